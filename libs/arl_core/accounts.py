@@ -2,31 +2,31 @@
 
 from uuid import UUID
 
-from arl_core.fairness import Shares, own_resource, own_share
-from arl_core.model import Amounts
+from arl_core.fairness import FairShares, own_resource, own_share
+from arl_core.model import Resources
 
-__all__ = ["Accounts"]
+__all__ = ["ShareAccounting"]
 
 
-class Accounts:
+class ShareAccounting:
     """In seconds of the whole cell. A new leader begins with everybody level."""
 
     def __init__(self) -> None:
-        self.shares = Shares()
-        self.total: Amounts = {}
+        self.shares = FairShares()
+        self.total: Resources = {}
         """Of all nodes together."""
         self._expected: dict[UUID, float] = {}
 
-    def began(self, task: int, demand: Amounts) -> None:
+    def record_queued(self, task: int, demand: Resources) -> None:
         """One more action of it waits, for these amounts at least."""
-        self.shares.begin(task, own_resource(demand, self.total))
+        self.shares.add_action(task, own_resource(demand, self.total))
 
-    def granted(self, action_id: UUID, task: int, share_s: float, amounts: Amounts) -> None:
+    def record_granted(self, action_id: UUID, task: int, share_s: float, resources: Resources) -> None:
         """What it is expected to have of these amounts, by `Curves.share_s`."""
-        self._expected[action_id] = self.shares.expect(task, share_s, own_resource(amounts, self.total))
+        self._expected[action_id] = self.shares.charge_expected(task, share_s, own_resource(resources, self.total))
 
-    def released(self, action_id: UUID, task: int, amounts: Amounts, *, held_s: float) -> None:
+    def record_released(self, action_id: UUID, task: int, resources: Resources, *, allocated_s: float) -> None:
         """Nothing is paid for what an earlier leader granted."""
         expected = self._expected.pop(action_id, None)
         if expected is not None:
-            self.shares.settle(task, expected, own_share(amounts, self.total) * max(0.0, held_s))
+            self.shares.settle(task, expected, own_share(resources, self.total) * max(0.0, allocated_s))

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from arl_core.curves import Width
+from arl_core.curves import ParallelismOption
 
 __all__ = ["PrefixAllocation"]
 
@@ -16,19 +16,19 @@ class PrefixAllocation:
     O(actions x units x widths). Widths are whole numbers of units; a prefix that does not fit costs infinity.
     """
 
-    def __init__(self, choices: Sequence[Sequence[Width]], units: int) -> None:
+    def __init__(self, choices: Sequence[Sequence[ParallelismOption]], units: int) -> None:
         self._choices = choices
         self._units = units
         self._sums = [np.zeros(units + 1)]
         self._chosen: list[npt.NDArray[np.int64]] = []
         for widths in choices:
-            self._add(widths)
+            self._add_action(widths)
 
     def total_s(self, first: int) -> float:
         """The sum of durations of the `first` so many, at their best."""
         return float(self._sums[first][self._units])
 
-    def widths(self, first: int) -> list[Width]:
+    def chosen_options(self, first: int) -> list[ParallelismOption]:
         """What that is with, one for each. Only where it is finite."""
         left, found = self._units, []
         for widths, chosen in zip(reversed(self._choices[:first]), reversed(self._chosen[:first]), strict=True):
@@ -37,10 +37,10 @@ class PrefixAllocation:
             left -= int(width.units)
         return found[::-1]
 
-    def _add(self, widths: Sequence[Width]) -> None:
+    def _add_action(self, options: Sequence[ParallelismOption]) -> None:
         before = self._sums[-1]
         sums, chosen = np.full(self._units + 1, np.inf), np.zeros(self._units + 1, dtype=np.int64)
-        for place, width in enumerate(widths):
+        for place, width in enumerate(options):
             units = int(width.units)
             if units > self._units:
                 break

@@ -7,14 +7,14 @@ duration at the smallest amount the model was made for, unless a table gives sec
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-__all__ = ["Amdahl", "DurationTable", "Elasticity", "Inelastic"]
+__all__ = ["AmdahlScaling", "DurationTable", "Elasticity", "NoScaling"]
 
-SLOWEST = 1e6
+MAX_RATIO = 1e6
 """And the inverse of the fastest, relative to another amount: beyond them times would be 0, or without an end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Inelastic:
+class NoScaling:
     """More of the resource brings nothing."""
 
     def relative_duration(self, amount: int, *, base: int) -> float:
@@ -22,7 +22,7 @@ class Inelastic:
 
 
 @dataclass(frozen=True, slots=True)
-class Amdahl:
+class AmdahlScaling:
     """`d(k) = d(base) * ((1 - f) + f * base / k)`; below the base it slows down in proportion (Amdahl 1967)."""
 
     parallel_fraction: float
@@ -49,15 +49,15 @@ class DurationTable:
             raise ValueError("durations in a table are above 0")
 
     @classmethod
-    def of(cls, seconds: Mapping[int, float]) -> "DurationTable":
+    def from_mapping(cls, seconds: Mapping[int, float]) -> "DurationTable":
         return cls(tuple(sorted(seconds.items())))
 
     def relative_duration(self, amount: int, *, base: int) -> float:
-        return min(SLOWEST, max(1 / SLOWEST, self._at(amount) / self._at(base)))
+        return min(MAX_RATIO, max(1 / MAX_RATIO, self._seconds_at(amount) / self._seconds_at(base)))
 
-    def _at(self, amount: int) -> float:
+    def _seconds_at(self, amount: int) -> float:
         known = [seconds for entry, seconds in self.seconds if entry <= amount]
         return known[-1] if known else self.seconds[0][1]
 
 
-Elasticity = Inelastic | Amdahl | DurationTable
+Elasticity = NoScaling | AmdahlScaling | DurationTable

@@ -10,94 +10,94 @@ from dataclasses import dataclass, field
 from statistics import NormalDist, fmean, median
 
 from arl_core.elasticity import Elasticity
-from arl_core.model import ActionClass, Elastic
+from arl_core.model import ActionClass, ElasticResource
 
-__all__ = ["PRIOR_S", "Estimates", "Observation"]
+__all__ = ["PRIOR_S", "DurationEstimates", "RunObservation"]
 
 PRIOR_S = 1.0
 """Of an action of which nothing is known, with its smallest amount."""
-WINDOW = 64
+RUN_WINDOW = 64
 """Runs of a class that are remembered: what changes is forgotten with the last of them."""
-CLASSES = 10_000
+MAX_CLASSES = 10_000
 """Classes that are remembered; the one that was seen longest ago goes first."""
-OUTLIER = 20.0
+OUTLIER_FACTOR = 20.0
 """A run counts as no longer than so many times the median of its class."""
-DOUBT = 4.0
+PRIOR_WEIGHT = 4.0
 """What was declared weighs as many runs, beside those that were seen."""
-SPREAD, SPREAD_WEIGHT = 1.0, 2.0
+PRIOR_LOG_DEVIATION, PRIOR_LOG_DEVIATION_WEIGHT = 1.0, 2.0
 """Standard deviation of the logarithm of durations, and the number of runs that this assumption weighs."""
-SHORTEST_S = 1e-6
+MIN_RUN_S = 1e-6
 """What managers measure in; a run that was kept and read again is the same."""
-SPARE_RUNS = 2
+MIN_SPARE_RUNS = 2
 """Runs that must have left cores unused before no more than they used count as useful."""
-AS_DECLARED = 0.75
+DECLARED_USE_THRESHOLD = 0.75
 """Who used so much of what its declared elasticity says is taken to be as it says."""
-HELPERS = 0.1
+HELPER_CORES = 0.1
 """Cores that a program uses beside its work, at its start or in threads that mostly sleep."""
 
 
 @dataclass(frozen=True, slots=True)
-class Observation:
+class RunObservation:
     """One run: with how much of the elastic resource, for how long, and with how much processor time."""
 
     amount: int
     run_s: float
     cpu_s: float = 0.0
-    steady: bool = True
+    is_steady: bool = True
     """False where the amount changed meanwhile: `amount` is what it had on average, and its use says nothing."""
 
 
 @dataclass(slots=True)
-class _Class:
-    runs: deque[Observation] = field(default_factory=lambda: deque(maxlen=WINDOW))
-    curve: "_Curve | None" = None
+class _ClassHistory:
+    runs: deque[RunObservation] = field(default_factory=lambda: deque(maxlen=RUN_WINDOW))
+    curve: "_FittedCurve | None" = None
     """Made when it is asked for, until the next run."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Curve:
+class _FittedCurve:
     """A class as its window shows it."""
 
     base_s: float
     """With the smallest amount."""
     seconds: Mapping[int, float]
     """By amount, for those that the class may have; never rising."""
-    works: tuple[float, ...]
+    base_durations: tuple[float, ...]
     """Durations of the runs, each as it would have been with the smallest amount, in rising order."""
 
 
-class Estimates:
+class DurationEstimates:
     """Answers `arl_core.snapshot.Durations`. A class of its own, else what is like it, else `PRIOR_S`."""
 
     def __init__(self) -> None:
-        self._classes: OrderedDict[int, _Class] = OrderedDict()
-        self._alike: dict[str, OrderedDict[int, float]] = {}
+        self._classes: OrderedDict[int, _ClassHistory] = OrderedDict()
+        self._pooled_means: dict[str, OrderedDict[int, float]] = {}
         """Of the classes of a kind whose elasticity has the same form: the mean of each, with its smallest amount."""
-        self._means: dict[str, float] = {}
+        self._mean_cache: dict[str, float] = {}
         """Of those, as long as none changes: what is unknown is asked for most where classes are many."""
-        self._changed: dict[int, None] = {}
+        self._dirty_keys: dict[int, None] = {}
 
     @property
-    def classes(self) -> int:
+    def class_count(self) -> int:
         """How many are known."""
         return len(self._classes)
 
-    def runs(self, cls: ActionClass) -> int:
+    def run_count(self, cls: ActionClass) -> int:
         """Of this very class, that are remembered."""
         known = self._classes.get(cls.key)
         return len(known.runs) if known is not None else 0
 
-    def knows_alike(self, cls: ActionClass) -> bool:
+    def has_pooled_estimate(self, cls: ActionClass) -> bool:
         """Whether an unknown class is expected to be as others that are like it."""
-        return bool(self._alike.get(_form(cls)))
+        return bool(self._pooled_means.get(_pool_key(cls)))
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
         """The mean, in which a straggler counts as `OUTLIER` usual ones at most."""
-        curve = self._curve(cls)
+        curve = self._curve_for(cls)
         if curve is None:
-            return self._unknown(cls) * _declared(cls, amount)
+            return self._pooled_mean(cls) * _declared_duration(cls, amount)
         known = curve.seconds.get(amount)
-        return known if known is not None else curve.base_s * _between(curve, cls, amount)
+        return known if known is not None else curve.base_s * _relative_duration(curve, cls, amount)
 
     def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
         """What a run exceeds with probability 1 - `q`, 0 < q < 1; the wider of the mean, the fewer runs were seen.
@@ -107,110 +107,112 @@ class Estimates:
         """
         if not 0.0 < q < 1.0:
             raise ValueError("a quantile lies between 0 and 1")
-        curve = self._curve(cls)
+        curve = self._curve_for(cls)
         if curve is None:
-            width = NormalDist().inv_cdf(q) * SPREAD * math.sqrt(2.0)
+            width = NormalDist().inv_cdf(q) * PRIOR_LOG_DEVIATION * math.sqrt(2.0)
             return self.seconds(cls, amount) * math.exp(width)
-        return _quantile(curve.works, q) * self.seconds(cls, amount) / curve.base_s
+        return _quantile(curve.base_durations, q) * self.seconds(cls, amount) / curve.base_s
 
-    def observe(self, cls: ActionClass, *, amount: int, run_s: float, cpu_s: float = 0.0, steady: bool = True) -> None:
+    def observe(
+        self, cls: ActionClass, *, amount: int, run_s: float, cpu_s: float = 0.0, is_steady: bool = True
+    ) -> None:
         """An action ran to its own end, well or badly. What was killed says nothing and must not come here."""
         if amount < 0 or run_s < 0:
             return
         known = self._classes.get(cls.key)
         if known is None:
-            known = self._classes[cls.key] = _Class()
-            self._forget_oldest()
+            known = self._classes[cls.key] = _ClassHistory()
+            self._evict_oldest()
         self._classes.move_to_end(cls.key)
-        known.runs.append(Observation(amount, max(round(run_s, 6), SHORTEST_S), round(cpu_s, 6), steady))
+        known.runs.append(RunObservation(amount, max(round(run_s, 6), MIN_RUN_S), round(cpu_s, 6), is_steady))
         known.curve = None
-        self._changed[cls.key] = None
+        self._dirty_keys[cls.key] = None
 
-    def useful(self, cls: ActionClass) -> int | None:
+    def useful_amount(self, cls: ActionClass) -> int | None:
         """The largest amount of which runs used all, as far as was seen; None where none left anything unused."""
         known, elastic = self._classes.get(cls.key), cls.demand.elastic
-        return _useful(elastic, known.runs) if known is not None and elastic is not None else None
+        return _useful_amount(elastic, known.runs) if known is not None and elastic is not None else None
 
-    def changes(self, *, limit: int) -> dict[int, list[list[int]]]:
+    def take_changes(self, *, limit: int) -> dict[int, list[list[int]]]:
         """By class key what `restore` takes, of at most so many classes that changed since this was last asked."""
-        keys = [key for key, _ in zip(self._changed, range(limit), strict=False)]
+        keys = [key for key, _ in zip(self._dirty_keys, range(limit), strict=False)]
         for key in keys:
-            del self._changed[key]
-        return {key: [_written(run) for run in self._classes[key].runs] for key in keys}
+            del self._dirty_keys[key]
+        return {key: [_encode_run(run) for run in self._classes[key].runs] for key in keys}
 
-    def changed_again(self, keys: Iterable[int]) -> None:
+    def mark_changed(self, keys: Iterable[int]) -> None:
         """These could not be kept."""
-        self._changed |= dict.fromkeys(key for key in keys if key in self._classes)
+        self._dirty_keys |= dict.fromkeys(key for key in keys if key in self._classes)
 
-    def restore(self, kept: Mapping[int, Sequence[Sequence[int]]]) -> None:
+    def restore(self, saved: Mapping[int, Sequence[Sequence[int]]]) -> None:
         """What an earlier holder of this place wrote, the longest ago first; what was seen since is kept."""
         since, self._classes = self._classes, OrderedDict()
-        for key, runs in kept.items():
-            self._classes[key] = _Class(deque((_read(run) for run in runs), maxlen=WINDOW))
+        for key, runs in saved.items():
+            self._classes[key] = _ClassHistory(deque((_decode_run(run) for run in runs), maxlen=RUN_WINDOW))
         for key, known in since.items():
             self._classes[key] = known
             self._classes.move_to_end(key)
-        self._forget_oldest()
+        self._evict_oldest()
 
-    def _forget_oldest(self) -> None:
-        while len(self._classes) > CLASSES:
-            self._changed.pop(self._classes.popitem(last=False)[0], None)
+    def _evict_oldest(self) -> None:
+        while len(self._classes) > MAX_CLASSES:
+            self._dirty_keys.pop(self._classes.popitem(last=False)[0], None)
 
-    def _curve(self, cls: ActionClass) -> _Curve | None:
+    def _curve_for(self, cls: ActionClass) -> _FittedCurve | None:
         known = self._classes.get(cls.key)
         if known is None or not known.runs:
             return None
         if known.curve is None:
-            known.curve = _curve_of(cls, known.runs)
-            self._pool(cls, known.curve.base_s)
+            known.curve = _fit_curve(cls, known.runs)
+            self._add_to_pool(cls, known.curve.base_s)
         return known.curve
 
-    def _pool(self, cls: ActionClass, base_s: float) -> None:
-        form = _form(cls)
-        alike = self._alike.setdefault(form, OrderedDict())
-        self._means.pop(form, None)
+    def _add_to_pool(self, cls: ActionClass, base_s: float) -> None:
+        form = _pool_key(cls)
+        alike = self._pooled_means.setdefault(form, OrderedDict())
+        self._mean_cache.pop(form, None)
         alike[cls.key] = base_s
         alike.move_to_end(cls.key)
-        if len(alike) > WINDOW:
+        if len(alike) > RUN_WINDOW:
             alike.popitem(last=False)
 
-    def _unknown(self, cls: ActionClass) -> float:
-        form = _form(cls)
-        mean = self._means.get(form)
+    def _pooled_mean(self, cls: ActionClass) -> float:
+        form = _pool_key(cls)
+        mean = self._mean_cache.get(form)
         if mean is None:
-            alike = self._alike.get(form)
-            mean = self._means[form] = _mean(alike.values()) if alike else PRIOR_S
+            alike = self._pooled_means.get(form)
+            mean = self._mean_cache[form] = _mean(alike.values()) if alike else PRIOR_S
         return mean
 
 
-def _form(cls: ActionClass) -> str:
+def _pool_key(cls: ActionClass) -> str:
     elastic = cls.demand.elastic
     return f"{cls.kind} {type(elastic.elasticity).__name__ if elastic is not None else '-'}"
 
 
-def _declared(cls: ActionClass, amount: int) -> float:
+def _declared_duration(cls: ActionClass, amount: int) -> float:
     elastic = cls.demand.elastic
     if elastic is None:
         return 1.0
     return elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
 
 
-def _curve_of(cls: ActionClass, runs: Sequence[Observation]) -> _Curve:
+def _fit_curve(cls: ActionClass, runs: Sequence[RunObservation]) -> _FittedCurve:
     elastic = cls.demand.elastic
     if elastic is None:
         works = sorted(run.run_s for run in runs)
-        return _Curve(_mean(works), {}, tuple(works))
-    shape = _Shape.of(elastic, runs)
-    works = sorted(run.run_s / shape.relative(run.amount) for run in runs)
+        return _FittedCurve(_mean(works), {}, tuple(works))
+    shape = _ScalingFit.fit(elastic, runs)
+    works = sorted(run.run_s / shape.relative_duration(run.amount) for run in runs)
     base_s = _mean(works)
-    modelled = {amount: base_s * shape.relative(amount) for amount in elastic.amounts}
-    seconds = _monotonic(_believed(modelled, runs))
+    modelled = {amount: base_s * shape.relative_duration(amount) for amount in elastic.amounts}
+    seconds = _make_monotonic(_blend_observed(modelled, runs))
     scale = seconds[elastic.amounts[0]] / base_s
-    return _Curve(base_s * scale, seconds, tuple(work * scale for work in works))
+    return _FittedCurve(base_s * scale, seconds, tuple(work * scale for work in works))
 
 
 @dataclass(frozen=True, slots=True)
-class _Shape:
+class _ScalingFit:
     """How duration falls with the amount: as declared, and the more runs show it, as seen."""
 
     elasticity: Elasticity
@@ -219,35 +221,35 @@ class _Shape:
     """Of the work, that runs in parallel, as least squares on 1/amount find it."""
     trust: float
     """In that, against what was declared: 0..1."""
-    useful: int | None
+    useful_amount: int | None
 
     @classmethod
-    def of(cls, elastic: Elastic, runs: Sequence[Observation]) -> "_Shape":
+    def fit(cls, elastic: ElasticResource, runs: Sequence[RunObservation]) -> "_ScalingFit":
         base = elastic.amounts[0]
-        fraction, trust = _fitted(_durations_by_amount(runs), base)
-        return cls(elastic.elasticity, base, fraction, trust, _useful(elastic, runs))
+        fraction, trust = _fit_parallel_fraction(_durations_by_amount(runs), base)
+        return cls(elastic.elasticity, base, fraction, trust, _useful_amount(elastic, runs))
 
-    def relative(self, amount: int) -> float:
-        if self.useful is not None:
-            amount = min(amount, max(self.useful, self.base))
+    def relative_duration(self, amount: int) -> float:
+        if self.useful_amount is not None:
+            amount = min(amount, max(self.useful_amount, self.base))
         declared = self.elasticity.relative_duration(amount, base=self.base)
         seen = (1.0 - self.fraction) + self.fraction * self.base / amount
         return max((1.0 - self.trust) * declared + self.trust * seen, 1e-9)
 
 
-def _durations_by_amount(runs: Iterable[Observation]) -> dict[int, list[float]]:
+def _durations_by_amount(runs: Iterable[RunObservation]) -> dict[int, list[float]]:
     found: dict[int, list[float]] = {}
     for run in runs:
-        if run.steady:
+        if run.is_steady:
             found.setdefault(run.amount, []).append(run.run_s)
     return found
 
 
-def _fitted(found: Mapping[int, Sequence[float]], base: int) -> tuple[float, float]:
+def _fit_parallel_fraction(durations_by_amount: Mapping[int, Sequence[float]], base: int) -> tuple[float, float]:
     """The parallel fraction, and how far it is to be trusted: by the runs at other amounts than the commonest."""
-    if len(found) < 2:
+    if len(durations_by_amount) < 2:
         return 0.0, 0.0
-    points = [(base / amount, _mean(durations), len(durations)) for amount, durations in found.items()]
+    points = [(base / amount, _mean(durations), len(durations)) for amount, durations in durations_by_amount.items()]
     count = sum(weight for _, _, weight in points)
     x0 = sum(x * weight for x, _, weight in points) / count
     y0 = sum(y * weight for _, y, weight in points) / count
@@ -258,42 +260,44 @@ def _fitted(found: Mapping[int, Sequence[float]], base: int) -> tuple[float, flo
     if parallel + serial <= 0.0:
         return 0.0, 0.0
     others = count - max(weight for _, _, weight in points)
-    return parallel / (parallel + serial), others / (others + DOUBT)
+    return parallel / (parallel + serial), others / (others + PRIOR_WEIGHT)
 
 
-def _useful(elastic: Elastic, runs: Sequence[Observation]) -> int | None:
+def _useful_amount(elastic: ElasticResource, runs: Sequence[RunObservation]) -> int | None:
     """The least amount that is not below what any run used of its cores, where some had more than that.
 
     A serial part lowers the mean use too: who used about what the declared elasticity says needs what it says.
     """
     if elastic.resource != "cpu_milli":
         return None
-    steady = [run for run in runs if run.steady and run.cpu_s > 0.0]
-    if not steady or any(run.cpu_s / run.run_s >= AS_DECLARED * _declared_use(elastic, run.amount) for run in steady):
+    steady = [run for run in runs if run.is_steady and run.cpu_s > 0.0]
+    if not steady or any(
+        run.cpu_s / run.run_s >= DECLARED_USE_THRESHOLD * _declared_use(elastic, run.amount) for run in steady
+    ):
         return None
-    used = 1000 * math.ceil(max(run.cpu_s / run.run_s for run in steady) - HELPERS)
+    used = 1000 * math.ceil(max(run.cpu_s / run.run_s for run in steady) - HELPER_CORES)
     useful = next((amount for amount in elastic.amounts if amount >= used), elastic.amounts[-1])
     spare = sum(1 for run in steady if run.amount > useful)
-    return useful if spare >= SPARE_RUNS else None
+    return useful if spare >= MIN_SPARE_RUNS else None
 
 
-def _declared_use(elastic: Elastic, amount: int) -> float:
+def _declared_use(elastic: ElasticResource, amount: int) -> float:
     """Cores in the mean over a run, if it uses all of the smallest amount."""
     base = elastic.amounts[0]
     return base / 1000 / elastic.elasticity.relative_duration(amount, base=base)
 
 
-def _believed(modelled: Mapping[int, float], runs: Sequence[Observation]) -> dict[int, float]:
+def _blend_observed(modelled: Mapping[int, float], runs: Sequence[RunObservation]) -> dict[int, float]:
     """Where an amount was tried, what it took there; the model weighs `DOUBT` runs beside those."""
     tried = {amount: durations for amount, durations in _durations_by_amount(runs).items() if amount in modelled}
     seen = {
-        amount: (DOUBT * modelled[amount] + len(durations) * _mean(durations)) / (DOUBT + len(durations))
+        amount: (PRIOR_WEIGHT * modelled[amount] + len(durations) * _mean(durations)) / (PRIOR_WEIGHT + len(durations))
         for amount, durations in tried.items()
     }
     return {**modelled, **seen}
 
 
-def _monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
+def _make_monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
     """More never takes longer, and is never more than proportionally faster: what says so is chance.
 
     Pooling neighbours that contradict each other would move them both; the smaller amount's figure is the safer one.
@@ -309,36 +313,36 @@ def _monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
     return kept
 
 
-def _between(curve: _Curve, cls: ActionClass, amount: int) -> float:
+def _relative_duration(curve: _FittedCurve, cls: ActionClass, amount: int) -> float:
     """Relative to the smallest: that of the next smaller amount that the class may have."""
     below = [each for each in curve.seconds if each <= amount]
     if not below:
-        return _declared(cls, amount) if curve.seconds else 1.0
+        return _declared_duration(cls, amount) if curve.seconds else 1.0
     return curve.seconds[max(below)] / curve.base_s
 
 
 def _mean(durations: Iterable[float]) -> float:
     values = list(durations)
-    longest = OUTLIER * median(values)
+    longest = OUTLIER_FACTOR * median(values)
     return fmean(min(value, longest) for value in values)
 
 
-def _quantile(works: Sequence[float], q: float) -> float:
-    rank = math.ceil(q * (len(works) + 1))
-    if rank <= len(works):
-        return works[rank - 1]
-    logs = [math.log(work) for work in works]
+def _quantile(base_durations: Sequence[float], q: float) -> float:
+    rank = math.ceil(q * (len(base_durations) + 1))
+    if rank <= len(base_durations):
+        return base_durations[rank - 1]
+    logs = [math.log(work) for work in base_durations]
     centre = fmean(logs)
-    squares = SPREAD_WEIGHT * SPREAD**2 + sum((each - centre) ** 2 for each in logs)
-    deviation = math.sqrt(squares / (SPREAD_WEIGHT + len(logs) - 1) * (1 + 1 / len(logs)))
-    return max(works[-1], math.exp(centre + NormalDist().inv_cdf(q) * deviation))
+    squares = PRIOR_LOG_DEVIATION_WEIGHT * PRIOR_LOG_DEVIATION**2 + sum((each - centre) ** 2 for each in logs)
+    deviation = math.sqrt(squares / (PRIOR_LOG_DEVIATION_WEIGHT + len(logs) - 1) * (1 + 1 / len(logs)))
+    return max(base_durations[-1], math.exp(centre + NormalDist().inv_cdf(q) * deviation))
 
 
-def _written(run: Observation) -> list[int]:
+def _encode_run(run: RunObservation) -> list[int]:
     """The amount, microseconds of time and of processor time, and whether it was steady."""
-    return [run.amount, round(1e6 * run.run_s), round(1e6 * run.cpu_s), int(run.steady)]
+    return [run.amount, round(1e6 * run.run_s), round(1e6 * run.cpu_s), int(run.is_steady)]
 
 
-def _read(run: Sequence[int]) -> Observation:
+def _decode_run(run: Sequence[int]) -> RunObservation:
     amount, run_us, cpu_us, steady = run
-    return Observation(amount, run_us / 1e6, cpu_us / 1e6, bool(steady))
+    return RunObservation(amount, run_us / 1e6, cpu_us / 1e6, bool(steady))

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-__all__ = ["Candidate", "Eviction", "Use", "leaving", "victims"]
+__all__ = ["EvictionCandidate", "EvictionPolicy", "DecayedUseCount", "eviction_order", "select_victims"]
 
 HALF_LIFE_S = 10.0
 """A use counts half after so long."""
 
 
-class Eviction(StrEnum):
+class EvictionPolicy(StrEnum):
     """Who leaves first. All but `cost` are there to be compared with."""
 
     COST = "cost"
@@ -25,25 +25,25 @@ class Eviction(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class DecayedUseCount:
     """How often a service is used: a count that halves every `HALF_LIFE_S`."""
 
     count: float = 0.0
-    at: float = 0.0
+    updated_at: float = 0.0
 
-    def again(self, now: float) -> "Use":
-        return replace(self, count=self._faded(now) + 1, at=now)
+    def incremented(self, now: float) -> "DecayedUseCount":
+        return replace(self, count=self._decayed(now) + 1, updated_at=now)
 
     def rate(self, now: float) -> float:
         """Uses a second."""
-        return self._faded(now) * math.log(2) / HALF_LIFE_S
+        return self._decayed(now) * math.log(2) / HALF_LIFE_S
 
-    def _faded(self, now: float) -> float:
-        return self.count * 2 ** (-max(0.0, now - self.at) / HALF_LIFE_S)
+    def _decayed(self, now: float) -> float:
+        return self.count * 2 ** (-max(0.0, now - self.updated_at) / HALF_LIFE_S)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class EvictionCandidate:
     """A service that may leave."""
 
     name: str
@@ -57,37 +57,39 @@ class Candidate:
     """The turn of its arrival."""
 
     @property
-    def worth(self) -> float:
+    def retention_value(self) -> float:
         """Seconds of copying that each second of its stay saves, per byte."""
         return self.restore_s * self.rate / max(1, self.size)
 
 
-def leaving(
-    candidates: Sequence[Candidate], *, waiting: Sequence[str] = (), by: Eviction = Eviction.COST
-) -> list[Candidate]:
+def eviction_order(
+    candidates: Sequence[EvictionCandidate], *, queued: Sequence[str] = (), policy: EvictionPolicy = EvictionPolicy.COST
+) -> list[EvictionCandidate]:
     """In the order in which they leave. `waiting`: services with work, the one that is needed first at its head."""
-    if by is Eviction.LRU:
+    if policy is EvictionPolicy.LRU:
         return sorted(candidates, key=lambda each: (each.used_at, each.name))
-    if by is Eviction.FIFO:
+    if policy is EvictionPolicy.FIFO:
         return sorted(candidates, key=lambda each: (each.restored_at, each.name))
-    needed = {name: at for at, name in reversed(list(enumerate(waiting, start=1)))}
-    never = len(waiting) + 1
-    return sorted(candidates, key=lambda each: (-needed.get(each.name, never), each.worth, each.used_at, each.name))
+    needed = {name: at for at, name in reversed(list(enumerate(queued, start=1)))}
+    never = len(queued) + 1
+    return sorted(
+        candidates, key=lambda each: (-needed.get(each.name, never), each.retention_value, each.used_at, each.name)
+    )
 
 
-def victims(ordered: Sequence[Candidate], *, missing: int) -> tuple[str, ...] | None:
+def select_victims(ordered: Sequence[EvictionCandidate], *, missing_bytes: int) -> tuple[str, ...] | None:
     """Of those, in their order, as many as `missing` bytes need and no more; None where all are too few."""
-    chosen: list[Candidate] = []
+    chosen: list[EvictionCandidate] = []
     for each in ordered:
-        if missing <= 0:
+        if missing_bytes <= 0:
             break
         chosen.append(each)
-        missing -= each.size
-    if missing > 0:
+        missing_bytes -= each.size
+    if missing_bytes > 0:
         return None
     # A large one that came late may make small ones before it needless; the dearest of them stays first.
     for each in reversed(chosen[:-1]):
-        if missing + each.size <= 0:
+        if missing_bytes + each.size <= 0:
             chosen.remove(each)
-            missing += each.size
+            missing_bytes += each.size
     return tuple(each.name for each in chosen)

@@ -11,21 +11,21 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heapreplace
 from uuid import UUID
 
-from arl_core.model import ENVIRONMENT_RESOURCES, Amounts, Waiting
-from arl_core.waiting import Bucket, Walk
+from arl_core.model import ENVIRONMENT_RESOURCES, QueuedAction, Resources
+from arl_core.waiting import ActionBucket, QueueCursor
 
 __all__ = [
-    "FairWalk",
+    "FairQueueCursor",
     "QueueWeight",
-    "Shares",
+    "FairShares",
     "dominant_share",
     "own_resource",
     "own_share",
-    "total_amounts",
+    "total_resources",
 ]
 
 
-CREDIT_S = 10.0
+MAX_CREDIT_S = 10.0
 """Of the whole cell, for a weight of 1: so much may a task be behind others before it stops counting."""
 
 
@@ -38,7 +38,7 @@ class QueueWeight:
     project_weight: float = 1.0
 
 
-def total_amounts(capacities: Iterable[Amounts]) -> dict[str, int]:
+def total_resources(capacities: Iterable[Resources]) -> dict[str, int]:
     """Of all nodes together."""
     total: dict[str, int] = {}
     for capacity in capacities:
@@ -47,31 +47,31 @@ def total_amounts(capacities: Iterable[Amounts]) -> dict[str, int]:
     return total
 
 
-def dominant_share(amounts: Amounts, total: Amounts) -> float:
+def dominant_share(resources: Resources, total: Resources) -> float:
     """The largest part, of any one resource, that these amounts are of the whole; 0..1."""
     most = 0.0
-    for name, amount in amounts.items():
+    for name, amount in resources.items():
         if amount and (whole := total.get(name)) and amount > most * whole:
             most = amount / whole
     return most
 
 
-def own_share(amounts: Amounts, total: Amounts) -> float:
+def own_share(resources: Resources, total: Resources) -> float:
     """`dominant_share` of what is an action's own, whoever holds its memory and disk."""
     most = 0.0
-    for name, amount in amounts.items():
+    for name, amount in resources.items():
         if amount and name not in ENVIRONMENT_RESOURCES and (whole := total.get(name)) and amount > most * whole:
             most = amount / whole
     return most
 
 
-def own_resource(amounts: Amounts, total: Amounts) -> str:
+def own_resource(resources: Resources, total: Resources) -> str:
     """That of which `own_share` is the part; an empty name of what has nothing of its own."""
-    named = [name for name in amounts if name not in ENVIRONMENT_RESOURCES and total.get(name)]
-    return max(named, key=lambda name: amounts[name] / total[name], default="")
+    named = [name for name in resources if name not in ENVIRONMENT_RESOURCES and total.get(name)]
+    return max(named, key=lambda name: resources[name] / total[name], default="")
 
 
-class Shares:
+class FairShares:
     """What each task has had, in seconds of the whole cell, over its weight. Only differences mean anything."""
 
     def __init__(self) -> None:
@@ -87,28 +87,28 @@ class Shares:
         self._sharing: set[int] = set()
         """Tasks that get a part of what their projects get: active ones, but for those that may start nothing."""
         self._weights: Mapping[int, QueueWeight] = {}
-        self._siblings: dict[int, float] = {}
-        self._parts: dict[int, float] = {}
+        self._sibling_weight: dict[int, float] = {}
+        self._effective_weights: dict[int, float] = {}
         """As they are while nobody begins, ends or is weighed anew."""
 
-    def weigh(self, weights: Mapping[int, QueueWeight]) -> None:
+    def set_weights(self, weights: Mapping[int, QueueWeight]) -> None:
         """From now on; what was charged stays. Tasks that are not named are projects of their own, of weight 1."""
         if weights == self._weights:
             return
         self._weights = weights
-        self._siblings = {}
-        self._parts.clear()
+        self._sibling_weight = {}
+        self._effective_weights.clear()
         for task in self._sharing:
-            self._count(task, +1)
+            self._add_sibling_weight(task, +1)
 
-    def pause(self, tasks: frozenset[int]) -> None:
+    def set_paused(self, tasks: frozenset[int]) -> None:
         """These may start nothing, from now on, and the others may: what waits there takes no part from anybody."""
         changed = tasks ^ self._paused
         self._paused = tasks
         for task in changed:
-            self._recount(task)
+            self._update_sharing(task)
 
-    def begin(self, task: int, resource: str = "") -> None:
+    def add_action(self, task: int, resource: str = "") -> None:
         """One more action of it waits or runs. Whoever was idle starts level with who was served last of the resource.
 
         What others are only expected to have does not count here: it may turn out to be little.
@@ -117,79 +117,79 @@ class Shares:
             least = min((self._virtual[other] for other in self._active), default=0.0)
             if resource in self._served:
                 self._resource[task] = resource
-            self._virtual[task] = max(self._virtual.get(task, 0.0), self._served_beside(task), least)
+            self._virtual[task] = max(self._virtual.get(task, 0.0), self._served_of_same_resource(task), least)
         self._active[task] = self._active.get(task, 0) + 1
-        self._recount(task)
+        self._update_sharing(task)
 
-    def end(self, task: int) -> None:
+    def remove_action(self, task: int) -> None:
         """One action less."""
         self._active[task] -= 1
         if not self._active[task]:
             del self._active[task]
-            self._recount(task)
+            self._update_sharing(task)
             if not self._active:
                 for each in (self._served, self._resource, self._virtual, self._expected, self._running):
                     each.clear()
 
-    def expect(self, task: int, share_s: float, resource: str = "") -> float:
+    def charge_expected(self, task: int, share_s: float, resource: str = "") -> float:
         """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
-        cost = share_s / (self._parts.get(task) or self.part(task))
+        cost = share_s / (self._effective_weights.get(task) or self.effective_weight(task))
         self._resource[task] = resource
         # What it was behind beyond its credit is lost now, or it would go first until all of that was made up.
         self._virtual[task] = self.virtual_s(task) - self._expected.get(task, 0.0)
         self._served[resource] = max(self._served.get(resource, 0.0), self._virtual.get(task, 0.0))
         self._expected[task] = self._expected.get(task, 0.0) + cost
         self._running[task] = self._running.get(task, 0) + 1
-        self._recount(task)
+        self._update_sharing(task)
         return cost
 
     def settle(self, task: int, expected: float, share_s: float) -> None:
         """What was expected is over, and was so much."""
         self._expected[task] -= expected
-        self._virtual[task] = self._virtual.get(task, 0.0) + self.cost(task, share_s)
+        self._virtual[task] = self._virtual.get(task, 0.0) + self.weighted_cost_s(task, share_s)
         self._running[task] -= 1
-        self._recount(task)
+        self._update_sharing(task)
 
-    def cost(self, task: int, share_s: float) -> float:
+    def weighted_cost_s(self, task: int, share_s: float) -> float:
         """What this counts for it."""
-        return share_s / self.part(task)
+        return share_s / self.effective_weight(task)
 
     def virtual_s(self, task: int) -> float:
         """What it had and is expected to have by what was granted; who had little saves up `CREDIT_S` at most."""
         had = self._virtual.get(task, 0.0) + self._expected.get(task, 0.0)
-        return max(had, self._served_beside(task) - CREDIT_S)
+        return max(had, self._served_of_same_resource(task) - MAX_CREDIT_S)
 
-    def part(self, task: int) -> float:
+    def effective_weight(self, task: int) -> float:
         """Its weight among all, as long as just the tasks that are active now share what their projects get."""
-        part = self._parts.get(task)
+        part = self._effective_weights.get(task)
         if part is None:
-            part = self._parts[task] = self._part(task)
+            part = self._effective_weights[task] = self._compute_effective_weight(task)
         return part
 
-    def _part(self, task: int) -> float:
+    def _compute_effective_weight(self, task: int) -> float:
         weight = self._weights.get(task)
         if weight is None:
             return 1.0
-        return weight.project_weight * weight.weight / max(self._siblings.get(weight.project, 0.0), weight.weight)
+        return weight.project_weight * weight.weight / max(self._sibling_weight.get(weight.project, 0.0), weight.weight)
 
-    def _served_beside(self, task: int) -> float:
+    def _served_of_same_resource(self, task: int) -> float:
         """Of the resource that it had last; of one that had none yet, of that whose users had least."""
         resource = self._resource.get(task)
         return min(self._served.values(), default=0.0) if resource is None else self._served.get(resource, 0.0)
 
-    def _recount(self, task: int) -> None:
+    def _update_sharing(self, task: int) -> None:
         shares = task in self._active and (task not in self._paused or bool(self._running.get(task)))
         if shares != (task in self._sharing):
             (self._sharing.add if shares else self._sharing.discard)(task)
-            self._count(task, +1 if shares else -1)
+            self._add_sibling_weight(task, +1 if shares else -1)
 
-    def _count(self, task: int, sign: int) -> None:
-        self._parts.clear()
+    def _add_sibling_weight(self, task: int, sign: int) -> None:
+        self._effective_weights.clear()
         if (weight := self._weights.get(task)) is not None:
-            self._siblings[weight.project] = self._siblings.get(weight.project, 0.0) + sign * weight.weight
+            self._sibling_weight[weight.project] = self._sibling_weight.get(weight.project, 0.0) + sign * weight.weight
 
 
-class FairWalk:
+class FairQueueCursor:
     """The actions of all tasks, one by one, the order changing as tasks are charged.
 
     Inside a task: `Walk`. Between tasks: who has had least, `strictness` times its virtual time plus the lead of its
@@ -199,57 +199,64 @@ class FairWalk:
     """
 
     def __init__(
-        self, walks: Mapping[int, Walk], shares: Shares, *, strictness: float, overdue_before: float = float("-inf")
+        self,
+        cursors: Mapping[int, QueueCursor],
+        shares: FairShares,
+        *,
+        strictness: float,
+        starving_before: float = float("-inf"),
     ) -> None:
-        self._overdue_before = overdue_before
+        self._starving_before = starving_before
         self._strictness = strictness
-        self._order: list[tuple[float, UUID, _Turn]] = []
-        for task, walk in walks.items():
+        self._order: list[tuple[float, UUID, _TaskCursor]] = []
+        for task, walk in cursors.items():
             if (head := walk.head) is not None:
-                turn = _Turn(walk, debt_s=strictness * shares.virtual_s(task), part=shares.part(task))
-                self._order.append((self._place(turn), head.id, turn))
+                turn = _TaskCursor(
+                    walk, debt_s=strictness * shares.virtual_s(task), weight=shares.effective_weight(task)
+                )
+                self._order.append((self._rank(turn), head.id, turn))
         heapify(self._order)
-        self.head: Waiting | None = self._order[0][2].walk.head if self._order else None
+        self.head: QueuedAction | None = self._order[0][2].cursor.head if self._order else None
         """Whose turn it is; None at the end."""
 
     @property
-    def bucket(self) -> Bucket:
+    def bucket(self) -> ActionBucket:
         """Of the head."""
-        return self._order[0][2].walk.bucket
+        return self._order[0][2].cursor.bucket
 
     def advance(self, share_s: float) -> None:
         """The head was granted something that takes so many seconds of the whole cell."""
         turn = self._order[0][2]
-        turn.walk.advance()
-        turn.debt_s += self._strictness * (share_s / turn.part)
-        self._look(turn)
+        turn.cursor.advance()
+        turn.debt_s += self._strictness * (share_s / turn.weight)
+        self._update_head(turn)
 
-    def leave_bucket(self) -> None:
+    def skip_bucket(self) -> None:
         """Nothing more of the head's bucket in this walk."""
         turn = self._order[0][2]
-        turn.walk.leave_bucket()
-        self._look(turn)
+        turn.cursor.skip_bucket()
+        self._update_head(turn)
 
-    def _look(self, turn: "_Turn") -> None:
+    def _update_head(self, cursor: "_TaskCursor") -> None:
         """The first of the order has moved on."""
-        order, head = self._order, turn.walk.head
+        order, head = self._order, cursor.cursor.head
         if head is None:
             heappop(order)
         else:
-            heapreplace(order, (self._place(turn), head.id, turn))
-        self.head = order[0][2].walk.head if order else None
+            heapreplace(order, (self._rank(cursor), head.id, cursor))
+        self.head = order[0][2].cursor.head if order else None
 
-    def _place(self, turn: "_Turn") -> float:
+    def _rank(self, cursor: "_TaskCursor") -> float:
         """Nothing leads that is overdue."""
-        walk = turn.walk
-        return turn.debt_s + walk.lead_s if walk.came >= self._overdue_before else turn.debt_s
+        walk = cursor.cursor
+        return cursor.debt_s + walk.size_penalty_s if walk.effective_arrival >= self._starving_before else cursor.debt_s
 
 
 @dataclass(slots=True)
-class _Turn:
+class _TaskCursor:
     """Of one task in a walk."""
 
-    walk: Walk
+    cursor: QueueCursor
     debt_s: float
     """What it had, in seconds of lead."""
-    part: float
+    weight: float

@@ -13,49 +13,57 @@ from heapq import heappop, heappush
 from itertools import islice
 from uuid import UUID
 
-from arl_core.accounts import Accounts
-from arl_core.curves import Curves, Durations
-from arl_core.fairness import Shares, total_amounts
-from arl_core.model import Amounts, Environment, Grant, Pool, Resize, Running, Waiting
-from arl_core.plan import Policy
+from arl_core.accounts import ShareAccounting
+from arl_core.curves import CurveCache, DurationModel
+from arl_core.fairness import FairShares, total_resources
+from arl_core.model import (
+    Grant,
+    NodeResources,
+    PinnedEnvironment,
+    QueuedAction,
+    ResizeDecision,
+    Resources,
+    RunningAction,
+)
+from arl_core.plan import SchedulingPolicy
 from arl_core.running import RunningIndex
-from arl_core.snapshot import Snapshot
-from arl_core.waiting import WaitingIndex
+from arl_core.snapshot import CellSnapshot
+from arl_core.waiting import QueueIndex
 
-__all__ = ["AT_ONCE", "Forecast", "Forecasting", "Present", "Working"]
+__all__ = ["STEP_BATCH", "QueueForecast", "ForecastSimulator", "ForecastInput", "ActiveAction"]
 
-TOGETHER_S = 0.01
+SAME_MOMENT_S = 0.01
 """What ends within so long is one moment, and one round follows."""
-AT_ONCE = 1000
+STEP_BATCH = 1000
 """Running actions that are taken in, or end, in one step."""
 
 
 @dataclass(frozen=True, slots=True)
-class Working:
+class ActiveAction:
     """A granted or running action, and the persistent environment it is in."""
 
-    running: Running
+    running: RunningAction
     environment: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Present:
+class ForecastInput:
     """A cell at one moment, copied: whatever its scheduler does afterwards changes nothing here."""
 
     now: float
-    pools: Mapping[int, Pool]
-    working: tuple[Working, ...]
-    stirred: frozenset[int] = frozenset()
+    nodes: Mapping[int, NodeResources]
+    active: tuple[ActiveAction, ...]
+    dirty_nodes: frozenset[int] = frozenset()
     """Nodes at which the next round would look for whom to resize."""
-    waiting: tuple[Waiting, ...]
+    queued: tuple[QueuedAction, ...]
     """Those of one environment in the order in which they run there, one after another."""
-    shares: Shares
+    shares: FairShares
     """Every action of `working` and `waiting` has begun in them."""
-    durations: Durations
+    durations: DurationModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Forecast:
+class QueueForecast:
     """Seconds from now. Of the actions that wait now; what runs already only frees what it holds."""
 
     simulated: int
@@ -70,65 +78,65 @@ class Forecast:
 
 
 @dataclass(slots=True)
-class _Home:
+class _ForecastEnvironment:
     node: int
-    holds: Amounts
+    allocated: Resources
     """What it gives back at its end; nothing of one that lives now, as that stays."""
 
 
-class Forecasting:
+class ForecastSimulator:
     """`step` by `step`, so that whoever has other things to do can do them in between."""
 
-    def __init__(self, present: Present, policy: Policy, *, limit: int) -> None:
+    def __init__(self, start: ForecastInput, policy: SchedulingPolicy, *, limit: int) -> None:
         """`limit` is the policy's own: a round that made so many grants may have been cut short."""
-        self._present, self._policy, self._limit = present, policy, limit
-        self._now = present.now
-        self._pools = dict(present.pools)
-        self._free = {node: dict(pool.free) for node, pool in present.pools.items()}
+        self._input, self._policy, self._limit = start, policy, limit
+        self._now = start.now
+        self._nodes = dict(start.nodes)
+        self._available = {node: dict(pool.available) for node, pool in start.nodes.items()}
         self._stale: set[int] = set()
-        self._curves = Curves(present.durations)
-        self._curves.now = present.now
-        self._accounts = Accounts()
-        self._accounts.shares = copy.deepcopy(present.shares)
-        self._accounts.total = total_amounts(pool.capacity for pool in present.pools.values())
+        self._curves = CurveCache(start.durations)
+        self._curves.now = start.now
+        self._accounts = ShareAccounting()
+        self._accounts.shares = copy.deepcopy(start.shares)
+        self._accounts.total = total_resources(pool.capacity for pool in start.nodes.values())
         self._running = RunningIndex()
-        self._working: dict[UUID, Working] = {}
+        self._active: dict[UUID, ActiveAction] = {}
         self._ends: dict[UUID, float] = {}
         self._events: list[tuple[float, UUID]] = []
-        self._waiting = WaitingIndex()
-        self._queued: dict[UUID, Waiting] = {}
-        self._lines: dict[UUID, deque[Waiting]] = {}
-        self._homes: dict[UUID, _Home] = {}
+        self._queue = QueueIndex()
+        self._queued: dict[UUID, QueuedAction] = {}
+        self._environment_queues: dict[UUID, deque[QueuedAction]] = {}
+        self._environments: dict[UUID, _ForecastEnvironment] = {}
         self._busy: set[UUID] = set()
         self._waits: list[float] = []
         self._starts_now = 0
-        self._begun = False
-        self._until: float | None = None
+        self._is_started = False
+        self._moment_end: float | None = None
         """The end of the moment that is being gone through."""
-        self._beginning = iter(present.working)
+        self._not_loaded = iter(start.active)
 
     def step(self) -> bool:
         """One round, and on to what ends next. False where nothing more would happen.
 
         The first steps only take in what runs, and those between two rounds what ends: `AT_ONCE` in each.
         """
-        if not self._begun:
-            self._begin()
+        if not self._is_started:
+            self._load_active()
             return True
-        if self._until is None:
-            if self._round():
+        if self._moment_end is None:
+            if self._run_round():
                 return True
             if not self._queued or not self._events:
                 return False
-            self._until = self._events[0][0] + TOGETHER_S
-        self._advance(self._until)
+            self._moment_end = self._events[0][0] + SAME_MOMENT_S
+        self._advance(self._moment_end)
         return True
 
-    def forecast(self) -> Forecast:
+    def forecast(self) -> QueueForecast:
         """As far as the steps went."""
         waits = sorted(self._waits)
-        return Forecast(
-            simulated=sum(1 + len(action.together) for action in self._present.waiting),
+        return QueueForecast(
+            simulated=sum(1 + len(action.gang_members) for action in self._input.queued),
             starts_now=self._starts_now,
             started=len(waits),
             mean_wait_s=sum(waits) / len(waits) if waits else None,
@@ -136,152 +144,160 @@ class Forecasting:
             drained_s=(waits[-1] if waits else 0.0) if not self._queued else None,
         )
 
-    def _begin(self) -> None:
-        for each in islice(self._beginning, AT_ONCE):
-            running = each.running._replace(changing_to=None)
-            self._run(Working(running, each.environment), ends=self._now + self._curves.remaining_s(running))
+    def _load_active(self) -> None:
+        for each in islice(self._not_loaded, STEP_BATCH):
+            running = each.running._replace(resizing_to=None)
+            self._schedule_end(
+                ActiveAction(running, each.environment), ends=self._now + self._curves.remaining_s(running)
+            )
             if each.environment is not None:
-                self._homes[each.environment] = _Home(each.running.node, {})
-        if len(self._working) == len(self._present.working):
-            self._running.calm(but=self._present.stirred)
-            self._line_up()
-            self._begun = True
+                self._environments[each.environment] = _ForecastEnvironment(each.running.node, {})
+        if len(self._active) == len(self._input.active):
+            self._running.mark_clean(except_nodes=self._input.dirty_nodes)
+            self._load_queue()
+            self._is_started = True
 
-    def _line_up(self) -> None:
-        for action in self._present.waiting:
-            self._queued |= {each.id: each for each in (action, *action.together)}
+    def _load_queue(self) -> None:
+        for action in self._input.queued:
+            self._queued |= {each.id: each for each in (action, *action.gang_members)}
             if action.environment is None:
-                self._waiting.add(action)
+                self._queue.add(action)
                 continue
             if action.environment.node is not None:
-                self._homes.setdefault(action.environment.id, _Home(action.environment.node, {}))
-            self._lines.setdefault(action.environment.id, deque()).append(action)
-        for environment in self._lines:
-            self._offer_next(environment)
+                self._environments.setdefault(action.environment.id, _ForecastEnvironment(action.environment.node, {}))
+            self._environment_queues.setdefault(action.environment.id, deque()).append(action)
+        for environment in self._environment_queues:
+            self._offer_next_action(environment)
 
-    def _round(self) -> bool:
+    def _run_round(self) -> bool:
         """Whether another is to follow before anything ends."""
         self._curves.now = self._now
         plan = self._policy.plan(self._snapshot())
-        self._running.calm(but=plan.watched, reserved=plan.reserved)
+        self._running.mark_clean(except_nodes=plan.watched_nodes, reserved=plan.reserved)
         for resize in plan.resizes:
             self._resize(resize)
         for grant in plan.grants:
             self._start(grant)
         return bool(plan.resizes) or len(plan.grants) >= self._limit
 
-    def _snapshot(self) -> Snapshot:
+    def _snapshot(self) -> CellSnapshot:
         for node in self._stale:
-            self._pools[node] = replace(self._pools[node], free=dict(self._free[node]))
+            self._nodes[node] = replace(self._nodes[node], available=dict(self._available[node]))
         self._stale.clear()
-        return Snapshot(
+        return CellSnapshot(
             now=self._now,
-            waiting=self._waiting,
-            pools=self._pools,
+            queue=self._queue,
+            nodes=self._nodes,
             running=self._running,
             curves=self._curves,
             shares=self._accounts.shares,
         )
 
     def _advance(self, until: float) -> None:
-        for _ in range(AT_ONCE):
+        for _ in range(STEP_BATCH):
             if not self._events or self._events[0][0] > until:
-                self._until = None
+                self._moment_end = None
                 return
             ends, action_id = heappop(self._events)
             if self._ends.get(action_id) == ends:
                 self._now = max(self._now, ends)
-                self._end(action_id)
+                self._finish_action(action_id)
 
     def _start(self, grant: Grant) -> None:
         action = self._queued.pop(grant.fence.action_id)
-        self._waiting.discard(action.id)
-        waited_s = self._now - self._present.now
+        self._queue.discard(action.id)
+        waited_s = self._now - self._input.now
         self._waits.append(waited_s)
         self._starts_now += int(waited_s == 0.0)
         environment = action.environment.id if action.environment is not None else None
         if environment is not None:
-            self._lines[environment].popleft()
-            self._move_in(environment, grant)
-        running = Running(
+            self._environment_queues[environment].popleft()
+            self._enter_environment(environment, grant)
+        running = RunningAction(
             fence=grant.fence,
             cls=action.cls,
             node=grant.node,
-            amounts=grant.amounts,
+            resources=grant.resources,
             granted=self._now,
             task=action.task,
             started=self._now,
-            since=self._now,
-            at_home=environment is not None,
+            allocated_since=self._now,
+            in_environment=environment is not None,
         )
-        expected_s = self._curves.expected_s(action.cls, grant.amounts)
-        share_s = self._curves.share_s(action.cls, grant.amounts, self._accounts.total)
-        self._accounts.granted(action.id, action.task, share_s, grant.amounts)
-        self._change(grant.node, self._held(running, environment), sign=-1)
-        self._run(Working(running, environment), ends=self._now + expected_s)
+        expected_s = self._curves.expected_s(action.cls, grant.resources)
+        share_s = self._curves.share_s(action.cls, grant.resources, self._accounts.total)
+        self._accounts.record_granted(action.id, action.task, share_s, grant.resources)
+        self._adjust_available(grant.node, self._allocated(running, environment), sign=-1)
+        self._schedule_end(ActiveAction(running, environment), ends=self._now + expected_s)
 
-    def _move_in(self, environment: UUID, grant: Grant) -> None:
-        if environment in self._homes:
+    def _enter_environment(self, environment: UUID, grant: Grant) -> None:
+        if environment in self._environments:
             return
-        holds = self._policy.environment_holds(grant.amounts)
-        self._homes[environment] = _Home(grant.node, holds)
-        self._change(grant.node, holds, sign=-1)
-        self._count_home(grant.node, 1)
+        holds = self._policy.environment_allocation(grant.resources)
+        self._environments[environment] = _ForecastEnvironment(grant.node, holds)
+        self._adjust_available(grant.node, holds, sign=-1)
+        self._add_environments(grant.node, 1)
 
-    def _run(self, working: Working, *, ends: float) -> None:
-        action_id = working.running.fence.action_id
-        self._working[action_id], self._ends[action_id] = working, ends
+    def _schedule_end(self, active: ActiveAction, *, ends: float) -> None:
+        action_id = active.running.fence.action_id
+        self._active[action_id], self._ends[action_id] = active, ends
         heappush(self._events, (ends, action_id))
-        self._running.add(working.running)
-        if working.environment is not None:
-            self._busy.add(working.environment)
+        self._running.add(active.running)
+        if active.environment is not None:
+            self._busy.add(active.environment)
 
-    def _resize(self, resize: Resize) -> None:
-        working = self._working.get(resize.fence.action_id)
+    def _resize(self, resize: ResizeDecision) -> None:
+        working = self._active.get(resize.fence.action_id)
         if working is None or working.running.cls is None:
             return
         running = working.running
-        before_s, after_s = (self._curves.expected_s(working.running.cls, a) for a in (running.amounts, resize.amounts))
+        before_s, after_s = (
+            self._curves.expected_s(working.running.cls, a) for a in (running.resources, resize.resources)
+        )
         rest_s = (self._ends[resize.fence.action_id] - self._now) * after_s / before_s
-        resized = running._replace(amounts=resize.amounts, since=self._now, left=rest_s / after_s, changing_to=None)
-        self._change(running.node, self._held(running, working.environment), sign=1)
-        self._change(running.node, self._held(resized, working.environment), sign=-1)
-        self._run(Working(resized, working.environment), ends=self._now + rest_s)
+        resized = running._replace(
+            resources=resize.resources, allocated_since=self._now, remaining_work=rest_s / after_s, resizing_to=None
+        )
+        self._adjust_available(running.node, self._allocated(running, working.environment), sign=1)
+        self._adjust_available(running.node, self._allocated(resized, working.environment), sign=-1)
+        self._schedule_end(ActiveAction(resized, working.environment), ends=self._now + rest_s)
 
-    def _end(self, action_id: UUID) -> None:
-        working = self._working.pop(action_id)
+    def _finish_action(self, action_id: UUID) -> None:
+        working = self._active.pop(action_id)
         running = working.running
         del self._ends[action_id]
         self._running.discard(action_id)
-        self._change(running.node, self._held(running, working.environment), sign=1)
-        self._accounts.released(action_id, running.task, running.amounts, held_s=self._now - running.granted)
-        self._accounts.shares.end(running.task)
+        self._adjust_available(running.node, self._allocated(running, working.environment), sign=1)
+        self._accounts.record_released(
+            action_id, running.task, running.resources, allocated_s=self._now - running.granted
+        )
+        self._accounts.shares.remove_action(running.task)
         if working.environment is not None:
             self._busy.discard(working.environment)
-            self._offer_next(working.environment)
+            self._offer_next_action(working.environment)
 
-    def _offer_next(self, environment: UUID) -> None:
+    def _offer_next_action(self, environment: UUID) -> None:
         if environment in self._busy:
             return
-        home, line = self._homes.get(environment), self._lines.get(environment)
+        home, line = self._environments.get(environment), self._environment_queues.get(environment)
         if line:
             node = home.node if home is not None else None
-            self._waiting.add(line[0]._replace(environment=Environment(environment, node)))
-        elif home is not None and home.holds:
-            del self._homes[environment]
-            self._change(home.node, home.holds, sign=1)
-            self._count_home(home.node, -1)
+            self._queue.add(line[0]._replace(environment=PinnedEnvironment(environment, node)))
+        elif home is not None and home.allocated:
+            del self._environments[environment]
+            self._adjust_available(home.node, home.allocated, sign=1)
+            self._add_environments(home.node, -1)
 
-    def _held(self, running: Running, environment: UUID | None) -> Amounts:
-        return self._policy.action_holds(running.amounts, at_home=environment is not None, in_pod=False)
+    def _allocated(self, running: RunningAction, environment: UUID | None) -> Resources:
+        return self._policy.action_allocation(running.resources, in_environment=environment is not None, in_pod=False)
 
-    def _count_home(self, node: int, by: int) -> None:
-        pool = self._pools[node]
-        self._pools[node] = replace(pool, environments=pool.environments + by)
+    def _add_environments(self, node: int, by: int) -> None:
+        pool = self._nodes[node]
+        self._nodes[node] = replace(pool, environments=pool.environments + by)
 
-    def _change(self, node: int, amounts: Amounts, *, sign: int) -> None:
-        free = self._free.setdefault(node, {})
-        for resource, amount in amounts.items():
+    def _adjust_available(self, node: int, resources: Resources, *, sign: int) -> None:
+        free = self._available.setdefault(node, {})
+        for resource, amount in resources.items():
             free[resource] = free.get(resource, 0) + sign * amount
-        if node in self._pools:
+        if node in self._nodes:
             self._stale.add(node)

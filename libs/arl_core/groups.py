@@ -9,101 +9,103 @@ from dataclasses import dataclass
 
 from arl_core.fence import Fence
 from arl_core.ledger import fits
-from arl_core.model import ActionClass, Grant, Pool, Resident, Shape, Waiting
+from arl_core.model import ActionClass, Grant, NodeResources, QueuedAction, ResidentService, ResourceShape
 
-__all__ = ["DEVICES", "FreeGroups", "Group", "degrees_of"]
+__all__ = ["DEVICE_RESOURCE", "DeviceGroupFitter", "DeviceGroup", "parallelism_degrees"]
 
-DEVICES = "gpu"
+DEVICE_RESOURCE = "gpu"
 """The resource whose amount is a number of whole devices."""
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class DeviceGroup:
     """Free devices of a node that could be given to an action."""
 
     node: int
     devices: tuple[int, ...]
     restore_s: float
     """0 where the action's service is on exactly these devices."""
-    evicts: tuple[Resident, ...] = ()
+    evicted: tuple[ResidentService, ...] = ()
     """What would have to leave them."""
 
     @property
     def unused_since(self) -> float:
         """When the one used last of those that would leave was used."""
-        return max((resident.used_at for resident in self.evicts), default=float("-inf"))
+        return max((resident.used_at for resident in self.evicted), default=float("-inf"))
 
 
-class FreeGroups:
+class DeviceGroupFitter:
     """What is left of each node's devices, and of what else such actions need there, while a round spends them."""
 
-    def __init__(self, pools: Mapping[int, Pool]) -> None:
-        self._pools = {node: pool for node, pool in pools.items() if pool.shape is Shape.GROUP and _open(pool)}
-        self._free = {node: set(pool.free_devices) for node, pool in self._pools.items()}
-        self._amounts = {node: dict(pool.free) for node, pool in self._pools.items()}
-        self._resident = {node: list(pool.resident) for node, pool in self._pools.items()}
+    def __init__(self, nodes: Mapping[int, NodeResources]) -> None:
+        self._nodes = {
+            node: pool for node, pool in nodes.items() if pool.shape is ResourceShape.GROUP and _is_schedulable(pool)
+        }
+        self._available_devices = {node: set(pool.available_devices) for node, pool in self._nodes.items()}
+        self._available = {node: dict(pool.available) for node, pool in self._nodes.items()}
+        self._resident = {node: list(pool.resident_services) for node, pool in self._nodes.items()}
 
     @property
-    def count(self) -> int:
+    def available_count(self) -> int:
         """Of free devices, whoever may use them."""
-        return sum(len(devices) for devices in self._free.values())
+        return sum(len(devices) for devices in self._available_devices.values())
 
-    def of_size(self, cls: ActionClass, count: int) -> Iterator[Group]:
+    def groups_of_size(self, cls: ActionClass, count: int) -> Iterator[DeviceGroup]:
         """The groups of `count` devices that an action of this class could start on, in order of node and device."""
-        amounts = {**cls.demand.minimum, DEVICES: count}
-        for node, free in self._free.items():
-            if not cls.requires <= self._pools[node].enforces or not fits(amounts, self._amounts[node]):
+        amounts = {**cls.demand.minimum, DEVICE_RESOURCE: count}
+        for node, free in self._available_devices.items():
+            if not cls.requires <= self._nodes[node].enforced or not fits(amounts, self._available[node]):
                 continue
             for start in sorted(device for device in free if count and device % count == 0):
                 devices = tuple(range(start, start + count))
                 if free.issuperset(devices):
-                    yield self._group(node, devices, cls)
+                    yield self._make_group(node, devices, cls)
 
-    def cheapest(self, cls: ActionClass, count: int) -> Group | None:
+    def cheapest(self, cls: ActionClass, count: int) -> DeviceGroup | None:
         """One that has the service, else one whose services were unused longest."""
-        return min(self.of_size(cls, count), key=_as_cheap, default=None)
+        return min(self.groups_of_size(cls, count), key=_cost_rank, default=None)
 
-    def serve(self, action: Waiting) -> Grant | None:
+    def allocate(self, action: QueuedAction) -> Grant | None:
         """Its minimum, on the cheapest group; None where there is none."""
-        group = self.cheapest(action.cls, action.cls.demand.minimum.get(DEVICES, 0))
-        return None if group is None else self.take(action, group)
+        group = self.cheapest(action.cls, action.cls.demand.minimum.get(DEVICE_RESOURCE, 0))
+        return None if group is None else self.grant_group(action, group)
 
-    def take(self, action: Waiting, group: Group) -> Grant:
-        grant = _grant_of(action, group)
-        self._free[group.node].difference_update(group.devices)
-        for resource, amount in grant.amounts.items():
-            self._amounts[group.node][resource] -= amount
-        left = [resident for resident in self._resident[group.node] if resident not in group.evicts]
+    def grant_group(self, action: QueuedAction, group: DeviceGroup) -> Grant:
+        grant = _make_grant(action, group)
+        self._available_devices[group.node].difference_update(group.devices)
+        for resource, amount in grant.resources.items():
+            self._available[group.node][resource] -= amount
+        left = [resident for resident in self._resident[group.node] if resident not in group.evicted]
         self._resident[group.node] = left
         return grant
 
-    def _group(self, node: int, devices: tuple[int, ...], cls: ActionClass) -> Group:
+    def _make_group(self, node: int, devices: tuple[int, ...], cls: ActionClass) -> DeviceGroup:
         there = [resident for resident in self._resident[node] if not set(resident.devices).isdisjoint(devices)]
         service = cls.service
         if service is None:
-            return Group(node, devices, 0.0, tuple(there))
+            return DeviceGroup(node, devices, 0.0, tuple(there))
         if any(resident.service.name == service.name and resident.devices == devices for resident in there):
-            return Group(node, devices, 0.0)
-        return Group(node, devices, service.restore_s(len(devices)), tuple(there))
+            return DeviceGroup(node, devices, 0.0)
+        return DeviceGroup(node, devices, service.restore_s(len(devices)), tuple(there))
 
 
-def degrees_of(cls: ActionClass) -> tuple[int, ...]:
+def parallelism_degrees(cls: ActionClass) -> tuple[int, ...]:
     """The numbers of devices that an action of this class can use, in rising order."""
     elastic = cls.demand.elastic
-    if elastic is not None and elastic.resource == DEVICES:
+    if elastic is not None and elastic.resource == DEVICE_RESOURCE:
         return elastic.amounts
-    return (cls.demand.minimum.get(DEVICES, 0),)
+    return (cls.demand.minimum.get(DEVICE_RESOURCE, 0),)
 
 
-def _grant_of(action: Waiting, group: Group) -> Grant:
-    amounts = {**action.cls.demand.minimum, DEVICES: len(group.devices)}
+def _make_grant(action: QueuedAction, group: DeviceGroup) -> Grant:
+    amounts = {**action.cls.demand.minimum, DEVICE_RESOURCE: len(group.devices)}
     fence = Fence(action.id, action.grant_no + 1)
-    return Grant(fence=fence, node=group.node, amounts=amounts, devices=group.devices)
+    return Grant(fence=fence, node=group.node, resources=amounts, devices=group.devices)
 
 
-def _open(pool: Pool) -> bool:
-    return pool.accepting and pool.serving
+def _is_schedulable(pool: NodeResources) -> bool:
+    return pool.is_schedulable and pool.is_serving
 
 
-def _as_cheap(group: Group) -> tuple[bool, float, int, tuple[int, ...]]:
+def _cost_rank(group: DeviceGroup) -> tuple[bool, float, int, tuple[int, ...]]:
     return (group.restore_s > 0, group.unused_since, group.node, group.devices)

@@ -17,37 +17,37 @@ from arl_core.fence import Fence
 __all__ = [
     "ENVIRONMENT_RESOURCES",
     "ActionClass",
-    "Amounts",
-    "Demand",
-    "Elastic",
-    "Environment",
+    "Resources",
+    "ResourceDemand",
+    "ElasticResource",
+    "PinnedEnvironment",
     "Gang",
     "Grant",
-    "Plan",
-    "Pod",
-    "Pool",
+    "SchedulingPlan",
+    "TrajectoryPod",
+    "NodeResources",
     "Reservation",
-    "Resident",
-    "Resizable",
-    "Resize",
-    "Running",
-    "Service",
-    "Shape",
+    "ResidentService",
+    "ResizeSupport",
+    "ResizeDecision",
+    "RunningAction",
+    "ExclusiveService",
+    "ResourceShape",
     "TrajectoryName",
-    "Waiting",
-    "action_part",
-    "calls_of",
-    "counted_in",
-    "environment_part",
-    "is_slot",
-    "slots_of",
+    "QueuedAction",
+    "action_resources",
+    "call_resource",
+    "counted_resource",
+    "environment_resources",
+    "is_slot_resource",
+    "slot_resource",
 ]
 
-Amounts = Mapping[str, int]
+Resources = Mapping[str, int]
 
-_SLOTS = "slots:"
+_SLOT_PREFIX = "slots:"
 """What the slots of a reward service begin with."""
-_CALLS = "calls:"
+_CALL_PREFIX = "calls:"
 """And calls of an endpoint."""
 
 TrajectoryName = tuple[int, str]
@@ -57,39 +57,39 @@ ENVIRONMENT_RESOURCES = frozenset({"memory_mib", "disk_mib"})
 """A persistent environment holds these from its first grant until it ends; an exec in it holds the rest."""
 
 
-def environment_part(amounts: Amounts) -> dict[str, int]:
+def environment_resources(resources: Resources) -> dict[str, int]:
     """What a persistent environment holds of its first action's amounts."""
-    return {resource: amount for resource, amount in amounts.items() if resource in ENVIRONMENT_RESOURCES}
+    return {resource: amount for resource, amount in resources.items() if resource in ENVIRONMENT_RESOURCES}
 
 
-def action_part(amounts: Amounts) -> dict[str, int]:
+def action_resources(resources: Resources) -> dict[str, int]:
     """What an action in a persistent environment holds itself."""
-    return {resource: amount for resource, amount in amounts.items() if resource not in ENVIRONMENT_RESOURCES}
+    return {resource: amount for resource, amount in resources.items() if resource not in ENVIRONMENT_RESOURCES}
 
 
-def slots_of(service: str) -> str:
+def slot_resource(service: str) -> str:
     """The resource that an action of this reward service demands."""
-    return _SLOTS + service
+    return _SLOT_PREFIX + service
 
 
-def calls_of(endpoint: str) -> str:
+def call_resource(endpoint: str) -> str:
     """The resource that a call of this endpoint demands: one in flight, and one of its rate where it has one."""
-    return _CALLS + endpoint
+    return _CALL_PREFIX + endpoint
 
 
-def is_slot(resource: str) -> bool:
-    return resource.startswith(_SLOTS)
+def is_slot_resource(resource: str) -> bool:
+    return resource.startswith(_SLOT_PREFIX)
 
 
-def counted_in(amounts: Amounts) -> str | None:
+def counted_resource(resources: Resources) -> str | None:
     """The slots or the calls among them, if there are any."""
-    for resource in amounts:
-        if resource.startswith((_SLOTS, _CALLS)):
+    for resource in resources:
+        if resource.startswith((_SLOT_PREFIX, _CALL_PREFIX)):
             return resource
     return None
 
 
-class Shape(StrEnum):
+class ResourceShape(StrEnum):
     """How amounts are placed on a node."""
 
     DIVISIBLE = "divisible"  # any amount up to what is free: cores, memory, bandwidth
@@ -97,7 +97,7 @@ class Shape(StrEnum):
     QUOTA = "quota"  # counts that no topology constrains: slots, concurrency
 
 
-class Resizable(StrEnum):
+class ResizeSupport(StrEnum):
     """Whether an action takes new amounts while it runs."""
 
     NONE = "none"
@@ -106,13 +106,13 @@ class Resizable(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Elastic:
+class ElasticResource:
     """The one resource of a demand that may grow: its choices in rising order, and what growing brings."""
 
     resource: str
     amounts: tuple[int, ...]
     elasticity: Elasticity
-    resizable: Resizable = Resizable.NONE
+    resizable: ResizeSupport = ResizeSupport.NONE
 
     def __post_init__(self) -> None:
         if not self.amounts or list(self.amounts) != sorted(set(self.amounts)):
@@ -120,11 +120,11 @@ class Elastic:
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class ResourceDemand:
     """A vector of minimum amounts, at most one of them elastic."""
 
-    minimum: Amounts
-    elastic: Elastic | None = None
+    minimum: Resources
+    elastic: ElasticResource | None = None
 
     def __post_init__(self) -> None:
         if any(amount < 0 for amount in self.minimum.values()):
@@ -134,7 +134,7 @@ class Demand:
 
 
 @dataclass(frozen=True, slots=True)
-class Service:
+class ExclusiveService:
     """A model that an exclusive score action needs on all devices of its group."""
 
     name: str
@@ -149,10 +149,10 @@ class Service:
 
 
 @dataclass(frozen=True, slots=True)
-class Resident:
+class ResidentService:
     """A service whose weights are on a group of devices, in use or left there until others need them."""
 
-    service: Service
+    service: ExclusiveService
     devices: tuple[int, ...]
     used_at: float
     """When an action last began or ended on it."""
@@ -164,23 +164,23 @@ class ActionClass:
 
     key: int
     kind: str
-    shape: Shape
-    demand: Demand
+    shape: ResourceShape
+    demand: ResourceDemand
     requires: frozenset[str] = frozenset()
     """What its node must enforce or have."""
-    service: Service | None = None
+    service: ExclusiveService | None = None
     """For the group shape: what has to be resident on its devices."""
-    mixed: bool = False
+    is_mixed: bool = False
     """Of several programs, as many are not told apart: what one took says little of the next."""
-    resizable: Resizable = field(init=False, repr=False, compare=False)
+    resizable: ResizeSupport = field(init=False, repr=False, compare=False)
     """Of its elastic resource; `NONE` where it has none."""
 
     def __post_init__(self) -> None:
         elastic = self.demand.elastic
-        object.__setattr__(self, "resizable", elastic.resizable if elastic is not None else Resizable.NONE)
+        object.__setattr__(self, "resizable", elastic.resizable if elastic is not None else ResizeSupport.NONE)
 
 
-class Environment(NamedTuple):
+class PinnedEnvironment(NamedTuple):
     """A persistent environment: pinned to its node, holding memory and disk, no cores."""
 
     id: UUID
@@ -196,7 +196,7 @@ class Gang:
     size: int
 
 
-class Waiting(NamedTuple):
+class QueuedAction(NamedTuple):
     """A queued action that may start now, as far as its environment is concerned."""
 
     id: UUID
@@ -207,36 +207,36 @@ class Waiting(NamedTuple):
     """Grants so far; the next fence carries one more."""
     priority: int = 0
     deadline: float | None = None
-    environment: Environment | None = None
+    environment: PinnedEnvironment | None = None
     """None for an ephemeral environment, which is made and ended with the action."""
     trajectory: TrajectoryName | None = None
-    began: float | None = None
+    trajectory_started_at: float | None = None
     """When the first action of its trajectory was submitted, as far as is known."""
     gang: Gang | None = None
     """None of one that was granted before, too: it is started again by itself."""
-    together: tuple["Waiting", ...] = ()
+    gang_members: tuple["QueuedAction", ...] = ()
     """The others of its gang. It stands for all of them: where it is looked at, they are."""
 
 
-class Running(NamedTuple):
+class RunningAction(NamedTuple):
     """A granted or running action and what it holds."""
 
     fence: Fence
     cls: ActionClass | None
     node: int
-    amounts: Amounts
+    resources: Resources
     granted: float
     task: int
-    since: float
+    allocated_since: float
     """When its amounts last changed: when it was granted, at first."""
     started: float | None = None
-    left: float = 1.0
+    remaining_work: float = 1.0
     """The part of its work that was left then, as far as estimates tell."""
     overrun: float = 0.0
     """0 of one that takes no longer than others of its class; 1 of a straggler, 2 of one nobody counts on any more."""
-    changing_to: Amounts | None = None
+    resizing_to: Resources | None = None
     """What it will have once a resize that is under way is confirmed; until then it holds the larger of both."""
-    at_home: bool = False
+    in_environment: bool = False
     """Its memory and disk are its environment's, and are not given back when it ends."""
 
 
@@ -249,34 +249,34 @@ class Reservation(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pod:
+class TrajectoryPod:
     """A trajectory's share of a node, held from its first action until its environment ends."""
 
     node: int
-    busy: bool
+    is_busy: bool
     """An action of the trajectory has the pod's cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pool:
+class NodeResources:
     """One node's worth of a manager's resources."""
 
     node: int
     kind: str
-    shape: Shape
-    capacity: Amounts
-    free: Amounts
-    accepting: bool = True
+    shape: ResourceShape
+    capacity: Resources
+    available: Resources
+    is_schedulable: bool = True
     """False while cordoned, draining or without a lease: nothing new is placed here."""
-    serving: bool = True
+    is_serving: bool = True
     """What lives here may go on; False without a lease and past the deadline of a drain."""
     environments: int = 0
-    enforces: frozenset[str] = frozenset()
-    free_devices: tuple[int, ...] = ()
+    enforced: frozenset[str] = frozenset()
+    available_devices: tuple[int, ...] = ()
     """For the group shape: indices of devices that no group holds."""
-    resident: tuple[Resident, ...] = ()
+    resident_services: tuple[ResidentService, ...] = ()
     """For the group shape: no two of them share a device."""
-    at_hand: frozenset[str] = frozenset()
+    warm_slots: frozenset[str] = frozenset()
     """Slots of which the service is on a device already, as `slots_of` names them."""
 
 
@@ -285,7 +285,7 @@ class Grant(NamedTuple):
 
     fence: Fence
     node: int
-    amounts: Amounts
+    resources: Resources
     environment: UUID | None = None
     devices: tuple[int, ...] = ()
     gang: UUID | None = None
@@ -293,20 +293,20 @@ class Grant(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class ResizeDecision:
     """New amounts of a running action."""
 
     fence: Fence
-    amounts: Amounts
+    resources: Resources
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class SchedulingPlan:
     """What a round decided. Grants are in the order in which the policy made them."""
 
     grants: tuple[Grant, ...] = ()
-    resizes: tuple[Resize, ...] = field(default=())
-    watched: frozenset[int] = frozenset()
+    resizes: tuple[ResizeDecision, ...] = field(default=())
+    watched_nodes: frozenset[int] = frozenset()
     """Nodes where something is held back or asked back for one who waits: the next round looks at them again, for he
     may be gone by then."""
     reserved: Mapping[UUID, Reservation] = field(default_factory=dict)

@@ -3,37 +3,39 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from arl_core.fairness import dominant_share, total_amounts
+from arl_core.fairness import dominant_share, total_resources
 from arl_core.ledger import fits
-from arl_core.model import Amounts
+from arl_core.model import Resources
 
-__all__ = ["LOOKS", "Demanded", "Looks", "hardest_first", "placed"]
+__all__ = ["SEARCH_LIMIT", "PackingItem", "SearchBudget", "hardest_first", "pack"]
 
-LOOKS = 5_000
+SEARCH_LIMIT = 5_000
 """At places, after the first that did not do: beyond that there is none. What is found first is nearly always right."""
-OF_A_ROUND, AT_MOST, AT_LEAST = 20_000, 0.25, 10
+ROUND_SEARCH_BUDGET, MAX_SEARCH_FRACTION, MIN_SEARCH_STEPS = 20_000, 0.25, 10
 """Of all searches of a round together; the part of what is left that one may have; and what each has in any case."""
 
 
 @dataclass(slots=True)
-class Looks:
+class SearchBudget:
     """What searches may have after their first choices did not do, shared by those of a round."""
 
-    left: int = OF_A_ROUND
+    remaining: int = ROUND_SEARCH_BUDGET
 
-    def of_one(self) -> int:
+    def next_limit(self) -> int:
         """Of the search that comes next."""
-        return max(AT_LEAST, min(LOOKS, int(AT_MOST * self.left)))
+        return max(MIN_SEARCH_STEPS, min(SEARCH_LIMIT, int(MAX_SEARCH_FRACTION * self.remaining)))
 
 
 @dataclass(frozen=True, slots=True)
-class Demanded:
-    amounts: Amounts
+class PackingItem:
+    resources: Resources
     nodes: tuple[int, ...]
     """That suit it, whatever they have free."""
 
 
-def placed(demands: Sequence[Demanded], free: Mapping[int, Amounts], looks: Looks | None = None) -> list[int] | None:
+def pack(
+    items: Sequence[PackingItem], available: Mapping[int, Resources], budget: SearchBudget | None = None
+) -> list[int] | None:
     """The node of each, in their order; None where there are none.
 
     Those that fewest nodes suit choose first, and the larger before the smaller; each takes the node that has least of
@@ -42,111 +44,115 @@ def placed(demands: Sequence[Demanded], free: Mapping[int, Amounts], looks: Look
 
     `looks`: where others search as well; without, it has `LOOKS`.
     """
-    groups = _groups(demands, free)
-    search = _Search(groups, free, looks.of_one() if looks is not None else LOOKS)
-    is_placed = search.place_from(0)
-    if looks is not None:
-        looks.left -= search.in_vain
+    groups = _group_equivalent(items, available)
+    search = _PackingSearch(groups, available, budget.next_limit() if budget is not None else SEARCH_LIMIT)
+    is_placed = search.place_groups(0)
+    if budget is not None:
+        budget.remaining -= search.wasted_steps
     if not is_placed:
         return None
     nodes: dict[int, int] = {}
     for group, chosen in zip(groups, search.chosen, strict=True):
-        nodes |= zip(group.at, chosen, strict=True)
-    return [nodes[at] for at in range(len(demands))]
+        nodes |= zip(group.indices, chosen, strict=True)
+    return [nodes[at] for at in range(len(items))]
 
 
-def hardest_first(demands: Sequence[Demanded], free: Mapping[int, Amounts]) -> list[int]:
+def hardest_first(items: Sequence[PackingItem], available: Mapping[int, Resources]) -> list[int]:
     """Their places in `demands`, in the order in which they choose."""
-    return [at for group in _groups(demands, free) for at in group.at]
+    return [at for group in _group_equivalent(items, available) for at in group.indices]
 
 
 @dataclass(slots=True)
-class _Alike:
+class _EquivalentItems:
     """Demands for the same on the same nodes."""
 
-    amounts: Amounts
+    resources: Resources
     nodes: Sequence[int]
     """Those that have room for one."""
-    at: list[int] = field(default_factory=list)
+    indices: list[int] = field(default_factory=list)
 
 
-def _groups(demands: Sequence[Demanded], free: Mapping[int, Amounts]) -> list[_Alike]:
-    found: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], _Alike] = {}
-    for at, each in enumerate(demands):
-        key = (tuple(sorted(each.amounts.items())), each.nodes)
+def _group_equivalent(items: Sequence[PackingItem], available: Mapping[int, Resources]) -> list[_EquivalentItems]:
+    found: dict[tuple[tuple[tuple[str, int], ...], tuple[int, ...]], _EquivalentItems] = {}
+    for at, each in enumerate(items):
+        key = (tuple(sorted(each.resources.items())), each.nodes)
         if key not in found:
-            found[key] = _Alike(each.amounts, [node for node in each.nodes if fits(each.amounts, free[node])])
-        found[key].at.append(at)
-    total = total_amounts(free.values())
+            found[key] = _EquivalentItems(
+                each.resources, [node for node in each.nodes if fits(each.resources, available[node])]
+            )
+        found[key].indices.append(at)
+    total = total_resources(available.values())
     return sorted(
-        found.values(), key=lambda group: (len(group.nodes), -dominant_share(group.amounts, total), group.at[0])
+        found.values(), key=lambda group: (len(group.nodes), -dominant_share(group.resources, total), group.indices[0])
     )
 
 
-class _Search:
+class _PackingSearch:
     """Depth first. Alike ones take nodes in one order, so that no choice is made twice."""
 
-    def __init__(self, groups: Sequence[_Alike], free: Mapping[int, Amounts], looks: int) -> None:
+    def __init__(self, groups: Sequence[_EquivalentItems], available: Mapping[int, Resources], limit: int) -> None:
         self._groups = groups
-        self._more = looks
-        self._free = {node: dict(free[node]) for group in groups for node in group.nodes}
-        total = total_amounts(self._free.values())
-        self._total = {name: total.get(name) or 1 for group in groups for name in group.amounts}
-        self._kept = {node: self._kept_by(node) for node in self._free}
+        self._limit = limit
+        self._available = {node: dict(available[node]) for group in groups for node in group.nodes}
+        total = total_resources(self._available.values())
+        self._total = {name: total.get(name) or 1 for group in groups for name in group.resources}
+        self._available_fraction = {node: self._compute_fraction(node) for node in self._available}
         """How much a node has of all that any of them needs, against what there is."""
-        self._suiting = [frozenset(group.nodes) for group in groups]
-        self._looks = 0
-        self._most: int | None = None
+        self._suitable_nodes = [frozenset(group.nodes) for group in groups]
+        self._steps = 0
+        self._step_limit: int | None = None
         """Looks, once a place had to be taken back: `looks` more than there were by then."""
         self.chosen: list[list[int]] = [[] for _ in groups]
 
     @property
-    def in_vain(self) -> int:
+    def wasted_steps(self) -> int:
         """Looks since a place had to be taken back."""
-        return 0 if self._most is None else self._looks - (self._most - self._more)
+        return 0 if self._step_limit is None else self._steps - (self._step_limit - self._limit)
 
-    def place_from(self, number: int) -> bool:
+    def place_groups(self, number: int) -> bool:
         """The groups from this one on."""
         if number == len(self._groups):
             return True
-        amounts = self._groups[number].amounts
-        nodes = [node for node in self._groups[number].nodes if fits(amounts, self._free[node])]
-        self._looks += len(nodes)
-        return self._fill(number, sorted(nodes, key=lambda node: (self._kept[node], node)), 0)
+        amounts = self._groups[number].resources
+        nodes = [node for node in self._groups[number].nodes if fits(amounts, self._available[node])]
+        self._steps += len(nodes)
+        return self._fill_group(number, sorted(nodes, key=lambda node: (self._available_fraction[node], node)), 0)
 
-    def _fill(self, number: int, nodes: Sequence[int], first: int) -> bool:
+    def _fill_group(self, number: int, nodes: Sequence[int], first: int) -> bool:
         """What is left of a group, on these nodes from the `first` on, and then the next groups."""
         group, chosen = self._groups[number], self.chosen[number]
-        if len(chosen) == len(group.at):
-            return self.place_from(number + 1)
+        if len(chosen) == len(group.indices):
+            return self.place_groups(number + 1)
         tried: list[int] = []
         for place in range(first, len(nodes)):
-            node, self._looks = nodes[place], self._looks + 1
-            if not fits(group.amounts, self._free[node]) or any(self._is_same(node, other) for other in tried):
+            node, self._steps = nodes[place], self._steps + 1
+            if not fits(group.resources, self._available[node]) or any(
+                self._is_equivalent(node, other) for other in tried
+            ):
                 continue
-            self._spend(node, group.amounts, 1)
+            self._deduct(node, group.resources, 1)
             chosen.append(node)
-            if self._fill(number, nodes, place):
+            if self._fill_group(number, nodes, place):
                 return True
             chosen.pop()
-            self._spend(node, group.amounts, -1)
-            self._most = self._most or self._looks + self._more
-            if self._looks >= self._most or number == len(self._groups) - 1:
+            self._deduct(node, group.resources, -1)
+            self._step_limit = self._step_limit or self._steps + self._limit
+            if self._steps >= self._step_limit or number == len(self._groups) - 1:
                 return False
             tried.append(node)
         return False
 
-    def _spend(self, node: int, amounts: Amounts, times: int) -> None:
-        for name, amount in amounts.items():
+    def _deduct(self, node: int, resources: Resources, times: int) -> None:
+        for name, amount in resources.items():
             if amount:
-                self._free[node][name] -= times * amount
-        self._kept[node] = self._kept_by(node)
+                self._available[node][name] -= times * amount
+        self._available_fraction[node] = self._compute_fraction(node)
 
-    def _kept_by(self, node: int) -> float:
-        free = self._free[node]
+    def _compute_fraction(self, node: int) -> float:
+        free = self._available[node]
         return sum(free.get(name, 0) / whole for name, whole in self._total.items())
 
-    def _is_same(self, node: int, other: int) -> bool:
-        if self._free[node] != self._free[other]:
+    def _is_equivalent(self, node: int, other: int) -> bool:
+        if self._available[node] != self._available[other]:
             return False
-        return all((node in suiting) == (other in suiting) for suiting in self._suiting)
+        return all((node in suiting) == (other in suiting) for suiting in self._suitable_nodes)

@@ -6,17 +6,17 @@ Values in, values out. A policy chooses the order and the amounts, and what coun
 from dataclasses import dataclass
 from typing import Protocol
 
-from arl_core.free import FreeAmounts
-from arl_core.gangs import take_together
-from arl_core.model import Amounts, Grant, Plan, Waiting, action_part, environment_part
-from arl_core.places import Looks
-from arl_core.snapshot import Snapshot
-from arl_core.waiting import Walk
+from arl_core.free import NodeFitter
+from arl_core.gangs import allocate_gang
+from arl_core.model import Grant, QueuedAction, Resources, SchedulingPlan, action_resources, environment_resources
+from arl_core.places import SearchBudget
+from arl_core.snapshot import CellSnapshot
+from arl_core.waiting import QueueCursor
 
-__all__ = ["FirstComeFirstServed", "Policy"]
+__all__ = ["FirstComeFirstServed", "SchedulingPolicy"]
 
 
-class Policy(Protocol):
+class SchedulingPolicy(Protocol):
     """What starts now, and what it holds. What an action and its environment hold is all that is ever counted."""
 
     @property
@@ -24,15 +24,15 @@ class Policy(Protocol):
         """Whether it looks at `Snapshot.pods`."""
         ...
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
         """One round. Two actions of one environment are never granted in one."""
         ...
 
-    def environment_holds(self, amounts: Amounts) -> dict[str, int]:
+    def environment_allocation(self, resources: Resources) -> dict[str, int]:
         """What a persistent environment holds until it ends, of what its first action was granted."""
         ...
 
-    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> Amounts:
+    def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> Resources:
         """What a granted action holds besides; `at_home` in a persistent environment, `in_pod` on a pod's cores."""
         ...
 
@@ -48,28 +48,30 @@ class FirstComeFirstServed:
     def has_pods(self) -> bool:
         return False
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
         """Never gives more than a pool has free."""
-        free = FreeAmounts.of(snapshot.pools)
-        walk = Walk(snapshot.waiting.buckets(), room=snapshot.quotas.room())
+        free = NodeFitter.from_nodes(snapshot.nodes)
+        walk = QueueCursor(snapshot.queue.buckets(), room=snapshot.quotas.room())
         grants: list[Grant] = []
-        looks = Looks()
+        looks = SearchBudget()
         while (action := walk.head) is not None:
-            started = take_together(free, action, looks=looks) if action.together else _alone(free, action)
+            started = (
+                allocate_gang(free, action, budget=looks) if action.gang_members else _allocate_single(free, action)
+            )
             if started is None:
-                walk.leave_bucket()
+                walk.skip_bucket()
             else:
                 grants += started
                 walk.advance()
-        return Plan(grants=tuple(grants))
+        return SchedulingPlan(grants=tuple(grants))
 
-    def environment_holds(self, amounts: Amounts) -> dict[str, int]:
-        return environment_part(amounts)
+    def environment_allocation(self, resources: Resources) -> dict[str, int]:
+        return environment_resources(resources)
 
-    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> Amounts:
-        return action_part(amounts) if at_home else amounts
+    def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> Resources:
+        return action_resources(resources) if in_environment else resources
 
 
-def _alone(free: FreeAmounts, action: Waiting) -> list[Grant] | None:
-    grant = free.take(action, action.cls.demand.minimum)
+def _allocate_single(fitter: NodeFitter, action: QueuedAction) -> list[Grant] | None:
+    grant = fitter.allocate(action, action.cls.demand.minimum)
     return None if grant is None else [grant]

@@ -2,12 +2,12 @@
 
 from enum import StrEnum
 
-from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
 from arl_core.pods import StaticPods
-from arl_core.reference import Reference
-from arl_core.spar import Spar
+from arl_core.reference import ReferencePolicy
+from arl_core.spar import SparPolicy
 
-__all__ = ["PolicyName", "policy_of"]
+__all__ = ["PolicyName", "create_policy"]
 
 
 class PolicyName(StrEnum):
@@ -19,18 +19,18 @@ class PolicyName(StrEnum):
     OVERCOMMITTED = "overcommitted"  # pods that are all admitted; the kernel shares the cores between them
 
 
-def policy_of(name: PolicyName, *, pod_cpu_milli: int, limit: int) -> Policy:
+def create_policy(name: PolicyName, *, pod_cpu_milli: int, limit: int) -> SchedulingPolicy:
     """`limit` bounds the grants of one round, so that a burst can't keep the leader from anything else."""
     match name:
         case PolicyName.SPAR:
-            return Spar(limit=limit)
+            return SparPolicy(limit=limit)
         case PolicyName.SPAR_M:
-            return Spar(resizing=True, limit=limit)
+            return SparPolicy(is_resizing=True, limit=limit)
         case PolicyName.REFERENCE:
-            return Reference()
+            return ReferencePolicy()
         case PolicyName.FCFS:
             return FirstComeFirstServed()
         case PolicyName.STATIC:
             return StaticPods(pod_cpu_milli)
         case PolicyName.OVERCOMMITTED:
-            return StaticPods(pod_cpu_milli, overcommitted=True)
+            return StaticPods(pod_cpu_milli, is_overcommitted=True)

@@ -3,16 +3,16 @@
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from arl_core.model import Amounts, Waiting
+from arl_core.model import QueuedAction, Resources
 
-__all__ = ["Quota", "Quotas", "Room"]
+__all__ = ["TaskQuota", "QuotaUsage", "QuotaRoom"]
 
-ALL = ""
+ALL_ACTIONS = ""
 """The name under which all actions of a task count, beside the names of resources."""
 
 
 @dataclass(frozen=True, slots=True)
-class Quota:
+class TaskQuota:
     """Actions that are granted or running at once, at most."""
 
     actions: int | None = None
@@ -21,101 +21,101 @@ class Quota:
 
     @property
     def limits(self) -> dict[str, int]:
-        return {**self.resources, **({} if self.actions is None else {ALL: self.actions})}
+        return {**self.resources, **({} if self.actions is None else {ALL_ACTIONS: self.actions})}
 
 
-class Quotas:
+class QuotaUsage:
     """What the tasks that have a quota hold. Others are not counted."""
 
     def __init__(self) -> None:
-        self._quotas: Mapping[int, Quota] = {}
-        self._held: dict[int, dict[str, int]] = {}
+        self._quotas: Mapping[int, TaskQuota] = {}
+        self._usage: dict[int, dict[str, int]] = {}
 
     def __contains__(self, task: int) -> bool:
-        return task in self._held
+        return task in self._usage
 
-    def set(self, quotas: Mapping[int, Quota], held: Iterable[tuple[int, Amounts]]) -> None:
+    def set_quotas(self, quotas: Mapping[int, TaskQuota], allocated: Iterable[tuple[int, Resources]]) -> None:
         """`held`: the task of each action that holds something, and what that is."""
         if quotas == self._quotas:
             return
         self._quotas = quotas
-        self._held = {task: dict.fromkeys(quota.limits, 0) for task, quota in quotas.items()}
-        for task, amounts in held:
-            self.took(task, amounts)
+        self._usage = {task: dict.fromkeys(quota.limits, 0) for task, quota in quotas.items()}
+        for task, amounts in allocated:
+            self.add_usage(task, amounts)
 
-    def took(self, task: int, amounts: Amounts) -> None:
-        if (held := self._held.get(task)) is not None:
-            _count(held, amounts, +1)
+    def add_usage(self, task: int, resources: Resources) -> None:
+        if (held := self._usage.get(task)) is not None:
+            _add_counts(held, resources, +1)
 
-    def gave_back(self, task: int, amounts: Amounts) -> None:
-        if (held := self._held.get(task)) is not None:
-            _count(held, amounts, -1)
+    def remove_usage(self, task: int, resources: Resources) -> None:
+        if (held := self._usage.get(task)) is not None:
+            _add_counts(held, resources, -1)
 
-    def room(self) -> "Room | None":
+    def room(self) -> "QuotaRoom | None":
         """For one round; None where no task has a quota."""
-        if not self._held:
+        if not self._usage:
             return None
         limits = {task: quota.limits for task, quota in self._quotas.items()}
         left = {
-            task: {name: most - self._held[task][name] for name, most in each.items()} for task, each in limits.items()
+            task: {name: most - self._usage[task][name] for name, most in each.items()} for task, each in limits.items()
         }
-        return Room(limits, left)
+        return QuotaRoom(limits, left)
 
 
-class Room:
+class QuotaRoom:
     """What quotas leave in a round, less and less as it starts actions."""
 
-    def __init__(self, limits: Mapping[int, Mapping[str, int]], left: dict[int, dict[str, int]]) -> None:
+    def __init__(self, limits: Mapping[int, Mapping[str, int]], remaining: dict[int, dict[str, int]]) -> None:
         """Both by task. `left` is below 0 where a quota was lowered: what runs goes on."""
-        self._limits, self._left = limits, left
-        self._kept: set[int] = set()
+        self._limits, self._remaining = limits, remaining
+        self._blocked_tasks: set[int] = set()
         """Tasks of which a gang is first that would fit, were nothing else of it started."""
 
-    def has(self, action: Waiting) -> bool:
+    def has_room(self, action: QueuedAction) -> bool:
         """Whether it may start, and all that start with it. What comes after a gang may not eat up what that needs."""
-        left = self._left.get(action.task)
+        left = self._remaining.get(action.task)
         if left is None:
             return True
-        if action.task in self._kept:
+        if action.task in self._blocked_tasks:
             return False
         wanted = dict.fromkeys(left, 0)
-        for each in (action, *action.together):
-            _count(wanted, each.cls.demand.minimum, +1)
-        if _within(wanted, left):
+        for each in (action, *action.gang_members):
+            _add_counts(wanted, each.cls.demand.minimum, +1)
+        if _is_within(wanted, left):
             return True
-        if action.together and _within(wanted, self._limits[action.task]):
-            self._kept.add(action.task)
+        if action.gang_members and _is_within(wanted, self._limits[action.task]):
+            self._blocked_tasks.add(action.task)
         return False
 
-    def take(self, action: Waiting) -> None:
+    def consume(self, action: QueuedAction) -> None:
         """It starts, with all that start with it."""
-        if action.task in self._left:
-            for each in (action, *action.together):
-                self.count(each.task, each.cls.demand.minimum)
+        if action.task in self._remaining:
+            for each in (action, *action.gang_members):
+                self.consume_resources(each.task, each.cls.demand.minimum)
 
-    def count(self, task: int, amounts: Amounts) -> None:
+    def consume_resources(self, task: int, resources: Resources) -> None:
         """One starts."""
-        if (left := self._left.get(task)) is not None:
-            _count(left, amounts, -1)
+        if (left := self._remaining.get(task)) is not None:
+            _add_counts(left, resources, -1)
 
-    def take_some(self, action: Waiting, count: int) -> int:
+    def consume_up_to(self, action: QueuedAction, count: int) -> int:
         """As many of so many alike as may start, which do."""
-        left, minimum = self._left.get(action.task, {}), action.cls.demand.minimum
-        taken = max(0, min((number for name, number in left.items() if _counts(name, minimum)), default=count))
+        left, minimum = self._remaining.get(action.task, {}), action.cls.demand.minimum
+        taken = max(0, min((number for name, number in left.items() if _is_counted(name, minimum)), default=count))
         taken = min(taken, count)
-        _count(left, minimum, -taken)
+        _add_counts(left, minimum, -taken)
         return taken
 
 
-def _within(wanted: Mapping[str, int], left: Mapping[str, int]) -> bool:
-    return all(number <= left[name] for name, number in wanted.items() if number)
+def _is_within(needed: Mapping[str, int], remaining: Mapping[str, int]) -> bool:
+    return all(number <= remaining[name] for name, number in needed.items() if number)
 
 
-def _count(counts: dict[str, int], amounts: Amounts, by: int) -> None:
+def _add_counts(counts: dict[str, int], resources: Resources, by: int) -> None:
     for name in counts:
-        if _counts(name, amounts):
+        if _is_counted(name, resources):
             counts[name] += by
 
 
-def _counts(name: str, amounts: Amounts) -> bool:
-    return name == ALL or bool(amounts.get(name))
+def _is_counted(name: str, resources: Resources) -> bool:
+    return name == ALL_ACTIONS or bool(resources.get(name))

@@ -3,15 +3,15 @@
 import math
 from dataclasses import dataclass
 
-__all__ = ["Rate", "TokenBucket", "arriving_within"]
+__all__ = ["RateLimit", "TokenBucket", "rate_at_sender"]
 
 _ROUNDING = 1e-9
-_SLOWER = 0.95
+_SLOWDOWN = 0.95
 """Where a burst has no room for a margin."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rate:
+class RateLimit:
     """Tokens a second, and how many there are after a pause."""
 
     per_s: float
@@ -22,41 +22,41 @@ class Rate:
             raise ValueError("a rate is above 0, and its burst at least 1")
 
 
-def arriving_within(rate: Rate, *, late_s: float) -> Rate:
+def rate_at_sender(rate: RateLimit, *, max_delay_s: float) -> RateLimit:
     """By which to send so that what arrives is within `rate`, each some time later, `late_s` at most.
 
     Who counts arrivals has a full bucket until the first one, and so fewer tokens later than who counts from its
     sending: as many as come in that time.
     """
-    margin = math.ceil(rate.per_s * late_s - _ROUNDING)
+    margin = math.ceil(rate.per_s * max_delay_s - _ROUNDING)
     if rate.burst > margin:
-        return Rate(rate.per_s, rate.burst - margin)
-    return Rate(_SLOWER * rate.per_s, 1)
+        return RateLimit(rate.per_s, rate.burst - margin)
+    return RateLimit(_SLOWDOWN * rate.per_s, 1)
 
 
 class TokenBucket:
     """Full at first. In any `t` seconds no more than `burst + per_s * t` are taken by whoever asks `free` before."""
 
-    def __init__(self, rate: Rate, *, now: float) -> None:
+    def __init__(self, rate: RateLimit, *, now: float) -> None:
         self.rate = rate
         self._tokens = float(rate.burst)
-        self._at = now
+        self._updated_at = now
 
-    def free(self, now: float) -> int:
+    def available(self, now: float) -> int:
         """Whole tokens. Below 0 where more was taken than there was."""
         return int((self._level(now) + _ROUNDING) // 1)
 
     def take(self, amount: int, *, now: float) -> None:
         self._tokens = self._level(now) - amount
-        self._at = max(self._at, now)
+        self._updated_at = max(self._updated_at, now)
 
-    def free_at(self, amount: int, *, now: float) -> float:
+    def available_at(self, amount: int, *, now: float) -> float:
         """When so many are free, if nobody takes any meanwhile; never where the burst is less."""
         if amount > self.rate.burst:
             return float("inf")
-        return max(now, self._at + (amount - self._tokens) / self.rate.per_s)
+        return max(now, self._updated_at + (amount - self._tokens) / self.rate.per_s)
 
-    def at(self, rate: Rate, *, now: float) -> "TokenBucket":
+    def with_rate(self, rate: RateLimit, *, now: float) -> "TokenBucket":
         """Another, of this rate, of which as much is spent as of this one, but no more than all."""
         missing = self.rate.burst - self._level(now)
         other = TokenBucket(rate, now=now)
@@ -65,5 +65,5 @@ class TokenBucket:
 
     def _level(self, now: float) -> float:
         """A clock that goes back brings nothing and takes nothing."""
-        passed_s = max(0.0, now - self._at)
+        passed_s = max(0.0, now - self._updated_at)
         return min(float(self.rate.burst), self._tokens + passed_s * self.rate.per_s)

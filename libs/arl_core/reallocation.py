@@ -9,34 +9,34 @@ from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from uuid import UUID
 
-from arl_core.curves import Width, best_width
+from arl_core.curves import ParallelismOption, best_option
 
-__all__ = ["Candidate", "reallocate"]
+__all__ = ["ResizeCandidate", "reallocate"]
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class ResizeCandidate:
     """An action that runs or is about to start, and may have any of these widths from the `least`th on."""
 
     id: UUID
-    widths: Sequence[Width]
-    least: int = 0
-    left: float = 1.0
+    options: Sequence[ParallelismOption]
+    min_index: int = 0
+    remaining_work: float = 1.0
     """The part of its work that is to be done."""
-    straggles: bool = False
+    is_straggler: bool = False
     """It chooses before the others, whatever is expected of it."""
 
     @property
-    def rest_s(self) -> float:
+    def remaining_s(self) -> float:
         """At its smallest width."""
-        return self.left * self.widths[0].seconds
+        return self.remaining_work * self.options[0].seconds
 
 
 def reallocate(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[ResizeCandidate],
     *,
     units: float,
-    waiting: float,
+    queued: float,
     price_factor: float,
     capacity: float,
     backlog_s: float,
@@ -45,27 +45,27 @@ def reallocate(
 
     `units` have to suffice for all at their least. `waiting` more wait behind these for the same `capacity`.
     """
-    order = sorted(candidates, key=lambda each: (not each.straggles, each.rest_s, each.id))
-    chosen = {each.id: each.least for each in order}
-    spare = units - sum(each.widths[each.least].units for each in order)
+    order = sorted(candidates, key=lambda each: (not each.is_straggler, each.remaining_s, each.id))
+    chosen = {each.id: each.min_index for each in order}
+    spare = units - sum(each.options[each.min_index].units for each in order)
     for place, each in enumerate(order):
-        behind = len(order) - 1 - place + waiting
-        held = each.widths[each.least].units
-        wanted = best_width(
-            each.widths[each.least :],
+        behind = len(order) - 1 - place + queued
+        held = each.options[each.min_index].units
+        wanted = best_option(
+            each.options[each.min_index :],
             price=price_factor * behind / capacity,
             backlog_s=backlog_s,
             units=held + spare + _ROUNDING,
-            left=each.left,
+            remaining_work=each.remaining_work,
         )
         if wanted is not None:
-            chosen[each.id] = each.widths.index(wanted)
+            chosen[each.id] = each.options.index(wanted)
             spare -= wanted.units - held
-    _spend(order, chosen, spare)
+    _distribute_spare(order, chosen, spare)
     return chosen
 
 
-def _spend(candidates: Sequence[Candidate], chosen: dict[UUID, int], spare: float) -> None:
+def _distribute_spare(candidates: Sequence[ResizeCandidate], chosen: dict[UUID, int], spare: float) -> None:
     by_id = {each.id: each for each in candidates}
     steps = [step for each in candidates if (step := _next_step(each, chosen[each.id])) is not None]
     heapify(steps)
@@ -79,13 +79,13 @@ def _spend(candidates: Sequence[Candidate], chosen: dict[UUID, int], spare: floa
             heappush(steps, step)
 
 
-def _next_step(each: Candidate, at: int) -> tuple[float, UUID, float] | None:
+def _next_step(each: ResizeCandidate, index: int) -> tuple[float, UUID, float] | None:
     """What the next width saves by unit, largest first."""
-    if at + 1 >= len(each.widths):
+    if index + 1 >= len(each.options):
         return None
-    here, there = each.widths[at], each.widths[at + 1]
+    here, there = each.options[index], each.options[index + 1]
     more = there.units - here.units
-    return (-each.left * (here.seconds - there.seconds) / more, each.id, more)
+    return (-each.remaining_work * (here.seconds - there.seconds) / more, each.id, more)
 
 
 _ROUNDING = 1e-9

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.states import State
+from arl_core.states import ActionState
 
-__all__ = ["HeldRow", "NodeLease", "Verdict", "reclaim"]
+__all__ = ["ActiveAttempt", "NodeLease", "ReclaimDecision", "reclaim"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,14 +17,14 @@ class NodeLease:
     node: int
     epoch: UUID
     silent_s: float
-    drained: bool = False
+    is_drain_expired: bool = False
     """The deadline by which it was to be empty has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HeldRow:
+class ActiveAttempt:
     fence: Fence
-    state: State
+    state: ActionState
     node: int
     node_epoch: UUID
     environment: UUID | None
@@ -37,46 +37,48 @@ class HeldRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class ReclaimDecision:
     """`requeue` as a failure or not, or else settle as `infra_error` with this reason."""
 
     fence: Fence
-    state: State
+    state: ActionState
     """In which it is so."""
     requeue: bool
-    failed: bool
+    is_failure: bool
     reason: str
 
 
-def reclaim(held: Iterable[HeldRow], leases: Mapping[int, NodeLease], *, ttl_s: float) -> tuple[Verdict, ...]:
+def reclaim(
+    attempts: Iterable[ActiveAttempt], leases: Mapping[int, NodeLease], *, ttl_s: float
+) -> tuple[ReclaimDecision, ...]:
     """Verdicts for held rows whose node lost its lease, came back as another or was to be empty by now.
 
     A lapsed lease loses grants, not environments: what runs in a persistent environment stays
     `running` until its node returns or the environment is lost. Run again in an empty environment
     it would be a false `user_error`.
     """
-    verdicts = (_verdict(row, leases.get(row.node), ttl_s) for row in held)
+    verdicts = (_decide(row, leases.get(row.node), ttl_s) for row in attempts)
     return tuple(verdict for verdict in verdicts if verdict is not None)
 
 
-def _verdict(row: HeldRow, lease: NodeLease | None, ttl_s: float) -> Verdict | None:
+def _decide(row: ActiveAttempt, lease: NodeLease | None, ttl_s: float) -> ReclaimDecision | None:
     replaced = lease is None or lease.epoch != row.node_epoch
     lapsed = lease is None or lease.silent_s > ttl_s
-    drained = lease is not None and lease.drained
+    drained = lease is not None and lease.is_drain_expired
     environment_live = row.environment_live and not drained
     environment_gone = row.environment is not None and (replaced or not environment_live)
     over = replaced or lapsed or drained
     if not over and not environment_gone:
         return None
     reason = "node_drained" if drained and not replaced and not lapsed else "node_lost"
-    if row.state is State.GRANTED:
+    if row.state is ActionState.GRANTED:
         if environment_gone and not environment_live and row.environment_made:
-            return Verdict(row.fence, row.state, requeue=False, failed=False, reason="environment_lost")
-        return Verdict(row.fence, row.state, requeue=True, failed=False, reason=reason) if over else None
+            return ReclaimDecision(row.fence, row.state, requeue=False, is_failure=False, reason="environment_lost")
+        return ReclaimDecision(row.fence, row.state, requeue=True, is_failure=False, reason=reason) if over else None
     if row.environment is not None:
         if not environment_gone:
             return None
-        return Verdict(row.fence, row.state, requeue=False, failed=True, reason="environment_lost")
+        return ReclaimDecision(row.fence, row.state, requeue=False, is_failure=True, reason="environment_lost")
     if not over:
         return None
-    return Verdict(row.fence, row.state, requeue=row.failures < row.retries, failed=True, reason=reason)
+    return ReclaimDecision(row.fence, row.state, requeue=row.failures < row.retries, is_failure=True, reason=reason)

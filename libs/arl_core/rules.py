@@ -2,10 +2,10 @@
 
 from enum import StrEnum
 
-__all__ = ["Basis", "Rule"]
+__all__ = ["EstimateBasis", "WaitReason"]
 
 
-class Rule(StrEnum):
+class WaitReason(StrEnum):
     """Why a queued action does not run. Each is said where none above it holds."""
 
     QUEUE_PAUSED = "queue_paused"  # nothing of its task starts
@@ -23,7 +23,7 @@ class Rule(StrEnum):
     WAITS_FOR_CAPACITY = "waits_for_capacity"  # nobody goes first; too little is free
 
 
-class Basis(StrEnum):
+class EstimateBasis(StrEnum):
     """What an expected duration rests on."""
 
     LEARNT = "learnt"  # runs of its very class

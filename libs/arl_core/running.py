@@ -3,87 +3,89 @@
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Amounts, Reservation, Resizable, Running
+from arl_core.model import ENVIRONMENT_RESOURCES, ActionClass, Reservation, ResizeSupport, Resources, RunningAction
 
-__all__ = ["RunningIndex", "given_back", "is_resizable"]
+__all__ = ["RunningIndex", "released_amount", "is_resizable"]
 
-_NOTHING: Mapping[UUID, Running] = {}
-_NO_AMOUNTS: Amounts = {}
+_NOTHING: Mapping[UUID, RunningAction] = {}
+_NO_RESOURCES: Resources = {}
 _NO_RESERVATIONS: Mapping[UUID, Reservation] = {}
 
 
 def is_resizable(cls: ActionClass | None) -> bool:
     """Whether a running action of this class may be given other amounts at all; none of an unknown class may."""
-    return cls is not None and cls.resizable is not Resizable.NONE
+    return cls is not None and cls.resizable is not ResizeSupport.NONE
 
 
-def given_back(running: Running, resource: str) -> int:
+def released_amount(running: RunningAction, resource: str) -> int:
     """How much of it is free when this one ends."""
-    return 0 if running.at_home and resource in ENVIRONMENT_RESOURCES else running.amounts.get(resource, 0)
+    return 0 if running.in_environment and resource in ENVIRONMENT_RESOURCES else running.resources.get(resource, 0)
 
 
 class RunningIndex:
     """Granted and running actions by node. Each id is at most once in it."""
 
     def __init__(self) -> None:
-        self._nodes: dict[int, dict[UUID, Running]] = {}
+        self._by_node: dict[int, dict[UUID, RunningAction]] = {}
         self._node_of: dict[UUID, int] = {}
-        self._spare: dict[int, int] = {}
-        self._outside: dict[int, dict[str, int]] = {}
-        self._stirred: set[int] = set()
+        self._shrinkable: dict[int, int] = {}
+        self._outside_environments: dict[int, dict[str, int]] = {}
+        self._dirty_nodes: set[int] = set()
         self.reserved = _NO_RESERVATIONS
         """What the last round reserved, by action."""
 
     def __len__(self) -> int:
         return len(self._node_of)
 
-    def on(self, node: int) -> Mapping[UUID, Running]:
-        return self._nodes.get(node, _NOTHING)
+    def on_node(self, node: int) -> Mapping[UUID, RunningAction]:
+        return self._by_node.get(node, _NOTHING)
 
-    def spare(self, node: int) -> int:
+    def shrinkable_amount(self, node: int) -> int:
         """What those who may be shrunk have there beyond their minimum, in amounts of what they are elastic in."""
-        return self._spare.get(node, 0)
+        return self._shrinkable.get(node, 0)
 
-    def outside(self, node: int) -> Amounts:
+    def outside_environments(self, node: int) -> Resources:
         """Memory and disk that those hold there who run outside of environments: with them it comes back."""
-        return self._outside.get(node, _NO_AMOUNTS)
+        return self._outside_environments.get(node, _NO_RESOURCES)
 
     @property
-    def stirred(self) -> frozenset[int]:
+    def dirty_nodes(self) -> frozenset[int]:
         """Nodes on which something began, ended or changed since `calm`."""
-        return frozenset(self._stirred)
+        return frozenset(self._dirty_nodes)
 
-    def calm(self, *, but: Iterable[int] = (), reserved: Mapping[UUID, Reservation] = _NO_RESERVATIONS) -> None:
+    def mark_clean(
+        self, *, except_nodes: Iterable[int] = (), reserved: Mapping[UUID, Reservation] = _NO_RESERVATIONS
+    ) -> None:
         """A round has seen all; the next one is to look at these nodes again, and to keep to these reservations."""
-        self._stirred, self.reserved = set(but), reserved
+        self._dirty_nodes, self.reserved = set(except_nodes), reserved
 
-    def add(self, running: Running) -> None:
+    def add(self, running: RunningAction) -> None:
         """A new one, or new amounts of one that is known."""
         action_id, node = running.fence.action_id, running.node
         if action_id in self._node_of:
             self.discard(action_id)
-        if node not in self._nodes:
-            self._nodes[node] = {}
-        self._nodes[node][action_id] = running
+        if node not in self._by_node:
+            self._by_node[node] = {}
+        self._by_node[node][action_id] = running
         self._node_of[action_id] = node
-        self._stirred.add(node)
+        self._dirty_nodes.add(node)
         self._count(running, 1)
 
     def discard(self, action_id: UUID) -> None:
         node = self._node_of.pop(action_id, None)
         if node is not None:
-            self._stirred.add(node)
-            self._count(self._nodes[node].pop(action_id), -1)
+            self._dirty_nodes.add(node)
+            self._count(self._by_node[node].pop(action_id), -1)
 
-    def _count(self, running: Running, sign: int) -> None:
-        if not running.at_home:
-            held = self._outside.setdefault(running.node, {})
+    def _count(self, running: RunningAction, sign: int) -> None:
+        if not running.in_environment:
+            held = self._outside_environments.setdefault(running.node, {})
             for resource in ENVIRONMENT_RESOURCES:
-                if amount := running.amounts.get(resource):
+                if amount := running.resources.get(resource):
                     held[resource] = held.get(resource, 0) + sign * amount
         cls = running.cls
-        if cls is None or cls.resizable is not Resizable.ANY or running.amounts is cls.demand.minimum:
+        if cls is None or cls.resizable is not ResizeSupport.ANY or running.resources is cls.demand.minimum:
             return
         if (elastic := cls.demand.elastic) is not None:
-            beyond = running.amounts.get(elastic.resource, 0) - elastic.amounts[0]
-            self._spare[running.node] = self._spare.get(running.node, 0) + sign * beyond
+            beyond = running.resources.get(elastic.resource, 0) - elastic.amounts[0]
+            self._shrinkable[running.node] = self._shrinkable.get(running.node, 0) + sign * beyond

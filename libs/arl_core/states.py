@@ -7,17 +7,25 @@ here cannot happen to a row.
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["EDGES", "MANAGERS", "RAN_TO_ITS_END", "Edge", "Outcome", "Role", "State"]
+__all__ = [
+    "TRANSITIONS",
+    "MANAGER_ROLES",
+    "COMPLETED_OUTCOMES",
+    "StateTransition",
+    "ActionOutcome",
+    "ServiceRole",
+    "ActionState",
+]
 
 
-class State(StrEnum):
+class ActionState(StrEnum):
     QUEUED = "queued"  # admitted and durable; holds nothing
     GRANTED = "granted"  # the scheduler gave it amounts on a node; nothing has started
     RUNNING = "running"  # its manager committed to run it
     SETTLED = "settled"  # one outcome, for ever
 
 
-class Outcome(StrEnum):
+class ActionOutcome(StrEnum):
     OK = "ok"  # exit code 0
     USER_ERROR = "user_error"  # its code failed: exit code other than 0, or a signal of its own
     USER_TIMEOUT = "user_timeout"  # it ran longer than its timeout_s
@@ -27,11 +35,11 @@ class Outcome(StrEnum):
     CANCELLED = "cancelled"  # the client's wish was in time
 
 
-RAN_TO_ITS_END = frozenset({Outcome.OK, Outcome.USER_ERROR})
+COMPLETED_OUTCOMES = frozenset({ActionOutcome.OK, ActionOutcome.USER_ERROR})
 """How long these took says how long others will."""
 
 
-class Role(StrEnum):
+class ServiceRole(StrEnum):
     """Who may write. Each is a role in Postgres, named after the database and this value."""
 
     GATEWAY = "gateway"
@@ -42,41 +50,56 @@ class Role(StrEnum):
     API = "api"
 
 
-MANAGERS = frozenset({Role.CPU, Role.GPU, Role.API})
+MANAGER_ROLES = frozenset({ServiceRole.CPU, ServiceRole.GPU, ServiceRole.API})
 
-_ADMISSION = frozenset({Role.ADMISSION})
-_SCHEDULER = frozenset({Role.SCHEDULER})
-_RUN_OUTCOMES = frozenset(Outcome) - {Outcome.DEADLINE_IN_QUEUE}
+_ADMISSION = frozenset({ServiceRole.ADMISSION})
+_SCHEDULER = frozenset({ServiceRole.SCHEDULER})
+_RUN_OUTCOMES = frozenset(ActionOutcome) - {ActionOutcome.DEADLINE_IN_QUEUE}
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class StateTransition:
     """One allowed change of a row. `outcomes` is empty where the new state has none."""
 
-    old: State
-    new: State
-    writers: frozenset[Role]
-    outcomes: frozenset[Outcome] = frozenset()
-    why: str = ""
+    old: ActionState
+    new: ActionState
+    writers: frozenset[ServiceRole]
+    outcomes: frozenset[ActionOutcome] = frozenset()
+    reason: str = ""
 
 
-EDGES: tuple[Edge, ...] = (
-    Edge(State.QUEUED, State.QUEUED, _ADMISSION, why="cancel wish"),
-    Edge(State.GRANTED, State.GRANTED, _ADMISSION, why="cancel wish"),
-    Edge(State.RUNNING, State.RUNNING, _ADMISSION | _SCHEDULER, why="cancel wish; resize"),
-    Edge(State.QUEUED, State.GRANTED, _SCHEDULER, why="grant: the fence rises"),
-    Edge(
-        State.QUEUED,
-        State.SETTLED,
+TRANSITIONS: tuple[StateTransition, ...] = (
+    StateTransition(ActionState.QUEUED, ActionState.QUEUED, _ADMISSION, reason="cancel wish"),
+    StateTransition(ActionState.GRANTED, ActionState.GRANTED, _ADMISSION, reason="cancel wish"),
+    StateTransition(ActionState.RUNNING, ActionState.RUNNING, _ADMISSION | _SCHEDULER, reason="cancel wish; resize"),
+    StateTransition(ActionState.QUEUED, ActionState.GRANTED, _SCHEDULER, reason="grant: the fence rises"),
+    StateTransition(
+        ActionState.QUEUED,
+        ActionState.SETTLED,
         _SCHEDULER,
-        frozenset({Outcome.DEADLINE_IN_QUEUE, Outcome.CANCELLED, Outcome.INFRA_ERROR}),
-        why="deadline, cancel, environment lost",
+        frozenset({ActionOutcome.DEADLINE_IN_QUEUE, ActionOutcome.CANCELLED, ActionOutcome.INFRA_ERROR}),
+        reason="deadline, cancel, environment lost",
     ),
-    Edge(State.GRANTED, State.RUNNING, MANAGERS, why="start"),
-    Edge(State.GRANTED, State.QUEUED, MANAGERS | _SCHEDULER, why="refused; node lost"),
-    Edge(State.RUNNING, State.QUEUED, MANAGERS | _SCHEDULER, why="infra error or node lost, retry left"),
-    Edge(State.GRANTED, State.SETTLED, MANAGERS, _RUN_OUTCOMES, why="cancel, set-up failed"),
-    Edge(State.RUNNING, State.SETTLED, MANAGERS, _RUN_OUTCOMES, why="it ended"),
-    Edge(State.GRANTED, State.SETTLED, _SCHEDULER, frozenset({Outcome.INFRA_ERROR}), why="node lost"),
-    Edge(State.RUNNING, State.SETTLED, _SCHEDULER, frozenset({Outcome.INFRA_ERROR}), why="node lost, no retry left"),
+    StateTransition(ActionState.GRANTED, ActionState.RUNNING, MANAGER_ROLES, reason="start"),
+    StateTransition(ActionState.GRANTED, ActionState.QUEUED, MANAGER_ROLES | _SCHEDULER, reason="refused; node lost"),
+    StateTransition(
+        ActionState.RUNNING,
+        ActionState.QUEUED,
+        MANAGER_ROLES | _SCHEDULER,
+        reason="infra error or node lost, retry left",
+    ),
+    StateTransition(
+        ActionState.GRANTED, ActionState.SETTLED, MANAGER_ROLES, _RUN_OUTCOMES, reason="cancel, set-up failed"
+    ),
+    StateTransition(ActionState.RUNNING, ActionState.SETTLED, MANAGER_ROLES, _RUN_OUTCOMES, reason="it ended"),
+    StateTransition(
+        ActionState.GRANTED, ActionState.SETTLED, _SCHEDULER, frozenset({ActionOutcome.INFRA_ERROR}), reason="node lost"
+    ),
+    StateTransition(
+        ActionState.RUNNING,
+        ActionState.SETTLED,
+        _SCHEDULER,
+        frozenset({ActionOutcome.INFRA_ERROR}),
+        reason="node lost, no retry left",
+    ),
 )

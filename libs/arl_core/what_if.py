@@ -5,106 +5,114 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from uuid import UUID
 
-from arl_core.curves import Durations
-from arl_core.forecast import Present
-from arl_core.model import ActionClass, Demand, Pool, Shape, Waiting
+from arl_core.curves import DurationModel
+from arl_core.forecast import ForecastInput
+from arl_core.model import ActionClass, NodeResources, QueuedAction, ResourceDemand, ResourceShape
 
-__all__ = ["AsKnown", "Nodes", "Wave", "open_cores", "with_nodes", "with_wave"]
+__all__ = ["BaselineDurations", "NodeChange", "ExtraLoad", "schedulable_cores", "with_node_change", "with_extra_load"]
 
 _CORES = "cpu_milli"
-_WAVE = 1 << 63
+_EXTRA_LOAD_KEY = 1 << 63
 """The class key of what comes besides: others have 64 bits with a sign."""
-_TASK = -1
+_EXTRA_LOAD_TASK = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Nodes:
+class NodeChange:
     """What is changed of the nodes that take something new."""
 
-    cores_part: float = 1.0
+    cores_factor: float = 1.0
     """Each node of cores has so many times what it has."""
     added: int = 0
     """More like the one with most cores, before that."""
-    closed: frozenset[int] = frozenset()
+    cordoned: frozenset[int] = frozenset()
     """They take nothing new."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wave:
+class ExtraLoad:
     """Actions that are alike and come now, each outside of kept environments, of a task of their own."""
 
     count: int
-    demand: Demand
-    seconds: float
+    demand: ResourceDemand
+    run_time_s: float
     """Each, with its smallest amounts."""
 
 
-class AsKnown:
+class BaselineDurations:
     """`durations` as they were when each was first asked for: what is learnt meanwhile changes no comparison."""
 
-    def __init__(self, durations: Durations, *, wave_s: float = 0.0) -> None:
-        self._durations, self._wave_s = durations, wave_s
-        self._known: dict[tuple[int, int], float] = {}
+    def __init__(self, durations: DurationModel, *, extra_load_s: float = 0.0) -> None:
+        self._durations, self._extra_load_s = durations, extra_load_s
+        self._cache: dict[tuple[int, int], float] = {}
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
-        known = self._known.get((cls.key, amount))
+        known = self._cache.get((cls.key, amount))
         if known is None:
-            known = self._known[cls.key, amount] = self._asked(cls, amount)
+            known = self._cache[cls.key, amount] = self._query(cls, amount)
         return known
 
-    def _asked(self, cls: ActionClass, amount: int) -> float:
-        if cls.key != _WAVE:
+    def _query(self, cls: ActionClass, amount: int) -> float:
+        if cls.key != _EXTRA_LOAD_KEY:
             return self._durations.seconds(cls, amount)
         elastic = cls.demand.elastic
         if elastic is None:
-            return self._wave_s
-        return self._wave_s * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
+            return self._extra_load_s
+        return self._extra_load_s * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
 
 
-def with_nodes(present: Present, nodes: Nodes) -> Present:
+def with_node_change(start: ForecastInput, change: NodeChange) -> ForecastInput:
     """What runs goes on where it runs, also on a node that has less than that."""
-    largest = max(filter(_takes_cores, present.pools.values()), key=lambda pool: pool.capacity[_CORES], default=None)
+    largest = max(
+        filter(_has_schedulable_cores, start.nodes.values()), key=lambda pool: pool.capacity[_CORES], default=None
+    )
     pools = {
-        node: replace(pool, accepting=False) if node in nodes.closed else pool for node, pool in present.pools.items()
+        node: replace(pool, is_schedulable=False) if node in change.cordoned else pool
+        for node, pool in start.nodes.items()
     }
     if largest is not None:
         first = max(pools) + 1
-        pools |= {node: _like(largest, node) for node in range(first, first + nodes.added)}
-    scaled = {node: _scaled(pool, nodes.cores_part) if _takes_cores(pool) else pool for node, pool in pools.items()}
-    return replace(present, pools=scaled)
+        pools |= {node: _copy_node(largest, node) for node in range(first, first + change.added)}
+    scaled = {
+        node: _scale_cores(pool, change.cores_factor) if _has_schedulable_cores(pool) else pool
+        for node, pool in pools.items()
+    }
+    return replace(start, nodes=scaled)
 
 
-def with_wave(present: Present, wave: Wave) -> Present:
+def with_extra_load(start: ForecastInput, load: ExtraLoad) -> ForecastInput:
     """They came at this moment, after all that is there."""
-    cls = ActionClass(key=_WAVE, kind="exec", shape=Shape.DIVISIBLE, demand=wave.demand)
+    cls = ActionClass(key=_EXTRA_LOAD_KEY, kind="exec", shape=ResourceShape.DIVISIBLE, demand=load.demand)
     more = [
-        Waiting(id=UUID(int=(1 << 128) - 1 - each), cls=cls, task=_TASK, submitted=present.now, grant_no=0)
-        for each in range(wave.count)
+        QueuedAction(
+            id=UUID(int=(1 << 128) - 1 - each), cls=cls, task=_EXTRA_LOAD_TASK, submitted=start.now, grant_no=0
+        )
+        for each in range(load.count)
     ]
-    shares = copy.deepcopy(present.shares)
+    shares = copy.deepcopy(start.shares)
     for action in more:
-        shares.begin(action.task)
-    durations = AsKnown(present.durations, wave_s=wave.seconds)
-    return replace(present, waiting=(*present.waiting, *more), shares=shares, durations=durations)
+        shares.add_action(action.task)
+    durations = BaselineDurations(start.durations, extra_load_s=load.run_time_s)
+    return replace(start, queued=(*start.queued, *more), shares=shares, durations=durations)
 
 
-def open_cores(pools: Mapping[int, Pool]) -> dict[int, int]:
+def schedulable_cores(nodes: Mapping[int, NodeResources]) -> dict[int, int]:
     """Milli-cores of each node that takes something new."""
-    return {node: pool.capacity[_CORES] for node, pool in pools.items() if _takes_cores(pool)}
+    return {node: pool.capacity[_CORES] for node, pool in nodes.items() if _has_schedulable_cores(pool)}
 
 
-def _takes_cores(pool: Pool) -> bool:
-    return pool.accepting and pool.serving and pool.capacity.get(_CORES, 0) > 0
+def _has_schedulable_cores(pool: NodeResources) -> bool:
+    return pool.is_schedulable and pool.is_serving and pool.capacity.get(_CORES, 0) > 0
 
 
-def _like(pool: Pool, node: int) -> Pool:
+def _copy_node(pool: NodeResources, node: int) -> NodeResources:
     """Empty. What only the one node has is not among what it enforces."""
-    enforces = pool.enforces - {f"node:{pool.node}"}
-    return replace(pool, node=node, free=dict(pool.capacity), environments=0, enforces=enforces)
+    enforces = pool.enforced - {f"node:{pool.node}"}
+    return replace(pool, node=node, available=dict(pool.capacity), environments=0, enforced=enforces)
 
 
-def _scaled(pool: Pool, part: float) -> Pool:
-    cores = int(pool.capacity[_CORES] * part)
+def _scale_cores(pool: NodeResources, factor: float) -> NodeResources:
+    cores = int(pool.capacity[_CORES] * factor)
     lost = pool.capacity[_CORES] - cores
-    free = {**pool.free, _CORES: pool.free.get(_CORES, 0) - lost}
-    return replace(pool, capacity={**pool.capacity, _CORES: cores}, free=free)
+    free = {**pool.available, _CORES: pool.available.get(_CORES, 0) - lost}
+    return replace(pool, capacity={**pool.capacity, _CORES: cores}, available=free)

@@ -1,21 +1,21 @@
 """How many calls at once an endpoint bears: additive increase, multiplicative decrease (Chiu and Jain, 1989)."""
 
-__all__ = ["Window"]
+__all__ = ["ConcurrencyWindow"]
 
-_GROWS_PER_S = 1.0
+_GROWTH_PER_S = 1.0
 
 
-class Window:
+class ConcurrencyWindow:
     """Halved when the endpoint says that it is too much, and one more for each second in which it answers.
 
     Times are seconds of any clock that does not go back.
     """
 
-    def __init__(self, most: int) -> None:
-        if most < 1:
+    def __init__(self, max_size: int) -> None:
+        if max_size < 1:
             raise ValueError("at least one call at once")
-        self._most = most
-        self._size = float(most)
+        self._max_size = max_size
+        self._size = float(max_size)
         self._changed = float("-inf")
         self._halved = float("-inf")
 
@@ -30,8 +30,10 @@ class Window:
             self._size = max(1.0, self._size / 2)
             self._halved = self._changed = now
 
-    def answered(self, now: float) -> None:
+    def responded(self, now: float) -> None:
         """It took a request. After a pause it is no larger than a second of success makes it."""
-        if self._size < self._most:
-            self._size = min(float(self._most), self._size + _GROWS_PER_S * min(1.0, max(0.0, now - self._changed)))
+        if self._size < self._max_size:
+            self._size = min(
+                float(self._max_size), self._size + _GROWTH_PER_S * min(1.0, max(0.0, now - self._changed))
+            )
             self._changed = now

@@ -22,12 +22,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from arl_kit.metrics import CONTENT_TYPE, Metrics
 from arl_kit.telemetry import current_traceparent, new_traceparent, trace_id_of
 from arl_kit.telemetry.propagation import extract_context, remote_parent, traceparent_of
-from arl_store.tx import PoolBusy, Store, is_temporary
+from arl_store.tx import PoolBusy, PostgresStore, is_temporary
 from arl_wire.errors import (
     BadRequest,
     FieldError,
     Internal,
-    Problem,
+    ProblemDetails,
     RequestTimeout,
     TangramError,
     TooLarge,
@@ -37,38 +37,45 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "create_app", "documented", "json_only", "metrics_of", "validation_failed"]
+__all__ = ["VERSION", "create_app", "error_responses", "require_json", "create_metrics", "validation_failed"]
 
 VERSION = "0.1.0"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
-SHOWN = 300
-SLOWEST_BODY = 64 << 10
+MAX_SHOWN_CHARACTERS = 300
+MIN_BODY_BYTES_PER_S = 64 << 10
 """Bytes a second."""
-MOST_WITHIN_S = 300.0
+MAX_WITHIN_S = 300.0
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
 """Of FastAPI's own: spans come from rows when an action settles, and errors may quote what a client sent."""
-LOST = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, PoolBusy, OSError, TimeoutError)
+CONNECTION_ERRORS = (
+    asyncpg.PostgresError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,
+    PoolBusy,
+    OSError,
+    TimeoutError,
+)
 """What a database that is not reached may be noticed by; `is_temporary` says of each whether it is."""
 _TRACEPARENT = "tangram.traceparent"
-_UNREACHABLE = "the database is not reachable"
+_DATABASE_UNREACHABLE = "the database is not reachable"
 
 log = logging.getLogger(__name__)
 
 Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
-Ready = Callable[[float], Awaitable[str | None]]
+ReadinessCheck = Callable[[float], Awaitable[str | None]]
 
 
 def create_app(
     *,
     title: str,
     lifespan: Lifespan,
-    ready: Ready,
+    ready: ReadinessCheck,
     max_body_bytes: int | Mapping[str, int],
     metrics: Metrics,
     body_timeout_s: float = 30.0,
     public: bool = False,
-    may_scrape: Sequence[Any] = (),
+    scrape_dependencies: Sequence[Any] = (),
 ) -> FastAPI:
     """`ready` answers None, or what is missing; it is told how old its knowledge of the database may be.
 
@@ -89,28 +96,28 @@ def create_app(
         telemetry=NO_TELEMETRY,
     )
     bounds = {"": max_body_bytes} if isinstance(max_body_bytes, int) else max_body_bytes
-    app.add_middleware(_Envelope, bounds=bounds, body_timeout_s=body_timeout_s, metrics=metrics)
+    app.add_middleware(_RequestEnvelope, bounds=bounds, body_timeout_s=body_timeout_s, metrics=metrics)
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
-    for lost in LOST:
+    for lost in CONNECTION_ERRORS:
         app.add_exception_handler(lost, _on_database_error)
     app.add_exception_handler(Exception, _on_unexpected_error)
     _add_probes(app, ready)
-    _add_metrics(app, metrics, may_scrape)
+    _add_metrics(app, metrics, scrape_dependencies)
     return app
 
 
-def metrics_of(service: str, store: Store) -> Metrics:
+def create_metrics(service: str, store: PostgresStore) -> Metrics:
     """What every service shows, to which it adds its own."""
     metrics = Metrics()
     metrics.describe_process(service=service, version=VERSION)
     failures = metrics.counter("pool_acquire_failures", "Times that there was no database connection to be had")
-    metrics.follow(failures, lambda: store.acquire_failures)
+    metrics.track_total(failures, lambda: store.acquire_failures)
     return metrics
 
 
-async def json_only(request: Request) -> None:
+async def require_json(request: Request) -> None:
     """A dependency: a body of another type is refused by that name, and not because it is no object."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = given == "application/json" or (given.startswith("application/") and given.endswith("+json"))
@@ -120,7 +127,7 @@ async def json_only(request: Request) -> None:
         raise UnsupportedMediaType(detail, errors=[FieldError(field="header.Content-Type", message=message)])
 
 
-def documented(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
+def error_responses(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route: each status with the problem schema and the codes it may carry."""
     by_status: dict[int | str, list[str]] = {}
     for error in errors:
@@ -143,7 +150,7 @@ def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
     return ValidationFailed(f"{first.field}: {first.message}", errors=fields)
 
 
-class _Envelope:
+class _RequestEnvelope:
     """Trace context in and out, bounds on the body's length and on the time it takes, and what was answered."""
 
     def __init__(self, app: ASGIApp, bounds: Mapping[str, int], body_timeout_s: float, metrics: Metrics) -> None:
@@ -166,18 +173,18 @@ class _Envelope:
         attached = attach(context)
         announced = headers.get(b"content-length", b"0")
         most = next(most for path, most in self._bounds if path.match(scope["path"]))
-        answer = _Answer(send, traceparent)
+        answer = _ResponseRecorder(send, traceparent)
         try:
             if announced.isdigit() and int(announced) > most:
                 await _respond(_too_large(most), traceparent)(scope, receive, answer.send)
                 return
-            await self._app(scope, self._bounded(receive, most), answer.send)
+            await self._app(scope, self._limit_body(receive, most), answer.send)
         finally:
             detach(attached)
             current_traceparent.reset(token)
-            answer.count(self._metrics, scope)
+            answer.record(self._metrics, scope)
 
-    def _bounded(self, receive: Receive, most: int) -> Receive:
+    def _limit_body(self, receive: Receive, max_bytes: int) -> Receive:
         """Its time begins when it is first read: until then it is us who let the client wait."""
         seen, complete, began = 0, False, 0.0
 
@@ -187,7 +194,7 @@ class _Envelope:
                 # What comes after a body is that the client went away, whenever it does.
                 return await receive()
             began = began or time.monotonic()
-            left_s = began + self._timeout_s + seen / SLOWEST_BODY - time.monotonic()
+            left_s = began + self._timeout_s + seen / MIN_BODY_BYTES_PER_S - time.monotonic()
             try:
                 async with asyncio.timeout(max(0.0, left_s)):
                     message = await receive()
@@ -195,19 +202,19 @@ class _Envelope:
                 raise HTTPException(RequestTimeout.status, "the body came too slowly; send it again") from None
             complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
-            if seen > most:
+            if seen > max_bytes:
                 # The one kind of exception that FastAPI passes on from reading a body.
-                raise HTTPException(TooLarge.status, _too_large(most).detail)
+                raise HTTPException(TooLarge.status, _too_large(max_bytes).detail)
             return message
 
         return bounded
 
 
-def _too_large(most: int) -> TangramError:
-    return _of_body(TooLarge, f"the body is larger than {most} bytes; send fewer or smaller files")
+def _too_large(max_bytes: int) -> TangramError:
+    return _body_error(TooLarge, f"the body is larger than {max_bytes} bytes; send fewer or smaller files")
 
 
-def _of_body(cls: type[TangramError], detail: str) -> TangramError:
+def _body_error(cls: type[TangramError], detail: str) -> TangramError:
     error = cls(detail, errors=[FieldError(field="body", message=detail)])
     if cls is RequestTimeout:
         # Only here: while a client still sends, a close would reset the connection before it has read the answer.
@@ -215,14 +222,14 @@ def _of_body(cls: type[TangramError], detail: str) -> TangramError:
     return error
 
 
-class _Answer:
+class _ResponseRecorder:
     """One response on its way out; without a start of one it became a 500 further out."""
 
     def __init__(self, send: Send, traceparent: str) -> None:
         self._send = send
         self._traceparent = traceparent
         self._status = 500
-        self._began = time.monotonic()
+        self._started_at = time.monotonic()
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
@@ -230,14 +237,14 @@ class _Answer:
             message["headers"] = [*message["headers"], (b"traceparent", self._traceparent.encode())]
         await self._send(message)
 
-    def count(self, metrics: Metrics, scope: Scope) -> None:
+    def record(self, metrics: Metrics, scope: Scope) -> None:
         template = getattr(scope.get("route"), "path", "none")
-        seconds = time.monotonic() - self._began
-        metrics.answered(method=scope["method"], route=template, status=self._status, seconds=seconds)
+        seconds = time.monotonic() - self._started_at
+        metrics.observe_request(method=scope["method"], route=template, status=self._status, seconds=seconds)
 
 
 def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
-    problem = error.problem(trace_id=trace_id_of(traceparent))
+    problem = error.to_problem(trace_id=trace_id_of(traceparent))
     headers = dict(error.headers)
     if problem.retry_after_s is not None:
         headers["retry-after"] = str(problem.retry_after_s)
@@ -247,7 +254,7 @@ def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
 
 
 def _problem_response(
-    problem: Problem, headers: dict[str, str] | None = None, extensions: Mapping[str, object] | None = None
+    problem: ProblemDetails, headers: dict[str, str] | None = None, extensions: Mapping[str, object] | None = None
 ) -> JSONResponse:
     content = {**(extensions or {}), **problem.model_dump(exclude_none=True)}
     return JSONResponse(content, problem.status, headers, media_type="application/problem+json")
@@ -271,14 +278,14 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
         raise error
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
-        headers["Allow"] = ", ".join(_methods_here(request))
+        headers["Allow"] = ", ".join(_allowed_methods(request))
     for cls in (BadRequest, RequestTimeout, TooLarge):
         # The framework answers so only while it reads a body.
         if error.status_code == cls.status:
-            return _respond(_of_body(cls, str(error.detail)), current_traceparent.get())
+            return _respond(_body_error(cls, str(error.detail)), current_traceparent.get())
     title = HTTPStatus(error.status_code).phrase
     return _problem_response(
-        Problem(
+        ProblemDetails(
             title=title,
             status=error.status_code,
             detail=f"{request.method} {request.url.path}: {error.detail}",
@@ -289,13 +296,13 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     )
 
 
-def _methods_here(request: Request) -> list[str]:
+def _allowed_methods(request: Request) -> list[str]:
     """Of all routes of this path: the framework names those of the first one only."""
     scope = dict(request.scope)
-    return [method for method in METHODS if _answers(request.app.router.routes, scope | {"method": method})]
+    return [method for method in METHODS if _has_route(request.app.router.routes, scope | {"method": method})]
 
 
-def _answers(routes: Sequence[Any], scope: dict[str, Any]) -> bool:
+def _has_route(routes: Sequence[Any], scope: dict[str, Any]) -> bool:
     return any(route.matches(scope)[0] is Match.FULL for route in routes)
 
 
@@ -303,7 +310,7 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     """Not reaching Postgres is temporary; anything else it says is our mistake and is logged with its cause."""
     if not is_temporary(error):
         return await _on_unexpected_error(request, error)
-    what = "all connections to the database are in use" if isinstance(error, PoolBusy) else _UNREACHABLE
+    what = "all connections to the database are in use" if isinstance(error, PoolBusy) else _DATABASE_UNREACHABLE
     log.warning("%s: %s", what, type(error).__name__)
     return _respond(Unavailable(f"{what}; try again", retry_after_s=1), current_traceparent.get())
 
@@ -316,13 +323,13 @@ async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     return _respond(Internal(detail), request.scope.get(_TRACEPARENT))
 
 
-def _add_probes(app: FastAPI, ready: Ready) -> None:
+def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
     @app.get("/livez", include_in_schema=False)
     async def livez() -> dict[str, str]:
         return {"status": "ok"}
 
     @app.get("/readyz", include_in_schema=False)
-    async def readyz(within_s: Annotated[float, Query(ge=0, le=MOST_WITHIN_S)] = 0.0) -> dict[str, str]:
+    async def readyz(within_s: Annotated[float, Query(ge=0, le=MAX_WITHIN_S)] = 0.0) -> dict[str, str]:
         """Who asks often says `within_s`, and costs the database nothing."""
         missing = await ready(within_s)
         if missing is not None:
@@ -334,8 +341,8 @@ def _add_probes(app: FastAPI, ready: Ready) -> None:
         return {"version": VERSION}
 
 
-def _add_metrics(app: FastAPI, metrics: Metrics, may_scrape: Sequence[Any]) -> None:
-    @app.get("/metrics", include_in_schema=False, dependencies=[Depends(each) for each in may_scrape])
+def _add_metrics(app: FastAPI, metrics: Metrics, dependencies: Sequence[Any]) -> None:
+    @app.get("/metrics", include_in_schema=False, dependencies=[Depends(each) for each in dependencies])
     async def scrape() -> Response:
         return Response(await metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
@@ -357,4 +364,4 @@ def _message(error: Any) -> str:
 
 def _printable(text: str) -> str:
     """Names of fields are the client's: of any length, and with characters that no answer can carry."""
-    return text[:SHOWN].encode(errors="backslashreplace").decode()
+    return text[:MAX_SHOWN_CHARACTERS].encode(errors="backslashreplace").decode()

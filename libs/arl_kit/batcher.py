@@ -10,12 +10,12 @@ from arl_wire.errors import Unavailable
 __all__ = ["Batcher"]
 
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+Result = TypeVar("Result")
 
-Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Answer | Exception]]]
+Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]]
 
 
-class Batcher(Generic[Item, Answer]):
+class Batcher(Generic[Item, Result]):
     """`flush` answers each item in order; an answer that is an exception is raised to whoever asked.
 
     If `flush` itself raises, everyone in that batch gets the exception. Beyond `max_waiting` items or
@@ -24,7 +24,7 @@ class Batcher(Generic[Item, Answer]):
 
     def __init__(
         self,
-        flush: Flush[Item, Answer],
+        flush: Flush[Item, Result],
         *,
         max_batch: int = 500,
         max_weight: int = 8 << 20,
@@ -37,22 +37,22 @@ class Batcher(Generic[Item, Answer]):
         self._max_waiting = max_waiting
         self._max_waiting_weight = max_waiting_weight
         self._waiting_weight = 0
-        self._waiting: deque[tuple[Item, int, asyncio.Future[Answer]]] = deque()
-        self._flight: asyncio.Task[None] | None = None
+        self._waiting: deque[tuple[Item, int, asyncio.Future[Result]]] = deque()
+        self._in_flight: asyncio.Task[None] | None = None
 
-    async def submit(self, item: Item, *, weight: int = 0) -> Answer:
+    async def submit(self, item: Item, *, weight: int = 0) -> Result:
         """`weight` bounds a batch in bytes; one item heavier than the bound goes alone."""
         return await self.enqueue(item, weight=weight)
 
-    def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Answer]":
-        future: asyncio.Future[Answer] = asyncio.get_running_loop().create_future()
+    def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Result]":
+        future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._is_full():
             future.set_exception(Unavailable("too much waits for its turn already; try again", retry_after_s=1))
             return future
         self._waiting.append((item, weight, future))
         self._waiting_weight += weight
-        if self._flight is None:
-            self._flight = asyncio.create_task(self._fly())
+        if self._in_flight is None:
+            self._in_flight = asyncio.create_task(self._flush_until_empty())
         return future
 
     def _is_full(self) -> bool:
@@ -63,18 +63,18 @@ class Batcher(Generic[Item, Answer]):
 
     async def drain(self) -> None:
         """Wait until everything submitted so far is answered."""
-        while self._flight is not None:
-            await asyncio.shield(self._flight)
+        while self._in_flight is not None:
+            await asyncio.shield(self._in_flight)
 
-    async def _fly(self) -> None:
+    async def _flush_until_empty(self) -> None:
         try:
             while self._waiting:
-                batch = self._take()
-                await self._answer([item for item, _, _ in batch], [future for _, _, future in batch])
+                batch = self._take_batch()
+                await self._flush_batch([item for item, _, _ in batch], [future for _, _, future in batch])
         finally:
-            self._flight = None
+            self._in_flight = None
 
-    def _take(self) -> list[tuple[Item, int, "asyncio.Future[Answer]"]]:
+    def _take_batch(self) -> list[tuple[Item, int, "asyncio.Future[Result]"]]:
         batch = [self._waiting.popleft()]
         weight = batch[0][1]
         while self._waiting and len(batch) < self._max_batch and weight + self._waiting[0][1] <= self._max_weight:
@@ -83,9 +83,9 @@ class Batcher(Generic[Item, Answer]):
         self._waiting_weight -= weight
         return batch
 
-    async def _answer(self, items: list[Item], futures: "list[asyncio.Future[Answer]]") -> None:
+    async def _flush_batch(self, items: list[Item], futures: "list[asyncio.Future[Result]]") -> None:
         try:
-            answers: Sequence[Answer | Exception] = await self._flush(items)
+            answers: Sequence[Result | Exception] = await self._flush(items)
             if len(answers) != len(items):
                 raise RuntimeError(f"{len(items)} items got {len(answers)} answers")
         except Exception as error:  # noqa: BLE001 - it is handed to everyone who waits for this batch

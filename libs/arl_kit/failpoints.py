@@ -18,7 +18,7 @@ class Failpoints:
     """
 
     def __init__(self, setting: str = "") -> None:
-        self._armed = dict(_parsed(part) for part in setting.split(",") if part.strip())
+        self._armed = dict(_parse_failpoint(part) for part in setting.split(",") if part.strip())
         self._hits = dict.fromkeys(self._armed, 0)
         if self._armed:
             log.warning("failpoints are armed: %s", setting)
@@ -33,7 +33,7 @@ class Failpoints:
             os.kill(os.getpid(), number)
 
 
-def _parsed(part: str) -> tuple[str, tuple[signal.Signals, int]]:
+def _parse_failpoint(part: str) -> tuple[str, tuple[signal.Signals, int]]:
     name, _, what = part.strip().partition("=")
     action, _, count = what.partition(":")
     if not name or action not in _SIGNALS or not count.isdecimal() or int(count) < 1:

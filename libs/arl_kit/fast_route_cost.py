@@ -22,7 +22,7 @@ from fastapi import Depends, FastAPI, Request, Response
 from pydantic import BaseModel
 
 from arl_kit.app import create_app
-from arl_kit.hops import Hops, mount
+from arl_kit.hops import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Unauthenticated
@@ -69,9 +69,9 @@ def _app() -> FastAPI:
     async def resolved(body: Question, found: Annotated[str, Depends(caller)]) -> Response:
         return Response((await _answer(body)).model_dump_json(), media_type="application/json")
 
-    hops = Hops(settings, "gateway")
-    hops.add(FAST, Question, _answer)
-    mount(app, hops)
+    hops = InternalApi(settings, "gateway")
+    hops.add_route(FAST, Question, _answer)
+    mount_internal_apis(app, hops)
     return app
 
 

@@ -15,57 +15,57 @@ from starlette.routing import Route
 
 from arl_kit.fast_route import FastRoute, serve_by_path
 from arl_kit.settings import ServiceSettings
-from arl_kit.streamed import ReadToEnd
+from arl_kit.streamed import RequestBodyDrainer
 from arl_wire.errors import Unauthenticated
 
-__all__ = ["Hops", "mount", "unless_gone"]
+__all__ = ["InternalApi", "mount_internal_apis", "cancel_on_disconnect"]
 
-Body = TypeVar("Body", bound=BaseModel)
-Answer = TypeVar("Answer")
+RequestT = TypeVar("RequestT", bound=BaseModel)
+ResponseT = TypeVar("ResponseT")
 
 
-class Hops:
+class InternalApi:
     """What `callers` may ask of a service; each of them with its own token."""
 
     def __init__(self, settings: ServiceSettings, *callers: str) -> None:
         self._settings = settings
-        self._callers = frozenset(callers)
+        self._allowed_callers = frozenset(callers)
         self.routes: list[Route] = []
 
-    def add(
+    def add_route(
         self,
         path: str,
-        body: type[Body],
-        answer: Callable[[Body], Coroutine[Any, Any, BaseModel | None]],
+        body: type[RequestT],
+        handler: Callable[[RequestT], Coroutine[Any, Any, BaseModel | None]],
         *,
-        waits: bool = False,
+        long_poll: bool = False,
     ) -> None:
         """`POST path`: 200 with what `answer` returns, or 204. One that `waits` ends when its caller goes away."""
 
         async def serve(asked: Any, caller: str, request: Request, response: Response) -> Response:
-            answered = await (unless_gone(request, answer(asked)) if waits else answer(asked))
+            answered = await (cancel_on_disconnect(request, handler(asked)) if long_poll else handler(asked))
             if answered is None:
                 return Response(status_code=204)
             return Response(answered.model_dump_json(), media_type="application/json")
 
-        self.routes.append(_HopRoute(path, serve, body, self._check))
+        self.routes.append(_HopRoute(path, serve, body, self._check_caller))
 
-    def add_stream(self, path: str, serve: Callable[[Request], Awaitable[Response]]) -> None:
+    def add_stream(self, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
         """`POST path` with a body, and an answer, that are too long to be held."""
 
         async def checked(request: Request) -> Response:
             request.scope["route"] = route
-            self._check(request)
-            return await serve(request)
+            self._check_caller(request)
+            return await handler(request)
 
         route = Route(path, checked, methods=["POST"])
-        route.app = ReadToEnd(route.app)
+        route.app = RequestBodyDrainer(route.app)
         self.routes.append(route)
 
-    def _check(self, request: Request) -> str:
+    def _check_caller(self, request: Request) -> str:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
-        if caller is None or caller not in self._callers:
+        if caller is None or caller not in self._allowed_callers:
             raise Unauthenticated("this route is for other services of this installation")
         return caller
 
@@ -88,16 +88,16 @@ class _HopRoute(FastRoute):
         return self._body
 
 
-def mount(app: FastAPI, *hops: Hops) -> None:
+def mount_internal_apis(app: FastAPI, *apis: InternalApi) -> None:
     """Make them the app's. Whoever asks with another method is answered by the framework."""
-    routes = [route for each in hops for route in each.routes]
+    routes = [route for each in apis for route in each.routes]
     app.router.routes.extend(routes)
     serve_by_path(app, routes)
 
 
-async def unless_gone(request: Request, answering: Awaitable[Answer]) -> Answer:
+async def cancel_on_disconnect(request: Request, pending: Awaitable[ResponseT]) -> ResponseT:
     """Raises `ClientDisconnect` where the caller goes away before the answer. The body has to be read."""
-    asked, gone = asyncio.ensure_future(answering), asyncio.ensure_future(request.receive())
+    asked, gone = asyncio.ensure_future(pending), asyncio.ensure_future(request.receive())
     # What comes after a body is that the caller went away.
     gone.add_done_callback(lambda _: asked.cancel())
     try:

@@ -28,36 +28,36 @@ class PollLoop:
         *,
         busy_s: float = 1.0,
         idle_s: float = 8.0,
-        begins_idle: bool = False,
+        start_idle: bool = False,
     ) -> None:
         self._name = name
         self._step = step
         self._busy_s = busy_s
         self._idle_s = idle_s
-        self._first_s = idle_s if begins_idle else busy_s
+        self._first_interval_s = idle_s if start_idle else busy_s
         self._signal = asyncio.Event()
-        self._due = 0.0
-        self._asked = False
+        self._due_at = 0.0
+        self._poll_requested = False
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
         """In a row."""
         self.failures_total = 0
 
-    def hurry(self) -> None:
+    def poll_soon(self) -> None:
         """Something began that a poll should look after: the next one comes within the busy interval."""
         due = time.monotonic() + self._busy_s
-        if due < self._due:
-            self._due = due
+        if due < self._due_at:
+            self._due_at = due
             self._signal.set()
 
-    def now(self) -> None:
+    def poll_now(self) -> None:
         """Poll at once, also if a poll is on its way: that one may have read before what is asked for was written."""
-        self._asked = True
-        self._due = 0.0
+        self._poll_requested = True
+        self._due_at = 0.0
         self._signal.set()
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name=self._name)
+        self._task = asyncio.create_task(self._run_forever(), name=self._name)
 
     async def stop(self) -> None:
         if self._task is None:
@@ -66,12 +66,12 @@ class PollLoop:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _forever(self) -> None:
-        interval = self._first_s
+    async def _run_forever(self) -> None:
+        interval = self._first_interval_s
         while True:
             # What a step asks of others, and its log lines, belong together.
             current_traceparent.set(new_traceparent())
-            self._asked = False
+            self._poll_requested = False
             try:
                 busy = await self._step()
                 self.failures = 0
@@ -82,15 +82,15 @@ class PollLoop:
                 log.warning("%s failed: %r", self._name, error, exc_info=self.failures == 1)
             interval = self._busy_s if busy or self.failures else min(interval * 2, self._idle_s)
             # Jitter keeps many processes from polling in step.
-            wait_s = 0.0 if self._asked else interval * random.uniform(0.85, 1.0)  # noqa: S311 - no secret
-            self._due = time.monotonic() + wait_s
-            if await self._hurried():
+            wait_s = 0.0 if self._poll_requested else interval * random.uniform(0.85, 1.0)  # noqa: S311 - no secret
+            self._due_at = time.monotonic() + wait_s
+            if await self._wait_until_due():
                 interval = self._busy_s
 
-    async def _hurried(self) -> bool:
+    async def _wait_until_due(self) -> bool:
         """Wait until the poll is due, and say whether it became due earlier than planned."""
         hurried = False
-        while (left := self._due - time.monotonic()) > 0:
+        while (left := self._due_at - time.monotonic()) > 0:
             self._signal.clear()
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(left):

@@ -6,15 +6,15 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 
-__all__ = ["CONTENT_TYPE", "SIZES", "Metrics"]
+__all__ = ["CONTENT_TYPE", "SIZE_BUCKETS", "Metrics"]
 
 CONTENT_TYPE = CONTENT_TYPE_PLAIN_0_0_4
-SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
+SIZE_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _PREFIX = "tangram"
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 
-OnScrape = Callable[[], Awaitable[None]]
+ScrapeHook = Callable[[], Awaitable[None]]
 
 
 class Metrics:
@@ -23,32 +23,36 @@ class Metrics:
     def __init__(self) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
-        self._on_scrape: list[OnScrape] = []
+        self._scrape_hooks: list[ScrapeHook] = []
         route = ("method", "route", "status")
         self._requests = self.counter("http_requests", "Requests answered, by route template", *route)
-        self._answers: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
+        self._metrics_by_labels: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         """Where answers of each kind are counted; to look their labels up takes longer than to count them."""
-        self._durations = self.histogram("http_request_duration_seconds", "Until the last byte", SECONDS, *route[:2])
+        self._durations = self.histogram(
+            "http_request_duration_seconds", "Until the last byte", SECONDS_BUCKETS, *route[:2]
+        )
 
     def describe_process(self, *, service: str, version: str) -> None:
         """`tangram_build_info`, and memory, CPU time and open files of this process."""
         self.gauge("build_info", "1; the labels say what runs", "service", "version").labels(service, version).set(1)
         ProcessCollector(namespace=_PREFIX, registry=self.registry)
 
-    def counter(self, name: str, says: str, *labels: str) -> Counter:
-        return Counter(name, says, labels, namespace=_PREFIX, registry=self.registry)
+    def counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        return Counter(name, documentation, labels, namespace=_PREFIX, registry=self.registry)
 
-    def gauge(self, name: str, says: str, *labels: str) -> Gauge:
-        return Gauge(name, says, labels, namespace=_PREFIX, registry=self.registry)
+    def gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        return Gauge(name, documentation, labels, namespace=_PREFIX, registry=self.registry)
 
-    def gauge_of(self, name: str, says: str, value: Callable[[], float]) -> None:
+    def gauge_function(self, name: str, documentation: str, value: Callable[[], float]) -> None:
         """Asked at each scrape."""
-        self.gauge(name, says).set_function(value)
+        self.gauge(name, documentation).set_function(value)
 
-    def histogram(self, name: str, says: str, buckets: Sequence[float] = SECONDS, *labels: str) -> Histogram:
-        return Histogram(name, says, labels, namespace=_PREFIX, buckets=buckets, registry=self.registry)
+    def histogram(
+        self, name: str, documentation: str, buckets: Sequence[float] = SECONDS_BUCKETS, *labels: str
+    ) -> Histogram:
+        return Histogram(name, documentation, labels, namespace=_PREFIX, buckets=buckets, registry=self.registry)
 
-    def follow(self, counter: Counter, total: Callable[[], int]) -> None:
+    def track_total(self, counter: Counter, total: Callable[[], int]) -> None:
         """Keep a counter at what another place counts anyway."""
         counted = 0
 
@@ -58,23 +62,23 @@ class Metrics:
             counter.inc(now - counted)
             counted = now
 
-        self.on_scrape(catch_up)
+        self.add_scrape_hook(catch_up)
 
-    def on_scrape(self, refresh: OnScrape) -> None:
+    def add_scrape_hook(self, refresh: ScrapeHook) -> None:
         """Called before each answer."""
-        self._on_scrape.append(refresh)
+        self._scrape_hooks.append(refresh)
 
-    def answered(self, *, method: str, route: str, status: int, seconds: float) -> None:
+    def observe_request(self, *, method: str, route: str, status: int, seconds: float) -> None:
         """One HTTP request; `route` is its template, never its path."""
         key = (method if method in _METHODS else "other", route, status)
-        if key not in self._answers:
-            self._answers[key] = (self._requests.labels(*map(str, key)), self._durations.labels(*key[:2]))
-        requests, durations = self._answers[key]
+        if key not in self._metrics_by_labels:
+            self._metrics_by_labels[key] = (self._requests.labels(*map(str, key)), self._durations.labels(*key[:2]))
+        requests, durations = self._metrics_by_labels[key]
         requests.inc()
         durations.observe(seconds)
 
     async def exposition(self) -> bytes:
         """The text that Prometheus scrapes."""
-        for refresh in self._on_scrape:
+        for refresh in self._scrape_hooks:
             await refresh()
         return generate_latest(self.registry)

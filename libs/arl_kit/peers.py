@@ -11,47 +11,47 @@ import aiohttp
 from pydantic import BaseModel
 
 from arl_kit.telemetry.propagation import context_headers
-from arl_wire.errors import Problem, Unavailable, error_from
+from arl_wire.errors import ProblemDetails, Unavailable, error_from_problem
 
-__all__ = ["Peers"]
+__all__ = ["ServiceClient"]
 
-STREAMS, STREAM_CONNECT_S, STREAM_CHUNK = 256, 10.0, 256 << 10
-HINT_S = 5.0
+MAX_STREAMS, STREAM_CONNECT_TIMEOUT_S, STREAM_CHUNK_BYTES = 256, 10.0, 256 << 10
+NOTIFY_TIMEOUT_S = 5.0
 """Then the receiver's poll was sooner."""
 
 log = logging.getLogger(__name__)
 
 
-class Peers:
+class ServiceClient:
     """One client per process. `call` raises the error that the peer answered with; `hint` never raises."""
 
-    def __init__(self, token: str, *, timeout_s: float = 15.0, per_peer: int = 16) -> None:
+    def __init__(self, token: str, *, timeout_s: float = 15.0, max_per_service: int = 16) -> None:
         """`per_peer`: calls to one that does not answer keep none from being made to others."""
         self._token = token
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
-        self._per_peer = per_peer
+        self._max_per_service = max_per_service
         self._session: aiohttp.ClientSession | None = None
-        self._streams: aiohttp.ClientSession | None = None
+        self._stream_session: aiohttp.ClientSession | None = None
         """Connections of their own: one that lasts keeps no call from being made."""
-        self._hints: set[asyncio.Task[None]] = set()
+        self._notifications: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
         self._session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             timeout=self._timeout,
-            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._per_peer, keepalive_timeout=30),
+            connector=aiohttp.TCPConnector(limit=0, limit_per_host=self._max_per_service, keepalive_timeout=30),
         )
-        self._streams = aiohttp.ClientSession(
+        self._stream_session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}"},
-            timeout=aiohttp.ClientTimeout(total=None, connect=STREAM_CONNECT_S),
-            connector=aiohttp.TCPConnector(limit=STREAMS, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None, connect=STREAM_CONNECT_TIMEOUT_S),
+            connector=aiohttp.TCPConnector(limit=MAX_STREAMS, force_close=True),
         )
 
     async def stop(self) -> None:
-        for task in tuple(self._hints):
+        for task in tuple(self._notifications):
             task.cancel()
-        await asyncio.gather(*self._hints, return_exceptions=True)
-        for session in (self._session, self._streams):
+        await asyncio.gather(*self._notifications, return_exceptions=True)
+        for session in (self._session, self._stream_session):
             if session is not None:
                 await session.close()
 
@@ -73,45 +73,45 @@ class Peers:
             raise Unavailable(
                 f"a service is not reachable ({type(error).__name__}); try again", retry_after_s=1
             ) from error
-        raise _error_of(answer, response.status)
+        raise _error_from_response(answer, response.status)
 
     @asynccontextmanager
     async def stream(
-        self, url: str, about: Mapping[str, str], body: AsyncIterator[bytes] | None = None
+        self, url: str, headers: Mapping[str, str], body: AsyncIterator[bytes] | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The body of a 2xx answer as it comes; `about` goes into headers.
 
         Raises as `call` does, also while it is read, and what reading `body` raises.
         """
-        if self._streams is None:
+        if self._stream_session is None:
             raise RuntimeError("start() was not called")
         raised: list[BaseException] = []
-        sent = _noted(body, raised) if body is not None else None
+        sent = _record_errors(body, raised) if body is not None else None
         try:
-            async with self._streams.post(url, data=sent, headers={**about, **context_headers()}) as response:
+            async with self._stream_session.post(url, data=sent, headers={**headers, **context_headers()}) as response:
                 if response.status >= 300:
-                    raise _error_of(await response.read(), response.status)
-                yield response.content.iter_chunked(STREAM_CHUNK)
+                    raise _error_from_response(await response.read(), response.status)
+                yield response.content.iter_chunked(STREAM_CHUNK_BYTES)
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if raised:
                 raise raised[0] from None
             raise Unavailable(f"a service broke off ({type(error).__name__}); try again", retry_after_s=1) from error
 
-    def hint(self, url: str, body: BaseModel) -> None:
+    def notify(self, url: str, body: BaseModel) -> None:
         """Best effort, in the background: a lost hint costs the receiver one poll."""
-        task = asyncio.create_task(self._hint(url, body))
-        self._hints.add(task)
-        task.add_done_callback(self._hints.discard)
+        task = asyncio.create_task(self._notify(url, body))
+        self._notifications.add(task)
+        task.add_done_callback(self._notifications.discard)
 
-    async def _hint(self, url: str, body: BaseModel) -> None:
+    async def _notify(self, url: str, body: BaseModel) -> None:
         try:
-            async with asyncio.timeout(HINT_S):
+            async with asyncio.timeout(NOTIFY_TIMEOUT_S):
                 await self.call(url, body)
         except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
             log.debug("hint to %s lost: %s", url, error)
 
 
-async def _noted(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:
+async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:
     """What it raises is the client's to explain, not the peer's."""
     try:
         async for chunk in body:
@@ -121,7 +121,7 @@ async def _noted(body: AsyncIterator[bytes], raised: list[BaseException]) -> Asy
         raise
 
 
-def _error_of(content: bytes, status: int) -> Exception:
+def _error_from_response(content: bytes, status: int) -> Exception:
     """A peer that does not know our token is our trouble, and no word about the client's key."""
     if status == HTTPStatus.UNAUTHORIZED:
         log.error(
@@ -129,7 +129,7 @@ def _error_of(content: bytes, status: int) -> Exception:
         )
         return Unavailable("services of this installation do not know each other; its logs say more", retry_after_s=5)
     try:
-        return error_from(Problem.model_validate_json(content))
+        return error_from_problem(ProblemDetails.model_validate_json(content))
     except ValueError:
         detail: dict[str, Any] = {
             "title": "Error",
@@ -137,4 +137,4 @@ def _error_of(content: bytes, status: int) -> Exception:
             "detail": f"a service answered {status}",
             "code": "error",
         }
-        return error_from(Problem(**detail))
+        return error_from_problem(ProblemDetails(**detail))

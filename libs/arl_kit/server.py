@@ -14,15 +14,15 @@ from arl_kit.telemetry import set_up_logging
 
 __all__ = ["serve"]
 
-DRAIN_S = 20
-TICK_S = 1.0
+DRAIN_TIMEOUT_S = 20
+TICK_INTERVAL_S = 1.0
 """How old the Date header may become. Uvicorn's own ten ticks a second are most of what an idle service costs."""
 
 
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
     set_up_logging(name, settings.log_level)
-    collector.freeze()
+    collector.freeze_heap()
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -36,12 +36,12 @@ def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Calla
         server_header=False,
         backlog=2048,
         timeout_keep_alive=75,
-        timeout_graceful_shutdown=DRAIN_S,
+        timeout_graceful_shutdown=DRAIN_TIMEOUT_S,
     )
-    _Server(config, on_drain).run()
+    _DrainingServer(config, on_drain).run()
 
 
-class _Server(uvicorn.Server):
+class _DrainingServer(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, on_drain: Callable[[], None] | None) -> None:
         super().__init__(config)
         self._on_drain = on_drain
@@ -55,7 +55,7 @@ class _Server(uvicorn.Server):
     async def main_loop(self) -> None:
         while not await self.on_tick(0):
             try:
-                async with asyncio.timeout(TICK_S):
+                async with asyncio.timeout(TICK_INTERVAL_S):
                     await self._exiting.wait()
             except TimeoutError:
                 continue

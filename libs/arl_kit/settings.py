@@ -13,9 +13,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict, SettingsError
 
 from arl_kit.failpoints import Failpoints
 
-__all__ = ["ServiceSettings", "load"]
+__all__ = ["ServiceSettings", "load_settings"]
 
-Settings = TypeVar("Settings", bound=BaseSettings)
+SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
@@ -36,7 +36,7 @@ class ServiceSettings(BaseSettings):
 
     @field_validator("failpoints")
     @classmethod
-    def _are_failpoints(cls, setting: str) -> str:
+    def _check_failpoints(cls, setting: str) -> str:
         Failpoints(setting)
         return setting
 
@@ -46,7 +46,7 @@ class ServiceSettings(BaseSettings):
         return next((name for name, known in self.accept.items() if compare_digest(digest, known)), None)
 
 
-def load(cls: type[Settings], *, otherwise: Settings | None = None) -> Settings:
+def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) -> SettingsT:
     """The settings from the environment; or one sentence per mistake, and what goes without them or exit code 2.
 
     What the environment leaves out may be a file of TANGRAM_SECRETS_DIR, named like the variable in small letters.
@@ -55,21 +55,21 @@ def load(cls: type[Settings], *, otherwise: Settings | None = None) -> Settings:
         return cls(_secrets_dir=os.environ.get("TANGRAM_SECRETS_DIR"))
     except ValidationError as error:
         for problem in error.errors(include_input=False):
-            _say(problem["loc"], problem["msg"])
-        if otherwise is not None:
-            return otherwise
+            _print_error(problem["loc"], problem["msg"])
+        if fallback is not None:
+            return fallback
         raise SystemExit(2) from None
     except SettingsError as error:
         # A list or an object whose JSON can't be read; the field is named in it.
         named = re.search(r'"(\w+)"', str(error))
         why = f"is no JSON: {error.__cause__}" if isinstance(error.__cause__, ValueError) else str(error)
-        _say((named[1],) if named is not None else (), why)
+        _print_error((named[1],) if named is not None else (), why)
         raise SystemExit(2) from None
 
 
-def _say(place: Sequence[int | str], what: str) -> None:
+def _print_error(location: Sequence[int | str], message: str) -> None:
     """A mistake, by the name of its variable and, within that, by the place of what is wrong."""
-    field, *inside = map(str, place or ("*",))
+    field, *inside = map(str, location or ("*",))
     name = field.upper() if field.upper().startswith("OTEL_") else f"TANGRAM_{field.upper()}"
     where = f"{name}: {'.'.join(inside)}" if inside else name
-    print(f"{where}: {what.removeprefix('Value error, ')}", file=sys.stderr)  # noqa: T201 - nothing is set up yet
+    print(f"{where}: {message.removeprefix('Value error, ')}", file=sys.stderr)  # noqa: T201 - nothing is set up yet

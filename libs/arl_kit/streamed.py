@@ -7,28 +7,28 @@ from contextlib import AsyncExitStack, suppress
 from starlette.responses import Response, StreamingResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-__all__ = ["ReadToEnd", "Streamed"]
+__all__ = ["RequestBodyDrainer", "StreamedResponse"]
 
-READ_ON_S = 10.0
+DRAIN_TIMEOUT_S = 10.0
 """After an answer of known length: whoever reads it goes away then, and needs no more time."""
 
 
-class Streamed(Response):
+class StreamedResponse(Response):
     """`held` ends with the answer, whether all of it was sent, some, or none. A break in the content is one outside."""
 
     def __init__(
-        self, content: AsyncIterator[bytes], held: AsyncExitStack, *, media_type: str, headers: Mapping[str, str]
+        self, content: AsyncIterator[bytes], exit_stack: AsyncExitStack, *, media_type: str, headers: Mapping[str, str]
     ) -> None:
         super().__init__()
-        self._answer = StreamingResponse(content, media_type=media_type, headers=headers)
-        self._held = held
+        self._response = StreamingResponse(content, media_type=media_type, headers=headers)
+        self._exit_stack = exit_stack
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async with self._held:
-            await self._answer(scope, receive, send)
+        async with self._exit_stack:
+            await self._response(scope, receive, send)
 
 
-class ReadToEnd:
+class RequestBodyDrainer:
     """An answer that comes before the end of a body is heard: what is still sent is read and thrown away.
 
     Closing a connection with unread bytes resets it, and its other end may lose an answer that it had not read yet.
@@ -38,7 +38,7 @@ class ReadToEnd:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        body = _Body(receive)
+        body = _RequestBody(receive)
         has_length = False
 
         async def sent(message: Message) -> None:
@@ -47,14 +47,14 @@ class ReadToEnd:
                 has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
             elif has_length and not message.get("more_body") and not body.has_ended:
                 await send({**message, "more_body": True})
-                await body.read_on()
+                await body.drain()
                 message = {"type": "http.response.body", "body": b""}
             await send(message)
 
         await self._app(scope, body.receive, sent)
 
 
-class _Body:
+class _RequestBody:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self.has_ended = False
@@ -64,8 +64,8 @@ class _Body:
         self.has_ended = not message.get("more_body")
         return message
 
-    async def read_on(self) -> None:
+    async def drain(self) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(READ_ON_S):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while not self.has_ended:
                     await self.receive()

@@ -5,24 +5,24 @@ from typing import Generic
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger, fits
-from arl_core.model import Amounts
-from arl_manager.grants import AnyReport, Grants, HeldRow, fence_of, grant_of
-from arl_wire.internal import GrantBody
+from arl_core.ledger import ResourceLedger, fits
+from arl_core.model import Resources
+from arl_manager.grants import ActiveActionRow, GrantLifecycle, ReportT, fence_of, grant_of
+from arl_wire.internal import GrantPayload
 
-__all__ = ["CountedNode"]
+__all__ = ["SlotNode"]
 
-_NODE = 0
+_LEDGER_NODE = 0
 
 
-class CountedNode(Generic[AnyReport]):
+class SlotNode(Generic[ReportT]):
     """What `arl_manager.grants.Hardware` asks of any such node; how it starts, runs and settles is its service's."""
 
-    _grants: Grants[AnyReport]
+    _grants: GrantLifecycle[ReportT]
 
     def __init__(self) -> None:
-        self._ledger = Ledger()
-        self._held: dict[Fence, frozenset[str]] = {}
+        self._ledger = ResourceLedger()
+        self._resources_by_fence: dict[Fence, frozenset[str]] = {}
         """What each holds some of."""
 
     @property
@@ -37,45 +37,45 @@ class CountedNode(Generic[AnyReport]):
     def fenced(self) -> str | None:
         return self._grants.fenced
 
-    async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
+    async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
         """A copy of granted rows."""
-        await self._grants.offer(grants, epoch=epoch)
+        await self._grants.accept_grants(grants, epoch=epoch)
 
     @property
     def fences(self) -> frozenset[Fence]:
-        return frozenset(self._held)
+        return frozenset(self._resources_by_fence)
 
     def has(self, fence: Fence) -> bool:
-        return fence in self._held
+        return fence in self._resources_by_fence
 
-    def take(self, grant: GrantBody) -> bool:
-        if not fits(grant.amounts, self._ledger.free(_NODE)):
+    def allocate(self, grant: GrantPayload) -> bool:
+        if not fits(grant.amounts, self._ledger.available(_LEDGER_NODE)):
             return False
-        self._hold(grant)
+        self._allocate(grant)
         return True
 
-    def readopt(self, row: HeldRow) -> None:
-        self._hold(grant_of(row))
+    def readopt(self, row: ActiveActionRow) -> None:
+        self._allocate(grant_of(row))
 
-    def give_back(self, fence: Fence) -> None:
-        self._held.pop(fence, None)
+    def release(self, fence: Fence) -> None:
+        self._resources_by_fence.pop(fence, None)
         self._ledger.release(fence)
 
-    def settling(self, report: AnyReport) -> None:
+    def on_settled(self, report: ReportT) -> None:
         """What is counted is all that it held."""
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
         """Nobody but this process keeps reports."""
 
-    def set_capacity(self, capacity: Amounts) -> None:
+    def set_capacity(self, capacity: Resources) -> None:
         """From now on."""
-        self._ledger.set_capacity(_NODE, capacity)
+        self._ledger.set_capacity(_LEDGER_NODE, capacity)
 
     @property
-    def capacity(self) -> Amounts:
-        return self._ledger.capacity(_NODE)
+    def capacity(self) -> Resources:
+        return self._ledger.capacity(_LEDGER_NODE)
 
-    def _hold(self, grant: GrantBody) -> None:
+    def _allocate(self, grant: GrantPayload) -> None:
         fence = fence_of(grant)
-        self._held[fence] = frozenset(grant.amounts)
-        self._ledger.take(fence, _NODE, grant.amounts)
+        self._resources_by_fence[fence] = frozenset(grant.amounts)
+        self._ledger.allocate(fence, _LEDGER_NODE, grant.amounts)

@@ -8,21 +8,21 @@ from uuid import UUID
 
 import asyncpg
 
-__all__ = ["Heartbeat"]
+__all__ = ["LeaseHeartbeat"]
 
-FENCE_AT = 0.8
+FENCE_AT_TTL_SHARE = 0.8
 CONNECT_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
-BEAT = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
-_FENCED = (
+RENEW_LEASE = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
+_FENCED_MESSAGE = (
     "this node's lease belongs to another epoch, of whoever registered under its name since, or it was removed; nothing"
     " more is started: see that each node has a name of its own (TANGRAM_NODE_NAME), and start this one again"
 )
 
 
-class Heartbeat:
+class LeaseHeartbeat:
     """Beats until stopped. `may_start` turns False before the lease can be taken from us."""
 
     def __init__(self, url: str, *, name: str, node_id: int, epoch: UUID, beat_s: float, ttl_s: float) -> None:
@@ -33,7 +33,7 @@ class Heartbeat:
         self._beat_s = beat_s
         self._ttl_s = ttl_s
         self._accepted_at = time.monotonic()
-        self.lapses = 0
+        self.lease_lapses = 0
         """How often the lease was lost and had again: what this node holds may be others' since."""
         self.fenced: str | None = None
         """Why nothing more is started here, while the lease is another epoch's."""
@@ -47,22 +47,22 @@ class Heartbeat:
         self._stopping.set()
         self._thread.join(timeout=CONNECT_TIMEOUT_S)
 
-    def may_start(self) -> bool:
+    def can_start(self) -> bool:
         """Counts from the *sending* of the last accepted beat, by this node's monotonic clock."""
-        return time.monotonic() - self._accepted_at < FENCE_AT * self._ttl_s
+        return time.monotonic() - self._accepted_at < FENCE_AT_TTL_SHARE * self._ttl_s
 
     def _run(self) -> None:
-        asyncio.run(self._beat_forever())
+        asyncio.run(self._renew_forever())
 
-    async def _beat_forever(self) -> None:
+    async def _renew_forever(self) -> None:
         while not self._stopping.is_set():
             try:
-                await self._beat_on_one_connection()
+                await self._renew_on_connection()
             except Exception as error:  # noqa: BLE001 - whatever it was, this thread must go on beating
                 log.warning("beat failed: %s", type(error).__name__)
                 self._stopping.wait(0.5)
 
-    async def _beat_on_one_connection(self) -> None:
+    async def _renew_on_connection(self) -> None:
         connection = await asyncpg.connect(
             self._url,
             timeout=CONNECT_TIMEOUT_S,
@@ -72,13 +72,13 @@ class Heartbeat:
         try:
             while not self._stopping.is_set():
                 sent_at = time.monotonic()
-                if await connection.execute(BEAT, self._node_id, self._epoch) == "UPDATE 1":
-                    self.lapses += sent_at - self._accepted_at >= FENCE_AT * self._ttl_s
+                if await connection.execute(RENEW_LEASE, self._node_id, self._epoch) == "UPDATE 1":
+                    self.lease_lapses += sent_at - self._accepted_at >= FENCE_AT_TTL_SHARE * self._ttl_s
                     self._accepted_at = sent_at
                     self.fenced = None
                 elif self.fenced is None:
-                    self.fenced = _FENCED
-                    log.error("%s", _FENCED)
+                    self.fenced = _FENCED_MESSAGE
+                    log.error("%s", _FENCED_MESSAGE)
                 self._stopping.wait(self._beat_s)
         finally:
             connection.terminate()

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from fastapi import FastAPI
 
-from arl_kit.peers import Peers
-from arl_store.tx import Store
-from arl_store.wake import Notifier
+from arl_kit.peers import ServiceClient
+from arl_store.tx import PostgresStore
+from arl_store.wake import WakeNotifier
 
-__all__ = ["lifespan_of", "readiness_of"]
+__all__ = ["make_lifespan", "make_readiness_check"]
 
 
-class Manager(Protocol):
+class NodeManager(Protocol):
     failed: str | None
     """Why it can do nothing."""
 
@@ -25,24 +25,24 @@ class Manager(Protocol):
     async def stop(self) -> None: ...
 
 
-def lifespan_of(
-    manager: Manager, *, store: Store, peers: Peers, notifier: Notifier
+def make_lifespan(
+    manager: NodeManager, *, store: PostgresStore, service_client: ServiceClient, notifier: WakeNotifier
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        await peers.start()
+        await service_client.start()
         await notifier.start()
         await manager.start()
         yield
         await manager.stop()
         await notifier.stop()
-        await peers.stop()
+        await service_client.stop()
         await store.close()
 
     return lifespan
 
 
-def readiness_of(manager: Manager, *, store: Store) -> Callable[[float], Awaitable[str | None]]:
+def make_readiness_check(manager: NodeManager, *, store: PostgresStore) -> Callable[[float], Awaitable[str | None]]:
     async def ready(within_s: float) -> str | None:
         await store.ping(within_s=within_s)
         return manager.failed or manager.fenced

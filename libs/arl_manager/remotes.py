@@ -5,10 +5,10 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, SecretStr, StringConstraints
 
-__all__ = ["Address", "Key"]
+__all__ = ["UpstreamUrl", "UpstreamKey"]
 
 
-def _is_address(url: str) -> str:
+def _check_url(url: str) -> str:
     try:
         port, host = urlsplit(url).port, urlsplit(url).hostname
     except ValueError as error:
@@ -18,7 +18,7 @@ def _is_address(url: str) -> str:
     return url
 
 
-def _fits_in_a_header(key: SecretStr) -> SecretStr:
+def _check_header_value(key: SecretStr) -> SecretStr:
     """A file's last newline is no part of it."""
     stripped = key.get_secret_value().strip()
     if not stripped or not (stripped.isascii() and stripped.isprintable()):
@@ -26,11 +26,11 @@ def _fits_in_a_header(key: SecretStr) -> SecretStr:
     return SecretStr(stripped)
 
 
-Address = Annotated[
+UpstreamUrl = Annotated[
     str,
     StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512),
-    AfterValidator(_is_address),
+    AfterValidator(_check_url),
 ]
 """Of HTTP, with a path perhaps, and without credentials, parameters or a fragment."""
-Key = Annotated[SecretStr, AfterValidator(_fits_in_a_header)]
+UpstreamKey = Annotated[SecretStr, AfterValidator(_check_header_value)]
 """Never shown, and fit for a header."""

@@ -10,22 +10,22 @@ from arl_core.fence import Fence
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
-    "GRANTED_TO_US",
-    "HELD_HERE",
-    "NameTaken",
-    "columns",
-    "edges_of",
+    "GRANTED_TO_NODE",
+    "ACTIVE_ON_NODE",
+    "NodeNameTaken",
+    "fence_columns",
+    "settled_and_requeued",
     "load_statement",
-    "other_holder",
+    "other_name_holder",
     "refuse",
     "register",
     "reported_edge",
     "start_statement",
 ]
 
-BE_ALONE_WITH_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
+LOCK_NODE_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
 
-OTHER_HOLDER = text("""
+OTHER_NAME_HOLDER = text("""
     select n.url, b.last_beat
       from nodes as n
       join node_beats as b on b.node_id = n.id
@@ -54,7 +54,7 @@ FIRST_BEAT = text("""
        set epoch = excluded.epoch, last_beat = now()
 """)
 
-GRANTED_TO_US = """with ours as (
+GRANTED_TO_NODE = """with ours as (
         select a.id
           from actions as a
           join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
@@ -65,7 +65,7 @@ GRANTED_TO_US = """with ours as (
     )"""
 """How a statement of a granted edge begins."""
 
-HELD_HERE = """select coalesce(json_agg(g), '[]')::text
+ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
               from (select id, grant_no, state, amounts, amounts_seq, environment_id,
                            cancel_requested_at is not null as cancel
                       from actions
@@ -74,7 +74,7 @@ HELD_HERE = """select coalesce(json_agg(g), '[]')::text
                        and state in ('granted', 'running')) as g"""
 """What a node holds by its rows, as its poll reads it."""
 
-_OF_SPECS = "s.timeout_s, s.payload::text as payload"
+_SPEC_COLUMNS = "s.timeout_s, s.payload::text as payload"
 
 _REPORTED_EDGE = """ours as (
         select a.id, r.outcome, r.reason, r.run_us,
@@ -101,7 +101,7 @@ _REPORTED_EDGE = """ours as (
     )"""
 
 REFUSE = text(f"""
-    {GRANTED_TO_US}
+    {GRANTED_TO_NODE}
     update actions as a
        set state = 'queued', reason = 'refused', admitted_xid = pg_current_xact_id()
       from ours
@@ -109,29 +109,29 @@ REFUSE = text(f"""
 """)  # noqa: S608 - constants of this module
 
 
-def start_statement(more: str) -> TextClause:
+def start_statement(extra_columns: str) -> TextClause:
     """`granted -> running` of the fences that are granted to us, answered with their specs.
 
     `more` begins with a comma: further columns, of `action_specs` `s`.
     """
     return text(f"""
-    {GRANTED_TO_US}, started as (
+    {GRANTED_TO_NODE}, started as (
         update actions as a
            set state = 'running', started_at = now()
           from ours
          where a.id = ours.id
      returning a.id, a.grant_no, a.cancel_requested_at is not null as cancel
     )
-    select started.id, started.grant_no, started.cancel, {_OF_SPECS}{more}
+    select started.id, started.grant_no, started.cancel, {_SPEC_COLUMNS}{extra_columns}
       from started
       join action_specs as s using (id)
 """)  # noqa: S608 - constants of modules
 
 
-def load_statement(more: str) -> TextClause:
+def load_statement(extra_columns: str) -> TextClause:
     """Running rows of this node, as `start_statement` answers them."""
     return text(f"""
-    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, {_OF_SPECS}{more}
+    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS}{extra_columns}
       from actions as a
       join action_specs as s using (id)
      where a.id = any(cast(:ids as uuid[]))
@@ -140,21 +140,21 @@ def load_statement(more: str) -> TextClause:
 """)  # noqa: S608 - constants of modules
 
 
-def edges_of(rows: Sequence[Row]) -> tuple[frozenset[Fence], frozenset[Fence]]:
+def settled_and_requeued(rows: Sequence[Row]) -> tuple[frozenset[Fence], frozenset[Fence]]:
     """Of what a `reported_edge` answers: the fences that settled, and those that went back to the queue."""
     settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
     return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 
-def reported_edge(may_run_again: str = "true") -> str:
+def reported_edge(is_retryable: str = "true") -> str:
     """The parts `ours` and `edge` of a statement that settles its part `report`, or queues again what may have a retry.
 
     `report` has id, grant_no, outcome, reason and run_us; `may_run_again` is a condition on actions `a` and report `r`.
     """
-    return _REPORTED_EDGE.format(may_run_again=may_run_again)
+    return _REPORTED_EDGE.format(may_run_again=is_retryable)
 
 
-class NameTaken(RuntimeError):
+class NodeNameTaken(RuntimeError):
     """Another node, at another address, lives under the name; two of one name would take each other's lease."""
 
     def __init__(self, name: str, url: str) -> None:
@@ -164,17 +164,17 @@ class NameTaken(RuntimeError):
         )
 
 
-async def other_holder(tx: ReadTx, node: Mapping[str, Any], *, ttl_s: float) -> Row | None:
+async def other_name_holder(tx: ReadTx, node: Mapping[str, Any], *, ttl_s: float) -> Row | None:
     """`url` and `last_beat` of another node that has the name by its lease."""
-    return await tx.first(OTHER_HOLDER, {key: node[key] for key in ("name", "url", "epoch")} | {"ttl_s": ttl_s})
+    return await tx.first(OTHER_NAME_HOLDER, {key: node[key] for key in ("name", "url", "epoch")} | {"ttl_s": ttl_s})
 
 
 async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int:
     """Make a node known under its epoch, with a first beat; its id. Raises NameTaken for the name of another."""
-    await tx.first(BE_ALONE_WITH_NAME, {"name": node["name"]})
-    holder = await other_holder(tx, node, ttl_s=ttl_s)
+    await tx.first(LOCK_NODE_NAME, {"name": node["name"]})
+    holder = await other_name_holder(tx, node, ttl_s=ttl_s)
     if holder is not None:
-        raise NameTaken(node["name"], holder.url)
+        raise NodeNameTaken(node["name"], holder.url)
     row = await tx.first(REGISTER, dict(node))
     if row is None:
         raise RuntimeError("a node's upsert returned no row")
@@ -183,8 +183,8 @@ async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int
 
 
 async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
-    return await tx.execute(REFUSE, {**columns(fences), "epoch": epoch})
+    return await tx.execute(REFUSE, {**fence_columns(fences), "epoch": epoch})
 
 
-def columns(fences: Sequence[Fence]) -> dict[str, Any]:
+def fence_columns(fences: Sequence[Fence]) -> dict[str, Any]:
     return {"ids": [fence.action_id for fence in fences], "grant_nos": [fence.grant_no for fence in fences]}

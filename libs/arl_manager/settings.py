@@ -7,7 +7,7 @@ from arl_kit.settings import ServiceSettings
 
 __all__ = ["ManagerSettings"]
 
-EVERY_ADDRESS = ("0.0.0.0", "::", "")  # noqa: S104 - no address that anybody could ask
+WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - no address that anybody could ask
 
 
 class ManagerSettings(ServiceSettings):
@@ -22,8 +22,8 @@ class ManagerSettings(ServiceSettings):
     poll_idle_s: float = Field(default=8.0, gt=0)
 
     @model_validator(mode="after")
-    def _can_be_reached(self) -> Self:
-        if self.host in EVERY_ADDRESS and self.advertise_url is None:
+    def _check_advertise_url(self) -> Self:
+        if self.host in WILDCARD_ADDRESSES and self.advertise_url is None:
             raise ValueError(f"with TANGRAM_HOST={self.host} set TANGRAM_ADVERTISE_URL to where others reach this node")
         return self
 

@@ -3,41 +3,43 @@
 import json
 from typing import Any
 
-__all__ = ["KEPT", "Timeline"]
+__all__ = ["MAX_STAGES", "AttemptTimeline"]
 
-KEPT = 64
+MAX_STAGES = 64
 """Stages of an action. Of more, the first ones are written and the last."""
 
 
-class Timeline:
+class AttemptTimeline:
     """Of one action, in seconds of the monotonic clock; in microseconds since it came where it is written.
 
     `arl_trace.life` makes spans of it.
     """
 
-    def __init__(self, came: float, *, waits_for: str = "device") -> None:
-        self._came, self._wait = came, f"{waits_for} wait"
+    def __init__(self, arrived_at: float, *, resource: str = "device") -> None:
+        self._arrived_at, self._wait_stage = arrived_at, f"{resource} wait"
         self._stages: list[dict[str, Any]] = []
-        self._left_out = 0
+        self._dropped = 0
 
-    def wait_ended(self, ended: float) -> None:
+    def end_wait(self, ended_at: float) -> None:
         """Nothing was done for it before."""
-        self.add(self._wait, self._came, ended)
+        self.add(self._wait_stage, self._arrived_at, ended_at)
 
-    def add(self, name: str, begun: float, ended: float, **about: Any) -> None:
+    def add(self, name: str, started_at: float, ended_at: float, **attributes: Any) -> None:
         """What is None in `about` is not written."""
-        if len(self._stages) == KEPT:
+        if len(self._stages) == MAX_STAGES:
             self._stages.pop()
-            self._left_out += 1
-        known = {key: value for key, value in about.items() if value is not None}
-        self._stages.append({"name": name, "at_us": self._us(begun), "us": int((ended - begun) * 1e6), **known})
+            self._dropped += 1
+        known = {key: value for key, value in attributes.items() if value is not None}
+        self._stages.append(
+            {"name": name, "at_us": self._offset_us(started_at), "us": int((ended_at - started_at) * 1e6), **known}
+        )
 
-    def written(self, ended: float) -> str:
+    def to_json(self, ended_at: float) -> str:
         """With the action's whole time on this node."""
         if not self._stages:
-            self.wait_ended(ended)
-        more = {"left_out": self._left_out} if self._left_out else {}
-        return json.dumps({"us": self._us(ended), "stages": self._stages, **more})
+            self.end_wait(ended_at)
+        more = {"left_out": self._dropped} if self._dropped else {}
+        return json.dumps({"us": self._offset_us(ended_at), "stages": self._stages, **more})
 
-    def _us(self, moment: float) -> int:
-        return max(0, int((moment - self._came) * 1e6))
+    def _offset_us(self, moment: float) -> int:
+        return max(0, int((moment - self._arrived_at) * 1e6))

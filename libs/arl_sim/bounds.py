@@ -9,29 +9,29 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from arl_sim.workload import Work
+from arl_sim.workload import ActionWork
 
-__all__ = ["Job", "lagrangian_bound_s", "speed_bound_s"]
+__all__ = ["BoundJob", "lagrangian_bound_s", "speed_bound_s"]
 
 Floats = npt.NDArray[np.float64]
 
-STALLED = 8
+STALL_LIMIT = 8
 """Steps without a better bound after which they become smaller."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    work: Work
+class BoundJob:
+    work: ActionWork
     submitted: float
 
 
-def speed_bound_s(jobs: Sequence[Job]) -> float:
+def speed_bound_s(jobs: Sequence[BoundJob]) -> float:
     """Mean ACT where nobody ever waits."""
     return float(np.mean([job.work.fastest_s for job in jobs]))
 
 
 def lagrangian_bound_s(
-    jobs: Sequence[Job], units: int, *, reached_s: float, iterations: int = 150, grid_s: float = 1.0
+    jobs: Sequence[BoundJob], units: int, *, achieved_s: float, iterations: int = 150, grid_s: float = 1.0
 ) -> float:
     """A lower bound of the mean ACT of any schedule without resizing, on so many units.
 
@@ -40,31 +40,31 @@ def lagrangian_bound_s(
     point, or one that ends at a grid point. They rise where more is wanted than there is (subgradient, Polyak steps);
     `reached_s` is the mean ACT of some schedule, which scales the steps.
     """
-    problem = _Problem(jobs, units, grid_s)
+    problem = _BoundProblem(jobs, units, grid_s)
     prices = best_prices = np.zeros(problem.steps)
     best, scale, stalled = -np.inf, 1.0, 0
     for _ in range(iterations):
-        value, used = problem.answer(prices)
+        value, used = problem.evaluate(prices)
         if value > best + 1e-6:
             best, best_prices, stalled = value, prices, 0
         else:
             stalled += 1
-            if stalled >= STALLED:
+            if stalled >= STALL_LIMIT:
                 scale, stalled, prices = scale * 0.6, 0, best_prices
         excess = used - units * grid_s
         excess[(prices <= 0) & (excess < 0)] = 0.0
         norm = float((excess**2).sum())
         if norm < 1e-9:
             break
-        step = scale * max(reached_s * len(jobs) - value, 1e-3) / norm
+        step = scale * max(achieved_s * len(jobs) - value, 1e-3) / norm
         prices = np.maximum(0.0, prices + step * excess)
     return best / len(jobs)
 
 
-class _Problem:
+class _BoundProblem:
     """Every job at every width is a row; every start worth looking at is a column."""
 
-    def __init__(self, jobs: Sequence[Job], units: int, grid_s: float) -> None:
+    def __init__(self, jobs: Sequence[BoundJob], units: int, grid_s: float) -> None:
         self._units, self._grid_s = units, grid_s
         last = max(job.submitted for job in jobs)
         work = sum(min(k * job.work.duration_s(k) for k in job.work.choices) for job in jobs)
@@ -72,19 +72,19 @@ class _Problem:
         self._grid: Floats = np.arange(self.steps + 1, dtype=np.float64) * grid_s
         rows = [(at, job, k) for at, job in enumerate(jobs) for k in job.work.choices if k <= units]
         self._job_of = np.array([at for at, _, _ in rows])
-        self._width: Floats = np.array([float(k) for _, _, k in rows])
+        self._parallelism: Floats = np.array([float(k) for _, _, k in rows])
         self._seconds: Floats = np.array([job.work.duration_s(k) for _, job, k in rows])
         self._submitted: Floats = np.array([job.submitted for _, job, _ in rows])
         self._first_row = np.searchsorted(self._job_of, np.arange(len(jobs)))
         self._starts = self._candidates()
         self._own: Floats = self._starts + (self._seconds - self._submitted)[:, None]
 
-    def answer(self, prices: Floats) -> tuple[float, Floats]:
+    def evaluate(self, prices: Floats) -> tuple[float, Floats]:
         """The bound at these prices, and how many unit-seconds the jobs would take of each step."""
         earned: Floats = np.concatenate([[0.0], np.cumsum(prices) * self._grid_s])
         ends = self._starts + self._seconds[:, None]
         paid = np.interp(ends, self._grid, earned) - np.interp(self._starts, self._grid, earned)
-        costs = self._own + self._width[:, None] * paid
+        costs = self._own + self._parallelism[:, None] * paid
         column = costs.argmin(axis=1)
         best_of_row = costs[np.arange(len(column)), column]
         rows = self._cheapest_rows(best_of_row)
@@ -108,5 +108,5 @@ class _Problem:
         ends = starts + self._seconds[rows]
         low = np.maximum(self._grid[:-1], starts[:, None])
         high = np.minimum(self._grid[1:], ends[:, None])
-        used: Floats = (self._width[rows][:, None] * np.maximum(0.0, high - low)).sum(axis=0)
+        used: Floats = (self._parallelism[rows][:, None] * np.maximum(0.0, high - low)).sum(axis=0)
         return used

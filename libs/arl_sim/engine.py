@@ -11,31 +11,31 @@ from functools import partial
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Grant, Resize, Waiting
-from arl_core.plan import Policy
-from arl_sim.attempts import Attempt, fair_shares
-from arl_sim.books import Books
-from arl_sim.expectations import Expectations
-from arl_sim.lives import Life
-from arl_sim.results import Piece, Record, Result
-from arl_sim.site import CORE_MILLI, TOGETHER, Classes, Site, pools_of
-from arl_sim.workload import Need, Work, Workload
+from arl_core.model import ActionClass, Grant, QueuedAction, ResizeDecision, Resources
+from arl_core.plan import SchedulingPolicy
+from arl_sim.attempts import SimAttempt, max_min_shares
+from arl_sim.books import SimSchedulerState
+from arl_sim.expectations import SimDurationModel
+from arl_sim.lives import TrajectoryProgress
+from arl_sim.results import ActionRecord, SimResult, UsageSegment
+from arl_sim.site import CORE_MILLI, FREE_BATCH_SIZE, SimActionClasses, SimCluster, create_nodes
+from arl_sim.workload import ActionWork, ResourceKind, SimWorkload
 
-__all__ = ["RESIZE_S", "START_S", "Overheads", "Simulation", "Stuck"]
+__all__ = ["RESIZE_S", "START_S", "SimOverheads", "WorkloadSimulation", "StuckError"]
 
 START_S = 0.02
 """From a grant until the action works: two hops and the start of a process."""
 RESIZE_S = 0.005
 """An action stands still for so long when its amounts change; until then a shrink frees nothing."""
 SAME_MOMENT_S = 1e-9
-_NO_TURN = -1
+_POD_ACTION = -1
 """Of what makes an environment."""
 
 Handler = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overheads:
+class SimOverheads:
     """What is charged besides work, in seconds."""
 
     start_s: float = START_S
@@ -44,179 +44,188 @@ class Overheads:
     resize_s: float = RESIZE_S
 
 
-class Stuck(RuntimeError):
+class StuckError(RuntimeError):
     """Actions wait, nothing runs, and the policy starts none."""
 
 
 @dataclass(slots=True)
-class _Running:
+class _SimRunningAction:
     fence: Fence
     cls: ActionClass
-    life: Life
-    at: int
+    progress: TrajectoryProgress
+    position: int
     """Its turn."""
     submitted: float
     started: float
     node: int
-    attempt: Attempt
+    attempt: SimAttempt
     restore_s: float
-    piece_from: float
-    resized: bool = False
-    resizing: bool = False
+    segment_start: float
+    was_resized: bool = False
+    is_resizing: bool = False
 
 
 @dataclass
-class Simulation:
+class WorkloadSimulation:
     """One run of a workload under a policy. The same input gives the same result, always."""
 
-    workload: Workload
-    site: Site
-    policy: Policy
-    classes: Classes
-    expectations: Expectations
-    overheads: Overheads = Overheads()
+    workload: SimWorkload
+    cluster: SimCluster
+    policy: SchedulingPolicy
+    classes: SimActionClasses
+    durations: SimDurationModel
+    overheads: SimOverheads = SimOverheads()
     _events: list[tuple[float, int, Handler]] = field(default_factory=list)
-    _running: dict[UUID, _Running] = field(default_factory=dict)
-    _on_node: dict[int, dict[UUID, _Running]] = field(default_factory=dict)
-    _records: list[Record] = field(default_factory=list)
-    _pieces: list[Piece] = field(default_factory=list)
+    _running: dict[UUID, _SimRunningAction] = field(default_factory=dict)
+    _on_node: dict[int, dict[UUID, _SimRunningAction]] = field(default_factory=dict)
+    _records: list[ActionRecord] = field(default_factory=list)
+    _segments: list[UsageSegment] = field(default_factory=list)
     _task_ends: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._books = Books(self.policy, pools_of(self.site, self.workload.services), self.expectations)
+        self._state = SimSchedulerState(self.policy, create_nodes(self.cluster, self.workload.services), self.durations)
         self._sequence = itertools.count()
         self._ids = itertools.count(1)
-        self._turn_of: dict[UUID, tuple[Life, int]] = {}
-        self._tasks = {task: number for number, task in enumerate(sorted({r.task for r in self.workload.rollouts}))}
-        self._squeezed: set[int] = set()
+        self._position_of: dict[UUID, tuple[TrajectoryProgress, int]] = {}
+        self._tasks = {task: number for number, task in enumerate(sorted({r.task for r in self.workload.trajectories}))}
+        self._oversubscribed: set[int] = set()
         self._changed = False
 
-    def run(self) -> Result:
+    def run(self) -> SimResult:
         """Raises `Overbooked` or `Stuck` where the policy is at fault."""
-        for number, rollout in enumerate(self.workload.rollouts):
-            self._at(rollout.starts_s, partial(self._begin, Life(number, rollout)))
+        for number, rollout in enumerate(self.workload.trajectories):
+            self._schedule(rollout.starts_s, partial(self._begin_trajectory, TrajectoryProgress(number, rollout)))
         rounds = 0
         while self._events:
             now = self._events[0][0]
             while self._events and self._events[0][0] <= now + SAME_MOMENT_S:
                 heapq.heappop(self._events)[2](now)
             if self._changed:
-                self._round(now)
+                self._run_round(now)
                 rounds += 1
-            if not self._events and self._books.waiting:
-                raise Stuck(f"{self._books.waiting} actions wait for ever")
-        return Result(self.site, tuple(self._records), self._task_ends, tuple(self._pieces), rounds)
+            if not self._events and self._state.queued_count:
+                raise StuckError(f"{self._state.queued_count} actions wait for ever")
+        return SimResult(self.cluster, tuple(self._records), self._task_ends, tuple(self._segments), rounds)
 
-    def _at(self, moment: float, handler: Handler) -> None:
+    def _schedule(self, moment: float, handler: Handler) -> None:
         heapq.heappush(self._events, (moment, next(self._sequence), handler))
 
-    def _round(self, now: float) -> None:
+    def _run_round(self, now: float) -> None:
         self._changed = False
-        plan = self._books.plan(self.policy, now=now)
+        plan = self._state.plan(self.policy, now=now)
         for resize in plan.resizes:
-            self._resize(resize, now)
+            self._begin_resize(resize, now)
         for grant in plan.grants:
             self._start(grant, now)
 
-    def _begin(self, life: Life, now: float) -> None:
-        if self.policy.has_pods and life.rollout.has_environment:
+    def _begin_trajectory(self, progress: TrajectoryProgress, now: float) -> None:
+        if self.policy.has_pods and progress.trajectory.has_environment:
             # A pod is there for the whole of its trajectory, which also thinks before it acts.
-            life.makes_pod = True
-            self._offer(life, _NO_TURN, self._waiting_of(life, self.classes.environment(), now), at_home=True)
-        for at in life.first():
-            self._think(life, at, now)
+            progress.is_creating_pod = True
+            self._enqueue(
+                progress,
+                _POD_ACTION,
+                self._make_action(progress, self.classes.environment_class(), now),
+                in_environment=True,
+            )
+        for at in progress.initial_positions():
+            self._think(progress, at, now)
 
-    def _think(self, life: Life, at: int, now: float) -> None:
-        self._at(now + life.rollout.turns[at].think_s, partial(self._act, life, at))
+    def _think(self, progress: TrajectoryProgress, position: int, now: float) -> None:
+        self._schedule(
+            now + progress.trajectory.actions[position].think_s, partial(self._submit_action, progress, position)
+        )
 
-    def _act(self, life: Life, at: int, now: float) -> None:
-        turn = life.rollout.turns[at]
-        cls = self.classes.of(turn.work)
-        self.expectations.submitted(cls, turn.work)
-        if life.began is None:
-            life.began = now
-        action = self._waiting_of(life, cls, now)
+    def _submit_action(self, progress: TrajectoryProgress, position: int, now: float) -> None:
+        turn = progress.trajectory.actions[position]
+        cls = self.classes.class_for(turn.work)
+        self.durations.submitted(cls, turn.work)
+        if progress.started_at is None:
+            progress.started_at = now
+        action = self._make_action(progress, cls, now)
         # A pod is all that its trajectory has.
-        in_pod = self.policy.has_pods and life.rollout.has_environment
-        at_home = turn.work.need is Need.CPU and (in_pod or not turn.outside)
-        if life.makes_pod and at_home:
-            life.delayed.append((at, action))
+        in_pod = self.policy.has_pods and progress.trajectory.has_environment
+        at_home = turn.work.resource_kind is ResourceKind.CPU and (in_pod or not turn.is_outside_environment)
+        if progress.is_creating_pod and at_home:
+            progress.delayed.append((position, action))
         else:
-            self._offer(life, at, action, at_home=at_home)
+            self._enqueue(progress, position, action, in_environment=at_home)
 
-    def _offer(self, life: Life, at: int, action: Waiting, *, at_home: bool) -> None:
+    def _enqueue(
+        self, progress: TrajectoryProgress, position: int, action: QueuedAction, *, in_environment: bool
+    ) -> None:
         self._changed = True
-        self._turn_of[action.id] = (life, at)
-        self._books.submit(action, environment=_environment_id(life.number) if at_home else None)
+        self._position_of[action.id] = (progress, position)
+        self._state.submit(action, environment=_environment_id(progress.number) if in_environment else None)
 
-    def _waiting_of(self, life: Life, cls: ActionClass, now: float) -> Waiting:
-        return Waiting(
+    def _make_action(self, progress: TrajectoryProgress, cls: ActionClass, now: float) -> QueuedAction:
+        return QueuedAction(
             id=UUID(int=next(self._ids)),
             cls=cls,
-            task=self._tasks[life.rollout.task],
+            task=self._tasks[progress.trajectory.task],
             submitted=now,
             grant_no=0,
-            trajectory=life.name,
-            began=life.began if life.began is not None else now,
+            trajectory=progress.name,
+            trajectory_started_at=progress.started_at if progress.started_at is not None else now,
         )
 
     def _start(self, grant: Grant, now: float) -> None:
-        action = self._books.queued(grant.fence.action_id)
-        life, at = self._turn_of.pop(action.id)
-        resident = self._books.grant(grant, now=now)
+        action = self._state.queued_action(grant.fence.action_id)
+        life, at = self._position_of.pop(action.id)
+        resident = self._state.apply_grant(grant, now=now)
         if action.cls.kind == "environment.create":
-            self._at(now, partial(self._pod_made, life, grant))
+            self._schedule(now, partial(self._pod_created, life, grant))
             return
         service = action.cls.service
         restore_s = 0.0 if resident or service is None else service.restore_s(len(grant.devices))
         overhead_s = self.overheads.pod_start_s if self.policy.has_pods else self.overheads.start_s
-        work = life.rollout.turns[at].work
-        attempt = Attempt(work, self._units(work, grant.amounts), now + overhead_s + restore_s)
-        running = _Running(
+        work = life.trajectory.actions[at].work
+        attempt = SimAttempt(work, self._units(work, grant.resources), now + overhead_s + restore_s)
+        running = _SimRunningAction(
             fence=grant.fence,
             cls=action.cls,
-            life=life,
-            at=at,
+            progress=life,
+            position=at,
             submitted=action.submitted,
             started=now,
             node=grant.node,
             attempt=attempt,
             restore_s=restore_s,
-            piece_from=now,
+            segment_start=now,
         )
         self._running[action.id] = running
         self._on_node.setdefault(grant.node, {})[action.id] = running
         self._expect_end(running)
-        self._share(grant.node, now)
+        self._share_node(grant.node, now)
 
-    def _pod_made(self, life: Life, grant: Grant, now: float) -> None:
+    def _pod_created(self, progress: TrajectoryProgress, grant: Grant, now: float) -> None:
         self._changed = True
-        self._books.release(grant.node, grant.fence.action_id, now=now)
-        life.makes_pod = False
-        delayed, life.delayed = life.delayed, []
+        self._state.release(grant.node, grant.fence.action_id, now=now)
+        progress.is_creating_pod = False
+        delayed, progress.delayed = progress.delayed, []
         for at, action in delayed:
-            self._offer(life, at, action, at_home=True)
+            self._enqueue(progress, at, action, in_environment=True)
 
-    def _expect_end(self, running: _Running) -> None:
+    def _expect_end(self, running: _SimRunningAction) -> None:
         version = running.attempt.version
-        self._at(running.attempt.ends, partial(self._end, running, version))
+        self._schedule(running.attempt.ends_at, partial(self._end, running, version))
 
-    def _end(self, running: _Running, version: int, now: float) -> None:
+    def _end(self, running: _SimRunningAction, version: int, now: float) -> None:
         if version != running.attempt.version:
             return
         self._changed = True
         action_id = running.fence.action_id
-        life = running.life
+        life = running.progress
         work = running.attempt.work
-        self._cut(running, now)
+        self._close_segment(running, now)
         del self._running[action_id], self._on_node[running.node][action_id]
-        self._books.release(running.node, action_id, now=now)
-        self._learn(running, now)
+        self._state.release(running.node, action_id, now=now)
+        self._record_run(running, now)
         self._records.append(
-            Record(
+            ActionRecord(
                 id=action_id,
-                rollout=life.number,
-                task=life.rollout.task,
+                trajectory=life.number,
+                task=life.trajectory.task,
                 work=work,
                 node=running.node,
                 submitted=running.submitted,
@@ -225,95 +234,97 @@ class Simulation:
                 restore_s=running.restore_s,
             )
         )
-        self._share(running.node, now)
-        self._go_on(life, running.at, now)
+        self._share_node(running.node, now)
+        self._continue_trajectory(life, running.position, now)
 
-    def _go_on(self, life: Life, at: int, now: float) -> None:
-        for following in life.over(at):
-            self._think(life, following, now)
-        if not life.is_over:
+    def _continue_trajectory(self, progress: TrajectoryProgress, position: int, now: float) -> None:
+        for following in progress.complete(position):
+            self._think(progress, following, now)
+        if not progress.is_finished:
             return
-        task = life.rollout.task
+        task = progress.trajectory.task
         self._task_ends[task] = max(self._task_ends.get(task, 0.0), now)
-        self._books.end_environment(life.name)
+        self._state.end_environment(progress.name)
 
-    def _learn(self, running: _Running, now: float) -> None:
+    def _record_run(self, running: _SimRunningAction, now: float) -> None:
         attempt, elastic = running.attempt, running.cls.demand.elastic
-        attempt.change(attempt.units, now=now, pace=attempt.pace)
+        attempt.change(attempt.units, now=now, speed=attempt.speed)
         amount = 0
         if elastic is not None:
-            per_unit = CORE_MILLI if attempt.work.need is Need.CPU else 1
+            per_unit = CORE_MILLI if attempt.work.resource_kind is ResourceKind.CPU else 1
             amount = round(attempt.mean_units * per_unit)
-        self.expectations.ended(
-            running.cls, attempt.work, amount=amount, run_s=attempt.busy_s, steady=not running.resized
+        self.durations.ended(
+            running.cls, attempt.work, amount=amount, run_s=attempt.busy_s, steady=not running.was_resized
         )
-        self._books.learnt(running.cls)
+        self._state.invalidate_estimates(running.cls)
 
-    def _resize(self, resize: Resize, now: float) -> None:
+    def _begin_resize(self, resize: ResizeDecision, now: float) -> None:
         running = self._running.get(resize.fence.action_id)
-        if running is None or running.fence != resize.fence or running.resizing:
+        if running is None or running.fence != resize.fence or running.is_resizing:
             return
-        running.resized = running.resizing = True
-        self._books.begin_resize(resize.fence, running.node, resize.amounts)
-        self._cut(running, now)
+        running.was_resized = running.is_resizing = True
+        self._state.begin_resize(resize.fence, running.node, resize.resources)
+        self._close_segment(running, now)
         pause_s = self.overheads.resize_s
-        running.attempt.change(self._units(running.attempt.work, resize.amounts), now=now, pause_s=pause_s)
+        running.attempt.change(self._units(running.attempt.work, resize.resources), now=now, pause_s=pause_s)
         self._expect_end(running)
-        self._at(now + pause_s, partial(self._resized, running))
+        self._schedule(now + pause_s, partial(self._finish_resize, running))
 
-    def _resized(self, running: _Running, now: float) -> None:
+    def _finish_resize(self, running: _SimRunningAction, now: float) -> None:
         """The manager has confirmed it; only now is free what a shrink gave back."""
         self._changed = True
-        running.resizing = False
+        running.is_resizing = False
         if running.fence.action_id in self._running:
-            self._books.end_resize(running.fence, running.node, now=now)
+            self._state.end_resize(running.fence, running.node, now=now)
 
-    def _cut(self, running: _Running, now: float) -> None:
-        if now > running.piece_from:
+    def _close_segment(self, running: _SimRunningAction, now: float) -> None:
+        if now > running.segment_start:
             attempt = running.attempt
-            batched = attempt.work.service in self.site.shared
-            units = attempt.units * attempt.pace / TOGETHER if batched else attempt.units
-            piece = Piece(running.life.number, running.node, attempt.work.need, units, running.piece_from, now)
-            self._pieces.append(piece)
-        running.piece_from = now
+            batched = attempt.work.service in self.cluster.shared
+            units = attempt.units * attempt.speed / FREE_BATCH_SIZE if batched else attempt.units
+            piece = UsageSegment(
+                running.progress.number, running.node, attempt.work.resource_kind, units, running.segment_start, now
+            )
+            self._segments.append(piece)
+        running.segment_start = now
 
-    def _share(self, node: int, now: float) -> None:
+    def _share_node(self, node: int, now: float) -> None:
         """What the actions on a node share changes with their number."""
         there = self._on_node.get(node, {})
-        cores = self._books.capacity(node).get("cpu_milli", 0) / CORE_MILLI
+        cores = self._state.capacity(node).get("cpu_milli", 0) / CORE_MILLI
         if cores:
             self._share_cores(node, there, cores, now)
-        elif any(running.attempt.work.service in self.site.shared for running in there.values()):
+        elif any(running.attempt.work.service in self.cluster.shared for running in there.values()):
             for running in there.values():
-                self._go_on_with(running, running.attempt.units, now, pace=min(1.0, TOGETHER / len(there)))
+                self._change_units(running, running.attempt.units, now, speed=min(1.0, FREE_BATCH_SIZE / len(there)))
 
-    def _share_cores(self, node: int, there: Mapping[UUID, _Running], cores: float, now: float) -> None:
+    def _share_cores(self, node: int, active: Mapping[UUID, _SimRunningAction], cores: float, now: float) -> None:
         """Where actions may use more cores than the node has, as in overcommitted pods, each has its fair share."""
         wanted = {
-            action_id: self._units(running.attempt.work, self._books.held(node, action_id) or {})
-            for action_id, running in there.items()
+            action_id: self._units(running.attempt.work, self._state.allocated_resources(node, action_id) or {})
+            for action_id, running in active.items()
         }
         crowded = sum(wanted.values()) > cores
-        if not crowded and node not in self._squeezed:
+        if not crowded and node not in self._oversubscribed:
             return
-        (self._squeezed.add if crowded else self._squeezed.discard)(node)
-        for action_id, units in fair_shares(wanted, cores).items():
-            self._go_on_with(there[action_id], units, now)
+        (self._oversubscribed.add if crowded else self._oversubscribed.discard)(node)
+        for action_id, units in max_min_shares(wanted, cores).items():
+            self._change_units(active[action_id], units, now)
 
-    def _go_on_with(self, running: _Running, units: float, now: float, *, pace: float = 1.0) -> None:
-        if (units, pace) != (running.attempt.units, running.attempt.pace):
-            self._cut(running, now)
-            running.attempt.change(units, now=now, pace=pace)
+    def _change_units(self, running: _SimRunningAction, units: float, now: float, *, speed: float = 1.0) -> None:
+        if (units, speed) != (running.attempt.units, running.attempt.speed):
+            self._close_segment(running, now)
+            running.attempt.change(units, now=now, speed=speed)
             self._expect_end(running)
 
-    def _units(self, work: Work, amounts: Amounts) -> float:
+    def _units(self, work: ActionWork, resources: Resources) -> float:
         """On which it runs: no more than it can use."""
-        match work.need:
-            case Need.CPU:
-                units = amounts["cpu_milli"] / CORE_MILLI
-            case Need.GPU:
-                units = float(amounts.get("gpu") or self.site.dedicated[work.service or ""])
-            case Need.API:
+        match work.resource_kind:
+            case ResourceKind.CPU:
+                units = resources["cpu_milli"] / CORE_MILLI
+            case ResourceKind.GPU:
+                units = float(resources.get("gpu") or self.cluster.dedicated[work.service or ""])
+            case ResourceKind.API:
                 units = 1.0
         return min(units, float(work.choices[-1]))
 

@@ -3,55 +3,55 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from arl_core.model import TrajectoryName, Waiting
-from arl_sim.workload import Rollout
+from arl_core.model import QueuedAction, TrajectoryName
+from arl_sim.workload import SimTrajectory
 
-__all__ = ["Life"]
+__all__ = ["TrajectoryProgress"]
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class TrajectoryProgress:
     """A trajectory on its way. Its turns branch where several wait for one, and join where one waits for several."""
 
     number: int
-    rollout: Rollout
-    began: float | None = None
-    makes_pod: bool = False
+    trajectory: SimTrajectory
+    started_at: float | None = None
+    is_creating_pod: bool = False
     """Its environment's own action is not over yet."""
-    delayed: list[tuple[int, Waiting]] = field(default_factory=list)
+    delayed: list[tuple[int, QueuedAction]] = field(default_factory=list)
     """Its turns that wait for that."""
-    _missing: list[int] = field(init=False)
+    _pending_dependencies: list[int] = field(init=False)
     """Of each turn, how many that it waits for are not over."""
-    _followers: list[list[int]] = field(init=False)
-    _open: int = field(init=False)
+    _dependents: list[list[int]] = field(init=False)
+    _unfinished: int = field(init=False)
     """Turns that are not over."""
 
     def __post_init__(self) -> None:
-        self._open = len(self.rollout.turns)
-        self._missing = [len(self.rollout.waits_for(at)) for at in range(self._open)]
-        self._followers = [[] for _ in range(self._open)]
-        for at in range(self._open):
-            for before in self.rollout.waits_for(at):
-                self._followers[before].append(at)
+        self._unfinished = len(self.trajectory.actions)
+        self._pending_dependencies = [len(self.trajectory.dependencies_of(at)) for at in range(self._unfinished)]
+        self._dependents = [[] for _ in range(self._unfinished)]
+        for at in range(self._unfinished):
+            for before in self.trajectory.dependencies_of(at):
+                self._dependents[before].append(at)
 
     @property
     def name(self) -> TrajectoryName:
         return 0, str(self.number)
 
     @property
-    def is_over(self) -> bool:
-        return self._open == 0
+    def is_finished(self) -> bool:
+        return self._unfinished == 0
 
-    def first(self) -> list[int]:
+    def initial_positions(self) -> list[int]:
         """The turns that wait for none."""
-        return [at for at, missing in enumerate(self._missing) if not missing]
+        return [at for at, missing in enumerate(self._pending_dependencies) if not missing]
 
-    def over(self, at: int) -> Iterable[int]:
+    def complete(self, position: int) -> Iterable[int]:
         """This turn is; those that waited for it alone by now."""
-        self._open -= 1
+        self._unfinished -= 1
         ready = []
-        for follower in self._followers[at]:
-            self._missing[follower] -= 1
-            if not self._missing[follower]:
+        for follower in self._dependents[position]:
+            self._pending_dependencies[follower] -= 1
+            if not self._pending_dependencies[follower]:
                 ready.append(follower)
         return ready

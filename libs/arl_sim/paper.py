@@ -9,29 +9,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
 from arl_core.pods import StaticPods
-from arl_core.reference import Reference
-from arl_core.spar import Spar
-from arl_sim.engine import Simulation
-from arl_sim.expectations import Expectations, Learnt
-from arl_sim.prototype import SERVICES, prototype
-from arl_sim.results import Result, Statistics, statistics_of
-from arl_sim.site import CORE_MILLI, Asking, Classes, Site
-from arl_sim.workload import Workload
+from arl_core.reference import ReferencePolicy
+from arl_core.spar import SparPolicy
+from arl_sim.engine import WorkloadSimulation
+from arl_sim.expectations import LearnedDurations, SimDurationModel
+from arl_sim.prototype import SERVICES, synthetic_step
+from arl_sim.results import SimResult, SimStatistics, compute_statistics
+from arl_sim.site import CORE_MILLI, DemandMode, SimActionClasses, SimCluster
+from arl_sim.workload import SimWorkload
 
 __all__ = [
     "CORES",
     "GPUS",
-    "HELD_OUT",
+    "VALIDATION_SEEDS",
     "LEVELS",
     "STEPS",
-    "Contender",
-    "Hardware",
-    "average",
-    "policy_of",
+    "ComparedPolicy",
+    "PaperHardware",
+    "average_statistics",
+    "create_compared_policy",
     "run_steps",
-    "site_of",
+    "create_cluster",
 ]
 
 CORES = 1024
@@ -41,11 +41,11 @@ POD_CORES = 4
 LEVELS = (1.0, 0.5, 0.25, 0.125)
 STEPS = 2
 """Of each seed, one after another: what was learnt in the first is known in the second."""
-HELD_OUT = (10, 11, 12)
+VALIDATION_SEEDS = (10, 11, 12)
 """Seeds that no constant was chosen by: that was done with 0, 1 and 2."""
 
 
-class Contender(StrEnum):
+class ComparedPolicy(StrEnum):
     STATIC = "static"  # a pod of 4 cores for each trajectory
     SHRUNK = "shrunk"  # pods so small that all trajectories fit
     OVERCOMMITTED = "overcommitted"  # pods of 4 cores, all admitted; the kernel shares
@@ -56,11 +56,11 @@ class Contender(StrEnum):
     SPAR_M_SHARED = "spar_m_shared"  # and scores share resident services, on as many devices as static provisioning
 
 
-STATIC = frozenset({Contender.STATIC, Contender.SHRUNK, Contender.OVERCOMMITTED})
+STATIC_POLICIES = frozenset({ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, ComparedPolicy.OVERCOMMITTED})
 
 
 @dataclass(frozen=True, slots=True)
-class Hardware:
+class PaperHardware:
     """Fractions of what there is at level 1."""
 
     cpu: float
@@ -76,55 +76,57 @@ class Hardware:
 
 
 def run_steps(
-    contender: Contender,
-    hardware: Hardware,
+    contender: ComparedPolicy,
+    hardware: PaperHardware,
     *,
     seed: int,
     steps: int = STEPS,
-    workload: Callable[[int], Workload] = prototype,
-    expectations: Callable[[], Expectations] = Learnt,
-) -> list[Result]:
+    workload: Callable[[int], SimWorkload] = synthetic_step,
+    durations: Callable[[], SimDurationModel] = LearnedDurations,
+) -> list[SimResult]:
     """So many steps of training; `workload` makes one from its own seed."""
-    known = expectations()
-    site = site_of(contender, hardware)
-    asking = Asking.ELASTIC if contender not in {*STATIC, Contender.FCFS} else Asking.FIXED
-    classes = Classes(site, {service.name: service for service, _ in SERVICES}, asking, apart=known.apart)
-    policy = policy_of(contender, hardware)
+    known = durations()
+    site = create_cluster(contender, hardware)
+    asking = DemandMode.ELASTIC if contender not in {*STATIC_POLICIES, ComparedPolicy.FCFS} else DemandMode.FIXED
+    classes = SimActionClasses(
+        site, {service.name: service for service, _ in SERVICES}, asking, is_separate=known.has_separate_classes
+    )
+    policy = create_compared_policy(contender, hardware)
     workloads = [workload(100 * seed + step) for step in range(steps)]
-    return [Simulation(each, site, policy, classes, known).run() for each in workloads]
+    return [WorkloadSimulation(each, site, policy, classes, known).run() for each in workloads]
 
 
-def policy_of(contender: Contender, hardware: Hardware) -> Policy:
+def create_compared_policy(contender: ComparedPolicy, hardware: PaperHardware) -> SchedulingPolicy:
     match contender:
-        case Contender.STATIC:
+        case ComparedPolicy.STATIC:
             return StaticPods(POD_CORES * CORE_MILLI)
-        case Contender.SHRUNK:
+        case ComparedPolicy.SHRUNK:
             return StaticPods(max(1, int(POD_CORES * hardware.cpu)) * CORE_MILLI)
-        case Contender.OVERCOMMITTED:
-            return StaticPods(POD_CORES * CORE_MILLI, overcommitted=True)
-        case Contender.FCFS:
+        case ComparedPolicy.OVERCOMMITTED:
+            return StaticPods(POD_CORES * CORE_MILLI, is_overcommitted=True)
+        case ComparedPolicy.FCFS:
             return FirstComeFirstServed()
-        case Contender.REFERENCE:
-            return Reference()
-        case Contender.SPAR:
-            return Spar()
-        case Contender.SPAR_M | Contender.SPAR_M_SHARED:
-            return Spar(resizing=True)
+        case ComparedPolicy.REFERENCE:
+            return ReferencePolicy()
+        case ComparedPolicy.SPAR:
+            return SparPolicy()
+        case ComparedPolicy.SPAR_M | ComparedPolicy.SPAR_M_SHARED:
+            return SparPolicy(is_resizing=True)
 
 
-def site_of(contender: Contender, hardware: Hardware) -> Site:
-    site = Site.of(cores=hardware.cores, gpus=hardware.gpus, api_calls=API_CALLS)
-    if contender not in {*STATIC, Contender.SPAR_M_SHARED}:
+def create_cluster(contender: ComparedPolicy, hardware: PaperHardware) -> SimCluster:
+    site = SimCluster.from_totals(cores=hardware.cores, gpus=hardware.gpus, api_calls=API_CALLS)
+    if contender not in {*STATIC_POLICIES, ComparedPolicy.SPAR_M_SHARED}:
         return site
     share = max(1, hardware.gpus // len(SERVICES))
     whole = 1 << (share.bit_length() - 1)
     dedicated = {service.name: max(degrees[0], whole) for service, degrees in SERVICES}
-    shared = frozenset(dedicated) if contender is Contender.SPAR_M_SHARED else frozenset[str]()
+    shared = frozenset(dedicated) if contender is ComparedPolicy.SPAR_M_SHARED else frozenset[str]()
     return replace(site, gpu_nodes=(), dedicated=dedicated, shared=shared)
 
 
-def average(results: Iterable[Result]) -> Statistics:
+def average_statistics(results: Iterable[SimResult]) -> SimStatistics:
     """The mean of each figure over some steps."""
-    found = [statistics_of(result) for result in results]
-    names = [each.name for each in fields(Statistics)]
-    return Statistics(**{name: sum(getattr(one, name) for one in found) / len(found) for name in names})
+    found = [compute_statistics(result) for result in results]
+    names = [each.name for each in fields(SimStatistics)]
+    return SimStatistics(**{name: sum(getattr(one, name) for one in found) / len(found) for name in names})

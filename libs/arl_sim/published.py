@@ -12,12 +12,12 @@ from enum import StrEnum
 import numpy as np
 
 from arl_sim.prototype import SERVICES
-from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
 
-__all__ = ["Published", "published"]
+__all__ = ["PublishedWorkload", "published_workload"]
 
-ROLLOUTS = 256
-GROUP = 8
+DEFAULT_TRAJECTORIES = 256
+GROUP_SIZE = 8
 """Rollouts of one prompt start together."""
 BURST_S = 30.0
 """Within which the groups of a step begin."""
@@ -25,99 +25,107 @@ AGENT_TIMEOUT_S = 120.0
 SUITE_CHOICES = (1, 2, 4)
 
 
-class Published(StrEnum):
+class PublishedWorkload(StrEnum):
     CODING = "coding"
     DEEPSEARCH = "deepsearch"
     MOPD = "mopd"
     MIXED = "mixed"  # all of them at once
 
 
-def published(name: Published, seed: int, *, rollouts: int = ROLLOUTS) -> Workload:
+def published_workload(name: PublishedWorkload, seed: int, *, trajectories: int = DEFAULT_TRAJECTORIES) -> SimWorkload:
     """One step. A mixed one has half as many searching and scoring trajectories as coding ones."""
-    draw = _Draw(seed)
+    draw = _PublishedSampler(seed)
     shares = {
-        Published.CODING: (rollouts, 0, 0),
-        Published.DEEPSEARCH: (0, rollouts, 0),
-        Published.MOPD: (0, 0, rollouts),
-        Published.MIXED: (rollouts, rollouts // 2, rollouts // 2),
+        PublishedWorkload.CODING: (trajectories, 0, 0),
+        PublishedWorkload.DEEPSEARCH: (0, trajectories, 0),
+        PublishedWorkload.MOPD: (0, 0, trajectories),
+        PublishedWorkload.MIXED: (trajectories, trajectories // 2, trajectories // 2),
     }[name]
     kinds = zip((draw.coding, draw.search, draw.scoring), shares, strict=True)
     found = [rollout for make, count in kinds for rollout in draw.groups(make, count)]
-    return Workload(tuple(found), {service.name: service for service, _ in SERVICES})
+    return SimWorkload(tuple(found), {service.name: service for service, _ in SERVICES})
 
 
-class _Draw:
+class _PublishedSampler:
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
         popularity = 1 / np.arange(1, len(SERVICES) + 1) ** 0.8
         self._popularity = popularity / popularity.sum()
         self._score_s = self._rng.lognormal(math.log(4), 0.6, len(SERVICES)).clip(0.8, 12)
 
-    def groups(self, make: Callable[[int, float], Rollout], count: int) -> list[Rollout]:
-        found: list[Rollout] = []
-        for group in range(math.ceil(count / GROUP)):
+    def groups(self, make: Callable[[int, float], SimTrajectory], count: int) -> list[SimTrajectory]:
+        found: list[SimTrajectory] = []
+        for group in range(math.ceil(count / GROUP_SIZE)):
             starts_s = float(self._rng.uniform(0, BURST_S))
-            found += [make(group, starts_s) for _ in range(min(GROUP, count - len(found)))]
+            found += [make(group, starts_s) for _ in range(min(GROUP_SIZE, count - len(found)))]
         return found
 
-    def coding(self, group: int, starts_s: float) -> Rollout:
+    def coding(self, group: int, starts_s: float) -> SimTrajectory:
         """26 turns of 2.8 s of thinking, half of them; then its repository's tests."""
         count = int(self._lognormal(26, 77, 0.99, low=3, high=200))
-        turns = [Turn(self._gap_s(), self._command()) for _ in range(count)]
-        turns.append(Turn(self._gap_s(), self._suite(group)))
-        return Rollout("ai-coding", tuple(turns), starts_s)
+        turns = [TrajectoryAction(self._gap_s(), self._command()) for _ in range(count)]
+        turns.append(TrajectoryAction(self._gap_s(), self._suite(group)))
+        return SimTrajectory("ai-coding", tuple(turns), starts_s)
 
-    def search(self, group: int, starts_s: float) -> Rollout:
+    def search(self, group: int, starts_s: float) -> SimTrajectory:
         count = int(self._lognormal(8, 25, 0.99, low=2, high=60))
-        turns = [Turn(self._gap_s(), self._lookup()) for _ in range(count)]
-        turns.append(Turn(self._gap_s(), self._score(group)))
-        return Rollout("deep-search", tuple(turns), starts_s)
+        turns = [TrajectoryAction(self._gap_s(), self._lookup()) for _ in range(count)]
+        turns.append(TrajectoryAction(self._gap_s(), self._score(group)))
+        return SimTrajectory("deep-search", tuple(turns), starts_s)
 
-    def scoring(self, group: int, starts_s: float) -> Rollout:
+    def scoring(self, group: int, starts_s: float) -> SimTrajectory:
         """The thinking is the answer's generation."""
         think_s = self._lognormal(45, 120, 0.95, low=5, high=240)
-        return Rollout("mopd", (Turn(think_s, self._score(group)),), starts_s)
+        return SimTrajectory("mopd", (TrajectoryAction(think_s, self._score(group)),), starts_s)
 
-    def _command(self) -> Work:
+    def _command(self) -> ActionWork:
         """Edits and look-ups, commands, builds and tests of one file, and what the agent's own timeout ends."""
         kind = self._rng.random()
         if kind < 0.35:
-            return Work(cls="edit", need=Need.CPU, seconds=0.05)
+            return ActionWork(cls="edit", resource_kind=ResourceKind.CPU, seconds=0.05)
         if kind < 0.90:
-            return Work(cls="shell", need=Need.CPU, seconds=self._lognormal(1.2, 5.6, 0.95, low=0.05, high=30))
+            return ActionWork(
+                cls="shell", resource_kind=ResourceKind.CPU, seconds=self._lognormal(1.2, 5.6, 0.95, low=0.05, high=30)
+            )
         if kind < 0.98:
-            return Work(cls="build", need=Need.CPU, seconds=float(np.exp(self._rng.uniform(math.log(3), math.log(30)))))
-        return Work(cls="shell", need=Need.CPU, seconds=AGENT_TIMEOUT_S)
+            return ActionWork(
+                cls="build",
+                resource_kind=ResourceKind.CPU,
+                seconds=float(np.exp(self._rng.uniform(math.log(3), math.log(30)))),
+            )
+        return ActionWork(cls="shell", resource_kind=ResourceKind.CPU, seconds=AGENT_TIMEOUT_S)
 
-    def _suite(self, repository: int) -> Work:
+    def _suite(self, repository: int) -> ActionWork:
         """Half of the repositories run their tests in parallel."""
         its = np.random.default_rng(repository)
         usual_s = float(np.clip(its.lognormal(math.log(8), 1.0), 1, 120))
         seconds = float(np.clip(usual_s * self._rng.lognormal(0, 0.3), 0.5, 240))
         parallel = bool(its.random() < 0.5)
-        return Work(
+        return ActionWork(
             cls=f"suite{repository}",
-            need=Need.CPU,
+            resource_kind=ResourceKind.CPU,
             seconds=seconds,
             parallel_fraction=float(its.uniform(0.6, 0.95)) if parallel else 0.0,
             choices=SUITE_CHOICES if parallel else (1,),
-            asked=4 if parallel else 1,
+            fixed_units=4 if parallel else 1,
         )
 
-    def _lookup(self) -> Work:
-        return Work(cls="search", need=Need.API, seconds=self._lognormal(0.8, 5.0, 0.99, low=0.1, high=30))
+    def _lookup(self) -> ActionWork:
+        return ActionWork(
+            cls="search", resource_kind=ResourceKind.API, seconds=self._lognormal(0.8, 5.0, 0.99, low=0.1, high=30)
+        )
 
-    def _score(self, group: int) -> Work:
+    def _score(self, group: int) -> ActionWork:
         number = int(np.random.default_rng(group).choice(len(SERVICES), p=self._popularity))
         service, degrees = SERVICES[number]
         seconds = float(np.clip(self._score_s[number] * self._rng.lognormal(0, 0.4), 0.5, 20))
-        return Work(
+        return ActionWork(
             cls=service.name,
-            need=Need.GPU,
+            resource_kind=ResourceKind.GPU,
             seconds=seconds,
             parallel_fraction=0.9,
             choices=degrees,
-            asked=4,
+            fixed_units=4,
             service=service.name,
         )
 

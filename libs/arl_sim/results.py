@@ -6,20 +6,20 @@ from uuid import UUID
 
 import numpy as np
 
-from arl_sim.site import Site
-from arl_sim.workload import Need, Work
+from arl_sim.site import SimCluster
+from arl_sim.workload import ActionWork, ResourceKind
 
-__all__ = ["Piece", "Record", "Result", "Statistics", "statistics_of"]
+__all__ = ["UsageSegment", "ActionRecord", "SimResult", "SimStatistics", "compute_statistics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class ActionRecord:
     """One action that ended. Times in seconds since the simulation began."""
 
     id: UUID
-    rollout: int
+    trajectory: int
     task: str
-    work: Work
+    work: ActionWork
     node: int
     submitted: float
     started: float
@@ -33,32 +33,32 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class UsageSegment:
     """What a rollout had of a node for a while."""
 
-    rollout: int
+    trajectory: int
     node: int
-    need: Need
+    resource_kind: ResourceKind
     units: float
     start: float
     end: float
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
-    site: Site
-    records: tuple[Record, ...]
+class SimResult:
+    cluster: SimCluster
+    records: tuple[ActionRecord, ...]
     task_ends: Mapping[str, float]
-    pieces: tuple[Piece, ...]
+    segments: tuple[UsageSegment, ...]
     rounds: int
 
     @property
-    def ends(self) -> float:
+    def end_s(self) -> float:
         return max(self.task_ends.values(), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Statistics:
+class SimStatistics:
     """Seconds, but for the utilisations and counts. Means of ACTs: of all, of elastic CPU actions, of scores."""
 
     actions: float
@@ -81,29 +81,35 @@ class Statistics:
     gpu_busy: float
 
 
-def statistics_of(result: Result) -> Statistics:
+def compute_statistics(result: SimResult) -> SimStatistics:
     acts = np.array([record.act_s for record in result.records])
     queue = np.array([record.started - record.submitted for record in result.records])
-    return Statistics(
+    return SimStatistics(
         actions=len(acts),
         act=float(acts.mean()),
         p50=float(np.median(acts)),
         p99=float(np.percentile(acts, 99)),
         queue=float(queue.mean()),
-        suite=_mean([r.act_s for r in result.records if r.work.need is Need.CPU and len(r.work.choices) > 1]),
-        command=_mean([r.act_s for r in result.records if r.work.need is Need.CPU and len(r.work.choices) == 1]),
-        score=_mean([r.act_s for r in result.records if r.work.need is Need.GPU]),
-        call=_mean([r.act_s for r in result.records if r.work.need is Need.API]),
-        step=result.task_ends.get("ai-coding", result.ends),
+        suite=_mean(
+            [r.act_s for r in result.records if r.work.resource_kind is ResourceKind.CPU and len(r.work.choices) > 1]
+        ),
+        command=_mean(
+            [r.act_s for r in result.records if r.work.resource_kind is ResourceKind.CPU and len(r.work.choices) == 1]
+        ),
+        score=_mean([r.act_s for r in result.records if r.work.resource_kind is ResourceKind.GPU]),
+        call=_mean([r.act_s for r in result.records if r.work.resource_kind is ResourceKind.API]),
+        step=result.task_ends.get("ai-coding", result.end_s),
         floor=_mean([record.work.fastest_s for record in result.records]),
-        cpu_busy=_busy(result, Need.CPU, result.site.cores),
-        gpu_busy=_busy(result, Need.GPU, result.site.gpus),
+        cpu_busy=_utilization(result, ResourceKind.CPU, result.cluster.cores),
+        gpu_busy=_utilization(result, ResourceKind.GPU, result.cluster.gpus),
     )
 
 
-def _busy(result: Result, need: Need, units: int) -> float:
-    used = sum(piece.units * (piece.end - piece.start) for piece in result.pieces if piece.need is need)
-    return used / (units * result.ends) if units and result.ends else 0.0
+def _utilization(result: SimResult, resource_kind: ResourceKind, units: int) -> float:
+    used = sum(
+        piece.units * (piece.end - piece.start) for piece in result.segments if piece.resource_kind is resource_kind
+    )
+    return used / (units * result.end_s) if units and result.end_s else 0.0
 
 
 def _mean(values: Sequence[float]) -> float:

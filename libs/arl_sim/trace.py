@@ -13,13 +13,13 @@ from heapq import heappop, heappush
 from typing import Any
 
 from arl_sim.site import CORE_MILLI
-from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
 
-__all__ = ["Recorded", "TraceError", "lines_of", "read_trace", "workload_of"]
+__all__ = ["RecordedAction", "TraceError", "trace_lines", "read_trace", "to_workload"]
 
 FORMAT = "tangram-trace"
 VERSION = 2
-READ = (1, 2)
+READABLE_VERSIONS = (1, 2)
 """Versions: the first does not say what ran in the environment of its trajectory."""
 _CORES = "cpu_milli"
 
@@ -29,7 +29,7 @@ class TraceError(ValueError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Recorded:
+class RecordedAction:
     """One action that ran."""
 
     task: str
@@ -53,46 +53,52 @@ class Recorded:
     none. Where a trace does not say, all of a trajectory is taken to have been one after another."""
 
 
-def lines_of(actions: Iterable[Recorded]) -> Iterator[str]:
+def trace_lines(actions: Iterable[RecordedAction]) -> Iterator[str]:
     """A trace, line by line."""
     yield json.dumps({"format": FORMAT, "version": VERSION})
     for action in actions:
         yield json.dumps(asdict(action))
 
 
-def read_trace(lines: Iterable[str]) -> list[Recorded]:
+def read_trace(lines: Iterable[str]) -> list[RecordedAction]:
     """Raises `TraceError`."""
     numbered = enumerate(lines, start=1)
     _, header = next(numbered, (1, ""))
-    if _parsed(header, 1) not in [{"format": FORMAT, "version": version} for version in READ]:
-        raise TraceError(f"this is no {FORMAT} of version {READ[0]} to {READ[-1]}; `tangram record` writes one")
-    return [_recorded(_parsed(line, number), number) for number, line in numbered if line.strip()]
+    if _parse_line(header, 1) not in [{"format": FORMAT, "version": version} for version in READABLE_VERSIONS]:
+        raise TraceError(
+            f"this is no {FORMAT} of version {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; `tangram record` writes one"
+        )
+    return [_parse_action(_parse_line(line, number), number) for number, line in numbered if line.strip()]
 
 
-def workload_of(actions: Sequence[Recorded]) -> Workload:
+def to_workload(actions: Sequence[RecordedAction]) -> SimWorkload:
     """Scores count as calls; what has no trajectory is one of its own."""
     if not actions:
         raise TraceError("nothing was recorded in it")
     began_s = min(action.submitted_s for action in actions)
-    trajectories: dict[tuple[str, str], list[Recorded]] = {}
+    trajectories: dict[tuple[str, str], list[RecordedAction]] = {}
     for number, action in enumerate(sorted(actions, key=lambda each: (each.submitted_s, each.ended_s))):
         name = (action.task, action.trajectory or f"#{number}")
         trajectories.setdefault(name, []).append(action)
-    return Workload(tuple(_rollout(each, began_s) for each in trajectories.values()))
+    return SimWorkload(tuple(_to_trajectory(each, began_s) for each in trajectories.values()))
 
 
-def _rollout(actions: Sequence[Recorded], began_s: float) -> Rollout:
+def _to_trajectory(actions: Sequence[RecordedAction], first_submitted_s: float) -> SimTrajectory:
     """Of one trajectory, by when they were submitted."""
     starts_s = actions[0].submitted_s
-    turns: list[Turn] = []
-    for action, after in zip(actions, _waited_for(actions), strict=True):
+    turns: list[TrajectoryAction] = []
+    for action, after in zip(actions, _find_dependencies(actions), strict=True):
         ready_s = max((actions[before].ended_s for before in after), default=starts_s)
         think_s = max(0.0, action.submitted_s - ready_s)
-        turns.append(Turn(think_s, _work(action), after=after, outside=not action.in_environment))
-    return Rollout(actions[0].task, tuple(turns), starts_s=starts_s - began_s)
+        turns.append(
+            TrajectoryAction(
+                think_s, _to_work(action), depends_on=after, is_outside_environment=not action.in_environment
+            )
+        )
+    return SimTrajectory(actions[0].task, tuple(turns), starts_s=starts_s - first_submitted_s)
 
 
-def _waited_for(actions: Sequence[Recorded]) -> list[tuple[int, ...]]:
+def _find_dependencies(actions: Sequence[RecordedAction]) -> list[tuple[int, ...]]:
     """Of each, those that were over when it was submitted, but for those that one of these had waited for.
 
     In an environment also the one before it there, over or not.
@@ -115,27 +121,29 @@ def _waited_for(actions: Sequence[Recorded]) -> list[tuple[int, ...]]:
     return found
 
 
-def _work(action: Recorded) -> Work:
+def _to_work(action: RecordedAction) -> ActionWork:
     least = action.demand.get(_CORES, 0)
     if not least:
-        return Work(cls=action.alike, need=Need.API, seconds=action.run_s)
+        return ActionWork(cls=action.alike, resource_kind=ResourceKind.API, seconds=action.run_s)
     amounts = [*range(least, action.most, action.step), action.most]
     fraction = action.parallel_fraction if len(amounts) > 1 else 0.0
     choices = tuple(amount / CORE_MILLI for amount in amounts)
     had = min(max(action.had.get(_CORES, least), least), action.most) / CORE_MILLI
-    whole = Work(cls=action.alike, need=Need.CPU, seconds=1.0, parallel_fraction=fraction, choices=choices)
+    whole = ActionWork(
+        cls=action.alike, resource_kind=ResourceKind.CPU, seconds=1.0, parallel_fraction=fraction, choices=choices
+    )
     seconds = action.run_s / whole.duration_s(had)
-    return Work(
+    return ActionWork(
         cls=action.alike,
-        need=Need.CPU,
+        resource_kind=ResourceKind.CPU,
         seconds=seconds,
         parallel_fraction=fraction,
         choices=choices,
-        asked=choices[0],
+        fixed_units=choices[0],
     )
 
 
-def _parsed(line: str, number: int) -> dict[str, Any]:
+def _parse_line(line: str, number: int) -> dict[str, Any]:
     try:
         found = json.loads(line)
     except ValueError:
@@ -145,9 +153,9 @@ def _parsed(line: str, number: int) -> dict[str, Any]:
     return found
 
 
-def _recorded(found: dict[str, Any], number: int) -> Recorded:
+def _parse_action(fields: dict[str, Any], number: int) -> RecordedAction:
     try:
-        action = Recorded(**found)
+        action = RecordedAction(**fields)
         numbers = (action.submitted_s, action.ended_s, action.run_s, action.most, action.step)
         if any(not isinstance(each, int | float) for each in numbers) or action.step < 1:
             raise TypeError("a time or an amount is no number")

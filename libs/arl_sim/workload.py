@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from arl_core.model import Service
+from arl_core.model import ExclusiveService
 
-__all__ = ["Need", "Rollout", "Turn", "Work", "Workload"]
+__all__ = ["ResourceKind", "SimTrajectory", "TrajectoryAction", "ActionWork", "SimWorkload"]
 
 
-class Need(StrEnum):
+class ResourceKind(StrEnum):
     """What an action takes a share of; its unit."""
 
     CPU = "cpu"  # a core
@@ -22,18 +22,18 @@ class Need(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ActionWork:
     """One action's work, whoever schedules it."""
 
     cls: str
     """Actions of one class are learnt from together."""
-    need: Need
+    resource_kind: ResourceKind
     seconds: float
     """On one unit."""
     parallel_fraction: float = 0.0
     choices: tuple[float, ...] = (1,)
     """How many units it can use, in rising order."""
-    asked: float = 1
+    fixed_units: float = 1
     """How many it would be given where the number is fixed."""
     service: str | None = None
 
@@ -49,36 +49,38 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class TrajectoryAction:
     think_s: float
-    work: Work
-    after: tuple[int, ...] | None = None
+    work: ActionWork
+    depends_on: tuple[int, ...] | None = None
     """Places of the turns that are over before it thinks; None of one that follows the one before it."""
-    outside: bool = False
+    is_outside_environment: bool = False
     """In an environment of its own: beside others of its trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rollout:
+class SimTrajectory:
     """A trajectory. Its CPU actions run in one environment, one at a time, but for those outside of it."""
 
     task: str
-    turns: tuple[Turn, ...]
+    actions: tuple[TrajectoryAction, ...]
     starts_s: float = 0.0
 
     @property
     def has_environment(self) -> bool:
-        return any(turn.work.need is Need.CPU and not turn.outside for turn in self.turns)
+        return any(
+            turn.work.resource_kind is ResourceKind.CPU and not turn.is_outside_environment for turn in self.actions
+        )
 
-    def waits_for(self, at: int) -> tuple[int, ...]:
+    def dependencies_of(self, position: int) -> tuple[int, ...]:
         """The turns that are over before this one thinks."""
-        after = self.turns[at].after
+        after = self.actions[position].depends_on
         if after is None:
-            return (at - 1,) if at else ()
+            return (position - 1,) if position else ()
         return after
 
 
 @dataclass(frozen=True, slots=True)
-class Workload:
-    rollouts: tuple[Rollout, ...]
-    services: Mapping[str, Service] = field(default_factory=dict)
+class SimWorkload:
+    trajectories: tuple[SimTrajectory, ...]
+    services: Mapping[str, ExclusiveService] = field(default_factory=dict)

@@ -9,14 +9,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-__all__ = ["Account", "exited", "spawn"]
+__all__ = ["UnixAccount", "wait_for_exit", "spawn"]
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Account:
+class UnixAccount:
     """Whom a child runs as: one user, one group, no supplementary groups."""
 
     uid: int
@@ -28,7 +28,7 @@ def spawn(
     *,
     env: Mapping[str, str],
     output: int | IO[bytes],
-    account: Account | None = None,
+    account: UnixAccount | None = None,
     before_exec: Callable[[], None] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
@@ -49,11 +49,13 @@ def spawn(
         group=account.gid if account else None,
         extra_groups=[] if account else None,
         pass_fds=pass_fds,
-        preexec_fn=_die_with(os.getpid(), before_exec),  # runs after the change of user, which clears the death signal
+        preexec_fn=_parent_death_hook(
+            os.getpid(), before_exec
+        ),  # runs after the change of user, which clears the death signal
     )
 
 
-async def exited(process: subprocess.Popen[bytes]) -> None:
+async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
     """Return when the child has ended. It stays unreaped, so that its pid still means this child."""
     if process.returncode is not None:
         return
@@ -68,7 +70,7 @@ async def exited(process: subprocess.Popen[bytes]) -> None:
         os.close(pidfd)
 
 
-def _die_with(parent: int, before_exec: Callable[[], None] | None) -> Callable[[], None]:
+def _parent_death_hook(parent: int, before_exec: Callable[[], None] | None) -> Callable[[], None]:
     def arm() -> None:
         if before_exec is not None:
             before_exec()

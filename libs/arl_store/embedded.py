@@ -19,13 +19,13 @@ from urllib.parse import quote
 
 import asyncpg
 
-from arl_store.child import Account, exited, spawn
-from arl_store.embedded_home import ROOT_HOMES, EmbeddedPostgresError, Home, binaries_for
-from arl_store.embedded_remains import kill, processes_in, remove_shared_memory
-from arl_store.embedded_user import as_named_user
+from arl_store.child import UnixAccount, spawn, wait_for_exit
+from arl_store.embedded_home import ROOT_BASE_DIR, EmbeddedPostgresError, PostgresPaths, binaries_for
+from arl_store.embedded_remains import kill_processes, remove_shared_memory, server_processes
+from arl_store.embedded_user import named_user_hook
 from arl_store.files import replace_file
 
-__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "create_database", "running"]
+__all__ = ["EmbeddedPostgres", "EmbeddedPostgresError", "create_database", "run_server"]
 
 _OWNER = "tangram"
 _PORT = 5432
@@ -59,15 +59,17 @@ _SETTINGS: Mapping[str, str] = {
 class EmbeddedPostgres:
     """One PostgreSQL server of its own for a state directory, reachable over a private Unix socket only."""
 
-    def __init__(self, state_dir: Path, *, settings: Mapping[str, str] | None = None, homes: Path = ROOT_HOMES) -> None:
+    def __init__(
+        self, state_dir: Path, *, settings: Mapping[str, str] | None = None, root_base_dir: Path = ROOT_BASE_DIR
+    ) -> None:
         """`settings` override those of the server, by name; `homes` is where root's servers have their files."""
-        self.home = Home.of(state_dir, homes=homes)
-        self._settings = {**_SETTINGS, **(settings or {}), "unix_socket_directories": str(self.home.sockets)}
+        self.paths = PostgresPaths.for_state_dir(state_dir, root_base_dir=root_base_dir)
+        self._settings = {**_SETTINGS, **(settings or {}), "unix_socket_directories": str(self.paths.sockets)}
 
     @property
-    def account(self) -> Account | None:
+    def account(self) -> UnixAccount | None:
         """Whom the server must run as; None is the caller."""
-        return self.home.account
+        return self.paths.account
 
     @property
     def env(self) -> dict[str, str]:
@@ -76,21 +78,21 @@ class EmbeddedPostgres:
 
     def prepare(self) -> None:
         """Make the data directory once, and write the configuration anew. May be interrupted at any point."""
-        self.home.make()
-        if not self.home.data.exists():
+        self.paths.create()
+        if not self.paths.data.exists():
             self._initialise()
-        version = (self.home.data / "PG_VERSION").read_text().strip()
+        version = (self.paths.data / "PG_VERSION").read_text().strip()
         if version != _MAJOR:
-            raise EmbeddedPostgresError(f"{self.home.data} was made by PostgreSQL {version}; this is {_MAJOR}")
-        replace_file(self.home.hba_file, "local all all scram-sha-256\n", mode=0o644)
-        settings = {**self._settings, "hba_file": str(self.home.hba_file)}
-        lines = [f"{name} = {_quoted(value)}\n" for name, value in settings.items()]
-        replace_file(self.home.config_file, "".join(lines), mode=0o644)
+            raise EmbeddedPostgresError(f"{self.paths.data} was made by PostgreSQL {version}; this is {_MAJOR}")
+        replace_file(self.paths.hba_file, "local all all scram-sha-256\n", mode=0o644)
+        settings = {**self._settings, "hba_file": str(self.paths.hba_file)}
+        lines = [f"{name} = {_quote_setting(value)}\n" for name, value in settings.items()]
+        replace_file(self.paths.config_file, "".join(lines), mode=0o644)
 
     def command(self) -> list[str]:
         """How to start the server in the foreground."""
-        postgres = binaries_for(self.home) / "postgres"
-        return [str(postgres), "-D", str(self.home.data), "-c", f"config_file={self.home.config_file}"]
+        postgres = binaries_for(self.paths) / "postgres"
+        return [str(postgres), "-D", str(self.paths.data), "-c", f"config_file={self.paths.config_file}"]
 
     async def before_start(self, *, grace_s: float = 1.0) -> None:
         """Wait for what is left of an earlier server to go, and clear its stale files.
@@ -99,14 +101,14 @@ class EmbeddedPostgres:
         `grace_s`, busy in a statement, are killed: the log makes that safe, and nobody reads their answers.
         """
         deadline = time.monotonic() + grace_s
-        while remains := processes_in(self.home.data):
+        while remains := server_processes(self.paths.data):
             if time.monotonic() > deadline:
-                kill(remains)
+                kill_processes(remains)
             await asyncio.sleep(_POLL_S)
-        remove_shared_memory(self.home.data)
+        remove_shared_memory(self.paths.data)
         # A pid in these files may by now be anybody's: the server would refuse to start for a stranger's sake.
-        (self.home.data / "postmaster.pid").unlink(missing_ok=True)
-        socket = self.home.sockets / f".s.PGSQL.{_PORT}"
+        (self.paths.data / "postmaster.pid").unlink(missing_ok=True)
+        socket = self.paths.sockets / f".s.PGSQL.{_PORT}"
         socket.unlink(missing_ok=True)
         socket.with_name(f"{socket.name}.lock").unlink(missing_ok=True)
 
@@ -129,37 +131,37 @@ class EmbeddedPostgres:
 
     def owner_url(self, database: str) -> str:
         """The superuser's address of one database of this server."""
-        password = self.home.password_file.read_text()
+        password = self.paths.password_file.read_text()
         return (
-            f"postgresql://{_OWNER}:{quote(password)}@/{quote(database, safe='')}?host={quote(str(self.home.sockets))}"
+            f"postgresql://{_OWNER}:{quote(password)}@/{quote(database, safe='')}?host={quote(str(self.paths.sockets))}"
         )
 
     def purge(self) -> None:
         """Remove every trace of the server. It must have stopped."""
-        if processes_in(self.home.data):
-            raise EmbeddedPostgresError(f"a server still runs in {self.home.data}; stop it first")
-        remove_shared_memory(self.home.data)
-        self.home.remove()
+        if server_processes(self.paths.data):
+            raise EmbeddedPostgresError(f"a server still runs in {self.paths.data}; stop it first")
+        remove_shared_memory(self.paths.data)
+        self.paths.remove()
 
     def _initialise(self) -> None:
-        unfinished = self.home.unfinished_data
-        while remains := processes_in(unfinished):
-            kill(remains)
+        unfinished = self.paths.unfinished_data
+        while remains := server_processes(unfinished):
+            kill_processes(remains)
             time.sleep(_POLL_S)
         remove_shared_memory(unfinished)
         shutil.rmtree(unfinished, ignore_errors=True)
         password = secrets.token_urlsafe(24)
-        replace_file(self.home.password_file, password, mode=0o600)
+        replace_file(self.paths.password_file, password, mode=0o600)
         unfinished.mkdir(mode=0o700)
         if self.account:
             os.chown(unfinished, self.account.uid, self.account.gid)
         self._run_initdb(unfinished, password)
-        unfinished.rename(self.home.data)
+        unfinished.rename(self.paths.data)
 
     def _run_initdb(self, data: Path, password: str) -> None:
         durable = self._settings["fsync"] == "on"
         with (
-            tempfile.NamedTemporaryFile("w", dir=self.home.root, prefix="pw-") as password_file,
+            tempfile.NamedTemporaryFile("w", dir=self.paths.root, prefix="pw-") as password_file,
             tempfile.TemporaryFile() as output,
         ):
             password_file.write(password)
@@ -168,7 +170,7 @@ class EmbeddedPostgres:
                 os.chown(password_file.name, self.account.uid, self.account.gid)
             initdb = spawn(
                 [
-                    *(str(binaries_for(self.home) / "initdb"), "-D", str(data), "-U", _OWNER),
+                    *(str(binaries_for(self.paths) / "initdb"), "-D", str(data), "-U", _OWNER),
                     *(f"--pwfile={password_file.name}", "--auth=scram-sha-256", "--no-instructions"),
                     *("--encoding=UTF8", "--locale-provider=builtin", "--locale=C", "--builtin-locale=C.UTF-8"),
                     *(() if durable else ("--no-sync",)),
@@ -176,7 +178,7 @@ class EmbeddedPostgres:
                 env=self.env,
                 output=output,
                 account=self.account,
-                before_exec=as_named_user(),
+                before_exec=named_user_hook(),
             )
             if initdb.wait() != 0:
                 output.seek(0)
@@ -184,22 +186,22 @@ class EmbeddedPostgres:
 
 
 @asynccontextmanager
-async def running(
-    state_dir: Path, *, settings: Mapping[str, str] | None = None, homes: Path = ROOT_HOMES
+async def run_server(
+    state_dir: Path, *, settings: Mapping[str, str] | None = None, root_base_dir: Path = ROOT_BASE_DIR
 ) -> AsyncIterator[EmbeddedPostgres]:
     """A ready server for as long as the block lasts. Its files stay; its log is `postgres.log` beside them."""
-    server = EmbeddedPostgres(state_dir, settings=settings, homes=homes)
+    server = EmbeddedPostgres(state_dir, settings=settings, root_base_dir=root_base_dir)
     server.prepare()
     await server.before_start()
-    with (server.home.root / "postgres.log").open("ab") as log:
+    with (server.paths.root / "postgres.log").open("ab") as log:
         process = spawn(server.command(), env=server.env, output=log, account=server.account)
     try:
-        await _ready_unless_ended(server, process)
+        await _wait_ready_or_exit(server, process)
         yield server
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGINT)
-            await exited(process)
+            await wait_for_exit(process)
             process.wait()
 
 
@@ -213,17 +215,17 @@ async def create_database(owner_url: str, name: str) -> None:
         await connection.close()
 
 
-def _quoted(value: str) -> str:
+def _quote_setting(value: str) -> str:
     escaped = value.replace("\\", "\\\\").replace("'", "''")
     return f"'{escaped}'"
 
 
-async def _ready_unless_ended(server: EmbeddedPostgres, process: subprocess.Popen[bytes]) -> None:
+async def _wait_ready_or_exit(server: EmbeddedPostgres, process: subprocess.Popen[bytes]) -> None:
     async with asyncio.TaskGroup() as tasks:
-        end = tasks.create_task(exited(process))
+        end = tasks.create_task(wait_for_exit(process))
         ready = tasks.create_task(server.wait_ready())
         await asyncio.wait((end, ready), return_when=asyncio.FIRST_COMPLETED)
         end.cancel()
         ready.cancel()
     if process.poll() is not None:
-        raise EmbeddedPostgresError(f"PostgreSQL did not start; see {server.home.root / 'postgres.log'}")
+        raise EmbeddedPostgresError(f"PostgreSQL did not start; see {server.paths.root / 'postgres.log'}")

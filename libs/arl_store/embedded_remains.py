@@ -7,14 +7,14 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["kill", "processes_in", "remove_shared_memory"]
+__all__ = ["kill_processes", "server_processes", "remove_shared_memory"]
 
 _IPC_RMID = 0
-_KEY, _SEGMENT, _ATTACHED, _OWNER = 0, 1, 6, 7  # columns of /proc/sysvipc/shm
+_KEY_COLUMN, _SEGMENT_COLUMN, _ATTACHED_COLUMN, _OWNER_COLUMN = 0, 1, 6, 7  # columns of /proc/sysvipc/shm
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def processes_in(data: Path) -> list[int]:
+def server_processes(data: Path) -> list[int]:
     """The server processes of a data directory: each of them has it as its working directory."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
@@ -25,7 +25,7 @@ def processes_in(data: Path) -> list[int]:
     return found
 
 
-def kill(pids: Iterable[int]) -> None:
+def kill_processes(pids: Iterable[int]) -> None:
     """End processes at once. One that has gone meanwhile is fine."""
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -42,8 +42,12 @@ def remove_shared_memory(data: Path) -> None:
     key = str(ctypes.c_int32(directory.st_ino).value)
     for line in segments:
         columns = line.split()
-        if (columns[_KEY], columns[_ATTACHED], columns[_OWNER]) == (key, "0", str(directory.st_uid)):
-            _libc.shmctl(int(columns[_SEGMENT]), _IPC_RMID, None)
+        if (columns[_KEY_COLUMN], columns[_ATTACHED_COLUMN], columns[_OWNER_COLUMN]) == (
+            key,
+            "0",
+            str(directory.st_uid),
+        ):
+            _libc.shmctl(int(columns[_SEGMENT_COLUMN]), _IPC_RMID, None)
 
 
 def _is_postgres(pid: str) -> bool:

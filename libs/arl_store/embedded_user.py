@@ -5,13 +5,13 @@ import os
 import pwd
 from collections.abc import Callable
 
-__all__ = ["as_named_user"]
+__all__ = ["named_user_hook"]
 
 _CLONE_NEWUSER = 0x10000000
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
-def as_named_user() -> Callable[[], None] | None:
+def named_user_hook() -> Callable[[], None] | None:
     """What a child has to do before exec so that its uid has a name; None where nothing is needed.
 
     The name is that of some other user inside a user namespace; files still belong to the real uid.

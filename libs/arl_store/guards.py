@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from arl_core.states import EDGES, Edge, Role
+from arl_core.states import TRANSITIONS, ServiceRole, StateTransition
 
-__all__ = ["GRANTS", "edge_trigger", "grants_for", "role_name"]
+__all__ = ["GRANTS", "edge_trigger_statements", "grant_statements", "role_name"]
 
-_MANAGER_OF_NOTHING_KEPT = (
+_STATELESS_MANAGER_GRANTS = (
     "update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
     "insert on action_results",
     "insert, update on nodes",
@@ -14,13 +14,13 @@ _MANAGER_OF_NOTHING_KEPT = (
 )
 """What it runs leaves nothing on its node."""
 
-GRANTS: Mapping[Role, tuple[str, ...]] = {
-    Role.GATEWAY: (
+GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
+    ServiceRole.GATEWAY: (
         "insert, update on api_keys",
         "insert on projects",
         "insert on audit_log",
     ),
-    Role.ADMISSION: (
+    ServiceRole.ADMISSION: (
         "insert (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at) on actions",
         "insert on action_specs",
         "insert, update, delete on submissions",
@@ -38,7 +38,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "delete on node_beats",  # of nodes that are silent and hold nothing
         "update (delete_requested_at) on snapshots",
     ),
-    Role.SCHEDULER: (
+    ServiceRole.SCHEDULER: (
         "update (state, outcome, reason, grant_no, node_id, node_epoch, environment_id, amounts, amounts_seq,"
         " failures, admitted_xid, granted_at, started_at, settled_at) on actions",
         "update (lost_at, end_reason, changed_xid) on environments",
@@ -46,7 +46,7 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert, update on leader_lease",
         "insert, update, delete on class_estimates",
     ),
-    Role.CPU: (
+    ServiceRole.CPU: (
         "update (state, outcome, reason, failures, admitted_xid, granted_at, started_at, settled_at, run_us,"
         " node_id, node_epoch, amounts) on actions",
         "insert on action_results",
@@ -55,19 +55,19 @@ GRANTS: Mapping[Role, tuple[str, ...]] = {
         "insert, update on environments",
         "insert, delete on snapshots",
     ),
-    Role.GPU: _MANAGER_OF_NOTHING_KEPT,
-    Role.API: _MANAGER_OF_NOTHING_KEPT,
+    ServiceRole.GPU: _STATELESS_MANAGER_GRANTS,
+    ServiceRole.API: _STATELESS_MANAGER_GRANTS,
 }
 
 
-def role_name(database: str, role: Role) -> str:
+def role_name(database: str, role: ServiceRole) -> str:
     """Roles belong to the whole cluster, so each carries the name of its database."""
     return f"{database}_{role.value}"
 
 
-def grants_for(database: str, role: Role) -> list[str]:
+def grant_statements(database: str, role: ServiceRole) -> list[str]:
     """Statements that give `role` what it may do, and nothing that an earlier version gave."""
-    name = _quoted(role_name(database, role))
+    name = _quote_identifier(role_name(database, role))
     return [
         f"revoke all on all tables in schema public from {name}",
         f"grant usage on schema public to {name}",
@@ -78,15 +78,15 @@ def grants_for(database: str, role: Role) -> list[str]:
         f"grant execute on function ensure_partitions(date, int) to {name}",
         *(
             [f"grant execute on function drop_empty_partitions(timestamptz) to {name}"]
-            if role is Role.ADMISSION
+            if role is ServiceRole.ADMISSION
             else []
         ),
     ]
 
 
-def edge_trigger(database: str, *, one_role: bool) -> list[str]:
+def edge_trigger_statements(database: str, *, single_role: bool) -> list[str]:
     """Statements that make the trigger. With `one_role` it cannot tell writers apart and checks only the edges."""
-    allowed = "\n        or ".join(_condition(database, edge, one_role=one_role) for edge in EDGES)
+    allowed = "\n        or ".join(_edge_condition(database, edge, single_role=single_role) for edge in TRANSITIONS)
     body = f"""
 create or replace function check_edge() returns trigger language plpgsql as $$
 begin
@@ -108,12 +108,12 @@ end $$"""
     ]
 
 
-def _condition(database: str, edge: Edge, *, one_role: bool) -> str:
+def _edge_condition(database: str, edge: StateTransition, *, single_role: bool) -> str:
     outcome = "new.outcome is null"
     if edge.outcomes:
         outcome = f"new.outcome in ({_literals(sorted(edge.outcomes))})"
     parts = [f"old.state = '{edge.old}'", f"new.state = '{edge.new}'", outcome]
-    if not one_role:
+    if not single_role:
         parts.append(f"current_user in ({_literals(sorted(role_name(database, role) for role in edge.writers))})")
     return "(" + " and ".join(parts) + ")"
 
@@ -122,5 +122,5 @@ def _literals(values: list[str]) -> str:
     return ", ".join("'" + value.replace("'", "''") + "'" for value in values)
 
 
-def _quoted(name: str) -> str:
+def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

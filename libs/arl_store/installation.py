@@ -7,10 +7,10 @@ from hashlib import sha256
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-__all__ = ["BelongsToAnother", "claim"]
+__all__ = ["ForeignInstallation", "claim_database"]
 
-ITS_PASSWORDS = text("select passwords::text from installation")
-MAKE_OURS = text("""
+SELECT_PASSWORDS = text("select passwords::text from installation")
+UPSERT_PASSWORDS = text("""
     insert into installation (passwords)
     values (cast(:passwords as jsonb))
         on conflict (only_row) do update
@@ -18,7 +18,7 @@ MAKE_OURS = text("""
 """)
 
 
-class BelongsToAnother(RuntimeError):
+class ForeignInstallation(RuntimeError):
     """The roles of the database's services have passwords that another state directory keeps."""
 
     def __init__(self) -> None:
@@ -29,13 +29,13 @@ class BelongsToAnother(RuntimeError):
         )
 
 
-async def claim(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
+async def claim_database(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
     """Say whose the database is, if nobody has; raises where it is another's and is not to be taken over.
 
     Services that only one of the two versions has make no difference. Digests suffice, since passwords are random.
     """
     ours = {service: sha256(password.encode()).hexdigest() for service, password in passwords.items()}
-    known = json.loads((await connection.execute(ITS_PASSWORDS)).scalar() or "{}")
+    known = json.loads((await connection.execute(SELECT_PASSWORDS)).scalar() or "{}")
     if not take_over and any(known[service] != ours[service] for service in known.keys() & ours.keys()):
-        raise BelongsToAnother
-    await connection.execute(MAKE_OURS, {"passwords": json.dumps({**known, **ours}, sort_keys=True)})
+        raise ForeignInstallation
+    await connection.execute(UPSERT_PASSWORDS, {"passwords": json.dumps({**known, **ours}, sort_keys=True)})

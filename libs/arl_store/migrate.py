@@ -17,9 +17,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from arl_core.states import Role
-from arl_store.guards import edge_trigger, grants_for, role_name
-from arl_store.installation import claim
+from arl_core.states import ServiceRole
+from arl_store.guards import edge_trigger_statements, grant_statements, role_name
+from arl_store.installation import claim_database
 from arl_store.tx import engine_for
 
 __all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]
@@ -30,13 +30,13 @@ SCRAM_ITERATIONS = 4096
 
 log = logging.getLogger(__name__)
 
-LOCK = text("select pg_advisory_xact_lock(hashtext('tangram.migrate'))")
-LOCK_LIMIT = text("set local lock_timeout = '2s'")
+ACQUIRE_MIGRATION_LOCK = text("select pg_advisory_xact_lock(hashtext('tangram.migrate'))")
+SET_LOCK_TIMEOUT = text("set local lock_timeout = '2s'")
 """Whoever waits for a table keeps all out that come later, and a backup holds all tables for as long as it takes."""
 LOCK_NOT_AVAILABLE = "55P03"
-LOCK_TRIES = 12
+MAX_LOCK_ATTEMPTS = 12
 LOCK_PAUSE_S = 3.0
-SERVER = text("""
+SELECT_SERVER = text("""
     select current_setting('server_version_num')::int as version,
            current_database() as database, current_setting('server_encoding') as encoding,
            (select rolsuper or rolcreaterole from pg_roles where rolname = current_user) as may_create_roles
@@ -59,11 +59,11 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bo
     """
     engine = engine_for(owner_url)
     try:
-        for tries_left in reversed(range(LOCK_TRIES)):
+        for tries_left in reversed(range(MAX_LOCK_ATTEMPTS)):
             try:
                 async with engine.begin() as connection:
-                    await connection.execute(LOCK)
-                    await connection.execute(LOCK_LIMIT)
+                    await connection.execute(ACQUIRE_MIGRATION_LOCK)
+                    await connection.execute(SET_LOCK_TIMEOUT)
                     await _upgrade_locked(connection, passwords, take_over=take_over)
                 return
             except DBAPIError as error:
@@ -84,7 +84,7 @@ def role_url(owner_url: str, service: str, password: str) -> str:
     parts = urlsplit(owner_url)
     database = parts.path.lstrip("/")
     host = parts.netloc.rpartition("@")[2]
-    user = role_name(database, Role(service))
+    user = role_name(database, ServiceRole(service))
     return urlunsplit(parts._replace(netloc=f"{quote(user)}:{quote(password, safe='')}@{host}"))
 
 
@@ -102,30 +102,30 @@ async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
 
 
 async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
-    server = (await connection.execute(SERVER)).one()
+    server = (await connection.execute(SELECT_SERVER)).one()
     if server.version < MINIMUM_SERVER:
         raise RuntimeError(f"PostgreSQL 15 or newer is needed; this server is {server.version // 10000}")
     if server.encoding != "UTF8":
         raise RuntimeError(f"the database {server.database} has the encoding {server.encoding}; it has to be UTF8")
     await connection.run_sync(_run_alembic)
-    await claim(connection, passwords, take_over=take_over)
+    await claim_database(connection, passwords, take_over=take_over)
     if server.may_create_roles:
         await _ensure_roles(connection, server.database, passwords)
     else:
         log.warning("no right to create roles: writers are not told apart")
-    for statement in edge_trigger(server.database, one_role=not server.may_create_roles):
+    for statement in edge_trigger_statements(server.database, single_role=not server.may_create_roles):
         await connection.exec_driver_sql(statement)
     await connection.execute(ENSURE_PARTITIONS, {"days": PARTITIONS_AHEAD + 1})
 
 
 async def _ensure_roles(connection: AsyncConnection, database: str, passwords: Mapping[str, str]) -> None:
     for service, password in sorted(passwords.items()):
-        role = Role(service)
+        role = ServiceRole(service)
         name = role_name(database, role)
         known = (await connection.execute(text("select 1 from pg_roles where rolname = :name"), {"name": name})).first()
         verb = "alter" if known else "create"
         await connection.exec_driver_sql(f"{verb} role \"{name}\" login password '{scram_verifier(password)}'")
-        for statement in grants_for(database, role):
+        for statement in grant_statements(database, role):
             await connection.exec_driver_sql(statement)
 
 
@@ -144,7 +144,7 @@ def scram_verifier(password: str) -> str:
 
 def _run_alembic(connection: Connection) -> None:
     config = Config()
-    config.set_main_option("script_location", str(_scripts()))
+    config.set_main_option("script_location", str(_migrations_directory()))
     config.attributes["connection"] = connection
     try:
         command.upgrade(config, "head")
@@ -152,7 +152,7 @@ def _run_alembic(connection: Connection) -> None:
         raise RuntimeError(f"the database is of another, probably newer version of ARL-Tangram: {error}") from None
 
 
-def _scripts() -> Path:
+def _migrations_directory() -> Path:
     """Beside this module in an installed wheel, at the root of a checkout."""
     here = Path(__file__).parent
     installed = here / "migrations"

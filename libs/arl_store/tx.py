@@ -16,7 +16,7 @@ from sqlalchemy.dialects.postgresql.asyncpg import dialect as asyncpg_dialect
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from sqlalchemy.sql.compiler import SQLCompiler
 
-__all__ = ["PoolBusy", "ReadTx", "Row", "Store", "WriteTx", "engine_for", "is_temporary", "open_store"]
+__all__ = ["PoolBusy", "ReadTx", "Row", "PostgresStore", "WriteTx", "engine_for", "is_temporary", "open_store"]
 
 Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0
@@ -24,7 +24,7 @@ NEVER = float("-inf")
 TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001", "55P03", "25006", "28P01"})
 """SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization; a lock that others have, as a
 backup's; a server that only reads, after a failover or with a full disk; a password that was changed a moment ago."""
-READ_ONLY = text("select current_setting('transaction_read_only') = 'on' as is_so")
+SELECT_READ_ONLY = text("select current_setting('transaction_read_only') = 'on' as is_so")
 
 
 class PoolBusy(Exception):
@@ -48,11 +48,11 @@ class ReadTx:
         self._connection = connection
 
     async def fetch(self, statement: ClauseElement, parameters: Parameters | None = None) -> Sequence[Row]:
-        sql, values = _bound(statement, parameters)
+        sql, values = _bind(statement, parameters)
         return list(await self._connection.fetch(sql, *values))
 
     async def first(self, statement: ClauseElement, parameters: Parameters | None = None) -> Row | None:
-        sql, values = _bound(statement, parameters)
+        sql, values = _bind(statement, parameters)
         row: Row | None = await self._connection.fetchrow(sql, *values)
         return row
 
@@ -62,13 +62,13 @@ class WriteTx(ReadTx):
 
     async def execute(self, statement: ClauseElement, parameters: Parameters | None = None) -> int:
         """Number of rows the statement changed."""
-        sql, values = _bound(statement, parameters)
+        sql, values = _bind(statement, parameters)
         tag = str(await self._connection.execute(sql, *values))
         count = tag.rpartition(" ")[2]
         return int(count) if count.isdecimal() else 0
 
 
-class Store:
+class PostgresStore:
     """A bounded pool. Whoever gets no connection in time is told so instead of piling up."""
 
     def __init__(self, url: str, *, pool_size: int, pool_wait_s: float, connect: Mapping[str, Any]) -> None:
@@ -77,26 +77,26 @@ class Store:
         self._wait_s = pool_wait_s
         self._connect = dict(connect)
         self._pool: asyncpg.Pool | None = None
-        self._places = asyncio.Semaphore(pool_size)
+        self._slots = asyncio.Semaphore(pool_size)
         self.acquire_failures = 0
         """How often there was no connection to be had, in all."""
-        self._answered_at = NEVER
-        self._only_reads = False
+        self._last_success_at = NEVER
+        self._is_read_only = False
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
-        async with self._place(), self._connection() as connection:
+        async with self._slot(), self._connection() as connection:
             yield ReadTx(connection)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteTx]:
-        async with self._place(), self._connection() as connection, connection.transaction():
+        async with self._slot(), self._connection() as connection, connection.transaction():
             yield WriteTx(connection)
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[WriteTx]:
         """Each statement is a transaction of its own: it has committed when it answers."""
-        async with self._place(), self._connection() as connection:
+        async with self._slot(), self._connection() as connection:
             yield WriteTx(connection)
 
     async def ping(self, *, within_s: float = 0.0) -> None:
@@ -104,57 +104,57 @@ class Store:
 
         With an answer of the last `within_s` nothing is asked, if a connection is open and nothing failed since.
         """
-        if not self._only_reads and self._answered_lately(within_s):
+        if not self._is_read_only and self._has_succeeded_within(within_s):
             return
         async with self.read() as tx:
-            row = await tx.first(READ_ONLY)
-        self._only_reads = row is None or row.is_so
-        if self._only_reads:
-            await self._leave_connections()
+            row = await tx.first(SELECT_READ_ONLY)
+        self._is_read_only = row is None or row.is_so
+        if self._is_read_only:
+            await self._expire_connections()
             raise asyncpg.ReadOnlySQLTransactionError("the database is read-only")
 
     async def close(self) -> None:
         if self._pool is not None:
             self._pool.terminate()
 
-    def _answered_lately(self, within_s: float) -> bool:
+    def _has_succeeded_within(self, within_s: float) -> bool:
         is_open = self._pool is not None and self._pool.get_size() > 0
-        return is_open and time.monotonic() - self._answered_at < within_s
+        return is_open and time.monotonic() - self._last_success_at < within_s
 
     @asynccontextmanager
-    async def _place(self) -> AsyncIterator[None]:
+    async def _slot(self) -> AsyncIterator[None]:
         try:
-            if self._places.locked():
+            if self._slots.locked():
                 async with asyncio.timeout(self._wait_s):
-                    await self._places.acquire()
+                    await self._slots.acquire()
             else:
-                await self._places.acquire()
+                await self._slots.acquire()
         except TimeoutError:
             self.acquire_failures += 1
             raise PoolBusy(f"all {self._size} connections to the database are in use") from None
         try:
             yield
         finally:
-            self._places.release()
+            self._slots.release()
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
-        self._answered_at = NEVER  # until it is over: what fails or hangs is no answer
+        self._last_success_at = NEVER  # until it is over: what fails or hangs is no answer
         try:
-            pool = await self._opened()
+            pool = await self._open_pool()
             connection = await pool.acquire()
         except Exception:
             self.acquire_failures += 1
             raise
         try:
             yield connection
-            self._answered_at = time.monotonic()
+            self._last_success_at = time.monotonic()
         except asyncpg.DataError as error:
             # What the driver says of a parameter that does not fit holds its value: what clients pass to programs.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
         except asyncpg.ReadOnlySQLTransactionError:
-            self._only_reads = True
-            await self._leave_connections()
+            self._is_read_only = True
+            await self._expire_connections()
             raise
         except asyncpg.PostgresError as error:
             # The detail quotes the row that failed.
@@ -163,16 +163,16 @@ class Store:
         finally:
             await pool.release(connection)
 
-    async def _leave_connections(self) -> None:
+    async def _expire_connections(self) -> None:
         """New ones may reach the server that writes now."""
         if self._pool is not None:
             await self._pool.expire_connections()
 
-    async def _opened(self) -> asyncpg.Pool:
+    async def _open_pool(self) -> asyncpg.Pool:
         """Connections are made at their first use; opening an empty pool awaits nothing."""
         if self._pool is None:
             self._pool = await asyncpg.create_pool(
-                self._url, min_size=0, max_size=self._size, record_class=Row, reset=_nothing_to_reset, **self._connect
+                self._url, min_size=0, max_size=self._size, record_class=Row, reset=_skip_reset, **self._connect
             )
         return self._pool
 
@@ -196,7 +196,7 @@ def open_store(
     acquire_timeout_s: float = 5.0,
     pool_wait_s: float | None = None,
     statement_timeout_s: float = 10.0,
-) -> Store:
+) -> PostgresStore:
     """`url` is `postgresql://…`; `name` shows in pg_stat_activity.
 
     `acquire_timeout_s` bounds making a connection, `pool_wait_s` waiting for one of the pool.
@@ -212,7 +212,7 @@ def open_store(
         # A plan that was made while a table was small would read all of it for as long as the connection lives.
         "enable_seqscan": "off",
     }
-    return Store(
+    return PostgresStore(
         url,
         pool_size=pool_size,
         pool_wait_s=acquire_timeout_s if pool_wait_s is None else pool_wait_s,
@@ -238,19 +238,19 @@ def engine_for(url: str) -> AsyncEngine:
 
 
 _DIALECT = asyncpg_dialect()  # type: ignore[no-untyped-call]
-_texts: dict[TextClause, tuple[str, tuple[str, ...]]] = {}
+_compiled_texts: dict[TextClause, tuple[str, tuple[str, ...]]] = {}
 """Statements of fixed text are constants of a repository; their number is bounded."""
 
 
-def _bound(statement: ClauseElement, parameters: Parameters | None) -> tuple[str, list[Any]]:
+def _bind(statement: ClauseElement, parameters: Parameters | None) -> tuple[str, list[Any]]:
     """The statement with numbered parameters, and their values in that order."""
     if not isinstance(statement, TextClause):
         compiled = _compile(statement)
         return compiled.string, [compiled.params[name] for name in compiled.positiontup or ()]
-    known = _texts.get(statement)
+    known = _compiled_texts.get(statement)
     if known is None:
         compiled = _compile(statement)
-        known = _texts[statement] = (compiled.string, tuple(compiled.positiontup or ()))
+        known = _compiled_texts[statement] = (compiled.string, tuple(compiled.positiontup or ()))
     given = parameters or {}
     return known[0], [given[name] for name in known[1]]
 
@@ -262,5 +262,5 @@ def _compile(statement: ClauseElement) -> SQLCompiler:
     return compiled
 
 
-async def _nothing_to_reset(connection: asyncpg.Connection) -> None:
+async def _skip_reset(connection: asyncpg.Connection) -> None:
     """Statements here leave nothing behind in their session; the pool's default would cost a round trip each time."""

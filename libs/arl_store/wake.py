@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import asyncpg
 
-__all__ = ["SETTLED_CHANNEL", "Listener", "Notifier"]
+__all__ = ["SETTLED_CHANNEL", "WakeListener", "WakeNotifier"]
 
 SETTLED_CHANNEL = "tangram_settled"
 LISTENER_CHECK_S = 20.0
@@ -21,7 +21,7 @@ CONNECT_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 
-class _Connected:
+class _DedicatedConnection:
     """A task that keeps one connection of its own and comes back after every loss."""
 
     def __init__(self, url: str, name: str) -> None:
@@ -30,7 +30,7 @@ class _Connected:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name=self._name)
+        self._task = asyncio.create_task(self._run_forever(), name=self._name)
 
     async def stop(self) -> None:
         if self._task is None:
@@ -39,15 +39,15 @@ class _Connected:
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
 
-    async def _forever(self) -> None:
+    async def _run_forever(self) -> None:
         while True:
             try:
-                await self._connected()
+                await self._run_once()
             except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is the way on
                 log.warning("%s lost its connection: %s", self._name, type(error).__name__)
             await asyncio.sleep(RECONNECT_S)
 
-    async def _connected(self) -> None:
+    async def _run_once(self) -> None:
         connection = await asyncpg.connect(
             self._url, timeout=CONNECT_TIMEOUT_S, server_settings={"application_name": self._name}
         )
@@ -60,29 +60,29 @@ class _Connected:
         raise NotImplementedError
 
 
-class Notifier(_Connected):
+class WakeNotifier(_DedicatedConnection):
     """`notify` never waits and never fails; many calls become one NOTIFY."""
 
     def __init__(self, url: str, *, name: str, channel: str = SETTLED_CHANNEL) -> None:
         super().__init__(url, f"{name}-notifier")
         self._channel = channel
-        self._wanted = asyncio.Event()
+        self._requested = asyncio.Event()
 
     def notify(self) -> None:
-        self._wanted.set()
+        self._requested.set()
 
     async def _use(self, connection: asyncpg.Connection) -> None:
         while True:
-            await self._wanted.wait()
-            self._wanted.clear()
+            await self._requested.wait()
+            self._requested.clear()
             try:
                 await connection.execute(f"notify {self._channel}", timeout=CONNECT_TIMEOUT_S)
             except BaseException:
-                self._wanted.set()
+                self._requested.set()
                 raise
 
 
-class Listener(_Connected):
+class WakeListener(_DedicatedConnection):
     """Calls `on_wake` after every notification, and after every reconnect since some may be lost."""
 
     def __init__(self, url: str, *, name: str, on_wake: Callable[[], None], channel: str = SETTLED_CHANNEL) -> None:

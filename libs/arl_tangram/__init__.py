@@ -7,17 +7,17 @@ with Tangram() as tangram:
     print(action.outcome, action.result.stdout.text)
 """
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.endpoints import CallOptions, call_action, response_of
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
 from arl_tangram.options import ExecOptions, exec_action
 from arl_tangram.rewards import ScoreOptions, score_action, scores_of
-from arl_tangram.sessions import AsyncSession, Session
-from arl_tangram.streaming import Output, OutputEvent
-from arl_wire.actions import Action, ActionResult, OutputStream, SubmitAction, Times
+from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
+from arl_tangram.streaming import OutputData, OutputEvent
+from arl_wire.actions import Action, ActionResult, ActionTimes, OutputStream, SubmitActionRequest
 from arl_wire.calls import CallResponse, Endpoint
-from arl_wire.environments import CreateEnvironment, Environment
+from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import (
     Conflict,
     DemandImpossible,
@@ -41,24 +41,24 @@ __all__ = [
     "Action",
     "ActionFailed",
     "ActionResult",
-    "AsyncSession",
+    "AsyncEnvironmentSession",
     "AsyncTangram",
     "BatchRefused",
     "CallOptions",
     "CallResponse",
     "Conflict",
-    "CreateEnvironment",
+    "CreateEnvironmentRequest",
     "DemandImpossible",
     "Endpoint",
     "EndpointUnknown",
-    "Environment",
+    "EnvironmentInfo",
     "ExecOptions",
     "Forbidden",
     "IdempotencyKeyReused",
     "NotFound",
     "NotRunning",
-    "Outcome",
-    "Output",
+    "ActionOutcome",
+    "OutputData",
     "OutputEnd",
     "OutputEvent",
     "OutputRestart",
@@ -69,12 +69,12 @@ __all__ = [
     "ScoreItem",
     "ScoreOptions",
     "ServiceUnknown",
-    "Session",
-    "State",
-    "SubmitAction",
+    "EnvironmentSession",
+    "ActionState",
+    "SubmitActionRequest",
     "Tangram",
     "TangramError",
-    "Times",
+    "ActionTimes",
     "TooManyRequests",
     "Unauthenticated",
     "Unavailable",

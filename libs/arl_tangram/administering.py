@@ -2,13 +2,13 @@
 
 from urllib.parse import quote
 
-from arl_tangram.operations import Call, Operation, all_pages, answered
-from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
-from arl_wire.nodes import ChangeNode, Node, NodeList
-from arl_wire.plans import CapacityPlan, PlanQuestion
-from arl_wire.projects import ChangeProject, Project, ProjectList
-from arl_wire.queues import ChangeQueue, Queue, QueueList
-from arl_wire.stragglers import Straggler, StragglerList
+from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
+from arl_wire.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
+from arl_wire.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.plans import CapacityPlan, CapacityPlanQuery
+from arl_wire.projects import ChangeProjectRequest, Project, ProjectListResponse
+from arl_wire.queues import ChangeQueueRequest, Queue, QueueListResponse
+from arl_wire.stragglers import StragglerInfo, StragglerListResponse
 
 __all__ = [
     "change_node",
@@ -18,70 +18,72 @@ __all__ = [
     "list_keys",
     "list_projects",
     "list_queues",
-    "nodes",
-    "plan",
+    "list_nodes",
+    "plan_capacity",
     "remove_node",
     "revoke_key",
-    "stragglers",
+    "list_stragglers",
 ]
 
 
-def nodes(*, patience_s: float) -> Operation[NodeList]:
-    call = Call(method="GET", path="/v1/admin/nodes")
-    return NodeList.model_validate_json((yield from answered(call, patience_s)))
+def list_nodes(*, retry_timeout_s: float) -> Operation[NodeListResponse]:
+    call = SdkRequest(method="GET", path="/v1/admin/nodes")
+    return NodeListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def create_key(wanted: CreateKey) -> Operation[CreatedKey]:
+def create_key(request: CreateKeyRequest) -> Operation[CreateKeyResponse]:
     """Sent once: a second try could not show the key that the first one made."""
-    call = Call(method="POST", path="/v1/admin/keys", body=wanted)
-    return CreatedKey.model_validate_json((yield from answered(call, 0.0)))
+    call = SdkRequest(method="POST", path="/v1/admin/keys", body=request)
+    return CreateKeyResponse.model_validate_json((yield from call_with_retry(call, 0.0)))
 
 
-def list_keys(*, patience_s: float) -> Operation[list[Key]]:
+def list_keys(*, retry_timeout_s: float) -> Operation[list[ApiKey]]:
     """Newest first, all pages."""
-    return (yield from all_pages("/v1/admin/keys", {}, KeyList, patience_s))
+    return (yield from list_all_pages("/v1/admin/keys", {}, KeyListResponse, retry_timeout_s))
 
 
-def revoke_key(id: int, *, patience_s: float) -> Operation[Key]:
-    call = Call(method="DELETE", path=f"/v1/admin/keys/{id}")
-    return Key.model_validate_json((yield from answered(call, patience_s)))
+def revoke_key(id: int, *, retry_timeout_s: float) -> Operation[ApiKey]:
+    call = SdkRequest(method="DELETE", path=f"/v1/admin/keys/{id}")
+    return ApiKey.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def list_queues(*, patience_s: float) -> Operation[list[Queue]]:
+def list_queues(*, retry_timeout_s: float) -> Operation[list[Queue]]:
     """In order of their making, all pages."""
-    return (yield from all_pages("/v1/admin/queues", {}, QueueList, patience_s))
+    return (yield from list_all_pages("/v1/admin/queues", {}, QueueListResponse, retry_timeout_s))
 
 
-def change_queue(task: str, wanted: ChangeQueue, *, patience_s: float) -> Operation[Queue]:
-    call = Call(method="PATCH", path=f"/v1/admin/queues/{quote(task, safe='')}", body=wanted, send_null=True)
-    return Queue.model_validate_json((yield from answered(call, patience_s)))
+def change_queue(task: str, request: ChangeQueueRequest, *, retry_timeout_s: float) -> Operation[Queue]:
+    call = SdkRequest(method="PATCH", path=f"/v1/admin/queues/{quote(task, safe='')}", body=request, send_null=True)
+    return Queue.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def list_projects(*, patience_s: float) -> Operation[list[Project]]:
+def list_projects(*, retry_timeout_s: float) -> Operation[list[Project]]:
     """In order of their making, all pages."""
-    return (yield from all_pages("/v1/admin/projects", {}, ProjectList, patience_s))
+    return (yield from list_all_pages("/v1/admin/projects", {}, ProjectListResponse, retry_timeout_s))
 
 
-def change_project(name: str, wanted: ChangeProject, *, patience_s: float) -> Operation[Project]:
-    call = Call(method="PATCH", path=f"/v1/admin/projects/{quote(name, safe='')}", body=wanted)
-    return Project.model_validate_json((yield from answered(call, patience_s)))
+def change_project(name: str, request: ChangeProjectRequest, *, retry_timeout_s: float) -> Operation[Project]:
+    call = SdkRequest(method="PATCH", path=f"/v1/admin/projects/{quote(name, safe='')}", body=request)
+    return Project.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def change_node(name: str, wanted: ChangeNode, *, patience_s: float) -> Operation[Node]:
-    call = Call(method="PATCH", path=f"/v1/admin/nodes/{quote(name, safe='')}", body=wanted)
-    return Node.model_validate_json((yield from answered(call, patience_s)))
+def change_node(name: str, request: ChangeNodeRequest, *, retry_timeout_s: float) -> Operation[NodeInfo]:
+    call = SdkRequest(method="PATCH", path=f"/v1/admin/nodes/{quote(name, safe='')}", body=request)
+    return NodeInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def remove_node(name: str, *, patience_s: float) -> Operation[None]:
-    yield from answered(Call(method="DELETE", path=f"/v1/admin/nodes/{quote(name, safe='')}"), patience_s)
+def remove_node(name: str, *, retry_timeout_s: float) -> Operation[None]:
+    yield from call_with_retry(
+        SdkRequest(method="DELETE", path=f"/v1/admin/nodes/{quote(name, safe='')}"), retry_timeout_s
+    )
 
 
-def plan(question: PlanQuestion, *, patience_s: float) -> Operation[CapacityPlan]:
+def plan_capacity(question: CapacityPlanQuery, *, retry_timeout_s: float) -> Operation[CapacityPlan]:
     query = question.model_dump(exclude_defaults=True)
-    call = Call(method="GET", path="/v1/admin/plan", query=query)
-    return CapacityPlan.model_validate_json((yield from answered(call, patience_s)))
+    call = SdkRequest(method="GET", path="/v1/admin/plan", query=query)
+    return CapacityPlan.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def stragglers(*, patience_s: float) -> Operation[list[Straggler]]:
-    call = Call(method="GET", path="/v1/admin/stragglers")
-    return StragglerList.model_validate_json((yield from answered(call, patience_s))).items
+def list_stragglers(*, retry_timeout_s: float) -> Operation[list[StragglerInfo]]:
+    call = SdkRequest(method="GET", path="/v1/admin/stragglers")
+    return StragglerListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).items

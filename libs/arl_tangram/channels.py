@@ -14,71 +14,73 @@ from urllib.request import getproxies
 
 import httpx
 
-from arl_tangram.connection import Connection
-from arl_tangram.shared_wait import Ask, SharedWait
+from arl_tangram.connection import ConnectionConfig
+from arl_tangram.shared_wait import FetchSettled, SharedWait
 from arl_tangram.trace_context import add_trace_context, add_trace_context_async
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-__all__ = ["AsyncChannel", "Channel"]
+__all__ = ["AsyncHttpChannel", "SyncHttpChannel"]
 
-CONNECTIONS = 2000
-LIMITS = httpx.Limits(max_connections=CONNECTIONS, max_keepalive_connections=200)
-LOOPBACK = ("127.", "localhost", "::1")
+MAX_CONNECTIONS = 2000
+CONNECTION_LIMITS = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=200)
+LOOPBACK_PREFIXES = ("127.", "localhost", "::1")
 
 
-class Channel:
+class SyncHttpChannel:
     """Its client is safe to share between threads."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: ConnectionConfig) -> None:
         self._connection = connection
-        self._process = 0
+        self._owner_pid = 0
         self._client: httpx.Client | None = None
-        self._making = threading.Lock()
+        self._client_lock = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._connection,)
 
     @property
     def http(self) -> httpx.Client:
-        if self._process != os.getpid():
+        if self._owner_pid != os.getpid():
             # A thread of the parent may have had the old one at the fork.
-            self._client, self._making, self._process = None, threading.Lock(), os.getpid()
+            self._client, self._client_lock, self._owner_pid = None, threading.Lock(), os.getpid()
         if self._client is None:
-            with self._making:
+            with self._client_lock:
                 if self._client is None:
                     self._client = httpx.Client(
-                        **_options(self._connection), limits=LIMITS, event_hooks={"request": [add_trace_context]}
+                        **_client_options(self._connection),
+                        limits=CONNECTION_LIMITS,
+                        event_hooks={"request": [add_trace_context]},
                     )
         return self._client
 
     def close(self) -> None:
         """What a parent process has open is left to it."""
-        if self._client is not None and self._process == os.getpid():
+        if self._client is not None and self._owner_pid == os.getpid():
             self._client.close()
 
 
 @dataclass(slots=True)
-class _Here:
+class _LoopState:
     """What belongs to one event loop."""
 
     client: httpx.AsyncClient
-    wait: SharedWait
+    shared_wait: SharedWait
     sessions: "list[ClientSession]"
 
-    def let_be(self) -> None:
+    def detach(self) -> None:
         """Its loop is another process's, or has ended: nobody can close it in form any more."""
         for session in self.sessions:
             session.detach()
 
 
-class AsyncChannel:
-    def __init__(self, connection: Connection) -> None:
+class AsyncHttpChannel:
+    def __init__(self, connection: ConnectionConfig) -> None:
         self._connection = connection
-        self._process = 0
-        self._here: dict[asyncio.AbstractEventLoop, _Here] = {}
-        self.running = 0
+        self._owner_pid = 0
+        self._loop_states: dict[asyncio.AbstractEventLoop, _LoopState] = {}
+        self.dedicated_waits = 0
         """Calls that wait for the outcome of an action, each by a connection of its own."""
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -87,45 +89,45 @@ class AsyncChannel:
     @property
     def http(self) -> httpx.AsyncClient:
         """That of the running event loop."""
-        return self._of_this_loop().client
+        return self._current_loop_state().client
 
-    def shared_wait(self, ask: Ask) -> SharedWait:
+    def shared_wait(self, fetch_settled: FetchSettled) -> SharedWait:
         """That of the running event loop; `ask`: how it asks."""
-        wait = self._of_this_loop().wait
-        wait.ask = ask
+        wait = self._current_loop_state().shared_wait
+        wait.fetch_settled = fetch_settled
         return wait
 
     async def close(self) -> None:
         """What other event loops have open is left to them."""
-        here = self._here.pop(asyncio.get_running_loop(), None) if self._process == os.getpid() else None
+        here = self._loop_states.pop(asyncio.get_running_loop(), None) if self._owner_pid == os.getpid() else None
         if here is not None:
-            await here.wait.close()
+            await here.shared_wait.close()
             await here.client.aclose()
 
-    def _of_this_loop(self) -> _Here:
-        if self._process != os.getpid():
-            for other in self._here.values():
-                other.let_be()
-            self._here, self._process, self.running = {}, os.getpid(), 0
+    def _current_loop_state(self) -> _LoopState:
+        if self._owner_pid != os.getpid():
+            for other in self._loop_states.values():
+                other.detach()
+            self._loop_states, self._owner_pid, self.dedicated_waits = {}, os.getpid(), 0
         loop = asyncio.get_running_loop()
-        if (here := self._here.get(loop)) is None:
-            self._forget_ended()
+        if (here := self._loop_states.get(loop)) is None:
+            self._drop_closed_loops()
             sessions: list[ClientSession] = []
             client = httpx.AsyncClient(
-                **_options(self._connection),
-                transport=_transport(self._connection.url, sessions),
+                **_client_options(self._connection),
+                transport=_make_transport(self._connection.url, sessions),
                 event_hooks={"request": [add_trace_context_async]},
             )
-            here = self._here[loop] = _Here(client, SharedWait(), sessions)
+            here = self._loop_states[loop] = _LoopState(client, SharedWait(), sessions)
         return here
 
-    def _forget_ended(self) -> None:
+    def _drop_closed_loops(self) -> None:
         """A client holds its event loop."""
-        for loop in [loop for loop in self._here if loop.is_closed()]:
-            self._here.pop(loop).let_be()
+        for loop in [loop for loop in self._loop_states if loop.is_closed()]:
+            self._loop_states.pop(loop).detach()
 
 
-def _options(connection: Connection) -> dict[str, Any]:
+def _client_options(connection: ConnectionConfig) -> dict[str, Any]:
     """A proxy of the environment is not meant for this machine, and would be told the key."""
     return {
         "base_url": connection.url,
@@ -135,10 +137,10 @@ def _options(connection: Connection) -> dict[str, Any]:
 
 
 def _is_loopback(url: str) -> bool:
-    return (urlsplit(url).hostname or "").startswith(LOOPBACK)
+    return (urlsplit(url).hostname or "").startswith(LOOPBACK_PREFIXES)
 
 
-def _transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBaseTransport:
+def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBaseTransport:
     """For many calls at once: httpx's own pool looks at all its connections for each call, 7 CPU-ms with 32 of them."""
     # Only who needs it pays for the import, which takes as long as that of all the rest.
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
@@ -155,7 +157,7 @@ def _transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBaseTran
     def session() -> ClientSession:
         # Its certificates take 20 CPU-ms to read.
         ssl = httpx.create_ssl_context() if url.startswith("https:") else True
-        connector = Connector(limit=CONNECTIONS, ssl=ssl)
+        connector = Connector(limit=MAX_CONNECTIONS, ssl=ssl)
         trust_env = not _is_loopback(url) and bool(getproxies())
         made = ClientSession(connector=connector, cookie_jar=DummyCookieJar(), trust_env=trust_env)
         sessions.append(made)

@@ -10,45 +10,47 @@ from typing import Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 from arl_tangram import administering, batching, operations, streaming, tracing
-from arl_tangram.bounded import bounded
-from arl_tangram.channels import AsyncChannel, Channel
-from arl_tangram.connection import resolve
-from arl_tangram.endpoints import AsyncEndpoints, Endpoints
-from arl_tangram.operations import Operation, Pause, Reply, WaitTimeout
+from arl_tangram.bounded import with_timeout
+from arl_tangram.channels import AsyncHttpChannel, SyncHttpChannel
+from arl_tangram.connection import resolve_connection
+from arl_tangram.endpoints import AsyncEndpointMethods, EndpointMethods
+from arl_tangram.operations import Operation, RetryDelay, SdkResponse, WaitTimeout
 from arl_tangram.options import ExecOptions, exec_action, file_action
-from arl_tangram.rewards import AsyncRewards, Rewards
+from arl_tangram.rewards import AsyncRewardServiceMethods, RewardServiceMethods
 from arl_tangram.sending import send, send_async
-from arl_tangram.shares import AsyncShares, Shares
+from arl_tangram.shares import AsyncQueueMethods, QueueMethods
 from arl_tangram.streaming import OutputEvent
-from arl_tangram.trees import AsyncTrees, Trees
-from arl_wire.actions import Action, SubmitAction
-from arl_wire.environments import CreateEnvironment, Environment
+from arl_tangram.trees import AsyncFileMethods, FileMethods
+from arl_wire.actions import Action, SubmitActionRequest
+from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import TangramError
 from arl_wire.explain import ActionExplanation
-from arl_wire.keys import CreatedKey, CreateKey, Key
-from arl_wire.nodes import ChangeNode, Node, NodeList
+from arl_wire.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
+from arl_wire.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 from arl_wire.traces import ActionTrace
 
 __all__ = ["AsyncTangram", "Tangram"]
 
 Value = TypeVar("Value")
-PATIENCE_S = 120.0
-RUNNING = 512
+RETRY_TIMEOUT_S = 120.0
+MAX_DEDICATED_WAITS = 512
 """Runs of one client that have a connection each while they wait; further ones wait together."""
-TAKE_BACK_S = 5.0
+CANCEL_TIMEOUT_S = 5.0
 """So long a cancelled task stays for the sake of its action."""
 
 
-class Tangram(Trees, Rewards, Endpoints, Shares):
+class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
     """A blocking client, safe to share between threads, and to use after a fork.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
     `tangram up` left). Calls ride out a restart of the services for `patience_s` seconds.
     """
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        self._channel = Channel(resolve(url, api_key))
-        self._patience_s = patience_s
+    def __init__(
+        self, url: str | None = None, api_key: str | None = None, *, retry_timeout_s: float = RETRY_TIMEOUT_S
+    ) -> None:
+        self._channel = SyncHttpChannel(resolve_connection(url, api_key))
+        self._retry_timeout_s = retry_timeout_s
 
     def __enter__(self) -> Self:
         return self
@@ -61,21 +63,23 @@ class Tangram(Trees, Rewards, Endpoints, Shares):
     def close(self) -> None:
         self._channel.close()
 
-    def submit(self, action: SubmitAction | None = None, /, **options: Unpack[ExecOptions]) -> Action:
+    def submit(self, action: SubmitActionRequest | None = None, /, **options: Unpack[ExecOptions]) -> Action:
         """Hand an action over. When this returns, it is durable and will settle exactly once."""
-        return self._run(operations.submit(_action(action, options), wait_s=0, patience_s=self._patience_s))
+        return self._run(
+            operations.submit(_to_action(action, options), wait_s=0, retry_timeout_s=self._retry_timeout_s)
+        )
 
-    def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
+    def submit_many(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
         """Ids in order. Raises `BatchRefused` if any was refused; the others run."""
-        return self._run(batching.submit_many(actions, patience_s=self._patience_s))
+        return self._run(batching.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
-    def submit_gang(self, actions: Sequence[SubmitAction]) -> list[UUID]:
+    def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
         """Those that start in one moment or not at all; ids in order. Raises `BatchRefused`, and then none runs."""
-        return self._run(batching.submit_gang(actions, patience_s=self._patience_s))
+        return self._run(batching.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 
     def run(
         self,
-        action: SubmitAction | None = None,
+        action: SubmitActionRequest | None = None,
         /,
         *,
         wait_timeout_s: float | None = None,
@@ -85,42 +89,46 @@ class Tangram(Trees, Rewards, Endpoints, Shares):
 
         Where the gateway does not answer so long it is `Unavailable`, and nobody knows whether it was submitted.
         """
-        waiting = operations.run(_action(action, options), timeout_s=wait_timeout_s, patience_s=self._patience_s)
-        return self._run(bounded(waiting, wait_timeout_s))
+        waiting = operations.run(
+            _to_action(action, options), timeout_s=wait_timeout_s, retry_timeout_s=self._retry_timeout_s
+        )
+        return self._run(with_timeout(waiting, wait_timeout_s))
 
     def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         """All of them settled, in the order asked. Raises `WaitTimeout`."""
-        return self._run(bounded(operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s), timeout_s))
+        return self._run(
+            with_timeout(operations.wait(ids, timeout_s=timeout_s, retry_timeout_s=self._retry_timeout_s), timeout_s)
+        )
 
     def as_completed(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> Iterator[Action]:
         """Each once, as it settles. Raises `WaitTimeout`."""
-        ends_at = _end(timeout_s)
-        pending = dict.fromkeys(map(operations.as_id, ids))
+        ends_at = _deadline(timeout_s)
+        pending = dict.fromkeys(map(operations.parse_action_id, ids))
         while pending:
-            left = _left(ends_at)
-            waiting = operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)
-            for action in self._run(bounded(waiting, left)):
+            left = _remaining_s(ends_at)
+            waiting = operations.wait_any(list(pending), timeout_s=left, retry_timeout_s=self._retry_timeout_s)
+            for action in self._run(with_timeout(waiting, left)):
                 pending.pop(action.id)
                 yield action
 
     def get(self, id: UUID, *, wait_s: float = 0.0) -> Action:
-        return self._run(operations.get(id, wait_s=wait_s, patience_s=self._patience_s))
+        return self._run(operations.get(id, wait_s=wait_s, retry_timeout_s=self._retry_timeout_s))
 
     def trace(self, id: UUID) -> ActionTrace:
         """Where its time went, in any state."""
-        return self._run(tracing.trace(id, patience_s=self._patience_s))
+        return self._run(tracing.trace(id, retry_timeout_s=self._retry_timeout_s))
 
     def explain(self, id: UUID) -> ActionExplanation:
         """Why it waits; or what it holds or held, and when."""
-        return self._run(tracing.explain(id, patience_s=self._patience_s))
+        return self._run(tracing.explain(id, retry_timeout_s=self._retry_timeout_s))
 
     def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
     ) -> Iterator[Action]:
         """Newest first, without results, page by page."""
-        query = _query(task=task, trajectory=trajectory, state=state)
+        query = _query_params(task=task, trajectory=trajectory, state=state)
         while True:
-            page = self._run(operations.list_actions(query, patience_s=self._patience_s))
+            page = self._run(operations.list_actions(query, retry_timeout_s=self._retry_timeout_s))
             yield from page.items
             if page.next_cursor is None:
                 return
@@ -128,18 +136,20 @@ class Tangram(Trees, Rewards, Endpoints, Shares):
 
     def cancel(self, id: UUID) -> Action:
         """Ask for its end. A settled action is returned as it is."""
-        return self._run(operations.cancel(id, patience_s=self._patience_s))
+        return self._run(operations.cancel(id, retry_timeout_s=self._retry_timeout_s))
 
     def stream(self, id: UUID) -> Iterator[OutputEvent]:
         """Its output as it is written, and its end. A broken connection is made anew, and nothing comes twice."""
-        return streaming.follow(self._channel.http, id, patience_s=self._patience_s)
+        return streaming.stream_output(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         """Give an action that was submitted with `stdin_open` something to read, once it runs and only once.
 
         What comes back is the `offset` of what comes next; `end`: nothing does. Raises `Conflict` after its end.
         """
-        return self._run(streaming.send_input(id, content, end=end, offset=offset, patience_s=self._patience_s))
+        return self._run(
+            streaming.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
+        )
 
     def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
         """Write files into a trajectory's environment, making it if there is none yet."""
@@ -152,70 +162,72 @@ class Tangram(Trees, Rewards, Endpoints, Shares):
 
     def end_trajectory(self, task: str, trajectory: str) -> None:
         """Cancel what is left of it and end its environment."""
-        self._run(operations.end_trajectory(task, trajectory, patience_s=self._patience_s))
+        self._run(operations.end_trajectory(task, trajectory, retry_timeout_s=self._retry_timeout_s))
 
-    def create_environment(self, wanted: CreateEnvironment) -> Environment:
+    def create_environment(self, request: CreateEnvironmentRequest) -> EnvironmentInfo:
         """Before its first action; returns when it is there."""
-        return self._run(operations.create_environment(wanted, patience_s=self._patience_s))
+        return self._run(operations.create_environment(request, retry_timeout_s=self._retry_timeout_s))
 
-    def environment(self, id: UUID) -> Environment:
-        return self._run(operations.environment(id, patience_s=self._patience_s))
+    def environment(self, id: UUID) -> EnvironmentInfo:
+        return self._run(operations.get_environment(id, retry_timeout_s=self._retry_timeout_s))
 
     def environments(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
-    ) -> builtins.list[Environment]:
+    ) -> builtins.list[EnvironmentInfo]:
         """Newest first, all pages; those that are gone, too, unless `state` says `live`."""
-        query = _query(task=task, trajectory=trajectory, state=state)
-        return self._run(operations.list_environments(query, patience_s=self._patience_s))
+        query = _query_params(task=task, trajectory=trajectory, state=state)
+        return self._run(operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
 
     def end_environment(self, id: UUID) -> None:
         """With all that is in it. What waits for it is cancelled."""
-        self._run(operations.end_environment(id, patience_s=self._patience_s))
+        self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
-    def nodes(self) -> NodeList:
-        return self._run(administering.nodes(patience_s=self._patience_s))
+    def nodes(self) -> NodeListResponse:
+        return self._run(administering.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
-    def create_key(self, wanted: CreateKey) -> CreatedKey:
+    def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
         """The only time that it is shown. Not tried again by itself."""
-        return self._run(administering.create_key(wanted))
+        return self._run(administering.create_key(request))
 
-    def keys(self) -> builtins.list[Key]:
+    def keys(self) -> builtins.list[ApiKey]:
         """Those of our project, newest first."""
-        return self._run(administering.list_keys(patience_s=self._patience_s))
+        return self._run(administering.list_keys(retry_timeout_s=self._retry_timeout_s))
 
-    def revoke_key(self, id: int) -> Key:
-        return self._run(administering.revoke_key(id, patience_s=self._patience_s))
+    def revoke_key(self, id: int) -> ApiKey:
+        return self._run(administering.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
-    def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
+    def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
         """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
-        wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
-        return self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
+        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        return self._run(administering.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     def remove_node(self, name: str) -> None:
         """Raises `Conflict` while it is alive or has something."""
-        self._run(administering.remove_node(name, patience_s=self._patience_s))
+        self._run(administering.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
-        reply: Reply | None = None
+        reply: SdkResponse | None = None
         while True:
             try:
                 step = operation.send(reply)
             except StopIteration as end:
                 value: Value = end.value
                 return value
-            if isinstance(step, Pause):
+            if isinstance(step, RetryDelay):
                 time.sleep(step.seconds)
                 reply = None
             else:
                 reply = send(self._channel.http, step)
 
 
-class AsyncTangram(AsyncTrees, AsyncRewards, AsyncEndpoints, AsyncShares):
+class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMethods, AsyncQueueMethods):
     """An awaiting client, of any event loop. What each method does is said at `Tangram`."""
 
-    def __init__(self, url: str | None = None, api_key: str | None = None, *, patience_s: float = PATIENCE_S) -> None:
-        self._channel = AsyncChannel(resolve(url, api_key))
-        self._patience_s = patience_s
+    def __init__(
+        self, url: str | None = None, api_key: str | None = None, *, retry_timeout_s: float = RETRY_TIMEOUT_S
+    ) -> None:
+        self._channel = AsyncHttpChannel(resolve_connection(url, api_key))
+        self._retry_timeout_s = retry_timeout_s
 
     async def __aenter__(self) -> Self:
         return self
@@ -228,86 +240,92 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncEndpoints, AsyncShares):
     async def close(self) -> None:
         await self._channel.close()
 
-    async def submit(self, action: SubmitAction | None = None, /, **options: Unpack[ExecOptions]) -> Action:
-        return await self._run(operations.submit(_action(action, options), wait_s=0, patience_s=self._patience_s))
+    async def submit(self, action: SubmitActionRequest | None = None, /, **options: Unpack[ExecOptions]) -> Action:
+        return await self._run(
+            operations.submit(_to_action(action, options), wait_s=0, retry_timeout_s=self._retry_timeout_s)
+        )
 
-    async def submit_many(self, actions: Sequence[SubmitAction]) -> list[UUID]:
-        return await self._run(batching.submit_many(actions, patience_s=self._patience_s))
+    async def submit_many(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
+        return await self._run(batching.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
-    async def submit_gang(self, actions: Sequence[SubmitAction]) -> list[UUID]:
-        return await self._run(batching.submit_gang(actions, patience_s=self._patience_s))
+    async def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
+        return await self._run(batching.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 
     async def run(
         self,
-        action: SubmitAction | None = None,
+        action: SubmitActionRequest | None = None,
         /,
         *,
         wait_timeout_s: float | None = None,
         **options: Unpack[ExecOptions],
     ) -> Action:
         """A task that is cancelled meanwhile takes its action back, which then holds nothing any more."""
-        wanted, key = _action(action, options), uuid4().hex
-        running = self._run_beside_many if self._channel.running >= RUNNING else self._run_by_itself
+        wanted, key = _to_action(action, options), uuid4().hex
+        running = (
+            self._run_with_shared_wait
+            if self._channel.dedicated_waits >= MAX_DEDICATED_WAITS
+            else self._run_with_dedicated_wait
+        )
         try:
             return await running(wanted, key, wait_timeout_s)
         except asyncio.CancelledError:
             with suppress(TangramError, TimeoutError):
-                async with asyncio.timeout(TAKE_BACK_S):
-                    await self._run(operations.take_back(wanted, patience_s=TAKE_BACK_S, key=key))
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    await self._run(operations.cancel_submitted(wanted, retry_timeout_s=CANCEL_TIMEOUT_S, key=key))
             raise
 
-    async def _run_by_itself(self, action: SubmitAction, key: str, timeout_s: float | None) -> Action:
-        waiting = operations.run(action, timeout_s=timeout_s, patience_s=self._patience_s, key=key)
-        self._channel.running += 1
+    async def _run_with_dedicated_wait(self, action: SubmitActionRequest, key: str, timeout_s: float | None) -> Action:
+        waiting = operations.run(action, timeout_s=timeout_s, retry_timeout_s=self._retry_timeout_s, key=key)
+        self._channel.dedicated_waits += 1
         try:
-            return await self._run(bounded(waiting, timeout_s))
+            return await self._run(with_timeout(waiting, timeout_s))
         finally:
-            self._channel.running -= 1
+            self._channel.dedicated_waits -= 1
 
-    async def _run_beside_many(self, action: SubmitAction, key: str, timeout_s: float | None) -> Action:
-        ends_at = _end(timeout_s)
-        submitting = operations.submit(action, wait_s=0, patience_s=self._patience_s, key=key)
-        found = await self._run(bounded(submitting, timeout_s))
+    async def _run_with_shared_wait(self, action: SubmitActionRequest, key: str, timeout_s: float | None) -> Action:
+        ends_at = _deadline(timeout_s)
+        submitting = operations.submit(action, wait_s=0, retry_timeout_s=self._retry_timeout_s, key=key)
+        found = await self._run(with_timeout(submitting, timeout_s))
         if found.settled_at is not None:
             return found
         try:
-            async with asyncio.timeout(_left(ends_at)):
-                return await self._channel.shared_wait(self._settled_of).settled(found.id)
+            async with asyncio.timeout(_remaining_s(ends_at)):
+                return await self._channel.shared_wait(self._fetch_settled).wait_settled(found.id)
         except TimeoutError:
             raise WaitTimeout([found.id]) from None
 
-    async def _settled_of(self, ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
-        return await self._run(operations.wait_any(ids, timeout_s=within_s, patience_s=self._patience_s))
+    async def _fetch_settled(self, ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
+        return await self._run(operations.wait_any(ids, timeout_s=within_s, retry_timeout_s=self._retry_timeout_s))
 
     async def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
-        waiting = operations.wait(ids, timeout_s=timeout_s, patience_s=self._patience_s)
-        return await self._run(bounded(waiting, timeout_s))
+        waiting = operations.wait(ids, timeout_s=timeout_s, retry_timeout_s=self._retry_timeout_s)
+        return await self._run(with_timeout(waiting, timeout_s))
 
     async def as_completed(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> AsyncIterator[Action]:
-        ends_at = _end(timeout_s)
-        pending = dict.fromkeys(map(operations.as_id, ids))
+        ends_at = _deadline(timeout_s)
+        pending = dict.fromkeys(map(operations.parse_action_id, ids))
         while pending:
-            left = _left(ends_at)
-            waiting = operations.wait_any(list(pending), timeout_s=left, patience_s=self._patience_s)
-            for action in await self._run(bounded(waiting, left)):
+            left = _remaining_s(ends_at)
+            waiting = operations.wait_any(list(pending), timeout_s=left, retry_timeout_s=self._retry_timeout_s)
+            for action in await self._run(with_timeout(waiting, left)):
                 pending.pop(action.id)
                 yield action
 
     async def get(self, id: UUID, *, wait_s: float = 0.0) -> Action:
-        return await self._run(operations.get(id, wait_s=wait_s, patience_s=self._patience_s))
+        return await self._run(operations.get(id, wait_s=wait_s, retry_timeout_s=self._retry_timeout_s))
 
     async def trace(self, id: UUID) -> ActionTrace:
-        return await self._run(tracing.trace(id, patience_s=self._patience_s))
+        return await self._run(tracing.trace(id, retry_timeout_s=self._retry_timeout_s))
 
     async def explain(self, id: UUID) -> ActionExplanation:
-        return await self._run(tracing.explain(id, patience_s=self._patience_s))
+        return await self._run(tracing.explain(id, retry_timeout_s=self._retry_timeout_s))
 
     async def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
     ) -> AsyncIterator[Action]:
-        query = _query(task=task, trajectory=trajectory, state=state)
+        query = _query_params(task=task, trajectory=trajectory, state=state)
         while True:
-            page = await self._run(operations.list_actions(query, patience_s=self._patience_s))
+            page = await self._run(operations.list_actions(query, retry_timeout_s=self._retry_timeout_s))
             for action in page.items:
                 yield action
             if page.next_cursor is None:
@@ -315,13 +333,15 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncEndpoints, AsyncShares):
             query["cursor"] = page.next_cursor
 
     async def cancel(self, id: UUID) -> Action:
-        return await self._run(operations.cancel(id, patience_s=self._patience_s))
+        return await self._run(operations.cancel(id, retry_timeout_s=self._retry_timeout_s))
 
     def stream(self, id: UUID) -> AsyncIterator[OutputEvent]:
-        return streaming.follow_async(self._channel.http, id, patience_s=self._patience_s)
+        return streaming.stream_output_async(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     async def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
-        return await self._run(streaming.send_input(id, content, end=end, offset=offset, patience_s=self._patience_s))
+        return await self._run(
+            streaming.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
+        )
 
     async def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
         operations.expect_ok(await self.run(file_action(task, trajectory, files=files)))
@@ -331,70 +351,70 @@ class AsyncTangram(AsyncTrees, AsyncRewards, AsyncEndpoints, AsyncShares):
         return operations.fetched_files(operations.expect_ok(action))
 
     async def end_trajectory(self, task: str, trajectory: str) -> None:
-        await self._run(operations.end_trajectory(task, trajectory, patience_s=self._patience_s))
+        await self._run(operations.end_trajectory(task, trajectory, retry_timeout_s=self._retry_timeout_s))
 
-    async def create_environment(self, wanted: CreateEnvironment) -> Environment:
-        return await self._run(operations.create_environment(wanted, patience_s=self._patience_s))
+    async def create_environment(self, request: CreateEnvironmentRequest) -> EnvironmentInfo:
+        return await self._run(operations.create_environment(request, retry_timeout_s=self._retry_timeout_s))
 
-    async def environment(self, id: UUID) -> Environment:
-        return await self._run(operations.environment(id, patience_s=self._patience_s))
+    async def environment(self, id: UUID) -> EnvironmentInfo:
+        return await self._run(operations.get_environment(id, retry_timeout_s=self._retry_timeout_s))
 
     async def environments(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
-    ) -> builtins.list[Environment]:
-        query = _query(task=task, trajectory=trajectory, state=state)
-        return await self._run(operations.list_environments(query, patience_s=self._patience_s))
+    ) -> builtins.list[EnvironmentInfo]:
+        query = _query_params(task=task, trajectory=trajectory, state=state)
+        return await self._run(operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
 
     async def end_environment(self, id: UUID) -> None:
-        await self._run(operations.end_environment(id, patience_s=self._patience_s))
+        await self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
-    async def nodes(self) -> NodeList:
-        return await self._run(administering.nodes(patience_s=self._patience_s))
+    async def nodes(self) -> NodeListResponse:
+        return await self._run(administering.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
-    async def create_key(self, wanted: CreateKey) -> CreatedKey:
-        return await self._run(administering.create_key(wanted))
+    async def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
+        return await self._run(administering.create_key(request))
 
-    async def keys(self) -> builtins.list[Key]:
-        return await self._run(administering.list_keys(patience_s=self._patience_s))
+    async def keys(self) -> builtins.list[ApiKey]:
+        return await self._run(administering.list_keys(retry_timeout_s=self._retry_timeout_s))
 
-    async def revoke_key(self, id: int) -> Key:
-        return await self._run(administering.revoke_key(id, patience_s=self._patience_s))
+    async def revoke_key(self, id: int) -> ApiKey:
+        return await self._run(administering.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
-    async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> Node:
-        wanted = ChangeNode(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
-        return await self._run(administering.change_node(name, wanted, patience_s=self._patience_s))
+    async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
+        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        return await self._run(administering.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     async def remove_node(self, name: str) -> None:
-        await self._run(administering.remove_node(name, patience_s=self._patience_s))
+        await self._run(administering.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
-        reply: Reply | None = None
+        reply: SdkResponse | None = None
         while True:
             try:
                 step = operation.send(reply)
             except StopIteration as end:
                 value: Value = end.value
                 return value
-            if isinstance(step, Pause):
+            if isinstance(step, RetryDelay):
                 await asyncio.sleep(step.seconds)
                 reply = None
             else:
                 reply = await send_async(self._channel.http, step)
 
 
-def _action(action: SubmitAction | None, options: ExecOptions) -> SubmitAction:
+def _to_action(action: SubmitActionRequest | None, options: ExecOptions) -> SubmitActionRequest:
     if action is not None and options:
         raise TypeError("give an action or options, not both")
     return action if action is not None else exec_action(**options)
 
 
-def _query(**given: str | None) -> dict[str, str | int]:
+def _query_params(**given: str | None) -> dict[str, str | int]:
     return {name: value for name, value in given.items() if value is not None}
 
 
-def _end(timeout_s: float | None) -> float | None:
+def _deadline(timeout_s: float | None) -> float | None:
     return None if timeout_s is None else time.monotonic() + timeout_s
 
 
-def _left(ends_at: float | None) -> float | None:
-    return None if ends_at is None else max(0.0, ends_at - time.monotonic())
+def _remaining_s(deadline: float | None) -> float | None:
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -9,11 +9,11 @@ from urllib.parse import urlsplit
 
 from arl_wire.errors import FieldError, Unauthenticated, Unavailable, ValidationFailed
 
-__all__ = ["Connection", "is_up", "resolve", "state_directory"]
+__all__ = ["ConnectionConfig", "is_up", "resolve_connection", "state_directory"]
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class Connection:
+class ConnectionConfig:
     url: str
     api_key: str
 
@@ -29,24 +29,26 @@ def state_directory() -> Path:
     return Path(home) / "tangram"
 
 
-def resolve(url: str | None = None, api_key: str | None = None, *, directory: Path | None = None) -> Connection:
+def resolve_connection(
+    url: str | None = None, api_key: str | None = None, *, directory: Path | None = None
+) -> ConnectionConfig:
     """Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
     local = directory or state_directory()
-    url = _checked_url(url or os.environ.get("TANGRAM_URL") or None)
-    api_key = _checked_key(api_key or os.environ.get("TANGRAM_API_KEY") or None)
-    here = _endpoint(local)
+    url = _validate_url(url or os.environ.get("TANGRAM_URL") or None)
+    api_key = _validate_key(api_key or os.environ.get("TANGRAM_API_KEY") or None)
+    here = _local_gateway_url(local)
     if api_key is None and url in (None, here):
         # The key of this directory's system is for no other address.
-        api_key = _key(local)
+        api_key = _local_api_key(local)
     url = url or here
     if url is None:
         raise Unavailable("no system found: run `tangram up`, or set TANGRAM_URL and TANGRAM_API_KEY")
     if api_key is None:
         raise Unauthenticated(f"no API key: set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
-    return Connection(url, api_key)
+    return ConnectionConfig(url, api_key)
 
 
-def _checked_url(url: str | None) -> str | None:
+def _validate_url(url: str | None) -> str | None:
     """What can never be reached is said at once, and not after having been tried again for a while."""
     if url is None:
         return None
@@ -61,7 +63,7 @@ def _checked_url(url: str | None) -> str | None:
     return url.strip().rstrip("/")
 
 
-def _checked_key(key: str | None) -> str | None:
+def _validate_key(key: str | None) -> str | None:
     """A file's last line break is not part of it. It is never shown."""
     if key is None:
         return None
@@ -83,7 +85,7 @@ def is_up(directory: Path) -> bool:
     return False
 
 
-def _endpoint(directory: Path) -> str | None:
+def _local_gateway_url(directory: Path) -> str | None:
     """None while it is down: on its old port somebody else may listen, for whom its key is not meant."""
     if not is_up(directory):
         return None
@@ -93,7 +95,7 @@ def _endpoint(directory: Path) -> str | None:
         return None
 
 
-def _key(directory: Path) -> str | None:
+def _local_api_key(directory: Path) -> str | None:
     try:
         return (directory / "api_key").read_text().strip() or None
     except OSError:

@@ -6,17 +6,17 @@ from typing import Any, TypedDict, TypeVar, Unpack
 
 from pydantic import ValidationError
 
-from arl_core.states import Outcome
-from arl_tangram.bounded import bounded
-from arl_tangram.operations import ActionFailed, Call, Operation, answered, run
-from arl_tangram.options import check_names, failed_validation, wrong
-from arl_wire.actions import Action, SubmitAction
-from arl_wire.calls import CallResponse, Endpoint, EndpointList
+from arl_core.states import ActionOutcome
+from arl_tangram.bounded import with_timeout
+from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run
+from arl_tangram.options import check_option_names, invalid_field, to_validation_failed
+from arl_wire.actions import Action, SubmitActionRequest
+from arl_wire.calls import CallResponse, Endpoint, EndpointListResponse
 
-__all__ = ["AsyncEndpoints", "CallOptions", "Endpoints", "call_action", "response_of"]
+__all__ = ["AsyncEndpointMethods", "CallOptions", "EndpointMethods", "call_action", "response_of"]
 
 Value = TypeVar("Value")
-OF_THE_REQUEST = frozenset({"method", "query", "headers", "json_body", "body"})
+REQUEST_FIELDS = frozenset({"method", "query", "headers", "json_body", "body"})
 
 
 class CallOptions(TypedDict, total=False):
@@ -43,19 +43,19 @@ class CallOptions(TypedDict, total=False):
     labels: Mapping[str, str]
 
 
-def call_action(endpoint: str, path: str = "", **options: Unpack[CallOptions]) -> SubmitAction:
+def call_action(endpoint: str, path: str = "", **options: Unpack[CallOptions]) -> SubmitActionRequest:
     """The action that sends this request. Raises `ValidationFailed` naming the field."""
-    check_names(options, CallOptions.__annotations__)
+    check_option_names(options, CallOptions.__annotations__)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    request = {name: given.pop(name) for name in OF_THE_REQUEST & given.keys()}
+    request = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}
     has_body = not request.keys().isdisjoint(("json_body", "body"))
     request = {"path": path, "method": "POST" if has_body else "GET", **request}
     try:
-        return SubmitAction.model_validate(
+        return SubmitActionRequest.model_validate(
             {"task": "call", **given, "kind": "call", "endpoint": endpoint, "request": request}
         )
     except ValidationError as error:
-        raise failed_validation(error) from None
+        raise to_validation_failed(error) from None
 
 
 def response_of(action: Action) -> CallResponse:
@@ -64,13 +64,13 @@ def response_of(action: Action) -> CallResponse:
     That is an `infra_error`, for instance: the endpoint has too much to do, or does not like our key.
     """
     response = action.result.response if action.result is not None else None
-    if response is None or action.outcome not in (Outcome.OK, Outcome.USER_ERROR):
+    if response is None or action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_ERROR):
         raise ActionFailed(action)
     return response
 
 
-class Endpoints:
-    _patience_s: float
+class EndpointMethods:
+    _retry_timeout_s: float
 
     def call(
         self, endpoint: str, path: str = "", *, wait_timeout_s: float | None = None, **options: Unpack[CallOptions]
@@ -79,40 +79,44 @@ class Endpoints:
 
         Raises `ActionFailed` where there is none, and `WaitTimeout` where it goes on after `wait_timeout_s`.
         """
-        return self._run(_called(call_action(endpoint, path, **options), wait_timeout_s, self._patience_s))
+        return self._run(_call_endpoint(call_action(endpoint, path, **options), wait_timeout_s, self._retry_timeout_s))
 
     def endpoints(self) -> list[Endpoint]:
         """The external APIs that brokers have."""
-        return self._run(_endpoints(self._patience_s))
+        return self._run(_list_endpoints(self._retry_timeout_s))
 
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
 
 
-class AsyncEndpoints:
+class AsyncEndpointMethods:
     """What each method does is said at `Endpoints`."""
 
-    _patience_s: float
+    _retry_timeout_s: float
 
     async def call(
         self, endpoint: str, path: str = "", *, wait_timeout_s: float | None = None, **options: Unpack[CallOptions]
     ) -> CallResponse:
-        return await self._run(_called(call_action(endpoint, path, **options), wait_timeout_s, self._patience_s))
+        return await self._run(
+            _call_endpoint(call_action(endpoint, path, **options), wait_timeout_s, self._retry_timeout_s)
+        )
 
     async def endpoints(self) -> list[Endpoint]:
-        return await self._run(_endpoints(self._patience_s))
+        return await self._run(_list_endpoints(self._retry_timeout_s))
 
     @abstractmethod
     async def _run(self, operation: Operation[Value]) -> Value: ...
 
 
-def _called(action: SubmitAction, wait_timeout_s: float | None, patience_s: float) -> Operation[CallResponse]:
+def _call_endpoint(
+    action: SubmitActionRequest, wait_timeout_s: float | None, retry_timeout_s: float
+) -> Operation[CallResponse]:
     if wait_timeout_s is not None and not wait_timeout_s > 0:
-        raise wrong("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
-    waiting = run(action, timeout_s=wait_timeout_s, patience_s=patience_s)
-    return response_of((yield from bounded(waiting, wait_timeout_s)))
+        raise invalid_field("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
+    waiting = run(action, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
+    return response_of((yield from with_timeout(waiting, wait_timeout_s)))
 
 
-def _endpoints(patience_s: float) -> Operation[list[Endpoint]]:
-    content = yield from answered(Call(method="GET", path="/v1/endpoints"), patience_s)
-    return EndpointList.model_validate_json(content).items
+def _list_endpoints(retry_timeout_s: float) -> Operation[list[Endpoint]]:
+    content = yield from call_with_retry(SdkRequest(method="GET", path="/v1/endpoints"), retry_timeout_s)
+    return EndpointListResponse.model_validate_json(content).items

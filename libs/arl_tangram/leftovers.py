@@ -7,16 +7,16 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
-from arl_wire.audit import AuditFinding
+from arl_wire.audit import ConsistencyFinding
 
-__all__ = ["Leftovers"]
+__all__ = ["HostResourceScanner"]
 
 # As the launcher chooses them: a name and ids of its own for each directory.
 _FIRST_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
-_CHECK_S = 600.0
+_STALE_CHECK_S = 600.0
 
 
-class Leftovers:
+class HostResourceScanner:
     """Of the system in `directory` alone. Nothing here is cached; every look is a new one."""
 
     def __init__(self, directory: Path) -> None:
@@ -24,33 +24,33 @@ class Leftovers:
         self._launcher = self._directory / "launcher"
         self._suffix = zlib.crc32(os.fsencode(self._launcher))
 
-    def findings(self) -> Iterator[AuditFinding]:
+    def findings(self) -> Iterator[ConsistencyFinding]:
         """What must not be there whatever the rows say."""
-        if not self._launcher_lives():
-            for path in self.trees():
-                yield _finding("orphan_cgroup", path, "its launcher is dead")
+        if not self._is_launcher_alive():
+            for path in self.cgroup_trees():
+                yield _make_finding("orphan_cgroup", path, "its launcher is dead")
             for pid in self._sandbox_processes():
-                yield _finding("orphan_process", pid, "it has a sandbox's uid, and the launcher is dead")
-            for path in _entries(self._launcher / "work"):
-                yield _finding("stray_directory", path, "its launcher is dead")
+                yield _make_finding("orphan_process", pid, "it has a sandbox's uid, and the launcher is dead")
+            for path in _list_entries(self._launcher / "work"):
+                yield _make_finding("stray_directory", path, "its launcher is dead")
         for mount in self._mounts():
-            yield _finding("mount", mount, "mounted below the state directory")
+            yield _make_finding("mount", mount, "mounted below the state directory")
         for path in self._directory.glob("*.unfinished"):
-            yield _finding("stray_file", path, "a write that did not end")
-        for path in _old_checks():
-            yield _finding("stray_directory", path, "of a `doctor` that did not end")
+            yield _make_finding("stray_file", path, "a write that did not end")
+        for path in _stale_check_directories():
+            yield _make_finding("stray_directory", path, "of a `doctor` that did not end")
 
     def environments(self) -> tuple[set[str], bool]:
         """Names of environments that have a cgroup or files here; and whether those are all there are.
 
         Without those that stand ready for whoever comes next.
         """
-        trees = self.trees()
-        groups = {path.name for tree in trees for path in _entries(tree) if path.is_dir()}
+        trees = self.cgroup_trees()
+        groups = {path.name for tree in trees for path in _list_entries(tree) if path.is_dir()}
         ready = set(_read(str(self._launcher / "ready")).split())
-        return (groups | {path.name for path in _entries(self._launcher / "work")}) - ready, bool(trees)
+        return (groups | {path.name for path in _list_entries(self._launcher / "work")}) - ready, bool(trees)
 
-    def _launcher_lives(self) -> bool:
+    def _is_launcher_alive(self) -> bool:
         """The lock says so, not a pid."""
         try:
             file = (self._launcher / "lock").open()
@@ -63,7 +63,7 @@ class Leftovers:
                 return True
         return False
 
-    def trees(self) -> list[Path]:
+    def cgroup_trees(self) -> list[Path]:
         """One directory per hierarchy, directly below a mount or, for an ordinary user, below a delegated cgroup."""
         pattern = f"tangram/*.{self._suffix:08x}"
         places = set(_cgroup_mounts())
@@ -91,8 +91,8 @@ class Leftovers:
         return sorted(mount for mount in mounts if Path(mount) != below and Path(mount).is_relative_to(below))
 
 
-def _finding(check: str, subject: Path | int | str, detail: str) -> AuditFinding:
-    return AuditFinding(check=check, subject=str(subject), detail=detail)
+def _make_finding(check: str, subject: Path | int | str, detail: str) -> ConsistencyFinding:
+    return ConsistencyFinding(check=check, subject=str(subject), detail=detail)
 
 
 def _cgroup_mounts() -> list[Path]:
@@ -100,19 +100,19 @@ def _cgroup_mounts() -> list[Path]:
     return [Path(where) for _, where, kind, *_ in fields if kind in ("cgroup", "cgroup2")]
 
 
-def _old_checks() -> list[Path]:
+def _stale_check_directories() -> list[Path]:
     found = []
     for path in Path(os.environ.get("TMPDIR", "/tmp")).glob("tangram-check-*"):  # noqa: S108 - only looked at
         try:
             status = path.stat()
         except OSError:
             continue
-        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _CHECK_S:
+        if status.st_uid == os.geteuid() and time.time() - status.st_mtime > _STALE_CHECK_S:
             found.append(path)
     return sorted(found)
 
 
-def _entries(directory: Path) -> list[Path]:
+def _list_entries(directory: Path) -> list[Path]:
     try:
         return sorted(directory.iterdir())
     except OSError:

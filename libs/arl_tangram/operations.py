@@ -17,41 +17,41 @@ from uuid import UUID, uuid4
 
 from pydantic import BaseModel
 
-from arl_core.states import Outcome
-from arl_tangram.options import wrong
+from arl_core.states import ActionOutcome
+from arl_tangram.options import invalid_field
 from arl_wire.actions import (
     Action,
-    ActionPage,
-    SubmitAction,
+    ActionListResponse,
+    SubmitActionRequest,
     WaitRequest,
     WaitResponse,
 )
-from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
-from arl_wire.errors import Problem, TangramError, Unavailable, error_from
+from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo, EnvironmentListResponse, EnvironmentState
+from arl_wire.errors import ProblemDetails, TangramError, Unavailable, error_from_problem
 
 __all__ = [
-    "BATCH",
-    "FIRST_PAUSE_S",
-    "LONGEST_PAUSE_S",
-    "REPLY_MARGIN_S",
-    "RETRY_STATUS",
+    "MAX_BATCH_ITEMS",
+    "FIRST_RETRY_DELAY_S",
+    "MAX_RETRY_DELAY_S",
+    "RESPONSE_MARGIN_S",
+    "RETRYABLE_STATUSES",
     "WAIT_CHUNK_S",
     "ActionFailed",
     "BatchRefused",
-    "Call",
+    "SdkRequest",
     "Operation",
-    "Pause",
-    "Reply",
+    "RetryDelay",
+    "SdkResponse",
     "WaitTimeout",
-    "all_pages",
-    "answered",
-    "as_id",
+    "list_all_pages",
+    "call_with_retry",
+    "parse_action_id",
     "cancel",
     "create_environment",
     "end_environment",
     "end_trajectory",
-    "environment",
-    "error_of",
+    "get_environment",
+    "error_from_response",
     "expect_ok",
     "fetched_files",
     "get",
@@ -59,19 +59,19 @@ __all__ = [
     "list_environments",
     "run",
     "submit",
-    "take_back",
+    "cancel_submitted",
     "wait",
     "wait_any",
 ]
 
 WAIT_CHUNK_S = 30.0
-TURN_S = 1.0
+ROUND_ROBIN_WAIT_S = 1.0
 """Of those that do not fit into one request with the others."""
-BATCH = 1000
-REPLY_MARGIN_S = 30.0
-RETRY_STATUS = frozenset({429, 502, 503, 504})
-FIRST_PAUSE_S = 0.1
-LONGEST_PAUSE_S = 5.0
+MAX_BATCH_ITEMS = 1000
+RESPONSE_MARGIN_S = 30.0
+RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
+FIRST_RETRY_DELAY_S = 0.1
+MAX_RETRY_DELAY_S = 5.0
 
 
 class WaitTimeout(TimeoutError):
@@ -106,7 +106,7 @@ class ActionFailed(TangramError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class SdkRequest:
     method: str
     path: str
     query: Mapping[str, str | float | int | list[str]] | None = None
@@ -118,16 +118,16 @@ class Call:
     """The body, instead of `body`."""
     download: Path | None = None
     """Where the body of a 2xx answer goes."""
-    timeout_s: float = REPLY_MARGIN_S
+    timeout_s: float = RESPONSE_MARGIN_S
 
 
 @dataclass(frozen=True, slots=True)
-class Pause:
+class RetryDelay:
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class SdkResponse:
     """`status` 0 stands for no answer at all; `content` then says why."""
 
     status: int
@@ -137,48 +137,54 @@ class Reply:
 
 
 Value = TypeVar("Value")
-Operation = Generator[Call | Pause, Reply | None, Value]
+Operation = Generator[SdkRequest | RetryDelay, SdkResponse | None, Value]
 
 
-def submit(action: SubmitAction, *, wait_s: float, patience_s: float, key: str | None = None) -> Operation[Action]:
+def submit(
+    action: SubmitActionRequest, *, wait_s: float, retry_timeout_s: float, key: str | None = None
+) -> Operation[Action]:
     """One key for all tries: however often this is sent, there is one action."""
-    call = Call(
+    call = SdkRequest(
         method="POST",
         path="/v1/actions",
         query={"wait": wait_s} if wait_s else None,
         body=action,
         headers={"idempotency-key": key or uuid4().hex},
-        timeout_s=wait_s + REPLY_MARGIN_S,
+        timeout_s=wait_s + RESPONSE_MARGIN_S,
     )
-    return Action.model_validate_json((yield from answered(call, patience_s)))
+    return Action.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
 def run(
-    action: SubmitAction, *, timeout_s: float | None, patience_s: float, key: str | None = None
+    action: SubmitActionRequest, *, timeout_s: float | None, retry_timeout_s: float, key: str | None = None
 ) -> Operation[Action]:
     """Submit and wait for the outcome."""
-    first = _chunk(timeout_s)
-    found = yield from submit(action, wait_s=first, patience_s=patience_s, key=key)
+    first = _wait_chunk_s(timeout_s)
+    found = yield from submit(action, wait_s=first, retry_timeout_s=retry_timeout_s, key=key)
     if found.settled_at is not None:
         return found
     left = None if timeout_s is None else timeout_s - first
-    return (yield from wait([found.id], timeout_s=left, patience_s=patience_s))[0]
+    return (yield from wait([found.id], timeout_s=left, retry_timeout_s=retry_timeout_s))[0]
 
 
-def take_back(action: SubmitAction, *, patience_s: float, key: str) -> Operation[None]:
+def cancel_submitted(action: SubmitActionRequest, *, retry_timeout_s: float, key: str) -> Operation[None]:
     """Cancel what was submitted with `key`, whether anybody has heard of its id or not."""
-    found = yield from submit(action, wait_s=0, patience_s=patience_s, key=key)
+    found = yield from submit(action, wait_s=0, retry_timeout_s=retry_timeout_s, key=key)
     if found.settled_at is None:
-        yield from cancel(found.id, patience_s=patience_s)
+        yield from cancel(found.id, retry_timeout_s=retry_timeout_s)
 
 
-def wait(asked: Sequence[UUID | str], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
+def wait(
+    action_ids: Sequence[UUID | str], *, timeout_s: float | None, retry_timeout_s: float
+) -> Operation[list[Action]]:
     """All of them, in the order asked. Raises `WaitTimeout`, and `NotFound` for an id that is not ours."""
     settled: dict[UUID, Action] = {}
-    left, ids = timeout_s, [as_id(id) for id in asked]
+    left, ids = timeout_s, [parse_action_id(id) for id in action_ids]
     while pending := [id for id in dict.fromkeys(ids) if id not in settled]:
-        chunk, asked_at = _chunk(left), time.monotonic()
-        answer = yield from _wait_once(pending[:BATCH], until="all", chunk=chunk, patience_s=patience_s)
+        chunk, asked_at = _wait_chunk_s(left), time.monotonic()
+        answer = yield from _wait_once(
+            pending[:MAX_BATCH_ITEMS], until="all", chunk=chunk, retry_timeout_s=retry_timeout_s
+        )
         settled |= {action.id: action for action in answer.settled}
         if left is not None and answer.pending:
             # Some may only have had no room in the answer, which came at once then.
@@ -188,15 +194,15 @@ def wait(asked: Sequence[UUID | str], *, timeout_s: float | None, patience_s: fl
     return [settled[id] for id in ids]
 
 
-def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float) -> Operation[list[Action]]:
+def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, retry_timeout_s: float) -> Operation[list[Action]]:
     """At least one of them, settled. More than a request names are all looked at, and then waited for in turns."""
     left = timeout_s
-    parts = [ids[at : at + BATCH] for at in range(0, len(ids), BATCH)]
-    looks, longest = (len(parts), TURN_S) if len(parts) > 1 else (0, WAIT_CHUNK_S)
+    parts = [ids[at : at + MAX_BATCH_ITEMS] for at in range(0, len(ids), MAX_BATCH_ITEMS)]
+    looks, longest = (len(parts), ROUND_ROBIN_WAIT_S) if len(parts) > 1 else (0, WAIT_CHUNK_S)
     for turn in count():
-        chunk = min(_chunk(left), longest) if turn >= looks else 0.0
+        chunk = min(_wait_chunk_s(left), longest) if turn >= looks else 0.0
         part = parts[turn % len(parts)]
-        answer = yield from _wait_once(part, until="any", chunk=chunk, patience_s=patience_s)
+        answer = yield from _wait_once(part, until="any", chunk=chunk, retry_timeout_s=retry_timeout_s)
         if answer.settled:
             return answer.settled
         if left is not None and turn >= looks:
@@ -206,56 +212,56 @@ def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, patience_s: float)
     raise WaitTimeout(ids)
 
 
-def get(id: UUID, *, wait_s: float, patience_s: float) -> Operation[Action]:
+def get(id: UUID, *, wait_s: float, retry_timeout_s: float) -> Operation[Action]:
     query = {"wait": wait_s} if wait_s else None
-    call = Call(method="GET", path=f"/v1/actions/{id}", query=query, timeout_s=wait_s + REPLY_MARGIN_S)
-    return Action.model_validate_json((yield from answered(call, patience_s)))
+    call = SdkRequest(method="GET", path=f"/v1/actions/{id}", query=query, timeout_s=wait_s + RESPONSE_MARGIN_S)
+    return Action.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def list_actions(query: Mapping[str, str | int], *, patience_s: float) -> Operation[ActionPage]:
-    call = Call(method="GET", path="/v1/actions", query=query)
-    return ActionPage.model_validate_json((yield from answered(call, patience_s)))
+def list_actions(query: Mapping[str, str | int], *, retry_timeout_s: float) -> Operation[ActionListResponse]:
+    call = SdkRequest(method="GET", path="/v1/actions", query=query)
+    return ActionListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def cancel(id: UUID, *, patience_s: float) -> Operation[Action]:
-    call = Call(method="DELETE", path=f"/v1/actions/{id}")
-    return Action.model_validate_json((yield from answered(call, patience_s)))
+def cancel(id: UUID, *, retry_timeout_s: float) -> Operation[Action]:
+    call = SdkRequest(method="DELETE", path=f"/v1/actions/{id}")
+    return Action.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def end_trajectory(task: str, trajectory: str, *, patience_s: float) -> Operation[None]:
-    call = Call(method="DELETE", path=f"/v1/trajectories/{quote(trajectory, safe='')}", query={"task": task})
-    yield from answered(call, patience_s)
+def end_trajectory(task: str, trajectory: str, *, retry_timeout_s: float) -> Operation[None]:
+    call = SdkRequest(method="DELETE", path=f"/v1/trajectories/{quote(trajectory, safe='')}", query={"task": task})
+    yield from call_with_retry(call, retry_timeout_s)
 
 
-def create_environment(wanted: CreateEnvironment, *, patience_s: float) -> Operation[Environment]:
+def create_environment(request: CreateEnvironmentRequest, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
     """One key for all tries, and tries until it is made: there is one environment."""
     headers = {"idempotency-key": uuid4().hex}
     while True:
-        call = Call(
+        call = SdkRequest(
             method="POST",
             path="/v1/environments",
             query={"wait": WAIT_CHUNK_S},
-            body=wanted,
+            body=request,
             headers=headers,
-            timeout_s=WAIT_CHUNK_S + REPLY_MARGIN_S,
+            timeout_s=WAIT_CHUNK_S + RESPONSE_MARGIN_S,
         )
-        answer = json.loads((yield from answered(call, patience_s)))
+        answer = json.loads((yield from call_with_retry(call, retry_timeout_s)))
         if "state" in answer and answer["state"] in list(EnvironmentState):
-            return Environment.model_validate(answer)
+            return EnvironmentInfo.model_validate(answer)
 
 
-def environment(id: UUID, *, patience_s: float) -> Operation[Environment]:
-    call = Call(method="GET", path=f"/v1/environments/{id}")
-    return Environment.model_validate_json((yield from answered(call, patience_s)))
+def get_environment(id: UUID, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
+    call = SdkRequest(method="GET", path=f"/v1/environments/{id}")
+    return EnvironmentInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def list_environments(query: Mapping[str, str | int], *, patience_s: float) -> Operation[list[Environment]]:
+def list_environments(query: Mapping[str, str | int], *, retry_timeout_s: float) -> Operation[list[EnvironmentInfo]]:
     """Newest first, all pages."""
-    return (yield from all_pages("/v1/environments", query, EnvironmentPage, patience_s))
+    return (yield from list_all_pages("/v1/environments", query, EnvironmentListResponse, retry_timeout_s))
 
 
-def end_environment(id: UUID, *, patience_s: float) -> Operation[None]:
-    yield from answered(Call(method="DELETE", path=f"/v1/environments/{id}"), patience_s)
+def end_environment(id: UUID, *, retry_timeout_s: float) -> Operation[None]:
+    yield from call_with_retry(SdkRequest(method="DELETE", path=f"/v1/environments/{id}"), retry_timeout_s)
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:
@@ -267,79 +273,90 @@ def fetched_files(action: Action) -> dict[str, bytes]:
 
 def expect_ok(action: Action) -> Action:
     """The action itself, or `ActionFailed` for any other outcome."""
-    if action.outcome is not Outcome.OK:
+    if action.outcome is not ActionOutcome.OK:
         raise ActionFailed(action)
     return action
 
 
 def _wait_once(
-    ids: Sequence[UUID], *, until: Any, chunk: float, patience_s: float
-) -> Generator[Call | Pause, Reply | None, WaitResponse]:
+    ids: Sequence[UUID], *, until: Any, chunk: float, retry_timeout_s: float
+) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, WaitResponse]:
     body = WaitRequest(ids=list(ids), until=until, timeout_s=chunk)
-    call = Call(method="POST", path="/v1/actions:wait", body=body, timeout_s=chunk + REPLY_MARGIN_S)
-    answer = WaitResponse.model_validate_json((yield from answered(call, patience_s)))
+    call = SdkRequest(method="POST", path="/v1/actions:wait", body=body, timeout_s=chunk + RESPONSE_MARGIN_S)
+    answer = WaitResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
     if answer.unknown:
-        raise error_from(
-            Problem(title="Not found", status=404, code="not_found", detail=f"unknown actions: {_some(answer.unknown)}")
+        raise error_from_problem(
+            ProblemDetails(
+                title="Not found",
+                status=404,
+                code="not_found",
+                detail=f"unknown actions: {_format_ids(answer.unknown)}",
+            )
         )
     return answer
 
 
-def all_pages(path: str, query: Mapping[str, str | int], page: type[Any], patience_s: float) -> Operation[list[Any]]:
+def list_all_pages(
+    path: str, query: Mapping[str, str | int], page_type: type[Any], retry_timeout_s: float
+) -> Operation[list[Any]]:
     found: list[Any] = []
     asked: dict[str, str | int] = {**query, "limit": 1000}
     while True:
-        read = page.model_validate_json((yield from answered(Call(method="GET", path=path, query=asked), patience_s)))
+        read = page_type.model_validate_json(
+            (yield from call_with_retry(SdkRequest(method="GET", path=path, query=asked), retry_timeout_s))
+        )
         found += read.items
         if read.next_cursor is None:
             return found
         asked["cursor"] = read.next_cursor
 
 
-def answered(call: Call, patience_s: float) -> Generator[Call | Pause, Reply | None, bytes]:
+def call_with_retry(
+    call: SdkRequest, retry_timeout_s: float
+) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, bytes]:
     """The body of a 2xx answer. No answer, and answers that ask to come back, are tried again for `patience_s`."""
-    waited, pause = 0.0, FIRST_PAUSE_S
+    waited, pause = 0.0, FIRST_RETRY_DELAY_S
     while True:
         reply = yield call
         if reply is None:
             raise RuntimeError("the driver sent no reply to a call")
         if 200 <= reply.status < 300:
             return reply.content
-        if reply.status and reply.status not in RETRY_STATUS:
-            raise error_of(reply)
+        if reply.status and reply.status not in RETRYABLE_STATUSES:
+            raise error_from_response(reply)
         waited += reply.elapsed_s
-        if waited >= patience_s:
-            raise error_of(reply)
+        if waited >= retry_timeout_s:
+            raise error_from_response(reply)
         seconds = max(pause * random.uniform(0.5, 1.0), reply.retry_after_s or 0.0)
-        yield Pause(seconds)
+        yield RetryDelay(seconds)
         waited += seconds
-        pause = min(pause * 2, LONGEST_PAUSE_S)
+        pause = min(pause * 2, MAX_RETRY_DELAY_S)
 
 
-def error_of(reply: Reply) -> TangramError:
+def error_from_response(reply: SdkResponse) -> TangramError:
     if reply.status == 0:
         return Unavailable(f"the gateway does not answer: {reply.content.decode()}")
     try:
-        return error_from(Problem.model_validate_json(reply.content), retry_after_s=reply.retry_after_s)
+        return error_from_problem(ProblemDetails.model_validate_json(reply.content), retry_after_s=reply.retry_after_s)
     except ValueError:
         text = reply.content[:200].decode(errors="replace")
-        return error_from(
-            Problem(title="Error", status=reply.status, code="error", detail=f"HTTP {reply.status}: {text}")
+        return error_from_problem(
+            ProblemDetails(title="Error", status=reply.status, code="error", detail=f"HTTP {reply.status}: {text}")
         )
 
 
-def as_id(given: UUID | str) -> UUID:
+def parse_action_id(value: UUID | str) -> UUID:
     """Of an action. Raises `ValidationFailed` for what is none."""
     try:
-        return given if isinstance(given, UUID) else UUID(str(given))
+        return value if isinstance(value, UUID) else UUID(str(value))
     except ValueError:
-        raise wrong("ids", f"{given!r} is no id of an action") from None
+        raise invalid_field("ids", f"{value!r} is no id of an action") from None
 
 
-def _chunk(left: float | None) -> float:
-    return WAIT_CHUNK_S if left is None else max(0.0, min(WAIT_CHUNK_S, left))
+def _wait_chunk_s(remaining_s: float | None) -> float:
+    return WAIT_CHUNK_S if remaining_s is None else max(0.0, min(WAIT_CHUNK_S, remaining_s))
 
 
-def _some(ids: Iterable[UUID]) -> str:
+def _format_ids(ids: Iterable[UUID]) -> str:
     shown = [str(id) for id in ids]
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ExecOptions", "check_names", "exec_action", "failed_validation", "file_action", "wrong"]
+__all__ = ["ExecOptions", "check_option_names", "exec_action", "to_validation_failed", "file_action", "invalid_field"]
 
 
 class ExecOptions(TypedDict, total=False):
@@ -64,28 +64,28 @@ class ExecOptions(TypedDict, total=False):
     labels: Mapping[str, str]
 
 
-_DEMAND = ("memory_mib", "disk_mib", "pids", "resources")
-_FLAT = (
+_DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
+_TOP_LEVEL_FIELDS = (
     "task", "trajectory", "profile", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
     "timeout_s", "priority", "deadline_s", "retries", "idempotent", "labels",
 )  # fmt: skip
 
 
-def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
+def exec_action(**options: Unpack[ExecOptions]) -> SubmitActionRequest:
     """The action that these options describe; None stands for an option that is not given.
 
     Raises `ValidationFailed` naming the field.
     """
-    check_names(options, ExecOptions.__annotations__)
+    check_option_names(options, ExecOptions.__annotations__)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-    body: dict[str, Any] = {name: given[name] for name in _FLAT if name in given}
-    body |= {name: _listed(name, given[name]) for name in ("argv", "fetch", "require") if name in given}
-    body["files"] = _files(given.get("files", {}))
+    body: dict[str, Any] = {name: given[name] for name in _TOP_LEVEL_FIELDS if name in given}
+    body |= {name: _to_list(name, given[name]) for name in ("argv", "fetch", "require") if name in given}
+    body["files"] = _encode_files(given.get("files", {}))
     body["environment"] = {"scope": given.get("scope") or ("trajectory" if "trajectory" in given else "ephemeral")}
     if "environment_id" in given:
         body["environment"] = {"id": given["environment_id"]}
     body["environment"] |= {name: given[name] for name in ("idle_ttl_s", "template") if name in given}
-    body["demand"] = {name: given[name] for name in _DEMAND if name in given}
+    body["demand"] = {name: given[name] for name in _DEMAND_FIELDS if name in given}
     if "cpu" in given:
         cpu = given["cpu"]
         body["demand"]["cpu"] = (
@@ -95,56 +95,61 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitAction:
         body["elasticity"] = {"model": "amdahl", "parallel_fraction": given["parallel_fraction"]}
     if "resizable" in given:
         body["elasticity"] = {"model": "none", **body.get("elasticity", {}), "resizable": given["resizable"]}
-    return _checked(body)
+    return _validate_action(body)
 
 
 def file_action(
     task: str, trajectory: str, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
-) -> SubmitAction:
+) -> SubmitActionRequest:
     """An action that runs nothing: its files are as durable and ordered as any other's."""
-    body = {"task": task, "trajectory": trajectory, "files": _files(files or {}), "fetch": _listed("fetch", fetch)}
-    return _checked({**body, "kind": "environment.files", "environment": {"scope": "trajectory"}})
+    body = {
+        "task": task,
+        "trajectory": trajectory,
+        "files": _encode_files(files or {}),
+        "fetch": _to_list("fetch", fetch),
+    }
+    return _validate_action({**body, "kind": "environment.files", "environment": {"scope": "trajectory"}})
 
 
-def _checked(body: dict[str, Any]) -> SubmitAction:
+def _validate_action(body: dict[str, Any]) -> SubmitActionRequest:
     try:
-        return SubmitAction.model_validate(body)
+        return SubmitActionRequest.model_validate(body)
     except ValidationError as error:
-        raise failed_validation(error) from None
+        raise to_validation_failed(error) from None
 
 
-def check_names(options: Collection[str], known: Collection[str]) -> None:
+def check_option_names(options: Collection[str], known: Collection[str]) -> None:
     """Raises `ValidationFailed` for an option that there is not: what it was to limit would have no limit."""
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, n=1) or [each for each in known if each.startswith(name)]
             hint = f"; is it {near[0]}?" if near else f"; there is {', '.join(sorted(known))}"
-            raise wrong(name, f"there is no such option{hint}")
+            raise invalid_field(name, f"there is no such option{hint}")
 
 
-def wrong(field: str, message: str) -> ValidationFailed:
+def invalid_field(field: str, message: str) -> ValidationFailed:
     return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
-def _listed(name: str, given: Any) -> list[Any]:
-    if isinstance(given, str | bytes) or not isinstance(given, Collection):
-        raise wrong(name, f"a list of strings is expected, and not one {type(given).__name__}")
-    return list(given)
+def _to_list(name: str, value: Any) -> list[Any]:
+    if isinstance(value, str | bytes) or not isinstance(value, Collection):
+        raise invalid_field(name, f"a list of strings is expected, and not one {type(value).__name__}")
+    return list(value)
 
 
-def _files(given: Any) -> dict[str, str]:
+def _encode_files(given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise wrong("files", f"contents by path are expected, and not a {type(given).__name__}")
-    return {path: _encoded(path, content) for path, content in given.items()}
+        raise invalid_field("files", f"contents by path are expected, and not a {type(given).__name__}")
+    return {path: _encode_content(path, content) for path, content in given.items()}
 
 
-def _encoded(path: Any, content: Any) -> str:
+def _encode_content(path: Any, content: Any) -> str:
     if not isinstance(content, str | bytes | bytearray | memoryview):
-        raise wrong(f"files.{path}", f"its content is a {type(content).__name__}, and neither bytes nor a str")
+        raise invalid_field(f"files.{path}", f"its content is a {type(content).__name__}, and neither bytes nor a str")
     return b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 
-def failed_validation(error: ValidationError) -> ValidationFailed:
+def to_validation_failed(error: ValidationError) -> ValidationFailed:
     """With the fields that are wrong."""
     fields = [
         FieldError(field=".".join(str(part) for part in entry["loc"]) or "action", message=entry["msg"])

@@ -2,22 +2,24 @@
 
 from collections.abc import Iterable, Iterator
 
-from arl_core.states import Outcome
-from arl_sim.trace import Recorded
+from arl_core.states import ActionOutcome
+from arl_sim.trace import RecordedAction
 from arl_wire.actions import Action, ElasticDemand
 
-__all__ = ["recorded"]
+__all__ = ["record_actions"]
 
-RAN = frozenset({Outcome.OK, Outcome.USER_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED})
-KINDS = frozenset({"exec", "score", "call"})
-_CORES = "cpu_milli"
+RAN_OUTCOMES = frozenset(
+    {ActionOutcome.OK, ActionOutcome.USER_ERROR, ActionOutcome.USER_TIMEOUT, ActionOutcome.LIMIT_EXCEEDED}
+)
+RECORDED_KINDS = frozenset({"exec", "score", "call"})
+_CORES_RESOURCE = "cpu_milli"
 
 
-def recorded(actions: Iterable[Action]) -> Iterator[Recorded]:
+def record_actions(actions: Iterable[Action]) -> Iterator[RecordedAction]:
     """Settled actions that ran, and did more than make or change an environment."""
     for action in actions:
-        if action.kind in KINDS and action.outcome in RAN and action.settled_at is not None:
-            yield Recorded(
+        if action.kind in RECORDED_KINDS and action.outcome in RAN_OUTCOMES and action.settled_at is not None:
+            yield RecordedAction(
                 task=action.task,
                 trajectory=action.trajectory,
                 alike=action.alike,
@@ -26,15 +28,15 @@ def recorded(actions: Iterable[Action]) -> Iterator[Recorded]:
                 run_s=action.times.run_s or 0.0,
                 had=action.amounts or {},
                 demand=action.demand,
-                most=_most(action),
+                most=_max_units(action),
                 step=action.elastic.step if action.elastic is not None else 1,
                 parallel_fraction=_parallel_fraction(action.elastic),
                 in_environment=action.environment is not None,
             )
 
 
-def _most(action: Action) -> int:
-    return action.elastic.max if action.elastic is not None else action.demand.get(_CORES, 0)
+def _max_units(action: Action) -> int:
+    return action.elastic.max if action.elastic is not None else action.demand.get(_CORES_RESOURCE, 0)
 
 
 def _parallel_fraction(elastic: ElasticDemand | None) -> float:

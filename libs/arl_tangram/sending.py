@@ -8,19 +8,19 @@ from typing import Any
 
 import httpx
 
-from arl_tangram.operations import Call, Reply
+from arl_tangram.operations import SdkRequest, SdkResponse
 
 __all__ = ["send", "send_async"]
 
-CHUNK = 256 << 10
+CHUNK_BYTES = 256 << 10
 
 
-def send(http: httpx.Client, call: Call) -> Reply:
+def send(http: httpx.Client, call: SdkRequest) -> SdkResponse:
     begun = time.monotonic()
     try:
         with ExitStack() as opened:
-            content = opened.enter_context(call.upload.open("rb")) if call.upload is not None else _body(call)
-            response = http.send(_request(http, call, content), stream=True)
+            content = opened.enter_context(call.upload.open("rb")) if call.upload is not None else _encode_body(call)
+            response = http.send(_build_request(http, call, content), stream=True)
             opened.enter_context(closing(response))
             if call.download is not None and response.is_success:
                 with call.download.open("wb") as target:
@@ -28,19 +28,19 @@ def send(http: httpx.Client, call: Call) -> Reply:
                         target.write(chunk)
             else:
                 response.read()
-            return _reply(response, call, time.monotonic() - begun)
+            return _to_response(response, call, time.monotonic() - begun)
     except httpx.TransportError as error:
-        return _no_reply(error, time.monotonic() - begun)
+        return _connection_failed_response(error, time.monotonic() - begun)
 
 
-async def send_async(http: httpx.AsyncClient, call: Call) -> Reply:
+async def send_async(http: httpx.AsyncClient, call: SdkRequest) -> SdkResponse:
     begun = time.monotonic()
     try:
         async with AsyncExitStack() as opened:
-            content: Any = _body(call)
+            content: Any = _encode_body(call)
             if call.upload is not None:
-                content = await opened.enter_async_context(aclosing(_read(call.upload)))
-            response = await http.send(_request(http, call, content), stream=True)
+                content = await opened.enter_async_context(aclosing(_read_chunks(call.upload)))
+            response = await http.send(_build_request(http, call, content), stream=True)
             opened.push_async_callback(response.aclose)
             if call.download is not None and response.is_success:
                 with call.download.open("wb") as target:
@@ -48,25 +48,25 @@ async def send_async(http: httpx.AsyncClient, call: Call) -> Reply:
                         target.write(chunk)
             else:
                 await response.aread()
-            return _reply(response, call, time.monotonic() - begun)
+            return _to_response(response, call, time.monotonic() - begun)
     except httpx.TransportError as error:
-        return _no_reply(error, time.monotonic() - begun)
+        return _connection_failed_response(error, time.monotonic() - begun)
 
 
-async def _read(path: Path) -> AsyncIterator[bytes]:
+async def _read_chunks(path: Path) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(CHUNK):
+        while chunk := file.read(CHUNK_BYTES):
             yield chunk
 
 
-def _body(call: Call) -> str | None:
+def _encode_body(call: SdkRequest) -> str | None:
     if call.body is None:
         return None
     # What the caller did not set is for the server to choose.
     return call.body.model_dump_json(exclude_none=not call.send_null, exclude_unset=True)
 
 
-def _request(http: httpx.Client | httpx.AsyncClient, call: Call, content: Any) -> httpx.Request:
+def _build_request(http: httpx.Client | httpx.AsyncClient, call: SdkRequest, content: Any) -> httpx.Request:
     headers = dict(call.headers or {})
     if call.body is not None:
         headers["content-type"] = "application/json"
@@ -75,9 +75,9 @@ def _request(http: httpx.Client | httpx.AsyncClient, call: Call, content: Any) -
     )
 
 
-def _reply(response: httpx.Response, call: Call, elapsed_s: float) -> Reply:
+def _to_response(response: httpx.Response, call: SdkRequest, elapsed_s: float) -> SdkResponse:
     retry_after = response.headers.get("retry-after", "")
-    return Reply(
+    return SdkResponse(
         response.status_code,
         b"" if call.download is not None and response.is_success else response.content,
         retry_after_s=float(retry_after) if retry_after.isdigit() else None,
@@ -85,5 +85,5 @@ def _reply(response: httpx.Response, call: Call, elapsed_s: float) -> Reply:
     )
 
 
-def _no_reply(error: httpx.TransportError, elapsed_s: float) -> Reply:
-    return Reply(0, f"{type(error).__name__}: {error}".encode(), elapsed_s=elapsed_s)
+def _connection_failed_response(error: httpx.TransportError, elapsed_s: float) -> SdkResponse:
+    return SdkResponse(0, f"{type(error).__name__}: {error}".encode(), elapsed_s=elapsed_s)

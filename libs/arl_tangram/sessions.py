@@ -5,40 +5,48 @@ from typing import Unpack
 from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.options import ExecOptions
 from arl_wire.actions import Action
-from arl_wire.environments import Environment
+from arl_wire.environments import EnvironmentInfo
 
-__all__ = ["AsyncSession", "Session"]
+__all__ = ["AsyncEnvironmentSession", "EnvironmentSession"]
 
 
-class Session:
+class EnvironmentSession:
     """One by name; it is opened by its first command."""
 
-    def __init__(self, tangram: Tangram, environment: Environment, name: str = "main") -> None:
+    def __init__(self, tangram: Tangram, environment: EnvironmentInfo, name: str = "main") -> None:
         self._tangram = tangram
-        self._given: ExecOptions = {"task": environment.task, "environment_id": environment.id, "session": name}
+        self._session_options: ExecOptions = {
+            "task": environment.task,
+            "environment_id": environment.id,
+            "session": name,
+        }
 
     def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
         """Its outcome; `result.stdout` is what the terminal showed. `message` says when the session began or ended."""
-        return self._tangram.run(**_of(self._given, options, command))
+        return self._tangram.run(**_merge_options(self._session_options, options, command))
 
     def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
         """Without waiting: to be followed by `stream`, and answered by `send_input` with `stdin_open`."""
-        return self._tangram.submit(**_of(self._given, options, command))
+        return self._tangram.submit(**_merge_options(self._session_options, options, command))
 
 
-class AsyncSession:
+class AsyncEnvironmentSession:
     """An awaiting one. What each method does is said at `Session`."""
 
-    def __init__(self, tangram: AsyncTangram, environment: Environment, name: str = "main") -> None:
+    def __init__(self, tangram: AsyncTangram, environment: EnvironmentInfo, name: str = "main") -> None:
         self._tangram = tangram
-        self._given: ExecOptions = {"task": environment.task, "environment_id": environment.id, "session": name}
+        self._session_options: ExecOptions = {
+            "task": environment.task,
+            "environment_id": environment.id,
+            "session": name,
+        }
 
     async def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        return await self._tangram.run(**_of(self._given, options, command))
+        return await self._tangram.run(**_merge_options(self._session_options, options, command))
 
     async def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        return await self._tangram.submit(**_of(self._given, options, command))
+        return await self._tangram.submit(**_merge_options(self._session_options, options, command))
 
 
-def _of(given: ExecOptions, options: ExecOptions, command: str) -> ExecOptions:
-    return {**given, **options, "command": command}
+def _merge_options(session_options: ExecOptions, options: ExecOptions, command: str) -> ExecOptions:
+    return {**session_options, **options, "command": command}

@@ -20,13 +20,13 @@ from uuid import UUID
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import Decision
 
-from arl_core.states import State
+from arl_core.states import ActionState
 from arl_kit.metrics import Metrics
 from arl_kit.telemetry.otel import TracePipeline
-from arl_store.tx import Row, Store
+from arl_store.tx import PostgresStore, Row
 from arl_trace import repository
 from arl_trace.export_thread import ExportThread
-from arl_trace.life import Life, TraceContext, context_of, root_id
+from arl_trace.life import ActionHistory, TraceContext, context_of, root_span_id
 from arl_trace.readable_spans import SpanBuilder, SpanIds
 
 __all__ = ["Exporter", "Round"]
@@ -74,7 +74,9 @@ class Exporter:
     The store is its own, and closed with it.
     """
 
-    def __init__(self, store: Store, pipeline: TracePipeline, *, version: str, slow_s: float, metrics: Metrics) -> None:
+    def __init__(
+        self, store: PostgresStore, pipeline: TracePipeline, *, version: str, slow_s: float, metrics: Metrics
+    ) -> None:
         self._store = store
         self._pipeline = pipeline
         self._builder = SpanBuilder(
@@ -181,7 +183,7 @@ class Exporter:
         if self._looks_back:
             async with self._store.read() as tx:
                 self.over(
-                    await repository.settled_lately(
+                    await repository.recently_settled(
                         tx, settled_s=LOOK_BACK_S, admitted_s=ADMITTED_BACK_S, limit=LOOK_BACK
                     )
                 )
@@ -210,13 +212,13 @@ class Exporter:
 
     async def _export(self, ids: Sequence[UUID]) -> None:
         async with self._store.read() as tx:
-            rows = await repository.lives(tx, ids)
+            rows = await repository.histories(tx, ids)
         spans: list[ReadableSpan] = []
         granted_by = {id: dict(self._round_of[id]) for id in ids if id in self._round_of}
         for count, row in enumerate(rows):
             # What went back to the queue comes again.
-            if row["state"] == State.SETTLED:
-                spans += self._spans_of(repository.life_of(row))
+            if row["state"] == ActionState.SETTLED:
+                spans += self._spans_of(repository.history_of(row))
             if count % YIELD_EVERY == 0:
                 await asyncio.sleep(0)
         try:
@@ -226,18 +228,18 @@ class Exporter:
             self._round_of = granted_by | self._round_of
             raise
         for row in rows:
-            if row["state"] == State.SETTLED:
+            if row["state"] == ActionState.SETTLED:
                 self._straggled_s.pop(row["id"], None)
 
-    def _spans_of(self, life: Life) -> list[ReadableSpan]:
+    def _spans_of(self, life: ActionHistory) -> list[ReadableSpan]:
         context = life.context
         rounds = self._round_of.pop(life.id, {})
         for done in rounds.values():
-            done.links[life.id] = (context.trace_id, root_id(life.id))
+            done.links[life.id] = (context.trace_id, root_span_id(life.id))
         sampling = self._builder.sample(context, name="create action", tracestate=life.tracestate)
         straggled_s = self._straggled_s.get(life.id, {})
         taken = sampling.decision is Decision.RECORD_AND_SAMPLE
-        if not (taken or life.failed or life.act_s >= self._slow_s or straggled_s):
+        if not (taken or life.has_failed or life.act_s >= self._slow_s or straggled_s):
             return []
         links = {grant_no: done.link for grant_no, done in rounds.items()}
         return self._builder.action_spans(life, context, sampling, rounds=links, straggler_limits_s=straggled_s)
@@ -299,4 +301,4 @@ def _unlinked(done: Round) -> list[UUID]:
 
 
 def _root_of(row: Row) -> SpanIds:
-    return context_of(row.id, row.traceparent, row.tracestate).trace_id, root_id(row.id)
+    return context_of(row.id, row.traceparent, row.tracestate).trace_id, root_span_id(row.id)

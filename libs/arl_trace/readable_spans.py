@@ -27,7 +27,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from arl_trace.life import Life, Span, TraceContext, spans_of
+from arl_trace.life import ActionHistory, ActionSpan, TraceContext, spans_of
 
 __all__ = ["SpanBuilder", "SpanIds"]
 
@@ -63,7 +63,7 @@ class SpanBuilder:
 
     def action_spans(
         self,
-        life: Life,
+        life: ActionHistory,
         context: TraceContext,
         sampling: SamplingResult,
         *,
@@ -92,7 +92,7 @@ class SpanBuilder:
             own = SpanContext(trace_id, int.from_bytes(span.span_id, "big"), False, _SAMPLED, state)
             contexts[span.span_id] = own
             made_by = rounds.get(span.attempt or 0) if span.name == "grant" else None
-            attributes = dict((*span.attributes, *span.own))
+            attributes = dict((*span.attributes, *span.unique_attributes))
             if span.name == "process action" and (limit_s := straggler_limits_s.get(span.attempt or 0)) is not None:
                 attributes[_STRAGGLER_LIMIT] = round(1000 * limit_s)
             if not built and sampling.attributes:
@@ -133,8 +133,8 @@ class SpanBuilder:
         root, commit = (
             SpanContext(trace, int.from_bytes(each, "big"), False, _SAMPLED) for each in (span_id, commit_id)
         )
-        whole = Span("scheduler round", span_id, None, began, ended)
-        part = Span("commit grants", commit_id, span_id, decided, ended)
+        whole = ActionSpan("scheduler round", span_id, None, began, ended)
+        part = ActionSpan("commit grants", commit_id, span_id, decided, ended)
         about: dict[str, AttributeValue] = {"messaging.system": "tangram", "tangram.granted": granted}
         return [
             self._span(whole, root, None, (began, ended), attributes=about, links=tuple(actions)),
@@ -143,7 +143,7 @@ class SpanBuilder:
 
     def _span(
         self,
-        span: Span,
+        span: ActionSpan,
         context: SpanContext,
         parent: SpanContext | None,
         times: tuple[datetime, datetime],

@@ -8,15 +8,15 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_store.tx import ReadTx, Row
-from arl_trace.life import Attempt, Life, Stage
+from arl_trace.life import ActionHistory, AttemptRecord, NodeStage
 
-__all__ = ["life_of", "lives", "settled_lately", "traceparents"]
+__all__ = ["history_of", "histories", "recently_settled", "traceparents"]
 
 # An attempt that settled its action at its first grant has a run and no predecessor: nothing is looked for.
 # That the ids are named twice lets Postgres leave out partitions before it opens them.
-LIVES = text("""
+HISTORIES = text("""
     select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
            a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
            case when a.kind in ('score', 'call') and a.state = 'settled'
@@ -41,7 +41,7 @@ LIVES = text("""
 """)
 
 # Ids are in order of admission; of those admitted long before it settled none is found again.
-SETTLED_LATELY = text("""
+RECENTLY_SETTLED = text("""
     select id
       from actions
      where id > first_uuid_at(now() - make_interval(secs => :admitted_s))
@@ -56,14 +56,14 @@ TRACEPARENTS = text("""
 """)
 
 
-async def lives(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
+async def histories(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
     """Of any project; `life_of` makes a life of each row."""
-    return await tx.fetch(LIVES, {"ids": list(ids)})
+    return await tx.fetch(HISTORIES, {"ids": list(ids)})
 
 
-async def settled_lately(tx: ReadTx, *, settled_s: float, admitted_s: float, limit: int) -> list[UUID]:
+async def recently_settled(tx: ReadTx, *, settled_s: float, admitted_s: float, limit: int) -> list[UUID]:
     """What settled in the last `settled_s` seconds and was admitted in the last `admitted_s`."""
-    rows = await tx.fetch(SETTLED_LATELY, {"settled_s": settled_s, "admitted_s": admitted_s, "limit": limit})
+    rows = await tx.fetch(RECENTLY_SETTLED, {"settled_s": settled_s, "admitted_s": admitted_s, "limit": limit})
     return [row.id for row in rows]
 
 
@@ -71,48 +71,48 @@ async def traceparents(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
     return await tx.fetch(TRACEPARENTS, {"ids": list(ids)})
 
 
-def life_of(row: Row) -> Life:
+def history_of(row: Row) -> ActionHistory:
     # By name and not by attribute: an attribute of a row is looked for twice, and this is done for every action.
-    earlier = tuple(map(_earlier, json.loads(row["earlier"]))) if row["earlier"] is not None else ()
+    earlier = tuple(map(_parse_attempt, json.loads(row["earlier"]))) if row["earlier"] is not None else ()
     outcome = row["outcome"]
     timeline = json.loads(row["timeline"]) if row["timeline"] is not None else {}
-    return Life(
+    return ActionHistory(
         id=row["id"],
         task=row["task"],
         kind=row["kind"],
-        state=State(row["state"]),
+        state=ActionState(row["state"]),
         created_at=row["created_at"],
         trajectory=row["trajectory"],
-        outcome=Outcome(outcome) if outcome is not None else None,
+        outcome=ActionOutcome(outcome) if outcome is not None else None,
         reason=row["reason"],
         settled_at=row["settled_at"],
         run_us=row["run_us"],
         node_us=timeline.get("us"),
-        stages=tuple(map(_stage, timeline.get("stages", ()))),
-        earlier=earlier,
-        own=_own(row, earlier),
+        stages=tuple(map(_parse_stage, timeline.get("stages", ()))),
+        earlier_attempts=earlier,
+        current_attempt=_current_attempt(row, earlier),
         traceparent=row["traceparent"],
         tracestate=row["tracestate"],
     )
 
 
-def _own(row: Row, earlier: Sequence[Attempt]) -> Attempt | None:
+def _current_attempt(row: Row, earlier: Sequence[AttemptRecord]) -> AttemptRecord | None:
     """The attempt that the row itself tells of; that of a queued one is the last of the earlier ones."""
     granted_at, grant_no = row["granted_at"], row["grant_no"]
-    if granted_at is None or row["state"] == State.QUEUED or (earlier and earlier[-1].grant_no == grant_no):
+    if granted_at is None or row["state"] == ActionState.QUEUED or (earlier and earlier[-1].grant_no == grant_no):
         return None
-    return Attempt(grant_no, row["node"], granted_at, row["started_at"], row["settled_at"])
+    return AttemptRecord(grant_no, row["node"], granted_at, row["started_at"], row["settled_at"])
 
 
-def _stage(said: dict[str, Any]) -> Stage:
-    known = {name: said.pop(name) for name in Stage._fields if name in said}
-    return Stage(**known, about=tuple((f"tangram.{name}", value) for name, value in said.items()))
+def _parse_stage(entry: dict[str, Any]) -> NodeStage:
+    known = {name: entry.pop(name) for name in NodeStage._fields if name in entry}
+    return NodeStage(**known, attributes=tuple((f"tangram.{name}", value) for name, value in entry.items()))
 
 
-def _earlier(attempt: dict[str, Any]) -> Attempt:
-    times = {name: _at(attempt[name]) for name in ("granted_at", "started_at", "ended_at")}
-    return Attempt(**{**attempt, **times})
+def _parse_attempt(attempt: dict[str, Any]) -> AttemptRecord:
+    times = {name: _parse_time(attempt[name]) for name in ("granted_at", "started_at", "ended_at")}
+    return AttemptRecord(**{**attempt, **times})
 
 
-def _at(text: str | None) -> datetime | None:
+def _parse_time(text: str | None) -> datetime | None:
     return datetime.fromisoformat(text) if text is not None else None

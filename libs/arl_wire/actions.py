@@ -16,47 +16,47 @@ from pydantic import (
     model_validator,
 )
 
-from arl_core.states import Outcome, State
-from arl_wire.base import Strict
+from arl_core.states import ActionOutcome, ActionState
+from arl_wire.base import StrictModel
 from arl_wire.calls import CallRequest, CallResponse, EndpointName
-from arl_wire.checks import Base64, argument, no_nul, relative_path
-from arl_wire.elasticity import MAX_CPU, Amdahl, NoElasticity, Table
-from arl_wire.resources import Resources
+from arl_wire.checks import Base64, validate_argument, validate_no_nul, validate_relative_path
+from arl_wire.elasticity import MAX_CPU_CORES, AmdahlElasticity, NoElasticity, TableElasticity
+from arl_wire.resources import CustomResources
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
 from arl_wire.streams import OutputStream
 
 __all__ = [
-    "HOST",
+    "HOST_TEMPLATE",
     "Action",
-    "ActionPage",
+    "ActionListResponse",
     "ActionResult",
-    "Amdahl",
+    "AmdahlElasticity",
     "CpuRange",
-    "Demand",
+    "DemandSpec",
     "ElasticDemand",
-    "EnvironmentRequest",
+    "EnvironmentSelector",
     "NoElasticity",
     "OutputStream",
-    "SubmitAction",
-    "Table",
-    "Times",
+    "SubmitActionRequest",
+    "TableElasticity",
+    "ActionTimes",
     "WaitRequest",
     "WaitResponse",
 ]
 
-HOST = "host"
+HOST_TEMPLATE = "host"
 """The template that every node has."""
 MAX_MIB = 64 << 20
 MAX_FILES = 1000
-MAX_COMMAND = 256 << 10
+MAX_COMMAND_CHARACTERS = 256 << 10
 
 
-def _cpu_form(value: Any) -> str:
+def _cpu_tag(value: Any) -> str:
     return "range" if isinstance(value, (dict, CpuRange)) else "cores"
 
 
-Text = Annotated[str, AfterValidator(no_nul)]
-Argument = Annotated[Text, AfterValidator(argument)]
+Text = Annotated[str, AfterValidator(validate_no_nul)]
+Argument = Annotated[Text, AfterValidator(validate_argument)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
 TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -64,28 +64,28 @@ ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9.
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
-RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(relative_path)]
-Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU, allow_inf_nan=False)]
+RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(validate_relative_path)]
+Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU_CORES, allow_inf_nan=False)]
 
 
-OF_PROGRAMS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
-ONLY_OF_SANDBOXES = (*OF_PROGRAMS, "env", "files", "fetch", "environment", "demand", "elasticity", "require")
+PROGRAM_FIELDS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
+SANDBOX_FIELDS = (*PROGRAM_FIELDS, "env", "files", "fetch", "environment", "demand", "elasticity", "require")
 
 
-class CpuRange(Strict):
+class CpuRange(StrictModel):
     """Cores, at least `min`, up to `max` when there are spare ones."""
 
     min: Cpu
     max: Cpu
 
     @model_validator(mode="after")
-    def _ordered(self) -> "CpuRange":
+    def _check_order(self) -> "CpuRange":
         if self.max < self.min:
             raise ValueError("max is below min")
         return self
 
 
-class Demand(Strict):
+class DemandSpec(StrictModel):
     """What the action needs while it runs.
 
     Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a
@@ -94,20 +94,20 @@ class Demand(Strict):
 
     cpu: Annotated[
         Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
-        Discriminator(_cpu_form),
+        Discriminator(_cpu_tag),
         Field(description="Cores, or the least and the most of them"),
     ] = 1
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory")
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
-    resources: Resources = Field(
+    resources: CustomResources = Field(
         default_factory=dict,
         description="What else it needs while it runs, of what nodes say that they have: `network_mbps`, accelerators."
         " Counted, and not confined: nobody else is granted it meanwhile",
     )
 
 
-class EnvironmentRequest(Strict):
+class EnvironmentSelector(StrictModel):
     """Where the action runs.
 
     `ephemeral`: fresh, gone afterwards. `trajectory`: made at the trajectory's first action and kept,
@@ -125,7 +125,7 @@ class EnvironmentRequest(Strict):
     idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
 
 
-class SubmitAction(Strict):
+class SubmitActionRequest(StrictModel):
     """One bounded command or Python program; of kind `score`, `items` for a reward `service`; of kind `call`, a
     `request` to an `endpoint`.
 
@@ -159,7 +159,7 @@ class SubmitAction(Strict):
         "the program's name",
     )
     step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
-    environment: EnvironmentRequest = EnvironmentRequest()
+    environment: EnvironmentSelector = EnvironmentSelector()
     argv: list[Argument] | None = Field(
         default=None, min_length=1, max_length=4096, description="Program and arguments; no shell is involved"
     )
@@ -173,7 +173,7 @@ class SubmitAction(Strict):
     )
     command: Text | None = Field(
         default=None,
-        max_length=MAX_COMMAND,
+        max_length=MAX_COMMAND_CHARACTERS,
         description="Shell text, of any number of lines; with `session`, and instead of argv and source. `stdout` is "
         "all that the session's terminal shows",
     )
@@ -193,14 +193,16 @@ class SubmitAction(Strict):
     timeout_s: float = Field(
         default=300, ge=1e-6, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
     )
-    demand: Demand = Demand()
+    demand: DemandSpec = DemandSpec()
     service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/services")
     items: list[ScoreItem] = Field(
         default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: what the kind of its service takes"
     )
     endpoint: EndpointName | None = Field(default=None, description="Of kind `call`: see /v1/endpoints")
     request: CallRequest | None = Field(default=None, description="Of kind `call`: what is sent to it")
-    elasticity: Annotated[Amdahl | Table | NoElasticity, Field(discriminator="model")] = NoElasticity(model="none")
+    elasticity: Annotated[AmdahlElasticity | TableElasticity | NoElasticity, Field(discriminator="model")] = (
+        NoElasticity(model="none")
+    )
     priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first, among one task's")
     deadline_s: float | None = Field(
         default=None,
@@ -222,18 +224,18 @@ class SubmitAction(Strict):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
 
     @model_validator(mode="after")
-    def _consistent(self) -> "SubmitAction":
+    def _check_consistency(self) -> "SubmitActionRequest":
         if self.kind != "score" and (self.service is not None or self.items):
             raise ValueError(f"kind `{self.kind}` scores nothing; it takes no service and no items")
         if self.kind != "call" and (self.endpoint is not None or self.request is not None):
             raise ValueError(f"kind `{self.kind}` calls nothing; it takes no endpoint and no request")
         if self.kind in ("score", "call"):
-            self._needs_no_sandbox()
+            self._check_no_sandbox_fields()
             return self
         if self.kind == "exec":
-            self._runs_one_program()
+            self._check_one_program()
         else:
-            self._runs_nothing()
+            self._check_no_program()
         if self.environment.id is not None:
             if self.kind == "environment.create":
                 raise ValueError("environment.id names one that is there; one that is to be made has none yet")
@@ -241,8 +243,8 @@ class SubmitAction(Strict):
             raise ValueError("environment.scope `trajectory` needs a trajectory")
         return self
 
-    def _runs_nothing(self) -> None:
-        if given := [name for name in OF_PROGRAMS if getattr(self, name)]:
+    def _check_no_program(self) -> None:
+        if given := [name for name in PROGRAM_FIELDS if getattr(self, name)]:
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no {' and no '.join(given)}")
         if self.demand.resources:
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no demand.resources")
@@ -255,10 +257,10 @@ class SubmitAction(Strict):
         if self.kind == "environment.transfer" and (self.files or self.fetch):
             raise ValueError("kind `environment.transfer` takes no files; they come by a request of their own")
 
-    def _needs_no_sandbox(self) -> None:
+    def _check_no_sandbox_fields(self) -> None:
         if self.kind == "call" and (self.endpoint is None or self.request is None):
             raise ValueError("kind `call` needs an endpoint and a request")
-        if self.request is not None and self.retries and not (self.idempotent or self.request.is_repeatable):
+        if self.request is not None and self.retries and not (self.idempotent or self.request.is_idempotent):
             raise ValueError(
                 f"retries of a {self.request.method} may carry it out twice; say `idempotent` if that is fine"
             )
@@ -266,20 +268,20 @@ class SubmitAction(Strict):
             raise ValueError("kind `score` needs a service and items")
         if sum(item.characters for item in self.items) > MAX_CHARACTERS:
             raise ValueError(f"the items have more than {MAX_CHARACTERS} characters; use several actions")
-        if given := [name for name in ONLY_OF_SANDBOXES if getattr(self, name) != _default(name)]:
+        if given := [name for name in SANDBOX_FIELDS if getattr(self, name) != _default_value(name)]:
             raise ValueError(f"kind `{self.kind}` runs no program; it takes no {' and no '.join(given)}")
 
-    def _runs_one_program(self) -> None:
+    def _check_one_program(self) -> None:
         if [self.argv, self.source, self.session].count(None) != 2:
             raise ValueError("give exactly one of argv, source and session")
         if (self.session is None) != (self.command is None):
             raise ValueError("session and command go together")
         if self.session is not None:
-            self._fits_a_session()
+            self._check_session()
         if self.argv is not None and not self.argv[0]:
             raise ValueError("argv.0 is empty; it names the program")
 
-    def _fits_a_session(self) -> None:
+    def _check_session(self) -> None:
         if self.cwd is not None or self.env:
             raise ValueError("a session has its own directory and variables; change them by its commands")
         if self.environment.id is None and self.environment.scope != "trajectory":
@@ -287,9 +289,9 @@ class SubmitAction(Strict):
 
 
 @cache
-def _default(name: str) -> Any:
+def _default_value(name: str) -> Any:
     """Pydantic takes 50 µs to say it."""
-    return SubmitAction.model_fields[name].get_default(call_default_factory=True)
+    return SubmitActionRequest.model_fields[name].get_default(call_default_factory=True)
 
 
 class ActionResult(BaseModel):
@@ -312,7 +314,7 @@ class ActionResult(BaseModel):
     )
 
 
-class Times(BaseModel):
+class ActionTimes(BaseModel):
     """act_s = queue_s + run_s + overhead_s."""
 
     queue_s: float | None = None
@@ -340,8 +342,8 @@ class Action(BaseModel):
     trajectory: str | None = None
     kind: str
     environment: UUID | None = Field(default=None, description="The kept environment it was granted in")
-    state: State
-    outcome: Outcome | None = None
+    state: ActionState
+    outcome: ActionOutcome | None = None
     reason: str | None = Field(default=None, description="The limit, or the cause of an infra_error")
     message: str | None = None
     grant_no: int = 0
@@ -358,19 +360,19 @@ class Action(BaseModel):
     granted_at: datetime | None = None
     started_at: datetime | None = None
     settled_at: datetime | None = None
-    times: Times = Times()
+    times: ActionTimes = ActionTimes()
     labels: dict[str, str] = Field(default_factory=dict)
     result: ActionResult | None = None
 
 
-class ActionPage(BaseModel):
+class ActionListResponse(BaseModel):
     """Newest first. `next_cursor` is absent on the last page."""
 
     items: list[Action]
     next_cursor: str | None = None
 
 
-class WaitRequest(Strict):
+class WaitRequest(StrictModel):
     """Wait until any or all of these are settled."""
 
     ids: list[UUID] = Field(min_length=1, max_length=1000)

@@ -4,10 +4,10 @@ from datetime import datetime
 
 from pydantic import BaseModel
 
-__all__ = ["Audit", "AuditFinding", "HeldAmount", "NodeUse"]
+__all__ = ["ConsistencyReport", "ConsistencyFinding", "ResourceAllocation", "NodeUsage"]
 
 
-class AuditFinding(BaseModel):
+class ConsistencyFinding(BaseModel):
     """Two things that should agree and don't."""
 
     check: str
@@ -15,7 +15,7 @@ class AuditFinding(BaseModel):
     detail: str
 
 
-class HeldAmount(BaseModel):
+class ResourceAllocation(BaseModel):
     """Computed from rows now: what attempts and living environments hold of one resource of a node."""
 
     node: str
@@ -24,7 +24,7 @@ class HeldAmount(BaseModel):
     capacity: int
 
 
-class NodeUse(BaseModel):
+class NodeUsage(BaseModel):
     node: str
     attempts: int
     """Granted or running, in whatever environment."""
@@ -32,13 +32,13 @@ class NodeUse(BaseModel):
     """Persistent ones that rows say live there."""
 
 
-class Audit(BaseModel):
+class ConsistencyReport(BaseModel):
     """One snapshot of the rows."""
 
     at: datetime
     actions: dict[str, int]
     """Per state."""
-    nodes: list[NodeUse]
-    held: list[HeldAmount]
-    findings: list[AuditFinding]
+    nodes: list[NodeUsage]
+    held: list[ResourceAllocation]
+    findings: list[ConsistencyFinding]
     """The first 1000, in order of check and subject."""

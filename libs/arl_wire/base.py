@@ -1,9 +1,9 @@
 from pydantic import BaseModel, ConfigDict
 
-__all__ = ["Strict"]
+__all__ = ["StrictModel"]
 
 
-class Strict(BaseModel):
+class StrictModel(BaseModel):
     """What clients send: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)

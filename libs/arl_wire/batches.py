@@ -4,14 +4,14 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from arl_wire.actions import SubmitAction
-from arl_wire.base import Strict
-from arl_wire.errors import Problem
+from arl_wire.actions import SubmitActionRequest
+from arl_wire.base import StrictModel
+from arl_wire.errors import ProblemDetails
 
-__all__ = ["GANG", "MAX_GANG", "BatchAccepted", "BatchItem", "SubmitBatch"]
+__all__ = ["GANG_DESCRIPTION", "MAX_GANG_SIZE", "SubmitBatchResponse", "BatchItemResult", "SubmitBatchRequest"]
 
-MAX_GANG = 256
-GANG = (
+MAX_GANG_SIZE = 256
+GANG_DESCRIPTION = (
     "All of them start in one moment, or none does: 2 to 256 actions of kind `exec`, of one task and priority, each in"
     " a fresh environment. They are also refused together; and while they wait, one that is cancelled or whose deadline"
     " passes takes the others with it (`gang_cancelled`, `gang_deadline`). Granted, each goes its own way: one whose"
@@ -20,21 +20,21 @@ GANG = (
 )
 
 
-class SubmitBatch(Strict):
+class SubmitBatchRequest(StrictModel):
     """Up to 1000 actions. Each is accepted or refused for itself."""
 
-    actions: list[SubmitAction] = Field(min_length=1, max_length=1000)
-    gang: bool = Field(default=False, description=GANG)
+    actions: list[SubmitActionRequest] = Field(min_length=1, max_length=1000)
+    gang: bool = Field(default=False, description=GANG_DESCRIPTION)
 
 
-class BatchItem(BaseModel):
+class BatchItemResult(BaseModel):
     """One of `id` and `problem`."""
 
     id: UUID | None = None
-    problem: Problem | None = None
+    problem: ProblemDetails | None = None
 
 
-class BatchAccepted(BaseModel):
+class SubmitBatchResponse(BaseModel):
     """In the order of the request."""
 
-    items: list[BatchItem]
+    items: list[BatchItemResult]

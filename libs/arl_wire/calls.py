@@ -7,45 +7,47 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
-from arl_wire.base import Strict
-from arl_wire.checks import Base64, encodable, is_deep, no_nul
+from arl_wire.base import StrictModel
+from arl_wire.checks import Base64, is_too_deep, validate_no_nul, validate_unicode
 from arl_wire.scores import ServiceName
 from arl_wire.streams import OutputStream
 
 __all__ = [
-    "REPEATABLE",
+    "IDEMPOTENT_METHODS",
     "CallRequest",
     "CallResponse",
     "Endpoint",
-    "EndpointList",
+    "EndpointListResponse",
     "EndpointName",
-    "EndpointOnNode",
+    "EndpointReplica",
     "Method",
-    "endpoint_path",
+    "validate_endpoint_path",
 ]
 
 Method = Literal["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"]
-REPEATABLE = frozenset({"GET", "HEAD", "PUT", "DELETE"})
-MAX_BODY = 4 << 20
-MAX_PARAMETERS = 256
-OF_THE_CONNECTION = frozenset(
+IDEMPOTENT_METHODS = frozenset({"GET", "HEAD", "PUT", "DELETE"})
+MAX_BODY_BYTES = 4 << 20
+MAX_QUERY_PARAMETERS = 256
+CONNECTION_HEADERS = frozenset(
     {
         *("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding"),
         *("upgrade", "accept-encoding", "proxy-connection"),
     }
 )
 """Headers that whoever sends makes (RFC 9110, section 7.6.1)."""
-CREDENTIALS = re.compile(r"(authorization|cookie|token|secret|password|apikey|(?<!idempotency)-key)$", re.IGNORECASE)
+CREDENTIAL_HEADERS = re.compile(
+    r"(authorization|cookie|token|secret|password|apikey|(?<!idempotency)-key)$", re.IGNORECASE
+)
 """How headers end whose value would be kept with the action, in rows; a broker has an endpoint's key and adds it."""
 _FORBIDDEN_IN_PATH = re.compile(r"[\x00-\x20\x7f\\?#]")
 
 EndpointName = ServiceName
-_Value = Annotated[str, StringConstraints(max_length=8192), AfterValidator(no_nul)]
+_QueryText = Annotated[str, StringConstraints(max_length=8192), AfterValidator(validate_no_nul)]
 HeaderName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9!#$%&'*+.^_`|~-]+$", max_length=128)]
 HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\t\x20-\x7e]*$", max_length=8192)]
 
 
-def endpoint_path(path: str) -> str:
+def validate_endpoint_path(path: str) -> str:
     """A path that stays below its endpoint's address, whoever decodes it, and however often."""
     path = path.removeprefix("/")
     decoded = path
@@ -61,58 +63,62 @@ def endpoint_path(path: str) -> str:
     return path
 
 
-def _sendable(headers: dict[str, str]) -> dict[str, str]:
+def _check_headers(headers: dict[str, str]) -> dict[str, str]:
     for name in headers:
-        if CREDENTIALS.search(name):
+        if CREDENTIAL_HEADERS.search(name):
             raise ValueError(f"`{name}` would be kept with the action; a broker has its endpoint's key, and adds it")
-        if name.lower() in OF_THE_CONNECTION:
+        if name.lower() in CONNECTION_HEADERS:
             raise ValueError(f"`{name}` is made by whoever sends the request")
     return headers
 
 
-def _no_fragment(query: str) -> str:
+def _reject_fragment(query: str) -> str:
     if "#" in query:
         raise ValueError("has a `#`: write it as %23")
     return query
 
 
-RawQuery = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_no_fragment)]
+RawQuery = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_reject_fragment)]
 
 
-class CallRequest(Strict):
+class CallRequest(StrictModel):
     """One HTTP request to an endpoint."""
 
     method: Method = Field(default="POST", description="One that the endpoint allows")
-    path: Annotated[str, StringConstraints(max_length=4096), AfterValidator(endpoint_path)] = Field(
+    path: Annotated[str, StringConstraints(max_length=4096), AfterValidator(validate_endpoint_path)] = Field(
         default="", description="Below the endpoint's address"
     )
-    query: dict[_Value, _Value | list[_Value]] = Field(default_factory=dict, max_length=MAX_PARAMETERS)
-    headers: Annotated[dict[HeaderName, HeaderValue], AfterValidator(_sendable)] = Field(
+    query: dict[_QueryText, _QueryText | list[_QueryText]] = Field(
+        default_factory=dict, max_length=MAX_QUERY_PARAMETERS
+    )
+    headers: Annotated[dict[HeaderName, HeaderValue], AfterValidator(_check_headers)] = Field(
         default_factory=dict,
         max_length=64,
         description="Beside the endpoint's own, which go first; none that is for credentials",
     )
     raw_query: Annotated[
-        str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_no_fragment)
+        str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_reject_fragment)
     ] = Field(default="", description="What follows `?`, as it is; instead of `query`")
     json_body: Any = Field(default=None, description="Sent as JSON; instead of `body`, by which null alone can be sent")
-    body: Annotated[str, AfterValidator(encodable)] | None = Field(
-        default=None, max_length=MAX_BODY, description="Sent as UTF-8; of type text/plain, if no header names another"
+    body: Annotated[str, AfterValidator(validate_unicode)] | None = Field(
+        default=None,
+        max_length=MAX_BODY_BYTES,
+        description="Sent as UTF-8; of type text/plain, if no header names another",
     )
     base64: Base64 | None = Field(
-        default=None, max_length=MAX_BODY, description="Sent as the bytes that they are; instead of `body`"
+        default=None, max_length=MAX_BODY_BYTES, description="Sent as the bytes that they are; instead of `body`"
     )
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         if [self.json_body, self.body, self.base64].count(None) < 2:
             raise ValueError("give one of json_body, body and base64")
         if self.query and self.raw_query:
             raise ValueError("give one of query and raw_query")
         if self.method == "HEAD" and self.content:
             raise ValueError("a HEAD has no body")
-        if len(self.content) > MAX_BODY:
-            raise ValueError(f"the body has {len(self.content)} bytes; {MAX_BODY} are allowed")
+        if len(self.content) > MAX_BODY_BYTES:
+            raise ValueError(f"the body has {len(self.content)} bytes; {MAX_BODY_BYTES} are allowed")
         return self
 
     @property
@@ -122,14 +128,14 @@ class CallRequest(Strict):
             return self.base64
         if self.json_body is None:
             return (self.body or "").encode()
-        if is_deep(self.json_body):
+        if is_too_deep(self.json_body):
             raise ValueError("json_body is nested too deep")
-        return encodable(json.dumps(self.json_body, ensure_ascii=False, allow_nan=False)).encode()
+        return validate_unicode(json.dumps(self.json_body, ensure_ascii=False, allow_nan=False)).encode()
 
     @property
-    def is_repeatable(self) -> bool:
+    def is_idempotent(self) -> bool:
         """Sent twice it does what it does once, by RFC 9110, section 9.2.2."""
-        return self.method in REPEATABLE
+        return self.method in IDEMPOTENT_METHODS
 
     @property
     def content_type(self) -> str | None:
@@ -153,7 +159,7 @@ class CallResponse(BaseModel):
     tries: int = Field(default=1, description="Requests that were sent, this one too")
 
 
-class EndpointOnNode(BaseModel):
+class EndpointReplica(BaseModel):
     """What one broker says of an endpoint."""
 
     node: str
@@ -179,8 +185,8 @@ class Endpoint(BaseModel):
         default=None, description="Only for keys of project `default` with `admin:read`; others need not know it"
     )
     available: bool = Field(description="A broker with it lives; otherwise actions wait for one")
-    nodes: list[EndpointOnNode]
+    nodes: list[EndpointReplica]
 
 
-class EndpointList(BaseModel):
+class EndpointListResponse(BaseModel):
     items: list[Endpoint]

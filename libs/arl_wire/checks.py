@@ -10,22 +10,31 @@ from typing import Annotated, Any
 from pydantic import EncodedBytes, EncoderProtocol
 from pydantic_core import PydanticCustomError
 
-__all__ = ["Base64", "StrictBase64", "argument", "encodable", "is_deep", "no_nul", "relative_path", "small_json"]
+__all__ = [
+    "Base64",
+    "StrictBase64",
+    "validate_argument",
+    "validate_unicode",
+    "is_too_deep",
+    "validate_no_nul",
+    "validate_relative_path",
+    "validate_small_json",
+]
 
-MAX_ARGUMENT = (128 << 10) - 130
+MAX_ARGUMENT_BYTES = (128 << 10) - 130
 """Bytes: with its end, and with the name before the value of a variable."""
-MAX_JSON = 64 << 10
+MAX_JSON_CHARACTERS = 64 << 10
 MAX_DEPTH = 64
 """Of arrays and objects in each other: whatever reads JSON by recursion can read it."""
 
 
-def no_nul(text: str) -> str:
+def validate_no_nul(text: str) -> str:
     if "\x00" in text:
         raise ValueError("NUL characters are not allowed")
-    return encodable(text)
+    return validate_unicode(text)
 
 
-def encodable(text: str) -> str:
+def validate_unicode(text: str) -> str:
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -33,47 +42,47 @@ def encodable(text: str) -> str:
     return text
 
 
-def argument(text: str) -> str:
+def validate_argument(text: str) -> str:
     """Of a program, or the value of a variable: Linux starts none with a longer one (MAX_ARG_STRLEN in execve(2))."""
-    if (length := len(text.encode())) > MAX_ARGUMENT:
-        raise ValueError(f"has {length} bytes; Linux takes no more than {MAX_ARGUMENT}, use files or stdin")
+    if (length := len(text.encode())) > MAX_ARGUMENT_BYTES:
+        raise ValueError(f"has {length} bytes; Linux takes no more than {MAX_ARGUMENT_BYTES}, use files or stdin")
     return text
 
 
-def small_json(given: dict[str, Any]) -> dict[str, Any]:
+def validate_small_json(document: dict[str, Any]) -> dict[str, Any]:
     """What Postgres can keep, of at most 64 KiB."""
-    if is_deep(given):
+    if is_too_deep(document):
         raise ValueError(f"is nested more than {MAX_DEPTH} deep")
-    written = json.dumps(given, ensure_ascii=False, allow_nan=False)
-    if len(written) > MAX_JSON:
-        raise ValueError(f"has {len(written)} characters as JSON; {MAX_JSON} are allowed")
-    _storable(given)
-    return given
+    written = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    if len(written) > MAX_JSON_CHARACTERS:
+        raise ValueError(f"has {len(written)} characters as JSON; {MAX_JSON_CHARACTERS} are allowed")
+    _validate_storable(document)
+    return document
 
 
-def is_deep(value: Any) -> bool:
+def is_too_deep(value: Any) -> bool:
     """It is nested more than 64 deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
-        level = [each for whole in level for each in _parts(whole)]
+        level = [each for whole in level for each in _children(whole)]
     return any(isinstance(each, dict | list) for each in level)
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _children(value: Any) -> Iterable[Any]:
     if isinstance(value, dict):
         return value.values()
     return value if isinstance(value, list) else ()
 
 
-def _storable(value: Any) -> None:
+def _validate_storable(value: Any) -> None:
     if isinstance(value, str):
-        no_nul(value)
+        validate_no_nul(value)
     elif isinstance(value, dict | list):
         for each in [*value, *value.values()] if isinstance(value, dict) else value:
-            _storable(each)
+            _validate_storable(each)
 
 
-def relative_path(path: str) -> str:
+def validate_relative_path(path: str) -> str:
     if path.startswith("/") or ".." in path.split("/") or posixpath.normpath(path) == ".":
         raise ValueError("must be a relative path below the working directory, without `..`")
     return path

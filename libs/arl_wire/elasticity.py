@@ -4,14 +4,14 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 
-__all__ = ["MAX_CPU", "Amdahl", "NoElasticity", "Table"]
+__all__ = ["MAX_CPU_CORES", "AmdahlElasticity", "NoElasticity", "TableElasticity"]
 
-MAX_CPU = 4096
+MAX_CPU_CORES = 4096
 
 
-class _Resizable(Strict):
+class _ResizableElasticity(StrictModel):
     resizable: Literal["none", "grow", "any"] = Field(
         default="none",
         description="Whether its cores may change while it runs. `any`: it starts workers for its maximum and goes on "
@@ -19,14 +19,14 @@ class _Resizable(Strict):
     )
 
 
-class Amdahl(_Resizable):
+class AmdahlElasticity(_ResizableElasticity):
     """d(k) = d(1) * ((1 - f) + f / k)."""
 
     model: Literal["amdahl"]
     parallel_fraction: float = Field(ge=0, le=1)
 
 
-class Table(_Resizable):
+class TableElasticity(_ResizableElasticity):
     """Measured seconds by number of cores."""
 
     model: Literal["table"]
@@ -35,10 +35,10 @@ class Table(_Resizable):
     )
 
     @model_validator(mode="after")
-    def _numeric(self) -> "Table":
+    def _check_core_counts(self) -> "TableElasticity":
         for cores in self.seconds:
             try:
-                ok = 0.01 <= float(cores) <= MAX_CPU
+                ok = 0.01 <= float(cores) <= MAX_CPU_CORES
             except ValueError:
                 ok = False
             if not ok:
@@ -46,7 +46,7 @@ class Table(_Resizable):
         return self
 
 
-class NoElasticity(_Resizable):
+class NoElasticity(_ResizableElasticity):
     """More cores bring nothing."""
 
     model: Literal["none"]

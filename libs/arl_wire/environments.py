@@ -7,7 +7,7 @@ from uuid import UUID
 from pydantic import BaseModel, Field
 
 from arl_wire.actions import (
-    HOST,
+    HOST_TEMPLATE,
     MAX_FILES,
     MAX_MIB,
     Argument,
@@ -18,10 +18,10 @@ from arl_wire.actions import (
     TemplateName,
     VariableName,
 )
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 from arl_wire.checks import Base64
 
-__all__ = ["CreateEnvironment", "Environment", "EnvironmentPage", "EnvironmentState"]
+__all__ = ["CreateEnvironmentRequest", "EnvironmentInfo", "EnvironmentListResponse", "EnvironmentState"]
 
 
 class EnvironmentState(StrEnum):
@@ -34,7 +34,7 @@ class EnvironmentState(StrEnum):
     unnoticed."""
 
 
-class CreateEnvironment(Strict):
+class CreateEnvironmentRequest(StrictModel):
     """An environment before its first action; it holds memory and disk until it ends, and no cores."""
 
     task: Name = Field(description="The RL workload this belongs to")
@@ -44,7 +44,7 @@ class CreateEnvironment(Strict):
         description="Begin with what was written in another environment, on the node that has it, with its template "
         "and, where none are given, its sizes",
     )
-    template: TemplateName = HOST
+    template: TemplateName = HOST_TEMPLATE
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of what can be written in it")
     pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
@@ -58,7 +58,7 @@ class CreateEnvironment(Strict):
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64, description="Of its making action")
 
 
-class Environment(BaseModel):
+class EnvironmentInfo(BaseModel):
     """An environment as it is now."""
 
     id: UUID
@@ -77,8 +77,8 @@ class Environment(BaseModel):
     gone_at: datetime | None = Field(default=None, description="When it ended or was lost")
 
 
-class EnvironmentPage(BaseModel):
+class EnvironmentListResponse(BaseModel):
     """Newest first. `next_cursor` is absent on the last page."""
 
-    items: list[Environment]
+    items: list[EnvironmentInfo]
     next_cursor: str | None = None

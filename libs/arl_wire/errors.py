@@ -46,7 +46,7 @@ __all__ = [
     "NotFound",
     "NotRunning",
     "NotScored",
-    "Problem",
+    "ProblemDetails",
     "QueueFull",
     "RateLimited",
     "RequestTimeout",
@@ -61,7 +61,7 @@ __all__ = [
     "Unprocessable",
     "UnsupportedMediaType",
     "ValidationFailed",
-    "error_from",
+    "error_from_problem",
 ]
 
 
@@ -72,7 +72,7 @@ class FieldError(BaseModel):
     message: str
 
 
-class Problem(BaseModel):
+class ProblemDetails(BaseModel):
     """RFC 9457 problem details, with a stable `code`."""
 
     model_config = ConfigDict(
@@ -120,8 +120,8 @@ class TangramError(Exception):
         self.extensions: dict[str, object] = {}
         """Further members of the problem, for clients that look for others than these."""
 
-    def problem(self, *, trace_id: str | None = None) -> Problem:
-        return Problem(
+    def to_problem(self, *, trace_id: str | None = None) -> ProblemDetails:
+        return ProblemDetails(
             title=self.title,
             status=self.status,
             detail=self.detail,
@@ -240,7 +240,7 @@ class Internal(TangramError):
     code, status, title = "internal", 500, "Internal error"
 
 
-def error_from(problem: Problem, *, retry_after_s: float | None = None) -> TangramError:
+def error_from_problem(problem: ProblemDetails, *, retry_after_s: float | None = None) -> TangramError:
     """The error a problem stands for; an unknown code becomes the class of its status."""
     ours = [cls for cls in _subclasses(TangramError) if cls.__module__ == __name__]
     known = {cls.code: cls for cls in ours}

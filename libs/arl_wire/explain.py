@@ -5,14 +5,21 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from arl_core.rules import Basis, Rule
-from arl_core.states import Outcome, State
-from arl_wire.actions import Times
+from arl_core.rules import EstimateBasis, WaitReason
+from arl_core.states import ActionOutcome, ActionState
+from arl_wire.actions import ActionTimes
 
-__all__ = ["ActionExplanation", "Ahead", "ExpectedRun", "Lack", "Straggles", "WaitExplanation"]
+__all__ = [
+    "ActionExplanation",
+    "AheadCounts",
+    "ExpectedRunTime",
+    "ResourceShortfall",
+    "StragglerStatus",
+    "WaitExplanation",
+]
 
 
-class Lack(BaseModel):
+class ResourceShortfall(BaseModel):
     """A resource of which its node has too little free."""
 
     resource: str
@@ -21,7 +28,7 @@ class Lack(BaseModel):
     capacity: int
 
 
-class Ahead(BaseModel):
+class AheadCounts(BaseModel):
     """Of those that could use what it needs: how many come before it, were each given its smallest amounts."""
 
     priority: int = Field(description="Because their priority is higher")
@@ -30,7 +37,7 @@ class Ahead(BaseModel):
     at_least: bool = Field(description="These are as many as are counted, and there are more")
 
 
-class ExpectedRun(BaseModel):
+class ExpectedRunTime(BaseModel):
     """How long it is expected to run with so much of `resource`."""
 
     amount: int
@@ -40,7 +47,7 @@ class ExpectedRun(BaseModel):
 class WaitExplanation(BaseModel):
     """Of a queued action, as the scheduler sees it now."""
 
-    rule: Rule = Field(
+    rule: WaitReason = Field(
         description="What decides: `queue_paused`; `environment_busy`; `starts_next_round`; `no_node_fits`, ever;"
         " `no_node_open`: those that could run it are closed or silent; `task_at_quota`: that lets no more of its task"
         " start; `postponed_for_more_cores`: it fits, and ends sooner if it waits; `waits_behind_overdue`: what is free"
@@ -52,9 +59,11 @@ class WaitExplanation(BaseModel):
         default=None,
         description="Where its environment lives, else the node that lacks least; absent where none could ever run it",
     )
-    lacks: list[Lack] = Field(description="What is missing there; or against the capacity of the largest, if none fits")
+    lacks: list[ResourceShortfall] = Field(
+        description="What is missing there; or against the capacity of the largest, if none fits"
+    )
     unenforced: list[str] = Field(description="What it requires and no node has")
-    ahead: Ahead | None = Field(
+    ahead: AheadCounts | None = Field(
         default=None, description="Absent while its queue is paused or others come first in its environment"
     )
     ahead_in_environment: int | None = Field(
@@ -67,9 +76,9 @@ class WaitExplanation(BaseModel):
     )
     part: float = Field(description="Of its task by weight, beside the tasks that wait too; 0 to 1")
     resource: str | None = Field(default=None, description="What `amount` below is of, in `cpu_milli` for instance")
-    narrowest: ExpectedRun
-    widest: ExpectedRun
-    basis: Basis = Field(
+    narrowest: ExpectedRunTime
+    widest: ExpectedRunTime
+    basis: EstimateBasis = Field(
         description="What `seconds` rest on: `learnt` of its class, `pooled` of classes like it, `declared` and assumed"
     )
     runs: int = Field(description="Of its class, that were learnt from")
@@ -78,7 +87,7 @@ class WaitExplanation(BaseModel):
     )
 
 
-class Straggles(BaseModel):
+class StragglerStatus(BaseModel):
     """It runs for longer than `limit_s`."""
 
     elapsed_s: float = Field(description="Since it began to run, as of the scheduler's last look")
@@ -89,8 +98,8 @@ class ActionExplanation(BaseModel):
     """`wait` of a queued action; what it holds or held, and when, of any other."""
 
     id: UUID
-    state: State
-    outcome: Outcome | None = None
+    state: ActionState
+    outcome: ActionOutcome | None = None
     reason: str | None = None
     node: str | None = Field(default=None, description="Where it was granted")
     amounts: dict[str, int] | None = Field(default=None, description="What it holds, or held")
@@ -98,8 +107,8 @@ class ActionExplanation(BaseModel):
     granted_at: datetime | None = None
     started_at: datetime | None = None
     settled_at: datetime | None = None
-    times: Times
+    times: ActionTimes
     wait: WaitExplanation | None = None
-    straggles: Straggles | None = Field(
+    straggles: StragglerStatus | None = Field(
         default=None, description="Of one that runs far longer than others like it, while a scheduler leads"
     )

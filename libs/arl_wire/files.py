@@ -5,7 +5,7 @@ from enum import StrEnum
 
 from pydantic import BaseModel, Field
 
-__all__ = ["FileEntry", "FileKind", "FilePage", "Unpacked"]
+__all__ = ["FileEntry", "FileKind", "FileListResponse", "UploadArchiveResponse"]
 
 
 class FileKind(StrEnum):
@@ -27,14 +27,14 @@ class FileEntry(BaseModel):
     target: str | None = Field(default=None, description="Where a symbolic link says that it leads")
 
 
-class FilePage(BaseModel):
+class FileListResponse(BaseModel):
     """In the order of their names, directories before what is in them. `next_cursor` is absent on the last page."""
 
     items: list[FileEntry]
     next_cursor: str | None = None
 
 
-class Unpacked(BaseModel):
+class UploadArchiveResponse(BaseModel):
     """What an archive has brought."""
 
     members: int

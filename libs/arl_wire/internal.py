@@ -7,59 +7,59 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from arl_wire.actions import SubmitAction
-from arl_wire.errors import Problem
+from arl_wire.actions import SubmitActionRequest
+from arl_wire.errors import ProblemDetails
 from arl_wire.explain import WaitExplanation
-from arl_wire.plans import PlanQuestion
-from arl_wire.queues import Quota
+from arl_wire.plans import CapacityPlanQuery
+from arl_wire.queues import QueueQuota
 from arl_wire.scores import ServiceName
-from arl_wire.services import RegisterService, ServiceVerb
+from arl_wire.services import RegisterServiceRequest, ServiceOperation
 
 __all__ = [
-    "AdmitAnswer",
+    "AdmitItemResult",
     "AdmitItem",
     "AdmitRequest",
     "AdmitResponse",
-    "AdmittedHint",
-    "AskedFor",
-    "BeginsWith",
-    "CancelWish",
-    "ChangeProjectWish",
-    "ChangeQueueWish",
-    "ChangeServiceWish",
-    "DeleteSnapshotWish",
-    "EndTrajectoryWish",
-    "ExplainAnswer",
-    "ExplainAsk",
-    "FenceBody",
-    "FreedHint",
-    "GangBody",
-    "GrantBatch",
-    "GrantBody",
-    "InputAnswer",
-    "InputBody",
-    "OutputAnswer",
-    "OutputAsk",
-    "PlanAsk",
-    "Portion",
-    "QueuedAction",
-    "RegisterServiceWish",
-    "RemoveServiceAnswer",
-    "RemoveServiceWish",
-    "ResizeAnswer",
-    "ResizeBatch",
-    "ResizeBody",
-    "ResizeResponse",
-    "RunBody",
-    "StragglerBody",
-    "StragglersAnswer",
-    "StragglersAsk",
-    "Submission",
-    "WishAnswer",
+    "ActionsAdmittedNotification",
+    "CoalescedCall",
+    "SnapshotSource",
+    "CancelActionsRequest",
+    "InternalChangeProjectRequest",
+    "InternalChangeQueueRequest",
+    "ServiceOperationRequest",
+    "DeleteSnapshotRequest",
+    "EndTrajectoryRequest",
+    "ExplainResponse",
+    "ExplainRequest",
+    "FencePayload",
+    "ResourcesFreedNotification",
+    "GangMembership",
+    "GrantBatchRequest",
+    "GrantPayload",
+    "WriteInputResponse",
+    "WriteInputRequest",
+    "ReadOutputResponse",
+    "ReadOutputRequest",
+    "CapacityPlanRequest",
+    "OutputPortion",
+    "QueuedActionRow",
+    "InternalRegisterServiceRequest",
+    "RemoveServiceResponse",
+    "RemoveServiceRequest",
+    "ResizeResult",
+    "ResizeBatchRequest",
+    "ResizePayload",
+    "ResizeBatchResponse",
+    "RunReport",
+    "StragglerPayload",
+    "FindStragglersResponse",
+    "FindStragglersRequest",
+    "SubmissionMetadata",
+    "AffectedRowsResponse",
 ]
 
 
-class Submission(BaseModel):
+class SubmissionMetadata(BaseModel):
     """All of an `AdmitItem` but for its action.
 
     `key` makes it idempotent within its project; `body_hash` is what the key was used for.
@@ -70,21 +70,21 @@ class Submission(BaseModel):
     body_hash: str | None = None
     traceparent: str | None = None
     tracestate: str | None = None
-    begins_with: "BeginsWith | None" = None
-    asked_for: list["AskedFor"] = Field(default_factory=list)
+    begins_with: "SnapshotSource | None" = None
+    asked_for: list["CoalescedCall"] = Field(default_factory=list)
 
-    def written_with(self, action: str) -> str:
+    def to_item_json(self, action_json: str) -> str:
         """The `AdmitItem`, of an action that is JSON already: it may be megabytes, and is written once."""
-        return f'{{"action":{action},{self.model_dump_json(exclude_defaults=True)[1:]}'
+        return f'{{"action":{action_json},{self.model_dump_json(exclude_defaults=True)[1:]}'
 
 
-class AdmitItem(Submission):
+class AdmitItem(SubmissionMetadata):
     """One submission."""
 
-    action: SubmitAction
+    action: SubmitActionRequest
 
 
-class AskedFor(BaseModel):
+class CoalescedCall(BaseModel):
     """Whose the next `items` of a score action are, where it was put together from several calls."""
 
     items: int
@@ -93,7 +93,7 @@ class AskedFor(BaseModel):
     traceparent: str | None = None
 
 
-class BeginsWith(BaseModel):
+class SnapshotSource(BaseModel):
     """The snapshot of an environment that is to be made, and the node that has it."""
 
     snapshot: UUID
@@ -107,27 +107,27 @@ class AdmitRequest(BaseModel):
     gang: bool = False
 
     @staticmethod
-    def written(items: Iterable[str], *, gang: bool = False) -> str:
+    def json_from_items(item_jsons: Iterable[str], *, gang: bool = False) -> str:
         """As JSON, of items that are JSON already."""
-        return f'{{"items":[{",".join(items)}],"gang":{json.dumps(gang)}}}'
+        return f'{{"items":[{",".join(item_jsons)}],"gang":{json.dumps(gang)}}}'
 
 
-class AdmitAnswer(BaseModel):
+class AdmitItemResult(BaseModel):
     """One of `id` and `problem`."""
 
     id: UUID | None = None
     created: bool = False
     """False where its key stood for an action that was there already."""
-    problem: Problem | None = None
+    problem: ProblemDetails | None = None
 
 
 class AdmitResponse(BaseModel):
     """In the order of the request; sent after the commit."""
 
-    items: list[AdmitAnswer]
+    items: list[AdmitItemResult]
 
 
-class QueuedAction(BaseModel):
+class QueuedActionRow(BaseModel):
     """A queued row as the scheduler's index needs it: from a hint or from its own poll, the same."""
 
     id: UUID
@@ -144,42 +144,42 @@ class QueuedAction(BaseModel):
     elastic: dict[str, Any] | None = None
     environment: dict[str, Any]
     priority: int = 0
-    gang: "GangBody | None" = None
+    gang: "GangMembership | None" = None
 
 
-class GangBody(BaseModel):
+class GangMembership(BaseModel):
     """Of how many actions that start together this is one."""
 
     id: UUID
     size: int
 
 
-class AdmittedHint(BaseModel):
-    actions: list[QueuedAction]
+class ActionsAdmittedNotification(BaseModel):
+    actions: list[QueuedActionRow]
 
 
-class FenceBody(BaseModel):
+class FencePayload(BaseModel):
     id: UUID
     grant_no: int
 
 
-class RunBody(FenceBody):
+class RunReport(FencePayload):
     """What an attempt took that ran to its own end, well or badly: for estimates."""
 
     run_us: int
     cpu_us: int
 
 
-class FreedHint(BaseModel):
+class ResourcesFreedNotification(BaseModel):
     """What these fences held is free, and what those of `runs` held. `requeued` ones, of these fences, went back to the
     queue. Without any fence, environments ended."""
 
-    fences: list[FenceBody]
-    requeued: list[FenceBody] = []
-    runs: list[RunBody] = []
+    fences: list[FencePayload]
+    requeued: list[FencePayload] = []
+    runs: list[RunReport] = []
 
 
-class GrantBody(BaseModel):
+class GrantPayload(BaseModel):
     id: UUID
     grant_no: int
     amounts: dict[str, int]
@@ -187,14 +187,14 @@ class GrantBody(BaseModel):
     amounts_seq: int = 0
 
 
-class GrantBatch(BaseModel):
+class GrantBatchRequest(BaseModel):
     """A faster copy of the rows: one a round and manager."""
 
     node_epoch: UUID
-    grants: list[GrantBody]
+    grants: list[GrantPayload]
 
 
-class ResizeBody(BaseModel):
+class ResizePayload(BaseModel):
     """New cores for a running action. Only one with a higher `amounts_seq` than the last changes anything.
 
     Any other asks what it has.
@@ -206,12 +206,12 @@ class ResizeBody(BaseModel):
     amounts_seq: int = Field(ge=0)
 
 
-class ResizeBatch(BaseModel):
+class ResizeBatchRequest(BaseModel):
     node_epoch: UUID
-    resizes: list[ResizeBody]
+    resizes: list[ResizePayload]
 
 
-class ResizeAnswer(BaseModel):
+class ResizeResult(BaseModel):
     """What became of one resize.
 
     `done`: it holds, and what a shrink gave back is free. `stale`: another one came before. `full`: a growth beyond
@@ -229,13 +229,13 @@ class ResizeAnswer(BaseModel):
     """Of the node, for others and for a growth."""
 
 
-class ResizeResponse(BaseModel):
+class ResizeBatchResponse(BaseModel):
     """In the order of the request, sent once all of it holds."""
 
-    answers: list[ResizeAnswer]
+    answers: list[ResizeResult]
 
 
-class OutputAsk(BaseModel):
+class ReadOutputRequest(BaseModel):
     """What has this attempt written beyond these offsets? Answered as soon as there is something to say."""
 
     id: UUID
@@ -244,11 +244,11 @@ class OutputAsk(BaseModel):
     stderr: int
 
 
-class _WithBytes(BaseModel):
+class _Base64Model(BaseModel):
     model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
 
 
-class Portion(_WithBytes):
+class OutputPortion(_Base64Model):
     """Some of what a stream has beyond the offset that was asked for."""
 
     data: bytes = b""
@@ -256,15 +256,15 @@ class Portion(_WithBytes):
     total_bytes: int = 0
 
 
-class OutputAnswer(BaseModel):
+class ReadOutputResponse(BaseModel):
     """`ended`: the attempt is over, and its row soon says all. `absent`: it does not run here, or not yet."""
 
     status: Literal["running", "ended", "absent"]
-    stdout: Portion = Portion()
-    stderr: Portion = Portion()
+    stdout: OutputPortion = OutputPortion()
+    stderr: OutputPortion = OutputPortion()
 
 
-class InputBody(_WithBytes):
+class WriteInputRequest(_Base64Model):
     id: UUID
     grant_no: int
     data: bytes
@@ -272,7 +272,7 @@ class InputBody(_WithBytes):
     end: bool
 
 
-class InputAnswer(BaseModel):
+class WriteInputResponse(BaseModel):
     """`gap`: bytes before that offset are missing. `unopened`: it was not submitted with `stdin_open`."""
 
     status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
@@ -280,23 +280,23 @@ class InputAnswer(BaseModel):
     """Bytes taken so far."""
 
 
-class CancelWish(BaseModel):
+class CancelActionsRequest(BaseModel):
     project_id: int
     ids: list[UUID]
 
 
-class EndTrajectoryWish(BaseModel):
+class EndTrajectoryRequest(BaseModel):
     project_id: int
     task: str
     trajectory: str
 
 
-class DeleteSnapshotWish(BaseModel):
+class DeleteSnapshotRequest(BaseModel):
     project_id: int
     id: UUID
 
 
-class ChangeQueueWish(BaseModel):
+class InternalChangeQueueRequest(BaseModel):
     """Of a task's queue. With `limits`, how many may wait (None: as many as the default), with `sets_quota`, how many
     may run (None: as many as find room); others None: as it is.
     """
@@ -308,73 +308,73 @@ class ChangeQueueWish(BaseModel):
     paused: bool | None
     weight: float | None
     sets_quota: bool = False
-    quota: Quota | None = None
+    quota: QueueQuota | None = None
 
 
-class ChangeProjectWish(BaseModel):
+class InternalChangeProjectRequest(BaseModel):
     name: str
     weight: float
 
 
-class RegisterServiceWish(BaseModel):
-    service: RegisterService
+class InternalRegisterServiceRequest(BaseModel):
+    service: RegisterServiceRequest
 
 
-class ChangeServiceWish(BaseModel):
+class ServiceOperationRequest(BaseModel):
     name: ServiceName
-    verb: ServiceVerb
+    verb: ServiceOperation
 
 
-class RemoveServiceWish(BaseModel):
+class RemoveServiceRequest(BaseModel):
     name: ServiceName
 
 
-class RemoveServiceAnswer(BaseModel):
+class RemoveServiceResponse(BaseModel):
     """Whether it is gone; how many actions that name it have not settled keeps it."""
 
     removed: bool
     unsettled: int
 
 
-class WishAnswer(BaseModel):
+class AffectedRowsResponse(BaseModel):
     """How many rows the wish reached."""
 
     count: int
 
 
-class ExplainAsk(BaseModel):
+class ExplainRequest(BaseModel):
     """Why does this queued action not run?"""
 
     id: UUID
 
 
-class ExplainAnswer(BaseModel):
+class ExplainResponse(BaseModel):
     """`wait` without the name of the node, which the gateway knows."""
 
     node: int | None = None
     wait: WaitExplanation
 
 
-class PlanAsk(BaseModel):
+class CapacityPlanRequest(BaseModel):
     """What would be? `without` are the nodes that the question names."""
 
-    question: PlanQuestion
+    question: CapacityPlanQuery
     without: list[int]
 
 
-class StragglersAsk(BaseModel):
+class FindStragglersRequest(BaseModel):
     """Who runs far longer than others of his class? The furthest beyond first; or whether the `only` one does."""
 
     limit: int
     only: UUID | None = None
 
 
-class StragglerBody(BaseModel):
+class StragglerPayload(BaseModel):
     id: UUID
     amounts: dict[str, int]
     elapsed_s: float
     limit_s: float
 
 
-class StragglersAnswer(BaseModel):
-    stragglers: list[StragglerBody]
+class FindStragglersResponse(BaseModel):
+    stragglers: list[StragglerPayload]

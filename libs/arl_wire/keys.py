@@ -7,13 +7,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from arl_wire.actions import Name
 
-__all__ = ["CreateKey", "CreatedKey", "Key", "KeyList", "Scope"]
+__all__ = ["CreateKeyRequest", "CreateKeyResponse", "ApiKey", "KeyListResponse", "KeyScope"]
 
-Scope = Literal["actions:read", "actions:write", "actions:*", "admin:read", "admin:write", "admin:*"]
+KeyScope = Literal["actions:read", "actions:write", "actions:*", "admin:read", "admin:write", "admin:*"]
 """`write` includes `read` of its area, `*` is all of its area."""
 
 
-class CreateKey(BaseModel):
+class CreateKeyRequest(BaseModel):
     """A new key. It belongs to one project and reaches nothing of another."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -23,13 +23,13 @@ class CreateKey(BaseModel):
         description="Absent: the caller's own. The name of a new project makes it; that takes `admin:*` of the"
         " project `default`, and `admin:write` or `admin:*` among `scopes`: nobody else could make it further keys",
     )
-    scopes: Annotated[list[Scope], Field(min_length=1, max_length=6)] | None = Field(
+    scopes: Annotated[list[KeyScope], Field(min_length=1, max_length=6)] | None = Field(
         default=None, description="Absent: `actions:write`; of a new project's first key all, `actions:*` and `admin:*`"
     )
     expires_in_s: int | None = Field(default=None, ge=1, le=3650 * 86400, description="Absent: it does not expire")
 
 
-class Key(BaseModel):
+class ApiKey(BaseModel):
     """What is known of a key; what it is nobody can say any more."""
 
     id: int
@@ -41,14 +41,14 @@ class Key(BaseModel):
     revoked_at: datetime | None = None
 
 
-class CreatedKey(Key):
+class CreateKeyResponse(ApiKey):
     """The only answer that has the key in it."""
 
     key: str = Field(repr=False)
 
 
-class KeyList(BaseModel):
+class KeyListResponse(BaseModel):
     """Newest first. `next_cursor` is absent on the last page."""
 
-    items: list[Key]
+    items: list[ApiKey]
     next_cursor: int | None = None

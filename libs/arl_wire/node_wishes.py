@@ -2,10 +2,10 @@
 
 from pydantic import BaseModel
 
-__all__ = ["ChangeNodeWish", "RemoveNodeAnswer", "RemoveNodeWish"]
+__all__ = ["InternalChangeNodeRequest", "RemoveNodeResponse", "RemoveNodeRequest"]
 
 
-class ChangeNodeWish(BaseModel):
+class InternalChangeNodeRequest(BaseModel):
     """Close a node to what is new, or open it again; with a deadline, empty it until then."""
 
     name: str
@@ -13,11 +13,11 @@ class ChangeNodeWish(BaseModel):
     drain_deadline_s: float | None = None
 
 
-class RemoveNodeWish(BaseModel):
+class RemoveNodeRequest(BaseModel):
     name: str
 
 
-class RemoveNodeAnswer(BaseModel):
+class RemoveNodeResponse(BaseModel):
     """Whether it is gone, or what keeps it; neither where there is no such node."""
 
     removed: bool

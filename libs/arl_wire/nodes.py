@@ -6,10 +6,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-__all__ = ["ChangeNode", "Enforced", "Node", "NodeList", "NodeTemplate"]
+__all__ = ["ChangeNodeRequest", "EnforcementStatus", "NodeInfo", "NodeListResponse", "NodeTemplate"]
 
 
-class Enforced(BaseModel):
+class EnforcementStatus(BaseModel):
     """One kind of wall, found by trying it at the node's start."""
 
     name: str
@@ -27,7 +27,7 @@ class NodeTemplate(BaseModel):
     bytes: int
 
 
-class Node(BaseModel):
+class NodeInfo(BaseModel):
     name: str
     kind: str
     driver: str
@@ -44,11 +44,11 @@ class Node(BaseModel):
     running: int = Field(description="Actions that are granted or running there")
     held_cpu_milli: int = Field(default=0, description="Milli-cores that these have")
     environments: int
-    enforced: list[Enforced]
+    enforced: list[EnforcementStatus]
     templates: list[NodeTemplate] = []
 
 
-class ChangeNode(BaseModel):
+class ChangeNodeRequest(BaseModel):
     """Close a node, empty it, or open it again."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -66,11 +66,11 @@ class ChangeNode(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _is_one_wish(self) -> Self:
+    def _check_drain_needs_cordon(self) -> Self:
         if self.drain_deadline_s is not None and not self.cordoned:
             raise ValueError("a node that is open is not emptied: `drain_deadline_s` goes with `cordoned: true`")
         return self
 
 
-class NodeList(BaseModel):
-    items: list[Node]
+class NodeListResponse(BaseModel):
+    items: list[NodeInfo]

@@ -5,14 +5,22 @@ from typing import Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_wire.actions import Text
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 from arl_wire.checks import Base64
 
-__all__ = ["MAX_INPUT", "InputTaken", "OutputChunk", "OutputEnd", "OutputRestart", "OutputTruncated", "SendInput"]
+__all__ = [
+    "MAX_INPUT_BYTES",
+    "SendInputResponse",
+    "OutputChunk",
+    "OutputEnd",
+    "OutputRestart",
+    "OutputTruncated",
+    "SendInputRequest",
+]
 
-MAX_INPUT = 1 << 20
+MAX_INPUT_BYTES = 1 << 20
 """Bytes that may wait for a program that has not read them yet."""
 
 
@@ -44,8 +52,8 @@ class OutputRestart(BaseModel):
 class OutputEnd(BaseModel):
     """Event `end`, the last: the action has settled."""
 
-    state: State
-    outcome: Outcome
+    state: ActionState
+    outcome: ActionOutcome
     reason: str | None = None
     message: str | None = None
     exit_code: int | None = None
@@ -54,10 +62,10 @@ class OutputEnd(BaseModel):
     stderr_bytes: int = 0
 
 
-class SendInput(Strict):
+class SendInputRequest(StrictModel):
     """Bytes for the standard input of a running action, as `text` or as `base64`."""
 
-    text: Text | None = Field(default=None, max_length=MAX_INPUT)
+    text: Text | None = Field(default=None, max_length=MAX_INPUT_BYTES)
     base64: Base64 | None = Field(default=None, description="Instead of `text`, for any bytes")
     offset: int | None = Field(
         default=None,
@@ -69,18 +77,18 @@ class SendInput(Strict):
     end: bool = Field(default=False, description="Nothing comes after these bytes: the program reads to the end")
 
     @model_validator(mode="after")
-    def _fits(self) -> "SendInput":
+    def _check_size(self) -> "SendInputRequest":
         if self.text is not None and self.base64 is not None:
             raise ValueError("give one of text and base64")
-        if len(self.content()) > MAX_INPUT:
-            raise ValueError(f"more than {MAX_INPUT} bytes; send them in parts")
+        if len(self.content()) > MAX_INPUT_BYTES:
+            raise ValueError(f"more than {MAX_INPUT_BYTES} bytes; send them in parts")
         return self
 
     def content(self) -> bytes:
         return self.base64 if self.base64 is not None else (self.text or "").encode()
 
 
-class InputTaken(BaseModel):
+class SendInputResponse(BaseModel):
     """The program gets them as soon as it reads."""
 
     offset: int = Field(description="Bytes sent to this attempt so far; the `offset` of what comes next")

@@ -6,31 +6,31 @@ from typing import Annotated
 from pydantic import BaseModel, BeforeValidator, Field, StringConstraints, model_validator
 
 from arl_wire.actions import MAX_MIB, Cpu
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 
-__all__ = ["CapacityPlan", "PlanForecast", "PlanQuestion"]
+__all__ = ["CapacityPlan", "CapacityForecast", "CapacityPlanQuery"]
 
 MAX_CORES = 10_000_000.0
 MAX_PERCENT = 10_000.0
 MAX_NODES = 1000
-MAX_NAMES = 100
+MAX_NODE_NAMES = 100
 """They are part of a URL."""
-MAX_WAVE = 1000
+MAX_EXTRA_ACTIONS = 1000
 
 NodeName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
-CORES = r"^[0-9]{1,8}(\.[0-9]{1,3})?%?$"
+CORES_PATTERN = r"^[0-9]{1,8}(\.[0-9]{1,3})?%?$"
 
 
-def _says_cores(given: object) -> object:
-    if isinstance(given, str) and not re.fullmatch(CORES, given):
+def _check_cores(given: object) -> object:
+    if isinstance(given, str) and not re.fullmatch(CORES_PATTERN, given):
         raise ValueError("is a number of cores, or a part of those that there are, such as 75%")
     return given
 
 
-CoresText = Annotated[str, StringConstraints(pattern=CORES), BeforeValidator(_says_cores)]
+CoresText = Annotated[str, StringConstraints(pattern=CORES_PATTERN), BeforeValidator(_check_cores)]
 
 
-class PlanQuestion(Strict):
+class CapacityPlanQuery(StrictModel):
     """Other nodes, more actions, or both. Nothing of it is done."""
 
     cores: CoresText | None = Field(
@@ -40,9 +40,9 @@ class PlanQuestion(Strict):
     )
     add_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="More nodes like the one with most cores")
     without: list[NodeName] = Field(
-        default_factory=list, max_length=MAX_NAMES, description="Names of nodes that take nothing new"
+        default_factory=list, max_length=MAX_NODE_NAMES, description="Names of nodes that take nothing new"
     )
-    actions: int = Field(default=0, ge=0, le=MAX_WAVE, description="So many more, alike, that come now")
+    actions: int = Field(default=0, ge=0, le=MAX_EXTRA_ACTIONS, description="So many more, alike, that come now")
     cpu: Cpu = Field(default=1, description="Cores that each of them needs")
     cpu_max: Cpu | None = Field(default=None, description="Cores that each of them can use; left out: as many as `cpu`")
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
@@ -55,31 +55,31 @@ class PlanQuestion(Strict):
     )
 
     @model_validator(mode="after")
-    def _consistent(self) -> "PlanQuestion":
+    def _check_consistency(self) -> "CapacityPlanQuery":
         if self.cpu_max is not None and self.cpu_max < self.cpu:
             raise ValueError("cpu_max is below cpu")
-        if self.cores is not None and float(self.cores.rstrip("%")) > self._most:
+        if self.cores is not None and float(self.cores.rstrip("%")) > self._max_cores:
             raise ValueError(f"cores are at most {MAX_CORES:.0f}, or {MAX_PERCENT:.0f}% of what there is")
         return self
 
     @property
-    def _most(self) -> float:
+    def _max_cores(self) -> float:
         return MAX_PERCENT if self.cores is not None and self.cores.endswith("%") else MAX_CORES
 
     @property
-    def changes_anything(self) -> bool:
+    def has_changes(self) -> bool:
         return self.cores is not None or bool(self.add_nodes or self.without or self.actions)
 
-    def cores_part(self, open_milli: int) -> float:
+    def core_fraction(self, schedulable_milli: int) -> float:
         """Of what the nodes have, that they are to have."""
         if self.cores is None:
             return 1.0
         if self.cores.endswith("%"):
             return float(self.cores[:-1]) / 100
-        return 1000 * float(self.cores) / open_milli if open_milli else 1.0
+        return 1000 * float(self.cores) / schedulable_milli if schedulable_milli else 1.0
 
 
-class PlanForecast(BaseModel):
+class CapacityForecast(BaseModel):
     """What becomes of what waits now if nothing more comes, as durations are expected. Seconds from now."""
 
     nodes: int = Field(description="Nodes with cores that take something new")
@@ -105,5 +105,5 @@ class CapacityPlan(BaseModel):
     Environments that live now stay; those that are made on the way end with their last known action.
     """
 
-    as_is: PlanForecast = Field(description="With the nodes there are and what waits there")
-    changed: PlanForecast | None = Field(default=None, description="With what was asked; absent where nothing was")
+    as_is: CapacityForecast = Field(description="With the nodes there are and what waits there")
+    changed: CapacityForecast | None = Field(default=None, description="With what was asked; absent where nothing was")

@@ -4,10 +4,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from arl_wire.queues import Weight
 
-__all__ = ["ChangeProject", "Project", "ProjectList"]
+__all__ = ["ChangeProjectRequest", "Project", "ProjectListResponse"]
 
 
-class ChangeProject(BaseModel):
+class ChangeProjectRequest(BaseModel):
     """What to change of a project."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -21,7 +21,7 @@ class Project(BaseModel):
     weight: float = Field(description="Its share beside the other projects")
 
 
-class ProjectList(BaseModel):
+class ProjectListResponse(BaseModel):
     """In order of their making. `next_cursor` is absent on the last page."""
 
     items: list[Project]

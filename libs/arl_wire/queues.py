@@ -4,39 +4,39 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 from arl_wire.calls import EndpointName
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
-__all__ = ["ChangeQueue", "Queue", "QueueList", "Quota", "Weight"]
+__all__ = ["ChangeQueueRequest", "Queue", "QueueListResponse", "QueueQuota", "Weight"]
 
 Weight = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)]
 """A share beside others: twice the weight, twice the share where both want more than there is."""
 
 
-_Most = Annotated[int, Field(ge=1, le=2**31 - 1)]
+_MaxRunning = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
-class Quota(Strict):
+class QueueQuota(StrictModel):
     """How many of a task's actions may run at once, at most, however much is free."""
 
-    running: _Most | None = Field(default=None, description="Actions that are granted or running, of all kinds")
-    services: dict[ServiceName, _Most] = Field(
+    running: _MaxRunning | None = Field(default=None, description="Actions that are granted or running, of all kinds")
+    services: dict[ServiceName, _MaxRunning] = Field(
         default_factory=dict,
         max_length=256,
         description="Of these, those that a reward service scores, by its name; it may be registered later",
     )
-    endpoints: dict[EndpointName, _Most] = Field(
+    endpoints: dict[EndpointName, _MaxRunning] = Field(
         default_factory=dict, max_length=256, description="Of these, the calls of an endpoint, by its name"
     )
 
     @property
-    def limits_something(self) -> bool:
+    def has_limits(self) -> bool:
         return self.running is not None or bool(self.services or self.endpoints)
 
 
-class ChangeQueue(BaseModel):
+class ChangeQueueRequest(BaseModel):
     """What to change of a queue; what is left out stays."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -56,27 +56,27 @@ class ChangeQueue(BaseModel):
     weight: Weight | None = Field(
         default=None, description="Its share beside the other queues of its project; 1 at first"
     )
-    quota: Quota | None = Field(
+    quota: QueueQuota | None = Field(
         default=None, description="Instead of the one that it has; what runs already goes on. null: none any more"
     )
 
     @field_validator("quota")
     @classmethod
-    def _limits_something(cls, quota: Quota | None) -> Quota | None:
-        if quota is not None and not quota.limits_something:
+    def _check_quota(cls, quota: QueueQuota | None) -> QueueQuota | None:
+        if quota is not None and not quota.has_limits:
             raise ValueError("name what it limits: `running`, `services` or `endpoints`; null takes a quota away")
         if quota is not None and (verifiers := sorted(quota.services.keys() & VERIFIERS.keys())):
             raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
         return quota
 
     @model_validator(mode="after")
-    def _changes_something(self) -> Self:
+    def _check_not_empty(self) -> Self:
         if not self.model_fields_set:
             raise ValueError("name what to change: `max_queued`, `paused`, `weight` or `quota`")
         return self
 
     @property
-    def limits(self) -> bool:
+    def sets_max_queued(self) -> bool:
         """Whether the limit is to be changed; null is a change too."""
         return "max_queued" in self.model_fields_set
 
@@ -96,10 +96,10 @@ class Queue(BaseModel):
     running: int = Field(description="Actions that are granted or running")
     paused: bool = Field(default=False, description="Nothing of it starts until it is resumed")
     weight: float = Field(default=1.0, description="Its share beside the other queues of its project")
-    quota: Quota | None = Field(default=None, description="Absent: it runs as many as find room")
+    quota: QueueQuota | None = Field(default=None, description="Absent: it runs as many as find room")
 
 
-class QueueList(BaseModel):
+class QueueListResponse(BaseModel):
     """In order of their making. `next_cursor` is absent on the last page."""
 
     items: list[Queue]

@@ -4,20 +4,20 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, StringConstraints
 
-__all__ = ["KNOWN", "ResourceName", "Resources"]
+__all__ = ["RESERVED_NAMES", "ResourceName", "CustomResources"]
 
-KNOWN = frozenset(
+RESERVED_NAMES = frozenset(
     {
         *("cpu", "cpu_milli", "cpu_cores", "cores", "memory", "memory_mib", "memory_bytes", "disk", "disk_mib"),
         *("disk_bytes", "pids", "gpu", "concurrency", "slots"),
     }
 )
 """They have fields of their own, are no node's to declare, or are what metrics call those that have."""
-MOST = 1 << 40
+MAX_AMOUNT = 1 << 40
 
 
-def _is_free(name: str) -> str:
-    if name in KNOWN:
+def _check_not_reserved(name: str) -> str:
+    if name in RESERVED_NAMES:
         raise ValueError(f"`{name}` is a resource with a field of its own; name another")
     return name
 
@@ -25,7 +25,7 @@ def _is_free(name: str) -> str:
 ResourceName = Annotated[
     str,
     StringConstraints(pattern=r"^[a-z][a-z0-9_]*([./-][a-z0-9_]+)*$", max_length=64),
-    AfterValidator(_is_free),
+    AfterValidator(_check_not_reserved),
 ]
-Resources = Annotated[dict[ResourceName, Annotated[int, Field(ge=1, le=MOST)]], Field(max_length=16)]
+CustomResources = Annotated[dict[ResourceName, Annotated[int, Field(ge=1, le=MAX_AMOUNT)]], Field(max_length=16)]
 """Amounts in whole units, whatever a unit is: a device, Mbit/s."""

@@ -5,22 +5,22 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
-from arl_wire.base import Strict
-from arl_wire.checks import no_nul, small_json
+from arl_wire.base import StrictModel
+from arl_wire.checks import validate_no_nul, validate_small_json
 
 __all__ = [
     "MAX_CHARACTERS",
     "MAX_CHOICES",
-    "MAX_DETAILS",
+    "MAX_DETAILS_BYTES",
     "MAX_ITEMS",
     "MAX_MESSAGES",
     "MAX_TOKEN_IDS",
-    "MAX_TOP",
-    "MAX_TOPS",
-    "OF_THE_ENGINE",
-    "OF_THE_TEXT",
+    "MAX_TOP_LOGPROBS",
+    "MAX_TOP_LOGPROB_ENTRIES",
+    "ENGINE_ONLY_FIELDS",
+    "TEXT_ERROR_CODES",
     "ItemError",
-    "Message",
+    "PromptMessage",
     "Score",
     "ScoreItem",
     "ServiceName",
@@ -33,55 +33,55 @@ MAX_MESSAGES = 256
 MAX_TOKEN_IDS = 128 << 10
 CHARACTERS_PER_TOKEN = 4
 """That a token id counts for."""
-MAX_TOP = 128
-MAX_TOPS = 1 << 18
+MAX_TOP_LOGPROBS = 128
+MAX_TOP_LOGPROB_ENTRIES = 1 << 18
 """Likeliest tokens in one entry, of which an answer has some 20 bytes each."""
-MAX_DETAILS = 16 << 10
+MAX_DETAILS_BYTES = 16 << 10
 """Bytes, as JSON, of one entry."""
-OF_A_CHAT = frozenset({"messages", "model", "stream"})
+RESERVED_CHAT_FIELDS = frozenset({"messages", "model", "stream"})
 """What a chat's further fields can't be."""
-OF_THE_ENGINE = frozenset(
+ENGINE_ONLY_FIELDS = frozenset(
     {
         *("request_id", "rid", "priority", "cache_salt", "data_parallel_rank", "kv_transfer_params"),
         *("bootstrap_host", "bootstrap_port", "bootstrap_room", "lora_path", "chat_template", "custom_logit_processor"),
     }
 )
 """Nor these: by them one client of an engine would reach another's requests, or the engine itself."""
-OF_THE_TEXT = frozenset({"empty_text", "too_long", "verifier_timeout"})
+TEXT_ERROR_CODES = frozenset({"empty_text", "too_long", "verifier_timeout"})
 """Codes of an `ItemError` that say something about the text, and nothing about us or about what it is compared with."""
 MAX_CHOICES = 64
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
-_ScoredText = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS), AfterValidator(no_nul)]
+_ScoredText = Annotated[str, StringConstraints(max_length=MAX_CHARACTERS), AfterValidator(validate_no_nul)]
 _RoleName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 
-def _further_fields(chat: dict[str, Any]) -> dict[str, Any]:
-    if wrong := OF_A_CHAT & chat.keys():
+def _check_chat_fields(chat: dict[str, Any]) -> dict[str, Any]:
+    if wrong := RESERVED_CHAT_FIELDS & chat.keys():
         raise ValueError(f"{', '.join(sorted(wrong))}: not given here")
-    if wrong := OF_THE_ENGINE & chat.keys():
+    if wrong := ENGINE_ONLY_FIELDS & chat.keys():
         raise ValueError(f"{', '.join(sorted(wrong))}: the engine's own, and no client's to set")
     if (choices := chat.get("n")) is not None and not (type(choices) is int and 1 <= choices <= MAX_CHOICES):
         raise ValueError(f"n: from 1 to {MAX_CHOICES}")
-    return small_json(chat)
+    return validate_small_json(chat)
 
 
-class Message(Strict):
+class PromptMessage(StrictModel):
     """One turn of a conversation."""
 
     role: _RoleName
     content: _ScoredText
 
 
-class ScoreItem(Strict):
+class ScoreItem(StrictModel):
     """What one score is about. Which of these a service takes is a matter of its kind; see /v1/services."""
 
     text: _ScoredText | None = None
     reference: _ScoredText | None = Field(default=None, description="What `text` is compared with: an answer, a query")
     prompt: _ScoredText | None = Field(default=None, description="What `text` answers, for a judge")
-    messages: list[Message] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
-    chat: Annotated[dict[str, Any], AfterValidator(_further_fields)] | None = Field(
+    messages: list[PromptMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
+    chat: Annotated[dict[str, Any], AfterValidator(_check_chat_fields)] | None = Field(
         default=None,
         description="`messages` are to be answered by a judge's engine and not scored, with these fields of OpenAI's"
         " chat completions besides",
@@ -93,7 +93,7 @@ class ScoreItem(Strict):
     top_logprobs: int | None = Field(
         default=None,
         ge=1,
-        le=MAX_TOP,
+        le=MAX_TOP_LOGPROBS,
         description="Of `logprobs`: so many of the likeliest tokens of each position, too",
     )
     label_token_ids: list[_TokenId] | None = Field(
@@ -109,11 +109,11 @@ class ScoreItem(Strict):
         if self.chat:
             found += len(json.dumps(self.chat))
         if self.top_logprobs:
-            found += min(MAX_TOPS, self.top_logprobs * len(self.token_ids or self.text or ()))
+            found += min(MAX_TOP_LOGPROB_ENTRIES, self.top_logprobs * len(self.token_ids or self.text or ()))
         return found + CHARACTERS_PER_TOKEN * len(self.token_ids or ())
 
     @property
-    def given(self) -> frozenset[str]:
+    def given_fields(self) -> frozenset[str]:
         """The names of what it has."""
         return frozenset([name for name, value in vars(self).items() if value is not None])
 
@@ -149,5 +149,5 @@ class Score(BaseModel):
         default=None, description="Of a chat: the engine's answer, in OpenAI's form"
     )
     details: dict[str, Any] | None = Field(
-        default=None, description=f"What else the service says, at most {MAX_DETAILS >> 10} KiB"
+        default=None, description=f"What else the service says, at most {MAX_DETAILS_BYTES >> 10} KiB"
     )

@@ -5,13 +5,13 @@ from uuid import UUID
 from pydantic import BaseModel, Field, model_validator
 
 from arl_wire.actions import Name
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
 
-__all__ = ["ScoreAnswer", "ScoreRequest"]
+__all__ = ["ScoreResponse", "ScoreRequest"]
 
 
-class ScoreRequest(Strict):
+class ScoreRequest(StrictModel):
     """Items for a reward service, by somebody who waits for their scores."""
 
     service: ServiceName
@@ -25,13 +25,13 @@ class ScoreRequest(Strict):
     )
 
     @model_validator(mode="after")
-    def _is_bounded(self) -> "ScoreRequest":
+    def _check_size(self) -> "ScoreRequest":
         if sum(item.characters for item in self.items) > MAX_CHARACTERS:
             raise ValueError(f"items have more than {MAX_CHARACTERS} characters in all")
         return self
 
 
-class ScoreAnswer(BaseModel):
+class ScoreResponse(BaseModel):
     """An entry for each item, in their order."""
 
     action: UUID = Field(description="In which they were scored, with those of other calls")

@@ -5,33 +5,33 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
-from arl_core.residency import Residence
-from arl_wire.base import Strict
-from arl_wire.checks import no_nul, relative_path
+from arl_core.residency import ResidencyState
+from arl_wire.base import StrictModel
+from arl_wire.checks import validate_no_nul, validate_relative_path
 from arl_wire.judges import JudgeOptions
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
 __all__ = [
-    "NOT_HERE",
-    "RegisterService",
+    "HEALTH_NOT_HERE",
+    "RegisterServiceRequest",
     "RewardService",
-    "RewardServiceList",
-    "ServiceOnNode",
+    "RewardServiceListResponse",
+    "ServiceReplica",
     "ServiceOptions",
-    "ServiceVerb",
+    "ServiceOperation",
 ]
 
-NOT_HERE = "not_here"
+HEALTH_NOT_HERE = "not_here"
 """How the health begins of what a node has no files for, or nothing that computes it."""
-SPLIT_BY_TORCH = ("sequence-classifier", "reranker", "logprobs")
+TENSOR_PARALLEL_KINDS = ("sequence-classifier", "reranker", "logprobs")
 """Kinds whose weights several devices may have a part of each."""
 
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
-Source = Annotated[_Path, AfterValidator(no_nul), AfterValidator(relative_path)]
+Source = Annotated[_Path, AfterValidator(validate_no_nul), AfterValidator(validate_relative_path)]
 
 
-class ServiceOptions(Strict):
+class ServiceOptions(StrictModel):
     """What a kind takes beside its files."""
 
     activation: bool | None = Field(
@@ -54,7 +54,7 @@ class ServiceOptions(Strict):
     )
 
 
-class RegisterService(Strict):
+class RegisterServiceRequest(StrictModel):
     """A model whose files, or whose engine, are on the nodes. It is code of nobody: safetensors and a configuration."""
 
     name: ServiceName
@@ -73,7 +73,7 @@ class RegisterService(Strict):
     options: ServiceOptions = ServiceOptions()
 
     @model_validator(mode="after")
-    def _options_fit(self) -> "RegisterService":
+    def _check_options(self) -> "RegisterServiceRequest":
         if self.name in VERIFIERS:
             raise ValueError(f"{self.name} is the name of a verifier that every deployment has")
         if self.kind == "logprobs" and self.options.activation is not None:
@@ -81,14 +81,14 @@ class RegisterService(Strict):
         options = self.options.model_dump(exclude_none=True, exclude_unset=True)
         if self.kind == "judge" and (given := options.keys() - {"judge"}):
             raise ValueError(f"a judge's engine has its own {', '.join(sorted(given))}")
-        if self.options.tensor_parallel is not None and self.kind not in SPLIT_BY_TORCH:
+        if self.options.tensor_parallel is not None and self.kind not in TENSOR_PARALLEL_KINDS:
             raise ValueError(f"a service of kind `{self.kind}` is not split; it takes no options.tensor_parallel")
         if self.kind != "judge" and self.options.judge is not None:
             raise ValueError(f"a service of kind `{self.kind}` is asked nothing; it takes no options.judge")
         return self
 
 
-class ServiceVerb(StrEnum):
+class ServiceOperation(StrEnum):
     """What may be asked of a service that there is."""
 
     LOAD = "load"
@@ -101,12 +101,12 @@ class ServiceVerb(StrEnum):
     RESUME = "resume"
 
 
-class ServiceOnNode(BaseModel):
+class ServiceReplica(BaseModel):
     """One node's copy of a service."""
 
     node: str
     available: bool = Field(description="The node lives, and takes new actions")
-    state: Residence = Field(description="Where its weights are")
+    state: ResidencyState = Field(description="Where its weights are")
     device: str
     slots: int = Field(description="Actions that may be in flight; none where it can't be had here, as `health` says")
     in_flight: int
@@ -133,8 +133,8 @@ class RewardService(BaseModel):
     drained: bool = Field(default=False, description="It takes nothing new until it is resumed")
     options: dict[str, Any] = Field(default_factory=dict)
     available: bool = Field(description="A node with it lives; otherwise actions wait for one")
-    nodes: list[ServiceOnNode]
+    nodes: list[ServiceReplica]
 
 
-class RewardServiceList(BaseModel):
+class RewardServiceListResponse(BaseModel):
     items: list[RewardService]

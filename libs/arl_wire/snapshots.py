@@ -5,10 +5,10 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-__all__ = ["Snapshot", "SnapshotPage"]
+__all__ = ["SnapshotInfo", "SnapshotListResponse"]
 
 
-class Snapshot(BaseModel):
+class SnapshotInfo(BaseModel):
     """All that was written in an environment: files, and no processes or memory. It lies on one node."""
 
     id: UUID
@@ -25,8 +25,8 @@ class Snapshot(BaseModel):
     created_at: datetime
 
 
-class SnapshotPage(BaseModel):
+class SnapshotListResponse(BaseModel):
     """Newest first. `next_cursor` is absent on the last page."""
 
-    items: list[Snapshot]
+    items: list[SnapshotInfo]
     next_cursor: str | None = None

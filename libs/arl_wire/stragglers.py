@@ -4,10 +4,10 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-__all__ = ["Straggler", "StragglerList"]
+__all__ = ["StragglerInfo", "StragglerListResponse"]
 
 
-class Straggler(BaseModel):
+class StragglerInfo(BaseModel):
     """An action that runs for longer than `limit_s`."""
 
     id: UUID
@@ -22,7 +22,7 @@ class Straggler(BaseModel):
     )
 
 
-class StragglerList(BaseModel):
+class StragglerListResponse(BaseModel):
     """Those of the caller's project, the furthest beyond their limits first."""
 
-    items: list[Straggler]
+    items: list[StragglerInfo]

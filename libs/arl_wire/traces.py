@@ -6,7 +6,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 
 __all__ = ["ActionTrace", "SpanName", "TraceSpan"]
 
@@ -55,7 +55,7 @@ class ActionTrace(BaseModel):
 
     id: UUID
     trace_id: str = Field(description="32 hexadecimal digits; the client's, if it sent a traceparent")
-    state: State
-    outcome: Outcome | None = None
+    state: ActionState
+    outcome: ActionOutcome | None = None
     duration_ms: float | None = Field(default=None, description="Of the whole; absent while it is not settled")
     spans: list[TraceSpan] = Field(description="`create action` first, then in order of their beginning")

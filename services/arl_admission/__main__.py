@@ -1,8 +1,8 @@
 from arl_admission.app import build
 from arl_admission.settings import AdmissionSettings
 from arl_kit.server import serve
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 
 if __name__ == "__main__":
-    settings = load(AdmissionSettings)
+    settings = load_settings(AdmissionSettings)
     serve(build(settings), settings, name="admission")

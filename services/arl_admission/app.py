@@ -5,19 +5,19 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from arl_admission.metrics import show_tables
-from arl_admission.retention import Retention
-from arl_admission.routes import add_hops
-from arl_admission.service import Admission
+from arl_admission.metrics import add_table_metrics
+from arl_admission.retention import RetentionLoop
+from arl_admission.routes import add_internal_routes
+from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_kit.app import create_app, metrics_of
-from arl_kit.hops import Hops, mount
-from arl_kit.peers import Peers
+from arl_kit.app import create_app, create_metrics
+from arl_kit.hops import InternalApi, mount_internal_apis
+from arl_kit.peers import ServiceClient
 from arl_store.tx import open_store
 
 __all__ = ["build"]
 
-MAX_BODY = 64 << 20
+MAX_BODY_BYTES = 64 << 20
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
 
@@ -29,11 +29,11 @@ def build(settings: AdmissionSettings) -> FastAPI:
         pool_size=settings.pool_size,
         pool_wait_s=POOL_WAIT_S,
     )
-    peers = Peers(settings.service_token.get_secret_value())
-    metrics = metrics_of("admission", store)
-    admission = Admission(store, peers, settings, metrics)
-    show_tables(metrics, store)
-    retention = Retention(store, retain_s=settings.retain_s)
+    peers = ServiceClient(settings.service_token.get_secret_value())
+    metrics = create_metrics("admission", store)
+    admission = AdmissionService(store, peers, settings, metrics)
+    add_table_metrics(metrics, store)
+    retention = RetentionLoop(store, retain_s=settings.retain_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -50,9 +50,9 @@ def build(settings: AdmissionSettings) -> FastAPI:
         return None
 
     app = create_app(
-        title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
+        title="tangram admission", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY_BYTES, metrics=metrics
     )
-    hops = Hops(settings, "gateway")
-    add_hops(hops, admission)
-    mount(app, hops)
+    hops = InternalApi(settings, "gateway")
+    add_internal_routes(hops, admission)
+    mount_internal_apis(app, hops)
     return app

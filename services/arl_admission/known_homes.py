@@ -4,25 +4,25 @@ import time
 from collections.abc import Callable, Sequence
 
 from arl_admission import repository
-from arl_admission.homes import Home, unlike
+from arl_admission.homes import ExistingEnvironment, check_compatible
 from arl_store.tx import WriteTx
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.internal import AdmitItem
 
-__all__ = ["KnownHomes"]
+__all__ = ["EnvironmentCache"]
 
 REFRESH_S = 5.0
-REMEMBERED = 10_000
-NEED_NO_ROOM = ("environment.files", "environment.transfer")
+MAX_CACHED = 10_000
+KINDS_WITHOUT_DEMAND = ("environment.files", "environment.transfer")
 """Kinds of actions that take an environment as it is."""
 
-Name = tuple[int, str]
+EnvironmentName = tuple[int, str]
 """Queue and trajectory."""
 
 
-class KnownHomes:
+class EnvironmentCache:
     def __init__(self) -> None:
-        self._seen: dict[Name, tuple[float, Home]] = {}
+        self._cached: dict[EnvironmentName, tuple[float, ExistingEnvironment]] = {}
         """When it was read, and what it was."""
 
     async def refusals(
@@ -34,20 +34,22 @@ class KnownHomes:
             for at, item in enumerate(items)
             if item.action.environment.scope == "trajectory"
             and item.action.trajectory is not None
-            and item.action.kind not in NEED_NO_ROOM
+            and item.action.kind not in KINDS_WITHOUT_DEMAND
         }
         now = time.monotonic()
-        unsure = {name for at, name in names.items() if not self._fits_as_seen(items[at].action, name, now)}
+        unsure = {
+            name for at, name in names.items() if not self._is_compatible_with_cached(items[at].action, name, now)
+        }
         if not unsure:
             return {}
-        homes = await repository.environments_named(tx, sorted(unsure))
-        if len(self._seen) > REMEMBERED:
-            self._seen.clear()
-        self._seen |= {name: (now, home) for name, home in homes.items()}
-        refusals = {at: unlike(items[at].action, homes.get(name)) for at, name in names.items()}
+        homes = await repository.environments_by_name(tx, sorted(unsure))
+        if len(self._cached) > MAX_CACHED:
+            self._cached.clear()
+        self._cached |= {name: (now, home) for name, home in homes.items()}
+        refusals = {at: check_compatible(items[at].action, homes.get(name)) for at, name in names.items()}
         return {at: error for at, error in refusals.items() if error is not None}
 
-    def _fits_as_seen(self, action: SubmitAction, name: Name, now: float) -> bool:
+    def _is_compatible_with_cached(self, action: SubmitActionRequest, name: EnvironmentName, now: float) -> bool:
         """Nothing is refused by memory: an environment of that name may be another by now."""
-        seen_at, home = self._seen.get(name, (float("-inf"), None))
-        return now - seen_at < REFRESH_S and home is not None and unlike(action, home) is None
+        seen_at, home = self._cached.get(name, (float("-inf"), None))
+        return now - seen_at < REFRESH_S and home is not None and check_compatible(action, home) is None

@@ -1,11 +1,11 @@
 from arl_admission import repository
 from arl_kit.metrics import Metrics
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 
-__all__ = ["AdmissionMetrics", "show_tables"]
+__all__ = ["AdmissionMetrics", "add_table_metrics"]
 
 
-def show_tables(metrics: Metrics, store: Store) -> None:
+def add_table_metrics(metrics: Metrics, store: PostgresStore) -> None:
     """How large the tables that grow with the actions are, with their indexes: retention has to keep them bounded."""
     size = metrics.gauge("table_bytes", "Size on disk with indexes and all partitions", "table")
 
@@ -15,7 +15,7 @@ def show_tables(metrics: Metrics, store: Store) -> None:
         for row in rows:
             size.labels(row.name).set(row.bytes)
 
-    metrics.on_scrape(measure)
+    metrics.add_scrape_hook(measure)
 
 
 class AdmissionMetrics:

@@ -11,18 +11,18 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from arl_kit.local.database import embedded_database
+from arl_kit.local.database import ensure_embedded_database
 from arl_kit.local.state_dir import StateDir
 from arl_store.embedded import EmbeddedPostgres
 from arl_store.migrate import role_url
 from arl_store.tx import open_store
 
-__all__ = ["multiply"]
+__all__ = ["multiply_backlog"]
 
-QUEUED = text("select id from actions where state = 'queued' order by id")
+SELECT_QUEUED = text("select id from actions where state = 'queued' order by id")
 
 # A trajectory that is named has a name of its own each time, or one environment would have all of them to itself.
-INSERT_AGAIN = text("""
+INSERT_COPIES = text("""
     with new as materialized (
         select uuidv7() as id, old.id as like_id from unnest(cast(:ids as uuid[])) as old (id)
     ), specs as (
@@ -41,22 +41,22 @@ INSERT_AGAIN = text("""
 """)
 
 
-async def multiply(directory: Path, times: int) -> int:
+async def multiply_backlog(directory: Path, times: int) -> int:
     """How many rows were inserted."""
-    owner_url = await embedded_database(EmbeddedPostgres(directory))
+    owner_url = await ensure_embedded_database(EmbeddedPostgres(directory))
     url = role_url(owner_url, "admission", StateDir(directory).secret("passwords", "admission"))
     store = open_store(url, name="multiplied", pool_size=1)
     inserted = 0
     try:
         async with store.read() as tx:
-            ids = [row.id for row in await tx.fetch(QUEUED)]
+            ids = [row.id for row in await tx.fetch(SELECT_QUEUED)]
         for number in range(times):
             async with store.write() as tx:
-                inserted += await tx.execute(INSERT_AGAIN, {"ids": ids, "number": str(number)})
+                inserted += await tx.execute(INSERT_COPIES, {"ids": ids, "number": str(number)})
     finally:
         await store.close()
     return inserted
 
 
 if __name__ == "__main__":
-    print(asyncio.run(multiply(Path(sys.argv[1]), int(sys.argv[2]))))  # noqa: T201 - a command line
+    print(asyncio.run(multiply_backlog(Path(sys.argv[1]), int(sys.argv[2]))))  # noqa: T201 - a command line

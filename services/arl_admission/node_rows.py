@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from sqlalchemy import text
 
-from arl_admission.repository import BE_ALONE_WITH_WISHES
+from arl_admission.repository import LOCK_DESIRED_STATE
 from arl_store.tx import ReadTx, Row, WriteTx
-from arl_wire.node_wishes import ChangeNodeWish
+from arl_wire.node_wishes import InternalChangeNodeRequest
 
 __all__ = ["change_node", "node_capacities", "remove_node"]
 
@@ -26,7 +26,7 @@ CHANGE_NODE = text("""
 """)
 
 # Who registers holds the row until the commit of its first beat.
-HOLD_NODE = text("""
+LOCK_NODE = text("""
     select n.id
       from nodes as n
       join node_beats as b on b.node_id = n.id
@@ -34,20 +34,20 @@ HOLD_NODE = text("""
        for no key update of n
 """)
 
-LEFT_ON_NODE = text("""
+COUNT_NODE_USE = text("""
     select (select count(*) from actions where node_id = :id and state in ('granted', 'running')) as actions,
            (select count(*) from environments
              where node_id = :id and ended_at is null and lost_at is null) as environments
 """)
 
 # Without its beats it has no lease, and is in no list; its row stays for what ran there.
-REMOVE_SILENT = text("""
+REMOVE_DEAD_NODE = text("""
     delete from node_beats
      where node_id = :id
        and last_beat < now() - make_interval(secs => :ttl_s)
 """)
 
-FORGET_WISHES = text("""
+CLEAR_NODE_REQUESTS = text("""
     update nodes set cordoned_at = null, drain_requested_at = null, drain_deadline_at = null where id = :id
 """)
 
@@ -61,26 +61,26 @@ NODE_CAPACITIES = text("""
 """)
 
 
-async def change_node(tx: WriteTx, wish: ChangeNodeWish) -> int:
+async def change_node(tx: WriteTx, request: InternalChangeNodeRequest) -> int:
     """1, or 0 where there is no such node. No grant that did not know of it commits afterwards."""
-    await tx.first(BE_ALONE_WITH_WISHES)
-    return await tx.execute(CHANGE_NODE, wish.model_dump())
+    await tx.first(LOCK_DESIRED_STATE)
+    return await tx.execute(CHANGE_NODE, request.model_dump())
 
 
 async def remove_node(tx: WriteTx, name: str) -> str | None:
     """What keeps it, or None once it is removed. Raises LookupError where there is no such node."""
-    await tx.first(BE_ALONE_WITH_WISHES)
-    node = await tx.first(HOLD_NODE, {"name": name})
+    await tx.first(LOCK_DESIRED_STATE)
+    node = await tx.first(LOCK_NODE, {"name": name})
     if node is None:
         raise LookupError(name)
-    left = await tx.first(LEFT_ON_NODE, {"id": node.id})
+    left = await tx.first(COUNT_NODE_USE, {"id": node.id})
     if left is not None and left.actions:
         return f"{left.actions} actions there have not settled"
     if left is not None and left.environments:
         return f"{left.environments} environments there are not lost"
-    if not await tx.execute(REMOVE_SILENT, {"id": node.id, "ttl_s": NODE_TTL_S}):
+    if not await tx.execute(REMOVE_DEAD_NODE, {"id": node.id, "ttl_s": NODE_TTL_S}):
         return "it is alive"
-    await tx.execute(FORGET_WISHES, {"id": node.id})
+    await tx.execute(CLEAR_NODE_REQUESTS, {"id": node.id})
     return None
 
 

@@ -10,17 +10,17 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from arl_admission.verified import is_verified, program
-from arl_core.model import Shape, calls_of, slots_of
-from arl_wire.actions import Amdahl, CpuRange, NoElasticity, SubmitAction, Table
+from arl_admission.verified import is_verified, verifier_payload
+from arl_core.model import ResourceShape, call_resource, slot_resource
+from arl_wire.actions import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
 from arl_wire.calls import CallRequest
-from arl_wire.internal import AdmitItem, AskedFor, GangBody, QueuedAction
+from arl_wire.internal import AdmitItem, CoalescedCall, GangMembership, QueuedActionRow
 from arl_wire.scores import ScoreItem
 
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
-_ITEMS = TypeAdapter(list[ScoreItem])
+_ITEMS_ADAPTER = TypeAdapter(list[ScoreItem])
 """For all items in one call."""
 CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
 """What a node must enforce for each name that a client may require."""
@@ -56,9 +56,9 @@ class NewAction:
     service: str | None = None
     """One that is registered: without it there is no row."""
 
-    def queued(self, *, submitted: float, deadline: float | None) -> QueuedAction:
+    def to_queued_row(self, *, submitted: float, deadline: float | None) -> QueuedActionRow:
         """The row as the scheduler's poll would read it."""
-        return QueuedAction(
+        return QueuedActionRow(
             id=self.id,
             queue_id=self.queue_id,
             kind=self.kind,
@@ -71,12 +71,12 @@ class NewAction:
             elastic=json.loads(self.elastic) if self.elastic else None,
             environment=json.loads(self.environment),
             priority=self.priority,
-            gang=GangBody.model_validate_json(self.gang) if self.gang is not None else None,
+            gang=GangMembership.model_validate_json(self.gang) if self.gang is not None else None,
         )
 
 
 def normalise(
-    item: AdmitItem, *, id: UUID, queue_id: int, gang: GangBody | None = None, registered: Collection[str] = ()
+    item: AdmitItem, *, id: UUID, queue_id: int, gang: GangMembership | None = None, registered: Collection[str] = ()
 ) -> NewAction:
     """`registered`: names of services."""
     action = item.action
@@ -122,12 +122,12 @@ def normalise(
     )
 
 
-def demand_of(action: SubmitAction) -> dict[str, int]:
+def demand_of(action: SubmitActionRequest) -> dict[str, int]:
     """Minimum amounts in integers. What runs nothing needs no cores; what a model scores needs a slot."""
     if action.endpoint is not None:
-        return {calls_of(action.endpoint): 1}
+        return {call_resource(action.endpoint): 1}
     if action.service is not None and not is_verified(action):
-        return {slots_of(action.service): 1}
+        return {slot_resource(action.service): 1}
     cpu = action.demand.cpu
     minimum = cpu.min if isinstance(cpu, CpuRange) else cpu
     return {
@@ -138,16 +138,16 @@ def demand_of(action: SubmitAction) -> dict[str, int]:
     }
 
 
-def _shape(action: SubmitAction) -> Shape:
+def _shape(action: SubmitActionRequest) -> ResourceShape:
     is_counted = action.kind == "call" or (action.kind == "score" and not is_verified(action))
-    return Shape.QUOTA if is_counted else Shape.DIVISIBLE
+    return ResourceShape.QUOTA if is_counted else ResourceShape.DIVISIBLE
 
 
 def _milli(cores: float) -> int:
     return max(1, round(cores * 1000))
 
 
-def _elastic(action: SubmitAction) -> dict[str, Any] | None:
+def _elastic(action: SubmitActionRequest) -> dict[str, Any] | None:
     cpu = action.demand.cpu
     if action.kind != "exec" or not isinstance(cpu, CpuRange) or _milli(cpu.max) == _milli(cpu.min):
         return None
@@ -161,11 +161,11 @@ def _elastic(action: SubmitAction) -> dict[str, Any] | None:
     }
 
 
-def _elasticity(action: SubmitAction) -> dict[str, Any]:
+def _elasticity(action: SubmitActionRequest) -> dict[str, Any]:
     match action.elasticity:
-        case Amdahl(parallel_fraction=fraction):
+        case AmdahlElasticity(parallel_fraction=fraction):
             return {"model": "amdahl", "parallel_fraction": fraction}
-        case Table(seconds=seconds):
+        case TableElasticity(seconds=seconds):
             return {"model": "table", "seconds": {str(_milli(float(k))): v for k, v in seconds.items()}}
         case NoElasticity():
             return {"model": "none"}
@@ -174,7 +174,7 @@ def _elasticity(action: SubmitAction) -> dict[str, Any]:
 def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
     """Signed 64 bits. Actions of one task, profile and demand shape share a class."""
     action, begins_with = item.action, item.begins_with
-    program = action.service or action.endpoint or _program(action)
+    program = action.service or action.endpoint or _program_name(action)
     home: list[Any] = [action.environment.scope, action.environment.template]
     if begins_with is not None:
         home.append(begins_with.node)
@@ -183,21 +183,21 @@ def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: 
     return int.from_bytes(digest, signed=True)
 
 
-def _program(action: SubmitAction) -> str:
+def _program_name(action: SubmitActionRequest) -> str:
     if action.argv:
         return action.argv[0]
     return "python" if action.session is None else "session"
 
 
-def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, Any]:
+def _payload(action: SubmitActionRequest, coalesced: Sequence[CoalescedCall]) -> dict[str, Any]:
     """What only the manager reads. Bytes in base64."""
     if action.request is not None:
-        return _call(action, action.request)
+        return _call_payload(action, action.request)
     if is_verified(action):
-        return program(action)
+        return verifier_payload(action)
     if action.kind == "score":
-        scored = {"service": action.service, "items": _ITEMS.dump_python(action.items, exclude_none=True)}
-        return scored | ({"asked_for": [each.model_dump() for each in asked_for]} if asked_for else {})
+        scored = {"service": action.service, "items": _ITEMS_ADAPTER.dump_python(action.items, exclude_none=True)}
+        return scored | ({"asked_for": [each.model_dump() for each in coalesced]} if coalesced else {})
     return {
         "argv": action.argv,
         "source": action.source,
@@ -212,7 +212,7 @@ def _payload(action: SubmitAction, asked_for: Sequence[AskedFor]) -> dict[str, A
     }
 
 
-def _call(action: SubmitAction, request: CallRequest) -> dict[str, Any]:
+def _call_payload(action: SubmitActionRequest, request: CallRequest) -> dict[str, Any]:
     """Its headers with the one that says what its body is."""
     headers = request.headers
     if (kind := request.content_type) is not None and "content-type" not in map(str.lower, headers):

@@ -4,48 +4,48 @@ import asyncio
 from collections.abc import Sequence
 
 from arl_admission import registry_rows
-from arl_admission.fleet import Fleet
-from arl_store.tx import Store
-from arl_wire.actions import SubmitAction
+from arl_admission.fleet import FleetCatalog
+from arl_store.tx import PostgresStore
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.internal import (
-    ChangeServiceWish,
-    RegisterServiceWish,
-    RemoveServiceAnswer,
-    RemoveServiceWish,
-    WishAnswer,
+    AffectedRowsResponse,
+    InternalRegisterServiceRequest,
+    RemoveServiceRequest,
+    RemoveServiceResponse,
+    ServiceOperationRequest,
 )
 
-__all__ = ["Services"]
+__all__ = ["RewardServiceRegistry"]
 
 
-class Services:
+class RewardServiceRegistry:
     """`inserting` is held by whoever inserts actions: none is let in that names what is being removed."""
 
-    def __init__(self, store: Store, fleet: Fleet, *, inserting: asyncio.Lock) -> None:
-        self._store, self._fleet, self._inserting = store, fleet, inserting
+    def __init__(self, store: PostgresStore, fleet: FleetCatalog, *, insert_lock: asyncio.Lock) -> None:
+        self._store, self._fleet, self._insert_lock = store, fleet, insert_lock
 
-    async def register(self, wish: RegisterServiceWish) -> WishAnswer:
+    async def register(self, request: InternalRegisterServiceRequest) -> AffectedRowsResponse:
         """Nodes that have its files offer it from their next poll on; its actions wait for one."""
         async with self._store.write() as tx:
-            count = await registry_rows.register_service(tx, wish.service)
+            count = await registry_rows.register_service(tx, request.service)
         self._fleet.read_at = float("-inf")
-        return WishAnswer(count=count)
+        return AffectedRowsResponse(count=count)
 
-    async def change(self, wish: ChangeServiceWish) -> WishAnswer:
+    async def change(self, request: ServiceOperationRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await registry_rows.change_service(tx, wish)
-        return WishAnswer(count=count)
+            count = await registry_rows.change_service(tx, request)
+        return AffectedRowsResponse(count=count)
 
-    async def remove(self, wish: RemoveServiceWish) -> RemoveServiceAnswer:
+    async def remove(self, request: RemoveServiceRequest) -> RemoveServiceResponse:
         """Refused while an action waits for it or is scored by it: none is left without an outcome."""
-        async with self._inserting:
+        async with self._insert_lock:
             async with self._store.write() as tx:
-                removed, unsettled = await registry_rows.remove_service(tx, wish.name)
+                removed, unsettled = await registry_rows.remove_service(tx, request.name)
             if removed:
-                self._fleet.forget(wish.name)
-        return RemoveServiceAnswer(removed=bool(removed), unsettled=unsettled)
+                self._fleet.forget_service(request.name)
+        return RemoveServiceResponse(removed=bool(removed), unsettled=unsettled)
 
-    def removed(self, actions: Sequence[SubmitAction]) -> dict[int, Exception]:
+    def removal_refusals(self, actions: Sequence[SubmitActionRequest]) -> dict[int, Exception]:
         """Refusals of scores by what was removed since they were looked at: nothing would ever settle them."""
         refusals = {at: self._fleet.refusal(each) for at, each in enumerate(actions) if each.kind == "score"}
         return {at: refusal for at, refusal in refusals.items() if refusal is not None}

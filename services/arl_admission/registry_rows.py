@@ -3,8 +3,8 @@
 from sqlalchemy import text
 
 from arl_store.tx import ReadTx, WriteTx
-from arl_wire.internal import ChangeServiceWish
-from arl_wire.services import RegisterService
+from arl_wire.internal import ServiceOperationRequest
+from arl_wire.services import RegisterServiceRequest
 
 __all__ = ["change_service", "register_service", "registered_services", "remove_service"]
 
@@ -33,7 +33,7 @@ CHANGE_SERVICE = text("""
 """)
 
 # Who asks for its score holds a slot of it, or waits for one.
-UNSETTLED_OF_SERVICE = text("""
+COUNT_UNSETTLED = text("""
     select count(*) as unsettled
       from actions as a
       join action_specs as s using (id)
@@ -43,32 +43,32 @@ UNSETTLED_OF_SERVICE = text("""
 """)
 
 # Whoever inserts an action of it has a share of this lock until its commit.
-HOLD_SERVICE = text("select from services where name = :name and kind is not null for update")
+LOCK_SERVICE = text("select from services where name = :name and kind is not null for update")
 
 REMOVE_SERVICE = text("delete from services where name = :name and kind is not null")
 
-REGISTERED_SERVICES = text("select name, kind from services where kind is not null")
+SELECT_REGISTERED = text("select name, kind from services where kind is not null")
 
 
-async def register_service(tx: WriteTx, service: RegisterService) -> int:
+async def register_service(tx: WriteTx, service: RegisterServiceRequest) -> int:
     """1, or 0 where the name is taken."""
     options = service.options.model_dump_json(exclude_none=True)
     return await tx.execute(REGISTER_SERVICE, {**service.model_dump(exclude={"options"}), "options": options})
 
 
-async def change_service(tx: WriteTx, wish: ChangeServiceWish) -> int:
+async def change_service(tx: WriteTx, request: ServiceOperationRequest) -> int:
     """1, or 0 where there is no such service."""
-    return await tx.execute(CHANGE_SERVICE, {"name": wish.name, "verb": wish.verb.value})
+    return await tx.execute(CHANGE_SERVICE, {"name": request.name, "verb": request.verb.value})
 
 
 async def remove_service(tx: WriteTx, name: str) -> tuple[int, int]:
     """Rows removed, and actions that keep it."""
-    await tx.first(HOLD_SERVICE, {"name": name})
-    row = await tx.first(UNSETTLED_OF_SERVICE, {"name": name})
+    await tx.first(LOCK_SERVICE, {"name": name})
+    row = await tx.first(COUNT_UNSETTLED, {"name": name})
     unsettled = int(row.unsettled) if row is not None else 0
     return (0 if unsettled else await tx.execute(REMOVE_SERVICE, {"name": name})), unsettled
 
 
 async def registered_services(tx: ReadTx) -> dict[str, str]:
     """Kinds by name."""
-    return {row.name: row.kind for row in await tx.fetch(REGISTERED_SERVICES)}
+    return {row.name: row.kind for row in await tx.fetch(SELECT_REGISTERED)}

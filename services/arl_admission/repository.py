@@ -8,32 +8,32 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_admission.fleet import enforced_on
-from arl_admission.homes import SIZE, Home
+from arl_admission.fleet import enforced_capabilities
+from arl_admission.homes import SIZE_FIELDS, ExistingEnvironment
 from arl_admission.normalise import NewAction
-from arl_store.locks import WISHES
+from arl_store.locks import DESIRED_STATE_LOCK
 from arl_store.tx import ReadTx, Row, WriteTx
-from arl_wire.internal import ChangeProjectWish, ChangeQueueWish
+from arl_wire.internal import InternalChangeProjectRequest, InternalChangeQueueRequest
 
 __all__ = [
-    "BE_ALONE_WITH_WISHES",
+    "LOCK_DESIRED_STATE",
     "change_project",
     "change_queue",
     "count_queued",
     "drop_empty_partitions",
     "end_trajectory",
     "ensure_queue",
-    "environments_named",
+    "environments_by_name",
     "expire_snapshots",
     "forget_environments",
     "forget_keys",
     "insert_actions",
     "known_keys",
-    "old_actions",
+    "expired_actions",
     "remove_actions",
     "table_sizes",
-    "wish_cancel",
-    "wish_end_of_snapshot",
+    "request_cancel",
+    "request_snapshot_delete",
 ]
 
 ENSURE_QUEUE = text("""
@@ -49,7 +49,7 @@ ENSURE_QUEUE = text("""
      limit 1
 """)
 
-KNOWN_KEYS = text("""
+SELECT_KEYS = text("""
     select s.project_id, s.key, encode(s.body_hash, 'hex') as body_hash, s.ids[1] as id
       from submissions as s
       join unnest(cast(:project_ids as int[]), cast(:keys as text[])) as asked (project_id, key)
@@ -57,7 +57,7 @@ KNOWN_KEYS = text("""
      where s.expires_at >= now()
 """)
 
-BE_ALONE_WITH_WISHES = text(f"select pg_advisory_xact_lock({WISHES})")
+LOCK_DESIRED_STATE = text(f"select pg_advisory_xact_lock({DESIRED_STATE_LOCK})")
 
 CHANGE_QUEUE = text("""
     update queues
@@ -151,7 +151,7 @@ INSERT_ACTIONS = text(f"""
  returning id, extract(epoch from created_at)::float8 as submitted, extract(epoch from deadline_at)::float8 as deadline
 """)  # noqa: S608 - the column list is a constant of this module
 
-WISH_CANCEL = text("""
+REQUEST_CANCEL = text("""
     update actions
        set cancel_requested_at = now()
      where id in (select id
@@ -164,7 +164,7 @@ WISH_CANCEL = text("""
                      for no key update)
 """)
 
-WISH_END_OF_TRAJECTORY = text("""
+REQUEST_ENVIRONMENT_DELETE = text("""
     update environments
        set delete_requested_at = now(), changed_xid = pg_current_xact_id()
      where queue_id = (select id from queues where project_id = :project_id and task = :task)
@@ -172,7 +172,7 @@ WISH_END_OF_TRAJECTORY = text("""
        and delete_requested_at is null
 """)
 
-WISH_CANCEL_OF_TRAJECTORY = text("""
+REQUEST_TRAJECTORY_CANCEL = text("""
     update actions
        set cancel_requested_at = now()
      where id in (select id
@@ -185,7 +185,7 @@ WISH_CANCEL_OF_TRAJECTORY = text("""
                      for no key update)
 """)
 
-ENVIRONMENTS_NAMED = text("""
+SELECT_ENVIRONMENTS = text("""
     select e.queue_id, e.trajectory, e.template, e.memory_mib, e.disk_mib, e.pids, n.capacity::text, n.enforced::text
       from environments as e
       join nodes as n on n.id = e.node_id
@@ -207,7 +207,7 @@ FORGET_KEYS = text("""
 """)
 
 # Ids are in order of admission: what was admitted within the retention cannot have settled before it.
-OLD_ACTIONS = text("""
+SELECT_EXPIRED_ACTIONS = text("""
     select id
       from actions
      where id > cast(:after as uuid)
@@ -223,7 +223,7 @@ REMOVE_SPECS = text("delete from action_specs where id = any(cast(:ids as uuid[]
 REMOVE_ATTEMPTS = text("delete from attempts where id = any(cast(:ids as uuid[]))")
 REMOVE_ACTIONS = text("delete from actions where id = any(cast(:ids as uuid[])) and state = 'settled'")
 
-WISH_END_OF_SNAPSHOT = text("""
+REQUEST_SNAPSHOT_DELETE = text("""
     update snapshots set delete_requested_at = now()
      where id = :id and project_id = :project_id and delete_requested_at is null
 """)
@@ -257,7 +257,7 @@ DROP_EMPTY_PARTITIONS = text("""
     select drop_empty_partitions(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
 """)
 
-TABLE_SIZES = text("""
+SELECT_TABLE_SIZES = text("""
     select name, sum(pg_total_relation_size(relid))::bigint as bytes
       from unnest(array['actions', 'action_specs', 'action_results']) as name,
            pg_partition_tree(name::regclass)
@@ -280,7 +280,7 @@ async def ensure_queue(tx: WriteTx, *, project_id: int, task: str) -> int:
 
 async def known_keys(tx: ReadTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[str, UUID]]:
     """What each key is bound to: hash of the body and id."""
-    rows = await tx.fetch(KNOWN_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
+    rows = await tx.fetch(SELECT_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
     return {(row.project_id, row.key): (row.body_hash, row.id) for row in rows}
 
 
@@ -289,17 +289,17 @@ async def count_queued(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(COUNT_QUEUED)
 
 
-async def change_queue(tx: WriteTx, wish: ChangeQueueWish) -> int | None:
+async def change_queue(tx: WriteTx, request: InternalChangeQueueRequest) -> int | None:
     """The id of the queue; None if the task has none yet. No grant that did not know of a pause commits afterwards."""
-    await tx.first(BE_ALONE_WITH_WISHES)
-    quota = wish.quota.model_dump_json(exclude_none=True) if wish.quota is not None else None
-    row = await tx.first(CHANGE_QUEUE, {**wish.model_dump(), "quota": quota})
+    await tx.first(LOCK_DESIRED_STATE)
+    quota = request.quota.model_dump_json(exclude_none=True) if request.quota is not None else None
+    row = await tx.first(CHANGE_QUEUE, {**request.model_dump(), "quota": quota})
     return int(row.id) if row is not None else None
 
 
-async def change_project(tx: WriteTx, wish: ChangeProjectWish) -> int:
+async def change_project(tx: WriteTx, request: InternalChangeProjectRequest) -> int:
     """1, or 0 where there is no such project."""
-    return await tx.execute(CHANGE_PROJECT, wish.model_dump())
+    return await tx.execute(CHANGE_PROJECT, request.model_dump())
 
 
 async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention_s: int) -> dict[UUID, Row]:
@@ -309,32 +309,37 @@ async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention
     return {row.id: row for row in rows}
 
 
-async def wish_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -> int:
-    return await tx.execute(WISH_CANCEL, {"project_id": project_id, "ids": sorted(ids)})
+async def request_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -> int:
+    return await tx.execute(REQUEST_CANCEL, {"project_id": project_id, "ids": sorted(ids)})
 
 
 async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory: str) -> int:
     """Ask that its environment ends and its unsettled actions are cancelled; how many rows that reached."""
     named = {"project_id": project_id, "task": task, "trajectory": trajectory}
     # Actions first, as where they settle, or the two could wait for each other.
-    return await tx.execute(WISH_CANCEL_OF_TRAJECTORY, named) + await tx.execute(WISH_END_OF_TRAJECTORY, named)
+    return await tx.execute(REQUEST_TRAJECTORY_CANCEL, named) + await tx.execute(REQUEST_ENVIRONMENT_DELETE, named)
 
 
-async def environments_named(tx: ReadTx, names: Sequence[tuple[int, str]]) -> dict[tuple[int, str], Home]:
+async def environments_by_name(
+    tx: ReadTx, names: Sequence[tuple[int, str]]
+) -> dict[tuple[int, str], ExistingEnvironment]:
     """What the first use of each environment made it, by queue and trajectory."""
     rows = await tx.fetch(
-        ENVIRONMENTS_NAMED, {"queue_ids": [name[0] for name in names], "trajectories": [name[1] for name in names]}
+        SELECT_ENVIRONMENTS, {"queue_ids": [name[0] for name in names], "trajectories": [name[1] for name in names]}
     )
     return {
-        (row.queue_id, row.trajectory): Home(
-            row.template, {name: getattr(row, name) for name in SIZE}, json.loads(row.capacity), enforced_on(row)
+        (row.queue_id, row.trajectory): ExistingEnvironment(
+            row.template,
+            {name: getattr(row, name) for name in SIZE_FIELDS},
+            json.loads(row.capacity),
+            enforced_capabilities(row),
         )
         for row in rows
     }
 
 
 async def table_sizes(tx: ReadTx) -> Sequence[Row]:
-    return await tx.fetch(TABLE_SIZES)
+    return await tx.fetch(SELECT_TABLE_SIZES)
 
 
 async def forget_keys(tx: WriteTx, *, limit: int, now: datetime | None) -> int:
@@ -342,9 +347,11 @@ async def forget_keys(tx: WriteTx, *, limit: int, now: datetime | None) -> int:
     return await tx.execute(FORGET_KEYS, {"limit": limit, "now": now})
 
 
-async def old_actions(tx: ReadTx, *, after: UUID, retain_s: float, limit: int, now: datetime | None) -> Sequence[UUID]:
+async def expired_actions(
+    tx: ReadTx, *, after: UUID, retain_s: float, limit: int, now: datetime | None
+) -> Sequence[UUID]:
     """The next ones in order of id that settled so long ago. A settled row never changes again."""
-    rows = await tx.fetch(OLD_ACTIONS, {"after": after, "retain_s": retain_s, "limit": limit, "now": now})
+    rows = await tx.fetch(SELECT_EXPIRED_ACTIONS, {"after": after, "retain_s": retain_s, "limit": limit, "now": now})
     return [row.id for row in rows]
 
 
@@ -354,8 +361,8 @@ async def remove_actions(tx: WriteTx, ids: Sequence[UUID]) -> None:
         await tx.execute(statement, {"ids": list(ids)})
 
 
-async def wish_end_of_snapshot(tx: WriteTx, *, project_id: int, id: UUID) -> int:
-    return await tx.execute(WISH_END_OF_SNAPSHOT, {"project_id": project_id, "id": id})
+async def request_snapshot_delete(tx: WriteTx, *, project_id: int, id: UUID) -> int:
+    return await tx.execute(REQUEST_SNAPSHOT_DELETE, {"project_id": project_id, "id": id})
 
 
 async def expire_snapshots(tx: WriteTx, *, retain_s: float, limit: int, now: datetime | None) -> int:

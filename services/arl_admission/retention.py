@@ -7,35 +7,35 @@ from uuid import UUID
 
 from arl_admission import repository
 from arl_kit.loops import PollLoop
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 
-__all__ = ["Retention"]
+__all__ = ["RetentionLoop"]
 
-Remove = Callable[[datetime | None], Awaitable[int]]
+RemoveBatch = Callable[[datetime | None], Awaitable[int]]
 
-BATCH = 1000
-BATCHES = 20
+BATCH_SIZE = 1000
+MAX_BATCHES_PER_STEP = 20
 """Of each kind in one step, so that a step is short and the next follows soon."""
 BUSY_S = 5.0
 IDLE_S = 60.0
-PARTITIONS_EVERY_S = 3600.0
-NOTHING = UUID(int=0)
+PARTITION_INTERVAL_S = 3600.0
+NIL_UUID = UUID(int=0)
 
 
-class Retention:
+class RetentionLoop:
     """Keeps the tables bounded: what settled more than `retain_s` ago is removed, in batches of bounded size.
 
     Only settled actions go, whatever their age. A sweep walks through the ids once, so that what must stay is passed
     once in a sweep and not once in a batch.
     """
 
-    def __init__(self, store: Store, *, retain_s: float, batch: int = BATCH) -> None:
+    def __init__(self, store: PostgresStore, *, retain_s: float, batch: int = BATCH_SIZE) -> None:
         self._store = store
         self._retain_s = retain_s
         self._batch = batch
-        self._after = NOTHING
-        self._partitions_at = float("-inf")
-        self._loop = PollLoop("retention", self.step, busy_s=BUSY_S, idle_s=IDLE_S, begins_idle=True)
+        self._after = NIL_UUID
+        self._partitions_dropped_at = float("-inf")
+        self._loop = PollLoop("retention", self.step, busy_s=BUSY_S, idle_s=IDLE_S, start_idle=True)
 
     def start(self) -> None:
         self._loop.start()
@@ -45,14 +45,14 @@ class Retention:
 
     async def step(self, *, now: datetime | None = None) -> bool:
         """Remove some; True if there is more. `now` is the database's where it is not given."""
-        more = [await self._repeat(self._forget_keys, now), await self._repeat(self._remove_actions, now)]
-        more.append(await self._repeat(self._forget_environments, now))
-        more.append(await self._repeat(self._expire_snapshots, now))
+        more = [await self._run_batches(self._forget_keys, now), await self._run_batches(self._remove_actions, now)]
+        more.append(await self._run_batches(self._forget_environments, now))
+        more.append(await self._run_batches(self._expire_snapshots, now))
         await self._drop_partitions(now)
         return any(more)
 
-    async def _repeat(self, remove: Remove, now: datetime | None) -> bool:
-        for _ in range(BATCHES):
+    async def _run_batches(self, remove: RemoveBatch, now: datetime | None) -> bool:
+        for _ in range(MAX_BATCHES_PER_STEP):
             if await remove(now) < self._batch:
                 return False
         return True
@@ -63,13 +63,13 @@ class Retention:
 
     async def _remove_actions(self, now: datetime | None) -> int:
         async with self._store.read() as tx:
-            ids = await repository.old_actions(
+            ids = await repository.expired_actions(
                 tx, after=self._after, retain_s=self._retain_s, limit=self._batch, now=now
             )
         if ids:
             async with self._store.write() as tx:
                 await repository.remove_actions(tx, ids)
-        self._after = ids[-1] if len(ids) == self._batch else NOTHING
+        self._after = ids[-1] if len(ids) == self._batch else NIL_UUID
         return len(ids)
 
     async def _forget_environments(self, now: datetime | None) -> int:
@@ -81,8 +81,8 @@ class Retention:
             return await repository.expire_snapshots(tx, retain_s=self._retain_s, limit=self._batch, now=now)
 
     async def _drop_partitions(self, now: datetime | None) -> None:
-        if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:
+        if time.monotonic() - self._partitions_dropped_at < PARTITION_INTERVAL_S:
             return
-        self._partitions_at = time.monotonic()
+        self._partitions_dropped_at = time.monotonic()
         async with self._store.write() as tx:
             await repository.drop_empty_partitions(tx, retain_s=self._retain_s, now=now)

@@ -1,36 +1,36 @@
 """What the gateway asks of admission."""
 
-from arl_admission.service import Admission
-from arl_kit.hops import Hops
+from arl_admission.service import AdmissionService
+from arl_kit.hops import InternalApi
 from arl_wire.internal import (
     AdmitRequest,
     AdmitResponse,
-    CancelWish,
-    ChangeProjectWish,
-    ChangeQueueWish,
-    ChangeServiceWish,
-    DeleteSnapshotWish,
-    EndTrajectoryWish,
-    RegisterServiceWish,
-    RemoveServiceWish,
+    CancelActionsRequest,
+    DeleteSnapshotRequest,
+    EndTrajectoryRequest,
+    InternalChangeProjectRequest,
+    InternalChangeQueueRequest,
+    InternalRegisterServiceRequest,
+    RemoveServiceRequest,
+    ServiceOperationRequest,
 )
-from arl_wire.node_wishes import ChangeNodeWish, RemoveNodeWish
+from arl_wire.node_wishes import InternalChangeNodeRequest, RemoveNodeRequest
 
-__all__ = ["add_hops"]
+__all__ = ["add_internal_routes"]
 
 
-def add_hops(hops: Hops, admission: Admission) -> None:
+def add_internal_routes(api: InternalApi, admission: AdmissionService) -> None:
     async def admit(request: AdmitRequest) -> AdmitResponse:
         return await (admission.admit_gang if request.gang else admission.admit)(request.items)
 
-    hops.add("/internal/admit", AdmitRequest, admit)
-    hops.add("/internal/cancel", CancelWish, admission.cancel)
-    hops.add("/internal/end-trajectory", EndTrajectoryWish, admission.end_trajectory)
-    hops.add("/internal/delete-snapshot", DeleteSnapshotWish, admission.delete_snapshot)
-    hops.add("/internal/change-queue", ChangeQueueWish, admission.change_queue)
-    hops.add("/internal/change-node", ChangeNodeWish, admission.nodes.change)
-    hops.add("/internal/remove-node", RemoveNodeWish, admission.nodes.remove)
-    hops.add("/internal/change-project", ChangeProjectWish, admission.change_project)
-    hops.add("/internal/register-service", RegisterServiceWish, admission.services.register)
-    hops.add("/internal/change-service", ChangeServiceWish, admission.services.change)
-    hops.add("/internal/remove-service", RemoveServiceWish, admission.services.remove)
+    api.add_route("/internal/admit", AdmitRequest, admit)
+    api.add_route("/internal/cancel", CancelActionsRequest, admission.cancel)
+    api.add_route("/internal/end-trajectory", EndTrajectoryRequest, admission.end_trajectory)
+    api.add_route("/internal/delete-snapshot", DeleteSnapshotRequest, admission.delete_snapshot)
+    api.add_route("/internal/change-queue", InternalChangeQueueRequest, admission.change_queue)
+    api.add_route("/internal/change-node", InternalChangeNodeRequest, admission.nodes.change)
+    api.add_route("/internal/remove-node", RemoveNodeRequest, admission.nodes.remove)
+    api.add_route("/internal/change-project", InternalChangeProjectRequest, admission.change_project)
+    api.add_route("/internal/register-service", InternalRegisterServiceRequest, admission.reward_services.register)
+    api.add_route("/internal/change-service", ServiceOperationRequest, admission.reward_services.change)
+    api.add_route("/internal/remove-service", RemoveServiceRequest, admission.reward_services.remove)

@@ -8,23 +8,23 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from arl_admission import repository
-from arl_admission.backlog import Backlog
-from arl_admission.fleet import Fleet
-from arl_admission.known_homes import KnownHomes
+from arl_admission.backlog import QueueBacklog
+from arl_admission.fleet import FleetCatalog
+from arl_admission.known_homes import EnvironmentCache
 from arl_admission.metrics import AdmissionMetrics
 from arl_admission.node_rows import node_capacities
-from arl_admission.nodes import Nodes
+from arl_admission.nodes import NodeOperations
 from arl_admission.normalise import NewAction, normalise
-from arl_admission.registry import Services
+from arl_admission.registry import RewardServiceRegistry
 from arl_admission.registry_rows import registered_services
 from arl_admission.settings import AdmissionSettings
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
 from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
-from arl_kit.peers import Peers
-from arl_store.tx import ReadTx, Row, Store, WriteTx, is_temporary
-from arl_wire.batches import MAX_GANG
+from arl_kit.peers import ServiceClient
+from arl_store.tx import PostgresStore, ReadTx, Row, WriteTx, is_temporary
+from arl_wire.batches import MAX_GANG_SIZE
 from arl_wire.errors import (
     FieldError,
     GangRefused,
@@ -36,63 +36,71 @@ from arl_wire.errors import (
     Unavailable,
 )
 from arl_wire.internal import (
-    AdmitAnswer,
+    ActionsAdmittedNotification,
     AdmitItem,
+    AdmitItemResult,
     AdmitResponse,
-    AdmittedHint,
-    CancelWish,
-    ChangeProjectWish,
-    ChangeQueueWish,
-    DeleteSnapshotWish,
-    EndTrajectoryWish,
-    GangBody,
-    QueuedAction,
-    WishAnswer,
+    AffectedRowsResponse,
+    CancelActionsRequest,
+    DeleteSnapshotRequest,
+    EndTrajectoryRequest,
+    GangMembership,
+    InternalChangeProjectRequest,
+    InternalChangeQueueRequest,
+    QueuedActionRow,
 )
 
-__all__ = ["Admission"]
+__all__ = ["AdmissionService"]
 
 CAPACITY_REFRESH_S = 5.0
-UNKNOWN_REFRESH_S = 0.5
+UNKNOWN_NAME_REFRESH_S = 0.5
 """When somebody names a template that nobody had."""
 QUEUE_FULL_RETRY_S = 1
-WAITING = 20_000
+MAX_PENDING_INSERTS = 20_000
 """Actions that may wait for their insert; beyond that the answer is 503 at once."""
 
 log = logging.getLogger(__name__)
 
 
-class Admission:
-    def __init__(self, store: Store, peers: Peers, settings: AdmissionSettings, metrics: Metrics | None = None) -> None:
+class AdmissionService:
+    def __init__(
+        self,
+        store: PostgresStore,
+        service_client: ServiceClient,
+        settings: AdmissionSettings,
+        metrics: Metrics | None = None,
+    ) -> None:
         self._store = store
-        self._peers = peers
+        self._service_client = service_client
         self._settings = settings
-        self._queues: dict[tuple[int, str], int] = {}
-        self._fleet = Fleet()
-        self._look: asyncio.Task[None] | None = None
+        self._queue_ids: dict[tuple[int, str], int] = {}
+        self._fleet = FleetCatalog()
+        self._fleet_refresh: asyncio.Task[None] | None = None
         """At the nodes, while somebody waits for it."""
-        self._homes = KnownHomes()
-        self._backlog = Backlog(store, default_limit=settings.queue_limit)
+        self._environments = EnvironmentCache()
+        self._backlog = QueueBacklog(store, default_limit=settings.queue_limit)
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
-        self._inserts: Batcher[AdmitItem, AdmitAnswer] = Batcher(self._insert, max_batch=1000, max_waiting=WAITING)
-        self._gangs: Batcher[Sequence[AdmitItem], list[AdmitAnswer]] = Batcher(
-            self._insert_gangs, max_batch=1, max_waiting=WAITING // MAX_GANG
+        self._inserts: Batcher[AdmitItem, AdmitItemResult] = Batcher(
+            self._insert_batch, max_batch=1000, max_waiting=MAX_PENDING_INSERTS
         )
-        self._inserting = asyncio.Lock()
+        self._gangs: Batcher[Sequence[AdmitItem], list[AdmitItemResult]] = Batcher(
+            self._insert_gangs, max_batch=1, max_waiting=MAX_PENDING_INSERTS // MAX_GANG_SIZE
+        )
+        self._insert_lock = asyncio.Lock()
         """Between the look at a queue's room and the count of what took it."""
-        self.services = Services(store, self._fleet, inserting=self._inserting)
-        self.nodes = Nodes(store, self._fleet, hint=self._hint_wishes)
+        self.reward_services = RewardServiceRegistry(store, self._fleet, insert_lock=self._insert_lock)
+        self.nodes = NodeOperations(store, self._fleet, notify=self._notify_rows_changed)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Answers after the commit. An item that is refused does not hold up the others."""
         await self._refresh_fleet(items)
-        answers: list[AdmitAnswer] = []
+        answers: list[AdmitItemResult] = []
         refusals = await self._refusals(items)
         futures = [refusals[at] or self._inserts.enqueue(item) for at, item in enumerate(items)]
         for future in futures:
             try:
-                if isinstance(future, AdmitAnswer):
+                if isinstance(future, AdmitItemResult):
                     answers.append(future)
                     continue
                 if isinstance(future, Exception):
@@ -100,86 +108,88 @@ class Admission:
                 answers.append(await future)
             except TangramError as error:
                 self._metrics.refused.labels(error.code).inc()
-                answers.append(AdmitAnswer(problem=error.problem()))
+                answers.append(AdmitItemResult(problem=error.to_problem()))
         return AdmitResponse(items=answers)
 
     async def admit_gang(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """All of them in one commit, or none and every answer says why."""
         await self._refresh_fleet(items)
         refusals = [self._fleet.refusal(item.action) for item in items]
-        refused = next(filter(None, refusals), None) or self._fleet.refusal_of_gang([item.action for item in items])
+        refused = next(filter(None, refusals), None) or self._fleet.gang_refusal([item.action for item in items])
         try:
             if refused is None:
                 return AdmitResponse(items=await self._gangs.submit(items))
-            if bound := await self._bound(items):
-                return AdmitResponse(items=[_gang_known(item, bound) for item in items])
+            if bound := await self._read_bound_keys(items):
+                return AdmitResponse(items=[_known_gang_result(item, bound) for item in items])
         except TangramError as error:
             refused, refusals = error, []
         self._metrics.refused.labels(refused.code).inc(len(items))
         others = GangRefused(f"all of a gang start or none does, and of this one another is refused: {refused.detail}")
         answers = [own or others for own in refusals] if any(refusals) else [refused] * len(items)
-        return AdmitResponse(items=[AdmitAnswer(problem=answer.problem()) for answer in answers])
+        return AdmitResponse(items=[AdmitItemResult(problem=answer.to_problem()) for answer in answers])
 
-    async def cancel(self, wish: CancelWish) -> WishAnswer:
+    async def cancel(self, request: CancelActionsRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await repository.wish_cancel(tx, project_id=wish.project_id, ids=wish.ids)
-        self._hint_wishes(count)
-        return WishAnswer(count=count)
+            count = await repository.request_cancel(tx, project_id=request.project_id, ids=request.ids)
+        self._notify_rows_changed(count)
+        return AffectedRowsResponse(count=count)
 
-    async def end_trajectory(self, wish: EndTrajectoryWish) -> WishAnswer:
+    async def end_trajectory(self, request: EndTrajectoryRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
             count = await repository.end_trajectory(
-                tx, project_id=wish.project_id, task=wish.task, trajectory=wish.trajectory
+                tx, project_id=request.project_id, task=request.task, trajectory=request.trajectory
             )
-        self._hint_wishes(count)
-        return WishAnswer(count=count)
+        self._notify_rows_changed(count)
+        return AffectedRowsResponse(count=count)
 
-    async def delete_snapshot(self, wish: DeleteSnapshotWish) -> WishAnswer:
+    async def delete_snapshot(self, request: DeleteSnapshotRequest) -> AffectedRowsResponse:
         """Its node obeys at its next poll."""
         async with self._store.write() as tx:
-            count = await repository.wish_end_of_snapshot(tx, project_id=wish.project_id, id=wish.id)
-        return WishAnswer(count=count)
+            count = await repository.request_snapshot_delete(tx, project_id=request.project_id, id=request.id)
+        return AffectedRowsResponse(count=count)
 
-    async def change_queue(self, wish: ChangeQueueWish) -> WishAnswer:
+    async def change_queue(self, request: InternalChangeQueueRequest) -> AffectedRowsResponse:
         """What waits already stays; another admission learns of a limit with its next count."""
         async with self._store.write() as tx:
-            queue = await repository.change_queue(tx, wish)
+            queue = await repository.change_queue(tx, request)
         if queue is None:
-            return WishAnswer(count=0)
-        self._backlog.limits_changed()
-        self._hint_wishes(1)
-        return WishAnswer(count=1)
+            return AffectedRowsResponse(count=0)
+        self._backlog.invalidate()
+        self._notify_rows_changed(1)
+        return AffectedRowsResponse(count=1)
 
-    async def change_project(self, wish: ChangeProjectWish) -> WishAnswer:
+    async def change_project(self, request: InternalChangeProjectRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await repository.change_project(tx, wish)
-        self._hint_wishes(count)
-        return WishAnswer(count=count)
+            count = await repository.change_project(tx, request)
+        self._notify_rows_changed(count)
+        return AffectedRowsResponse(count=count)
 
     async def drain(self) -> None:
         await self._inserts.drain()
         await self._gangs.drain()
 
-    def _hint_wishes(self, count: int) -> None:
+    def _notify_rows_changed(self, count: int) -> None:
         if count:
-            self._hint([])
+            self._notify_admitted([])
 
-    def _hint(self, actions: list[QueuedAction]) -> None:
-        self._peers.hint(f"{self._settings.scheduler_url}/internal/admitted", AdmittedHint(actions=actions))
+    def _notify_admitted(self, actions: list[QueuedActionRow]) -> None:
+        self._service_client.notify(
+            f"{self._settings.scheduler_url}/internal/admitted", ActionsAdmittedNotification(actions=actions)
+        )
 
     async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:
         """Who comes while others look goes by what was seen before, if anything was."""
-        if self._is_fresh(items) or (self._look is not None and self._fleet.read_at > float("-inf")):
+        if self._is_fresh(items) or (self._fleet_refresh is not None and self._fleet.read_at > float("-inf")):
             return
-        if self._look is None:
-            self._look = asyncio.create_task(self._look_at_fleet())
-        await asyncio.shield(self._look)
+        if self._fleet_refresh is None:
+            self._fleet_refresh = asyncio.create_task(self._reload_fleet())
+        await asyncio.shield(self._fleet_refresh)
 
     def _is_fresh(self, items: Sequence[AdmitItem]) -> bool:
         age_s = time.monotonic() - self._fleet.read_at
-        return age_s < (CAPACITY_REFRESH_S if self._fleet.has_all(items) else UNKNOWN_REFRESH_S)
+        return age_s < (CAPACITY_REFRESH_S if self._fleet.has_all(items) else UNKNOWN_NAME_REFRESH_S)
 
-    async def _look_at_fleet(self) -> None:
+    async def _reload_fleet(self) -> None:
         began, removals = time.monotonic(), -1
         try:
             while removals != self._fleet.removals:
@@ -187,100 +197,100 @@ class Admission:
                 async with self._store.read() as tx:
                     rows = await node_capacities(tx, silent_s=self._settings.node_silent_s)
                     registered = await registered_services(tx)
-            self._fleet.read(rows, registered)
+            self._fleet.update(rows, registered)
             self._fleet.read_at = began
         finally:
-            self._look = None
+            self._fleet_refresh = None
 
-    async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer | Exception | None]:
+    async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult | Exception | None]:
         """Why no node could ever run them. One that is there already is what its key stands for, whatever nodes are."""
         refusals = [self._fleet.refusal(item.action) for item in items]
         refused = [item for item, refusal in zip(items, refusals, strict=True) if refusal is not None]
-        bound = await self._bound(refused)
+        bound = await self._read_bound_keys(refused)
         return [
-            refusal and (_answered(item, None, inserted={}, bound=bound) if _key_of(item) in bound else refusal)
+            refusal and (_item_result(item, None, inserted={}, bound=bound) if _key_of(item) in bound else refusal)
             for item, refusal in zip(items, refusals, strict=True)
         ]
 
-    async def _bound(self, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
+    async def _read_bound_keys(self, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
         if all(item.key is None for item in items):
             return {}
         async with self._store.read() as tx:
-            return await self._bound_keys(tx, items)
+            return await self._query_bound_keys(tx, items)
 
-    async def _insert(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
+    async def _insert_batch(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:
         """One that can't be written must not keep the others: then each goes alone."""
         try:
-            return await self._insert_together(items)
+            return await self._insert_checked(items)
         except Exception as error:
             if isinstance(error, TangramError) or is_temporary(error):
                 raise
             if len(items) > 1:
-                return [await self._insert_alone(item) for item in items]
+                return [await self._insert_single(item) for item in items]
             log.exception("an action was not inserted")
             return [Internal("the action could not be stored; please report this")]
 
-    async def _insert_alone(self, item: AdmitItem) -> AdmitAnswer | Exception:
+    async def _insert_single(self, item: AdmitItem) -> AdmitItemResult | Exception:
         """What others were answered stays, whatever becomes of this one."""
         try:
-            return (await self._insert([item]))[0]
+            return (await self._insert_batch([item]))[0]
         except Exception as error:  # noqa: BLE001 - it is handed to whoever waits for it
             return error
 
-    async def _insert_together(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
+    async def _insert_checked(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:
         """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
-        async with self._inserting:
-            await self._backlog.look(Counter(self._queue_of(item) for item in items))
-            return await self._insert_fitting(items)
+        async with self._insert_lock:
+            await self._backlog.refresh(Counter(self._queue_of(item) for item in items))
+            return await self._insert_admissible(items)
 
-    async def _insert_fitting(self, items: Sequence[AdmitItem]) -> Sequence[AdmitAnswer | Exception]:
+    async def _insert_admissible(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:
         async with self._store.statement() as tx:
             # What is refused here binds no key, so that the same request may succeed later.
-            refused = await self._homes.refusals(tx, items, self._queue_of)
-            known = await self._bound_keys(tx, [items[at] for at in refused])
+            refused = await self._environments.refusals(tx, items, self._queue_of)
+            known = await self._query_bound_keys(tx, [items[at] for at in refused])
             refused = {at: error for at, error in refused.items() if _key_of(items[at]) not in known}
             refused |= await self._over_limit(tx, items)
-            refused |= self.services.removed([item.action for item in items])
+            refused |= self.reward_services.removal_refusals([item.action for item in items])
             fitting = [at for at in range(len(items)) if at not in refused]
             new = self._first_of_each_key(items, fitting)
             inserted = await self._insert_new(tx, list(new.values()))
             others = [items[at] for at in fitting if at not in new or new[at].id not in inserted]
-            bound = await self._bound_keys(tx, others)
+            bound = await self._query_bound_keys(tx, others)
         return [
-            refused.get(at) or _answered(items[at], new.get(at), inserted=inserted, bound=bound)
+            refused.get(at) or _item_result(items[at], new.get(at), inserted=inserted, bound=bound)
             for at in range(len(items))
         ]
 
-    async def _insert_gangs(self, gangs: Sequence[Sequence[AdmitItem]]) -> Sequence[list[AdmitAnswer]]:
+    async def _insert_gangs(self, gangs: Sequence[Sequence[AdmitItem]]) -> Sequence[list[AdmitItemResult]]:
         return [await self._insert_gang(items) for items in gangs]
 
-    async def _insert_gang(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer]:
+    async def _insert_gang(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult]:
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
-        async with self._inserting:
-            await self._backlog.look(Counter(self._queue_of(item) for item in items))
-            return await self._insert_whole(items)
+        async with self._insert_lock:
+            await self._backlog.refresh(Counter(self._queue_of(item) for item in items))
+            return await self._insert_gang_rows(items)
 
-    async def _insert_whole(self, items: Sequence[AdmitItem]) -> list[AdmitAnswer]:
+    async def _insert_gang_rows(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult]:
         async with self._store.write() as tx:
-            if bound := await self._bound_keys(tx, items):
-                return [_gang_known(item, bound) for item in items]
+            if bound := await self._query_bound_keys(tx, items):
+                return [_known_gang_result(item, bound) for item in items]
             if full := await self._over_limit(tx, items):
                 raise next(iter(full.values()))
-            gang = GangBody(id=uuid7(), size=len(items))
+            gang = GangMembership(id=uuid7(), size=len(items))
             new = [normalise(item, id=uuid7(), queue_id=self._queue_of(item), gang=gang) for item in items]
             rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
             if len(rows) < len(new):
                 raise Unavailable("this Idempotency-Key is used by others this very moment; try again", retry_after_s=1)
         self._failpoints.hit("admission.after_commit")
         self._announce(new, rows)
-        return [AdmitAnswer(id=action.id, created=True) for action in new]
+        return [AdmitItemResult(id=action.id, created=True) for action in new]
 
-    def _first_of_each_key(self, items: Sequence[AdmitItem], fitting: Sequence[int]) -> dict[int, NewAction]:
+    def _first_of_each_key(self, items: Sequence[AdmitItem], positions: Sequence[int]) -> dict[int, NewAction]:
         """The items that may become actions, by their place: of those that share a key only the first."""
         seen: set[tuple[int, str]] = set()
         new: dict[int, NewAction] = {}
-        for at in fitting:
+        for at in positions:
             item = items[at]
             if item.key is not None:
                 if (item.project_id, item.key) in seen:
@@ -298,44 +308,46 @@ class Admission:
         self._announce([action for action in new if action.id in rows], rows)
         return rows
 
-    def _announce(self, there: Sequence[NewAction], rows: Mapping[UUID, Row]) -> None:
+    def _announce(self, inserted: Sequence[NewAction], rows: Mapping[UUID, Row]) -> None:
         """They are committed, so nothing that fails here may look like an insert that did."""
-        self._metrics.admitted.inc(len(there))
-        if not there:
+        self._metrics.admitted.inc(len(inserted))
+        if not inserted:
             return
-        self._backlog.inserted(Counter(action.queue_id for action in there))
+        self._backlog.record_inserted(Counter(action.queue_id for action in inserted))
         try:
-            self._hint([_queued(action, rows[action.id]) for action in there])
+            self._notify_admitted([_queued_row(action, rows[action.id]) for action in inserted])
         except Exception:
-            log.exception("%d actions were not hinted; the scheduler's poll finds them", len(there))
+            log.exception("%d actions were not hinted; the scheduler's poll finds them", len(inserted))
 
-    async def _bound_keys(self, tx: ReadTx, items: Sequence[AdmitItem]) -> dict[tuple[int, str], tuple[str, UUID]]:
+    async def _query_bound_keys(
+        self, tx: ReadTx, items: Sequence[AdmitItem]
+    ) -> dict[tuple[int, str], tuple[str, UUID]]:
         """What the keys of these items stand for: hash of the body and id."""
         keys = {(item.project_id, item.key) for item in items if item.key is not None}
         return await repository.known_keys(tx, sorted(keys)) if keys else {}
 
-    async def _ensure_queues(self, wanted: set[tuple[int, str]]) -> None:
+    async def _ensure_queues(self, names: set[tuple[int, str]]) -> None:
         """Queues are made in a transaction of their own, so that what is cached is committed."""
-        missing = sorted(wanted - self._queues.keys())
+        missing = sorted(names - self._queue_ids.keys())
         if not missing:
             return
         async with self._store.write() as tx:
             made = {key: await repository.ensure_queue(tx, project_id=key[0], task=key[1]) for key in missing}
-        self._queues.update(made)
+        self._queue_ids.update(made)
 
     def _queue_of(self, item: AdmitItem) -> int:
-        return self._queues[item.project_id, item.action.task]
+        return self._queue_ids[item.project_id, item.action.task]
 
     async def _over_limit(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
         """The first ones find room. An action that is there already needs none, however full its queue is."""
         wanted = Counter(self._queue_of(item) for item in items)
-        full = {queue for queue, new in wanted.items() if new > self._backlog.room(queue)}
+        full = {queue for queue, new in wanted.items() if new > self._backlog.remaining(queue)}
         if not full:
             return {}
         asked = [at for at, item in enumerate(items) if self._queue_of(item) in full]
         keys = [(items[at].project_id, key) for at in asked if (key := items[at].key) is not None]
         known = await repository.known_keys(tx, keys) if keys else {}
-        room = {queue: self._backlog.room(queue) for queue in full}
+        room = {queue: self._backlog.remaining(queue) for queue in full}
         over: dict[int, Exception] = {}
         for at in asked:
             item, queue = items[at], self._queue_of(items[at])
@@ -343,7 +355,7 @@ class Admission:
                 continue
             room[queue] -= 1
             if room[queue] < 0:
-                over[at] = _queue_full(item.action.task, self._backlog.limit(queue))
+                over[at] = _queue_full_error(item.action.task, self._backlog.limit(queue))
         return over
 
 
@@ -351,15 +363,15 @@ def _key_of(item: AdmitItem) -> tuple[int, str | None]:
     return item.project_id, item.key
 
 
-def _answered(
+def _item_result(
     item: AdmitItem,
     new: NewAction | None,
     *,
     inserted: Mapping[UUID, Row],
     bound: Mapping[tuple[int, str], tuple[str, UUID]],
-) -> AdmitAnswer | Exception:
+) -> AdmitItemResult | Exception:
     if new is not None and new.id in inserted:
-        return AdmitAnswer(id=new.id, created=True)
+        return AdmitItemResult(id=new.id, created=True)
     known = bound.get((item.project_id, item.key)) if item.key is not None else None
     if known is None and item.key is None and new is not None and new.service is not None:
         message = f"{new.service!r} was removed this very moment"
@@ -369,26 +381,26 @@ def _answered(
         return Unavailable(f"{what} this very moment; try again", retry_after_s=1)
     body_hash, id = known
     if body_hash == (item.body_hash or ""):
-        return AdmitAnswer(id=id)
-    return _key_reused()
+        return AdmitItemResult(id=id)
+    return _key_reused_error()
 
 
-def _key_reused() -> IdempotencyKeyReused:
+def _key_reused_error() -> IdempotencyKeyReused:
     message = "this Idempotency-Key stands for another body; use a new key for a new action"
     return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
 
 
-def _gang_known(item: AdmitItem, bound: Mapping[tuple[int, str], tuple[str, UUID]]) -> AdmitAnswer:
+def _known_gang_result(item: AdmitItem, bound: Mapping[tuple[int, str], tuple[str, UUID]]) -> AdmitItemResult:
     body_hash, id = bound.get((item.project_id, item.key or ""), (None, None))
     if id is None or body_hash != item.body_hash:
-        raise _key_reused()
-    return AdmitAnswer(id=id)
+        raise _key_reused_error()
+    return AdmitItemResult(id=id)
 
 
-def _queue_full(task: str, limit: int) -> QueueFull:
+def _queue_full_error(task: str, limit: int) -> QueueFull:
     message = f"{limit} actions of task {task!r} wait already; try again when some have started"
     return QueueFull(message, errors=[FieldError(field="task", message=message)], retry_after_s=QUEUE_FULL_RETRY_S)
 
 
-def _queued(action: NewAction, row: Row) -> QueuedAction:
-    return action.queued(submitted=row.submitted, deadline=row.deadline)
+def _queued_row(action: NewAction, row: Row) -> QueuedActionRow:
+    return action.to_queued_row(submitted=row.submitted, deadline=row.deadline)

@@ -6,30 +6,30 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.kinds import VERIFIERS
 
-__all__ = ["is_verified", "program"]
+__all__ = ["is_verified", "verifier_payload"]
 
-SHARE = 0.9
+TIMEOUT_FRACTION = 0.9
 """Of an action's time that its interpreter's start and its items have; the rest is for saying what became of them."""
 
 
-def is_verified(action: SubmitAction) -> bool:
+def is_verified(action: SubmitActionRequest) -> bool:
     return action.service in VERIFIERS
 
 
-def program(action: SubmitAction) -> dict[str, Any]:
+def verifier_payload(action: SubmitActionRequest) -> dict[str, Any]:
     """Its payload, as an exec has one; what comes out on standard output are the entries."""
     request = {
         "kind": action.service,
         "items": [item.model_dump(exclude_none=True) for item in action.items],
-        "within_s": SHARE * action.timeout_s,
+        "within_s": TIMEOUT_FRACTION * action.timeout_s,
     }
     return {
         "service": action.service,
         "argv": None,
-        "source": _source(),
+        "source": _program_source(),
         "stdin": b64encode(json.dumps(request).encode()).decode(),
         "env": {},
         "cwd": None,
@@ -39,5 +39,5 @@ def program(action: SubmitAction) -> dict[str, Any]:
 
 
 @cache
-def _source() -> str:
+def _program_source() -> str:
     return files("arl_admission.programs").joinpath("verify.py").read_text()

@@ -1,8 +1,8 @@
 from arl_api.app import build
 from arl_api.settings import ApiSettings
 from arl_kit.server import serve
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 
 if __name__ == "__main__":
-    settings = load(ApiSettings)
+    settings = load_settings(ApiSettings)
     serve(build(settings), settings, name="api")

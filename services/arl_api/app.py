@@ -2,35 +2,35 @@
 
 from fastapi import FastAPI
 
-from arl_api.manager import Manager
-from arl_api.routes import add_hops
+from arl_api.manager import ApiManager
+from arl_api.routes import add_internal_routes
 from arl_api.settings import ApiSettings
-from arl_kit.app import create_app, metrics_of
-from arl_kit.hops import Hops, mount
-from arl_kit.peers import Peers
-from arl_manager.process import lifespan_of, readiness_of
+from arl_kit.app import create_app, create_metrics
+from arl_kit.hops import InternalApi, mount_internal_apis
+from arl_kit.peers import ServiceClient
+from arl_manager.process import make_lifespan, make_readiness_check
 from arl_store.tx import open_store
-from arl_store.wake import Notifier
+from arl_store.wake import WakeNotifier
 
 __all__ = ["build"]
 
-MAX_BODY = 16 << 20
+MAX_BODY_BYTES = 16 << 20
 
 
 def build(settings: ApiSettings) -> FastAPI:
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="api", pool_size=settings.pool_size)
-    peers = Peers(settings.service_token.get_secret_value())
-    notifier = Notifier(url, name="api")
-    metrics = metrics_of("api", store)
-    manager = Manager(store, peers, notifier, settings, metrics)
+    peers = ServiceClient(settings.service_token.get_secret_value())
+    notifier = WakeNotifier(url, name="api")
+    metrics = create_metrics("api", store)
+    manager = ApiManager(store, peers, notifier, settings, metrics)
 
-    lifespan = lifespan_of(manager, store=store, peers=peers, notifier=notifier)
-    ready = readiness_of(manager, store=store)
+    lifespan = make_lifespan(manager, store=store, service_client=peers, notifier=notifier)
+    ready = make_readiness_check(manager, store=store)
     app = create_app(
-        title="tangram api broker", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY}, metrics=metrics
+        title="tangram api broker", lifespan=lifespan, ready=ready, max_body_bytes={"": MAX_BODY_BYTES}, metrics=metrics
     )
-    hops = Hops(settings, "scheduler")
-    add_hops(hops, manager)
-    mount(app, hops)
+    hops = InternalApi(settings, "scheduler")
+    add_internal_routes(hops, manager)
+    mount_internal_apis(app, hops)
     return app

@@ -6,41 +6,41 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from arl_api.call import Call, Report
-from arl_api.lane import Lane
+from arl_api.call import CallReport, EndpointCall
+from arl_api.lane import EndpointQueue
 from arl_api.metrics import ApiMetrics
-from arl_api.sender import Heard, Sender
+from arl_api.sender import EndpointSender, RequestResult
 from arl_api.settings import EndpointSettings
-from arl_api.verdicts import Verdict, may_send_again, pause_s
+from arl_api.verdicts import CallVerdict, can_retry, retry_delay_s
 from arl_core.fence import Fence
 
-__all__ = ["Broker"]
+__all__ = ["EndpointBroker"]
 
 
-class Broker:
+class EndpointBroker:
     def __init__(
         self,
         endpoints: Mapping[str, EndpointSettings],
         metrics: ApiMetrics,
         *,
-        report: Callable[[Report], None],
-        may_send: Callable[[], bool],
+        report: Callable[[CallReport], None],
+        can_send: Callable[[], bool],
     ) -> None:
         """`may_send`: whether the lease counts under which calls are here."""
-        self.lanes = {name: Lane(each) for name, each in endpoints.items()}
-        self._senders = {name: Sender(each) for name, each in endpoints.items()}
+        self.queues = {name: EndpointQueue(each) for name, each in endpoints.items()}
+        self._senders = {name: EndpointSender(each) for name, each in endpoints.items()}
         self._metrics = metrics
-        self._report, self._may_send = report, may_send
-        self._tasks: dict[Fence, asyncio.Task[Heard]] = {}
-        self._is_ending = False
+        self._report, self._can_send = report, can_send
+        self._tasks: dict[Fence, asyncio.Task[RequestResult]] = {}
+        self._is_stopping = False
 
-    def add(self, call: Call) -> None:
+    def add(self, call: EndpointCall) -> None:
         """It is reported, however it ends, unless this process does first."""
-        if not self._is_ending:
-            task = asyncio.create_task(self._heard_in_time(call), name=f"call of {call.endpoint}")
+        if not self._is_stopping:
+            task = asyncio.create_task(self._run_with_timeout(call), name=f"call of {call.endpoint}")
             self._tasks[call.fence] = task
             # Not in the task itself: one that is cancelled before its first step does nothing.
-            task.add_done_callback(partial(self._over, call))
+            task.add_done_callback(partial(self._on_done, call))
 
     def cancel(self, fences: Iterable[Fence]) -> None:
         """Their connections are closed, and each is reported."""
@@ -52,7 +52,7 @@ class Broker:
         """What is under way has so long to end. The rest is broken off, and left to whoever finds its rows."""
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace_s)
-        self._is_ending = True
+        self._is_stopping = True
         tasks = tuple(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -60,115 +60,123 @@ class Broker:
         for sender in self._senders.values():
             await sender.close()
 
-    def _over(self, call: Call, task: "asyncio.Task[Heard]") -> None:
+    def _on_done(self, call: EndpointCall, task: "asyncio.Task[RequestResult]") -> None:
         del self._tasks[call.fence]
         if task.cancelled():
-            if not self._is_ending:
-                self._report(_report(call, "cancelled"))
+            if not self._is_stopping:
+                self._report(_build_report(call, "cancelled"))
         elif (error := task.exception()) is not None:
             # A call that nobody reports would run for ever.
             message = f"the broker failed: {type(error).__name__}"
-            self._report(_report(call, "infra_error", reason="broker_failed", message=message))
+            self._report(_build_report(call, "infra_error", reason="broker_failed", message=message))
         else:
-            self._report(_said(call, task.result()))
+            self._report(_report_for_result(call, task.result()))
 
-    async def _heard_in_time(self, call: Call) -> Heard:
+    async def _run_with_timeout(self, call: EndpointCall) -> RequestResult:
         """Its time begins with its first request. Before that it waits for its turn, and as long at most."""
-        last: Heard | None = None
+        last: RequestResult | None = None
         try:
             async with asyncio.timeout(call.timeout_s) as limit:
                 while True:
-                    last = await self._try(call, limit)
-                    pause = self._pause_before_next(call, last, limit)
+                    last = await self._send_once(call, limit)
+                    pause = self._retry_delay_s(call, last, limit)
                     if pause is None:
                         return last
                     await asyncio.sleep(pause)
         except TimeoutError:
-            late = _late(call, last)
-            if call.begun is not None:
-                self.lanes[call.endpoint].learn(late.verdict, late.said, sent=call.begun, asked_for_s=None)
+            late = _timeout_result(call, last)
+            if call.first_sent_at is not None:
+                self.queues[call.endpoint].record_result(
+                    late.verdict, late.message, sent_at=call.first_sent_at, retry_after_s=None
+                )
             return late
 
-    def _pause_before_next(self, call: Call, heard: Heard, limit: asyncio.Timeout) -> float | None:
+    def _retry_delay_s(self, call: EndpointCall, result: RequestResult, limit: asyncio.Timeout) -> float | None:
         """None where there is no next request: it is not of use, or not in its time."""
-        settings = self.lanes[call.endpoint].settings
+        settings = self.queues[call.endpoint].settings
         idempotent = call.idempotent or settings.idempotent
-        if call.tries >= settings.tries or not may_send_again(heard.verdict, call.method, idempotent=idempotent):
+        if call.tries >= settings.tries or not can_retry(result.verdict, call.method, idempotent=idempotent):
             return None
-        pause = pause_s(max(1, call.tries), asked_for_s=heard.asked_for_s, drawn=random.random())  # noqa: S311 - no secret
+        pause = retry_delay_s(max(1, call.tries), retry_after_s=result.retry_after_s, random_fraction=random.random())  # noqa: S311 - no secret
         ends_at = limit.when()
         return pause if ends_at is None or asyncio.get_running_loop().time() + pause < ends_at else None
 
-    async def _try(self, call: Call, limit: asyncio.Timeout) -> Heard:
-        lane = self.lanes[call.endpoint]
-        async with lane.turn(again=call.begun is not None):
-            if not self._may_send():
-                return Heard(verdict=Verdict.UNREACHED, said="this broker has lost its lease, and sends nothing")
+    async def _send_once(self, call: EndpointCall, limit: asyncio.Timeout) -> RequestResult:
+        lane = self.queues[call.endpoint]
+        async with lane.acquire_slot(is_retry=call.first_sent_at is not None):
+            if not self._can_send():
+                return RequestResult(
+                    verdict=CallVerdict.UNREACHABLE, message="this broker has lost its lease, and sends nothing"
+                )
             sent = time.monotonic()
-            if call.begun is None:
-                call.begun = sent
-                call.timeline.wait_ended(sent)
+            if call.first_sent_at is None:
+                call.first_sent_at = sent
+                call.timeline.end_wait(sent)
                 limit.reschedule(asyncio.get_running_loop().time() + call.timeout_s)
             call.tries, lane.requests = call.tries + 1, lane.requests + 1
-            ended: Heard | None = None
+            ended: RequestResult | None = None
             try:
                 ended = await self._senders[call.endpoint].send(call)
             finally:
-                self._note(call, ended, sent)
+                self._record_request(call, ended, sent)
             # Before its place is free: whoever has it next is to know.
-            lane.learn(ended.verdict, ended.said, sent=sent, asked_for_s=ended.asked_for_s)
+            lane.record_result(ended.verdict, ended.message, sent_at=sent, retry_after_s=ended.retry_after_s)
         return ended
 
-    def _note(self, call: Call, heard: Heard | None, sent: float) -> None:
+    def _record_request(self, call: EndpointCall, result: RequestResult | None, sent: float) -> None:
         """Also of a request that was cancelled or took too long."""
         now = time.monotonic()
-        status = heard.answer.status if heard is not None and heard.answer is not None else None
-        verdict = heard.verdict.value if heard is not None else None
+        status = result.response.status if result is not None and result.response is not None else None
+        verdict = result.verdict.value if result is not None else None
         about = {"endpoint": call.endpoint, "try": call.tries, "status": status}
-        failed = verdict if heard is None or heard.verdict is not Verdict.ANSWERED else None
+        failed = verdict if result is None or result.verdict is not CallVerdict.ANSWERED else None
         call.timeline.add("request", sent, now, error=failed, **about)
         self._metrics.observe(call.endpoint, verdict or "ended_here", seconds=now - sent)
 
 
-def _late(call: Call, last: Heard | None) -> Heard:
+def _timeout_result(call: EndpointCall, last: RequestResult | None) -> RequestResult:
     """With the last answer, if there was one: why there was another try."""
-    if call.begun is None:
+    if call.first_sent_at is None:
         if last is not None:
             return last
         said = f"its turn did not come within {call.timeout_s:g} s: {call.endpoint} takes no more"
-        return Heard(verdict=Verdict.THROTTLED, said=said)
-    before = f"; before that {last.said}" if last is not None else ""
+        return RequestResult(verdict=CallVerdict.THROTTLED, message=said)
+    before = f"; before that {last.message}" if last is not None else ""
     said = f"no answer within {call.timeout_s:g} s{before}"
-    return Heard(verdict=Verdict.TIMED_OUT, said=said, answer=last.answer if last is not None else None)
+    return RequestResult(
+        verdict=CallVerdict.TIMED_OUT, message=said, response=last.response if last is not None else None
+    )
 
 
-def _said(call: Call, heard: Heard) -> Report:
-    match heard.verdict:
-        case Verdict.ANSWERED:
-            return _report(call, "ok", heard=heard)
-        case Verdict.ITS_FAULT:
-            return _report(call, "user_error", heard=heard, message=heard.said)
+def _report_for_result(call: EndpointCall, result: RequestResult) -> CallReport:
+    match result.verdict:
+        case CallVerdict.ANSWERED:
+            return _build_report(call, "ok", result=result)
+        case CallVerdict.USER_ERROR:
+            return _build_report(call, "user_error", result=result, message=result.message)
         case trouble:
             again = f", after {call.tries} tries" if call.tries > 1 else ""
-            return _report(call, "infra_error", heard=heard, reason=trouble.value, message=heard.said + again)
+            return _build_report(
+                call, "infra_error", result=result, reason=trouble.value, message=result.message + again
+            )
 
 
-def _report(
-    call: Call,
+def _build_report(
+    call: EndpointCall,
     outcome: str,
     *,
-    heard: Heard | None = None,
+    result: RequestResult | None = None,
     reason: str | None = None,
     message: str | None = None,
-) -> Report:
+) -> CallReport:
     now = time.monotonic()
-    return Report(
+    return CallReport(
         fence=call.fence,
         outcome=outcome,  # type: ignore[arg-type]
         reason=reason,
         message=message,
-        answer=heard.answer if heard is not None else None,
+        endpoint_response=result.response if result is not None else None,
         tries=call.tries,
-        run_us=int((now - call.begun) * 1e6) if call.begun is not None else 0,
-        timeline=call.timeline.written(now),
+        run_us=int((now - call.first_sent_at) * 1e6) if call.first_sent_at is not None else 0,
+        timeline=call.timeline.to_json(now),
     )

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from arl_core.fence import Fence
-from arl_manager.timeline import Timeline
+from arl_manager.timeline import AttemptTimeline
 from arl_store.tx import Row
 
-__all__ = ["Answer", "Call", "Report", "call_of"]
+__all__ = ["EndpointResponse", "EndpointCall", "CallReport", "call_from_row"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class EndpointResponse:
     """What an endpoint said, without what is secret."""
 
     status: int
@@ -26,14 +26,14 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class CallReport:
     """How one attempt ended."""
 
     fence: Fence
     outcome: Literal["ok", "user_error", "infra_error", "cancelled"]
     reason: str | None = None
     message: str | None = None
-    answer: Answer | None = None
+    endpoint_response: EndpointResponse | None = None
     tries: int = 0
     run_us: int = 0
     timeline: str | None = None
@@ -43,18 +43,24 @@ class Report:
 
     @property
     def weight(self) -> int:
-        return len(self.answer.body) if self.answer is not None else 0
+        return len(self.endpoint_response.body) if self.endpoint_response is not None else 0
 
     @property
-    def response(self) -> str | None:
+    def response_json(self) -> str | None:
         """JSON: what there was of an answer, but for its body."""
-        if self.answer is None:
+        if self.endpoint_response is None:
             return None
-        return json.dumps({"status": self.answer.status, "headers": dict(self.answer.headers), "tries": self.tries})
+        return json.dumps(
+            {
+                "status": self.endpoint_response.status,
+                "headers": dict(self.endpoint_response.headers),
+                "tries": self.tries,
+            }
+        )
 
 
 @dataclass(slots=True, eq=False)
-class Call:
+class EndpointCall:
     """One action while it is here."""
 
     fence: Fence
@@ -68,14 +74,14 @@ class Call:
     body: bytes
     idempotent: bool
     timeout_s: float
-    timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic(), waits_for="endpoint"))
-    begun: float | None = None
+    timeline: AttemptTimeline = field(default_factory=lambda: AttemptTimeline(time.monotonic(), resource="endpoint"))
+    first_sent_at: float | None = None
     """When its first request was sent, by the monotonic clock."""
     tries: int = 0
 
 
-def call_of(row: Row) -> Call:
+def call_from_row(row: Row) -> EndpointCall:
     """Raises LookupError, TypeError or ValueError where its payload is none of a call."""
     payload = json.loads(row.payload)
     payload["body"] = b64decode(payload["body"])
-    return Call(fence=Fence(row.id, row.grant_no), timeout_s=row.timeout_s, **payload)
+    return EndpointCall(fence=Fence(row.id, row.grant_no), timeout_s=row.timeout_s, **payload)

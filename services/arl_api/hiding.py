@@ -7,27 +7,27 @@ from collections.abc import Iterable, Iterator
 from html import escape
 from urllib.parse import quote_plus
 
-__all__ = ["HIDDEN", "Hiding"]
+__all__ = ["REDACTED", "SecretRedactor"]
 
-HIDDEN = b"[hidden]"
-SHORTEST = 4
+REDACTED = b"[hidden]"
+MIN_SECRET_CHARACTERS = 4
 """Characters of what is hidden: a shorter word stands in any text."""
 
 
-class Hiding:
+class SecretRedactor:
     def __init__(self, secrets: Iterable[str]) -> None:
         """Values of headers and parameters, each as it is sent."""
-        words = {part for secret in secrets for part in _parts(secret) if len(part) >= SHORTEST}
+        words = {part for secret in secrets for part in _secret_forms(secret) if len(part) >= MIN_SECRET_CHARACTERS}
         longest_first = sorted(words, key=len, reverse=True)
         self._words = [word.encode() for word in longest_first]
-        self._pattern = re.compile("|".join(map(_pattern, longest_first)).encode()) if words else None
+        self._pattern = re.compile("|".join(map(_word_pattern, longest_first)).encode()) if words else None
 
-    def of(self, content: bytes) -> bytes:
-        return content if self._pattern is None else self._pattern.sub(HIDDEN, content)
+    def redact(self, content: bytes) -> bytes:
+        return content if self._pattern is None else self._pattern.sub(REDACTED, content)
 
-    def of_beginning(self, content: bytes) -> bytes:
+    def redact_truncated(self, content: bytes) -> bytes:
         """Of what was cut: its end may be the beginning of something secret."""
-        content = self.of(content)
+        content = self.redact(content)
         longest = max(map(len, self._words), default=0)
         for length in range(min(longest - 1, len(content)), 0, -1):
             if any(word.startswith(content[-length:]) for word in self._words):
@@ -35,7 +35,7 @@ class Hiding:
         return content
 
 
-def _parts(secret: str) -> Iterator[str]:
+def _secret_forms(secret: str) -> Iterator[str]:
     """As `Bearer KEY`, and what is in it; of `Basic …` the password too (RFC 7617)."""
     scheme, _, credentials = secret.rpartition(" ")
     yield from (secret, credentials)
@@ -47,12 +47,12 @@ def _parts(secret: str) -> Iterator[str]:
         yield from (f"{user}:{password}", password)
 
 
-def _pattern(word: str) -> str:
+def _word_pattern(word: str) -> str:
     """Letters and digits stand as they are; all else may be escaped as in addresses, JSON and HTML, here or there."""
-    return "".join(each if each.isalnum() else _escapes(each) for each in word)
+    return "".join(each if each.isalnum() else _character_pattern(each) for each in word)
 
 
-def _escapes(character: str) -> str:
+def _character_pattern(character: str) -> str:
     code = ord(character)
     escaped = (rf"%{code:02x}", rf"\\u{code:04x}", rf"&#0*{code};", rf"&#x0*{code:x};")
     plain = {re.escape(each) for each in (character, f"\\{character}", quote_plus(character), escape(character))}

@@ -1,6 +1,6 @@
 from collections.abc import Mapping
 
-from arl_api.lane import Lane
+from arl_api.lane import EndpointQueue
 from arl_kit.metrics import Metrics
 
 __all__ = ["ApiMetrics"]
@@ -17,11 +17,11 @@ class ApiMetrics:
         self._window = metrics.gauge("api_window", "Calls that may be in flight now", "endpoint")
         self._in_flight = metrics.gauge("api_in_flight", "Requests that are under way", "endpoint")
 
-    def observe(self, endpoint: str, how: str, *, seconds: float) -> None:
-        self._requests.labels(endpoint, how).inc()
+    def observe(self, endpoint: str, result: str, *, seconds: float) -> None:
+        self._requests.labels(endpoint, result).inc()
         self._seconds.observe(seconds)
 
-    def show(self, lanes: Mapping[str, Lane]) -> None:
-        for name, lane in lanes.items():
+    def update(self, queues: Mapping[str, EndpointQueue]) -> None:
+        for name, lane in queues.items():
             self._window.labels(name).set(lane.window.size)
             self._in_flight.labels(name).set(lane.in_flight)

@@ -6,71 +6,71 @@ from dataclasses import dataclass
 
 import aiohttp
 
-__all__ = ["Content", "Unreadable", "read"]
+__all__ = ["BodyContent", "UnreadableBody", "read_body"]
 
-MOST = 16 << 20
+MAX_READ_BYTES = 16 << 20
 """Bytes that are read, to say how many there were; a longer answer is not waited for."""
-CHUNK = 64 << 10
-PACKINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+CHUNK_BYTES = 64 << 10
+CONTENT_ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
-class Unreadable(Exception):
+class UnreadableBody(Exception):
     """It is packed in a way that nobody asked for, or ends before its end."""
 
 
 @dataclass(frozen=True, slots=True)
-class Content:
-    kept: bytes
+class BodyContent:
+    prefix: bytes
     total_bytes: int
     """Unpacked; of a very long one, how many were read."""
 
 
-async def read(response: aiohttp.ClientResponse, *, keep: int) -> Content:
+async def read_body(response: aiohttp.ClientResponse, *, max_bytes: int) -> BodyContent:
     """Raises `Unreadable`, and what aiohttp raises where the connection breaks off."""
     packing = response.headers.get("Content-Encoding", "").strip().lower() or "identity"
-    if packing not in ("identity", *PACKINGS):
-        raise Unreadable(f"its answer is packed as {packing[:32]!r}, which nobody asked for")
-    unpacking = Unpacking(packing) if packing in PACKINGS else None
+    if packing not in ("identity", *CONTENT_ENCODINGS):
+        raise UnreadableBody(f"its answer is packed as {packing[:32]!r}, which nobody asked for")
+    unpacking = BodyDecompressor(packing) if packing in CONTENT_ENCODINGS else None
     kept, total = bytearray(), 0
-    async for chunk in response.content.iter_chunked(CHUNK):
-        for part in unpacking.of(chunk) if unpacking is not None else (chunk,):
-            kept += part[: max(0, keep - len(kept))]
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        for part in unpacking.decompress(chunk) if unpacking is not None else (chunk,):
+            kept += part[: max(0, max_bytes - len(kept))]
             total += len(part)
-            if total > MOST:
+            if total > MAX_READ_BYTES:
                 response.close()
-                return Content(bytes(kept), total)
+                return BodyContent(bytes(kept), total)
     if unpacking is not None and not unpacking.has_ended:
-        raise Unreadable("its answer ends before its end")
-    return Content(bytes(kept), total)
+        raise UnreadableBody("its answer ends before its end")
+    return BodyContent(bytes(kept), total)
 
 
-class Unpacking:
+class BodyDecompressor:
     """Gzip of one member after another (RFC 1952), or zlib's format, which some leave the head out of (RFC 1951)."""
 
-    def __init__(self, packing: str) -> None:
-        self._packing = packing
-        self._unpacker: zlib._Decompress | None = None
+    def __init__(self, encoding: str) -> None:
+        self._encoding = encoding
+        self._decompressor: zlib._Decompress | None = None
         self._is_empty = True
 
     @property
     def has_ended(self) -> bool:
-        return self._is_empty or self._unpacker is None or self._unpacker.eof
+        return self._is_empty or self._decompressor is None or self._decompressor.eof
 
-    def of(self, chunk: bytes) -> Iterator[bytes]:
+    def decompress(self, chunk: bytes) -> Iterator[bytes]:
         """In parts: a few bytes may be packed gigabytes."""
         while chunk:
             self._is_empty = False
-            unpacker = self._unpacker = self._unpacker or self._begun(chunk)
+            unpacker = self._decompressor = self._decompressor or self._start_member(chunk)
             try:
-                yield unpacker.decompress(chunk, CHUNK)
+                yield unpacker.decompress(chunk, CHUNK_BYTES)
             except zlib.error:
-                raise Unreadable("its answer is not packed as it says") from None
+                raise UnreadableBody("its answer is not packed as it says") from None
             chunk = unpacker.unconsumed_tail
             if unpacker.eof and unpacker.unused_data:
-                chunk, self._unpacker = unpacker.unused_data.lstrip(b"\0"), None
-                if chunk and self._packing == "deflate":
-                    raise Unreadable("its answer goes on after its end")
+                chunk, self._decompressor = unpacker.unused_data.lstrip(b"\0"), None
+                if chunk and self._encoding == "deflate":
+                    raise UnreadableBody("its answer goes on after its end")
 
-    def _begun(self, chunk: bytes) -> "zlib._Decompress":
-        has_no_head = self._packing == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED
-        return zlib.decompressobj(-zlib.MAX_WBITS if has_no_head else PACKINGS[self._packing])
+    def _start_member(self, chunk: bytes) -> "zlib._Decompress":
+        has_no_head = self._encoding == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED
+        return zlib.decompressobj(-zlib.MAX_WBITS if has_no_head else CONTENT_ENCODINGS[self._encoding])

@@ -7,9 +7,16 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_api.call import Report
+from arl_api.call import CallReport
 from arl_core.fence import Fence
-from arl_manager.repository import HELD_HERE, columns, edges_of, load_statement, reported_edge, start_statement
+from arl_manager.repository import (
+    ACTIVE_ON_NODE,
+    fence_columns,
+    load_statement,
+    reported_edge,
+    settled_and_requeued,
+    start_statement,
+)
 from arl_store.storable import storable, storable_json
 from arl_store.tx import ReadTx, Row, WriteTx
 
@@ -22,7 +29,7 @@ PUBLISH = text("""
        and epoch = :epoch
 """)
 
-POLL = text(f"select ({HELD_HERE}) as held")
+POLL = text(f"select ({ACTIVE_ON_NODE}) as held")
 
 START, LOAD = start_statement(""), load_statement("")
 
@@ -61,7 +68,7 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> list[dict[str, Any]]
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:
     """The fences that are running now, with their specs. One that does not come back was lost."""
-    return await tx.fetch(START, {**columns(fences), "epoch": epoch})
+    return await tx.fetch(START, {**fence_columns(fences), "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
@@ -69,22 +76,24 @@ async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
-async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
+async def settle(
+    tx: WriteTx, reports: Sequence[CallReport], *, epoch: UUID
+) -> tuple[frozenset[Fence], frozenset[Fence]]:
     """Record each outcome once, and answer the fences that settled and those that went back to the queue."""
-    answers = [report.answer for report in reports]
+    answers = [report.endpoint_response for report in reports]
     rows = await tx.fetch(
         SETTLE,
         {
-            **columns([report.fence for report in reports]),
+            **fence_columns([report.fence for report in reports]),
             "outcomes": [report.outcome for report in reports],
             "reasons": [report.reason for report in reports],
             "run_us": [report.run_us for report in reports],
             "messages": [storable(report.message) for report in reports],
             "bodies": [answer.body if answer is not None else b"" for answer in answers],
             "body_bytes": [answer.total_bytes if answer is not None else 0 for answer in answers],
-            "responses": [storable_json(report.response) for report in reports],
+            "responses": [storable_json(report.response_json) for report in reports],
             "timelines": [report.timeline for report in reports],
             "epoch": epoch,
         },
     )
-    return edges_of(rows)
+    return settled_and_requeued(rows)

@@ -12,19 +12,19 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-from arl_api.call import Answer, Call
-from arl_api.hiding import Hiding
-from arl_api.reading import Content, Unreadable, read
+from arl_api.call import EndpointCall, EndpointResponse
+from arl_api.hiding import SecretRedactor
+from arl_api.reading import BodyContent, UnreadableBody, read_body
 from arl_api.settings import EndpointSettings
-from arl_api.verdicts import Verdict, retry_after_s, verdict_of
+from arl_api.verdicts import CallVerdict, parse_retry_after_s, verdict_for_status
 
-__all__ = ["Heard", "Sender"]
+__all__ = ["RequestResult", "EndpointSender"]
 
-CONNECT_S = 10.0
-IDLE_CONNECTION_S = 2.0
+CONNECT_TIMEOUT_S = 10.0
+KEEPALIVE_TIMEOUT_S = 2.0
 """Less than after which servers close one, perhaps under a request that may then not be sent again."""
-MOST_HEADERS, LONGEST_VALUE = 64, 4096
-NOT_SHOWN = frozenset(
+MAX_HEADERS, MAX_HEADER_VALUE_CHARACTERS = 64, 4096
+HIDDEN_HEADERS = frozenset(
     {
         *("set-cookie", "set-cookie2", "connection", "keep-alive", "transfer-encoding", "trailer", "upgrade"),
         *("content-encoding", "content-length"),  # of what was sent; the body is unpacked
@@ -34,30 +34,30 @@ PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \t"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class RequestResult:
     """What came of a request. `said` is for people, whoever they are."""
 
-    verdict: Verdict
-    said: str
-    answer: Answer | None = None
-    asked_for_s: float | None = None
+    verdict: CallVerdict
+    message: str
+    response: EndpointResponse | None = None
+    retry_after_s: float | None = None
     """In how long the endpoint wants to hear from us again."""
 
 
-class Sender:
+class EndpointSender:
     """To one endpoint, over connections of its own."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
         self._base = settings.url.rstrip("/")
-        self._hiding = Hiding(settings.secrets)
-        self._proxy = _proxy_to(self._base)
+        self._redactor = SecretRedactor(settings.secrets)
+        self._proxy = _proxy_for(self._base)
         self._session: aiohttp.ClientSession | None = None
 
-    async def send(self, call: Call) -> Heard:
+    async def send(self, call: EndpointCall) -> RequestResult:
         """Raises nothing but what cancels it; the caller says how long it may take."""
         try:
-            async with self._opened().request(
+            async with self._open_session().request(
                 call.method,
                 self._url(call),
                 headers=self._headers(call.headers),
@@ -65,54 +65,68 @@ class Sender:
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as response:
-                return self._heard(response, await read(response, keep=self._settings.kept_bytes))
+                return self._build_result(response, await read_body(response, max_bytes=self._settings.max_body_bytes))
         except aiohttp.ClientConnectorError as error:
-            return Heard(verdict=Verdict.UNREACHED, said=f"no connection: {_why(error)}")
+            return RequestResult(
+                verdict=CallVerdict.UNREACHABLE, message=f"no connection: {_connection_error_text(error)}"
+            )
         except aiohttp.ClientHttpProxyError as error:
-            return Heard(verdict=Verdict.UNREACHED, said=f"no connection: the proxy answered {error.status}")
+            return RequestResult(
+                verdict=CallVerdict.UNREACHABLE, message=f"no connection: the proxy answered {error.status}"
+            )
         except aiohttp.ConnectionTimeoutError:
-            return Heard(verdict=Verdict.UNREACHED, said=f"no connection within {CONNECT_S:g} s")
+            return RequestResult(
+                verdict=CallVerdict.UNREACHABLE, message=f"no connection within {CONNECT_TIMEOUT_S:g} s"
+            )
         except aiohttp.InvalidURL:
-            return Heard(verdict=Verdict.ITS_FAULT, said="the path or the query is none that can be sent")
-        except Unreadable as error:
-            return Heard(verdict=Verdict.BROKE_OFF, said=str(error))
+            return RequestResult(
+                verdict=CallVerdict.USER_ERROR, message="the path or the query is none that can be sent"
+            )
+        except UnreadableBody as error:
+            return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=str(error))
         except _ConnectionLost as error:
-            return Heard(verdict=Verdict.BROKE_OFF, said=f"the connection broke off: {error}")
+            return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {error}")
         except Exception as error:  # noqa: BLE001 - whatever an answer does to its reader, the request was sent
-            return Heard(verdict=Verdict.BROKE_OFF, said=f"the connection broke off: {type(error).__name__}")
+            return RequestResult(
+                verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {type(error).__name__}"
+            )
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    def _heard(self, response: aiohttp.ClientResponse, content: Content) -> Heard:
-        verdict, said = verdict_of(response.status), f"it answered {response.status}"
-        if verdict is Verdict.BROKE_OFF:
-            return Heard(verdict=verdict, said=f"{said}, which is no status of an answer")
-        if verdict is Verdict.REFUSED:
+    def _build_result(self, response: aiohttp.ClientResponse, content: BodyContent) -> RequestResult:
+        verdict, said = verdict_for_status(response.status), f"it answered {response.status}"
+        if verdict is CallVerdict.CONNECTION_LOST:
+            return RequestResult(verdict=verdict, message=f"{said}, which is no status of an answer")
+        if verdict is CallVerdict.REFUSED:
             said += "; see to the endpoint's key and its budget"
         asked_for = None
-        if verdict is Verdict.THROTTLED:
-            asked_for = retry_after_s(response.headers.get("Retry-After"), now=datetime.now(UTC))
-        return Heard(verdict=verdict, said=said, answer=self._answer(response, content), asked_for_s=asked_for)
+        if verdict is CallVerdict.THROTTLED:
+            asked_for = parse_retry_after_s(response.headers.get("Retry-After"), now=datetime.now(UTC))
+        return RequestResult(
+            verdict=verdict, message=said, response=self._build_response(response, content), retry_after_s=asked_for
+        )
 
-    def _answer(self, response: aiohttp.ClientResponse, content: Content) -> Answer:
-        cut = content.total_bytes - len(content.kept)
-        body = self._hiding.of_beginning(content.kept) if cut else self._hiding.of(content.kept)
+    def _build_response(self, response: aiohttp.ClientResponse, content: BodyContent) -> EndpointResponse:
+        cut = content.total_bytes - len(content.prefix)
+        body = self._redactor.redact_truncated(content.prefix) if cut else self._redactor.redact(content.prefix)
         total = content.total_bytes if cut else len(body)
-        return Answer(status=response.status, headers=self._shown(response.headers), body=body, total_bytes=total)
+        return EndpointResponse(
+            status=response.status, headers=self._visible_headers(response.headers), body=body, total_bytes=total
+        )
 
-    def _shown(self, headers: Mapping[str, str]) -> dict[str, str]:
+    def _visible_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
         """In ASCII, what is not as %XX; those of one name together (RFC 9110, section 5.3)."""
         shown: dict[str, str] = {}
         for name, value in headers.items():
-            if name.lower() not in NOT_SHOWN and (len(shown) < MOST_HEADERS or name.lower() in shown):
+            if name.lower() not in HIDDEN_HEADERS and (len(shown) < MAX_HEADERS or name.lower() in shown):
                 before = f"{shown[name.lower()]}, " if name.lower() in shown else ""
-                hidden = self._hiding.of(value.encode("utf-8", "surrogateescape"))
-                shown[name.lower()] = (before + quote(hidden, safe=PRINTABLE))[:LONGEST_VALUE]
+                hidden = self._redactor.redact(value.encode("utf-8", "surrogateescape"))
+                shown[name.lower()] = (before + quote(hidden, safe=PRINTABLE))[:MAX_HEADER_VALUE_CHARACTERS]
         return shown
 
-    def _url(self, call: Call) -> URL:
+    def _url(self, call: EndpointCall) -> URL:
         """As it was checked: nothing is decoded or normalised any more."""
         own = self._settings.own_query
         query = call.raw_query or urlencode(call.query, doseq=True)
@@ -121,19 +135,19 @@ class Sender:
         path = f"/{call.path}" if call.path else ""
         return URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
 
-    def _headers(self, said: Mapping[str, str]) -> dict[str, str]:
+    def _headers(self, action_headers: Mapping[str, str]) -> dict[str, str]:
         """The endpoint's own go first, however the action writes their names."""
         own = self._settings.own_headers
         names = {name.lower() for name in own}
-        said = {name: value for name, value in said.items() if name.lower() not in names}
-        return {"Accept-Encoding": "identity", **said, **own}
+        action_headers = {name: value for name, value in action_headers.items() if name.lower() not in names}
+        return {"Accept-Encoding": "identity", **action_headers, **own}
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=IDLE_CONNECTION_S),
+                connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_TIMEOUT_S),
                 cookie_jar=aiohttp.DummyCookieJar(),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S),
+                timeout=aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_TIMEOUT_S),
                 skip_auto_headers=("Content-Type",),
                 headers={"User-Agent": "arl-tangram"},
                 auto_decompress=False,
@@ -159,7 +173,7 @@ async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
         raise _ConnectionLost(type(error).__name__) from error
 
 
-def _why(error: aiohttp.ClientConnectorError) -> str:
+def _connection_error_text(error: aiohttp.ClientConnectorError) -> str:
     """Without the address, which is its operator's."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its name is not known"
@@ -169,15 +183,15 @@ def _why(error: aiohttp.ClientConnectorError) -> str:
     return os.strerror(number).lower() if number is not None and number > 0 else type(error.os_error).__name__
 
 
-def _proxy_to(url: str) -> str | None:
+def _proxy_for(url: str) -> str | None:
     """By the environment, which also says where none is needed; none is between us and this machine."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     proxy = getproxies().get(parts.scheme)
-    return None if proxy is None or _is_near(host) or proxy_bypass(host) else proxy
+    return None if proxy is None or _is_loopback(host) or proxy_bypass(host) else proxy
 
 
-def _is_near(host: str) -> bool:
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -5,14 +5,14 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from arl_core.rate import Rate
-from arl_manager.remotes import Address, Key
+from arl_core.rate import RateLimit
+from arl_manager.remotes import UpstreamKey, UpstreamUrl
 from arl_manager.settings import ManagerSettings
-from arl_wire.calls import OF_THE_CONNECTION, EndpointName, HeaderName, Method
+from arl_wire.calls import CONNECTION_HEADERS, EndpointName, HeaderName, Method
 
 __all__ = ["ApiSettings", "EndpointSettings"]
 
-MAX_KEY_FILE = 64 << 10
+MAX_KEY_FILE_CHARACTERS = 64 << 10
 
 
 class EndpointSettings(BaseModel):
@@ -20,8 +20,8 @@ class EndpointSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: Address = Field(description="All requests go below it")
-    key: Key | None = Field(default=None, description="Sent as `Authorization: Bearer`")
+    url: UpstreamUrl = Field(description="All requests go below it")
+    key: UpstreamKey | None = Field(default=None, description="Sent as `Authorization: Bearer`")
     key_file: Path | None = Field(default=None, description="That has the key; instead of `key`")
     headers: dict[HeaderName, str] = Field(
         default_factory=dict, description="Sent with every request, whatever the action says"
@@ -49,24 +49,24 @@ class EndpointSettings(BaseModel):
 
     @field_validator("headers", "query", "secret_headers", "secret_query")
     @classmethod
-    def _can_be_sent(cls, values: dict[str, str] | dict[str, SecretStr]) -> dict[str, str] | dict[str, SecretStr]:
+    def _check_printable(cls, values: dict[str, str] | dict[str, SecretStr]) -> dict[str, str] | dict[str, SecretStr]:
         for name, value in values.items():
-            text = _shown(value)
+            text = _reveal(value)
             if not (text.isascii() and text.isprintable()):
                 raise ValueError(f"{name} has to be printable ASCII")
         return values
 
     @field_validator("headers", "secret_headers")
     @classmethod
-    def _are_no_connections(
+    def _check_header_names(
         cls, headers: dict[str, str] | dict[str, SecretStr]
     ) -> dict[str, str] | dict[str, SecretStr]:
-        if wrong := [name for name in headers if name.lower() in OF_THE_CONNECTION]:
+        if wrong := [name for name in headers if name.lower() in CONNECTION_HEADERS]:
             raise ValueError(f"{', '.join(wrong)}: made by whoever sends the request")
         return headers
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.key is not None and self.key_file is not None:
             raise ValueError("give one of key and key_file")
         if self.burst is not None and self.per_s is None:
@@ -81,29 +81,29 @@ class EndpointSettings(BaseModel):
     @property
     def own_headers(self) -> dict[str, str]:
         """With what opens it."""
-        bearer = {"Authorization": f"Bearer {_shown(self.key)}"} if self.key is not None else {}
-        return {**self.headers, **_all_shown(self.secret_headers), **bearer}
+        bearer = {"Authorization": f"Bearer {_reveal(self.key)}"} if self.key is not None else {}
+        return {**self.headers, **_reveal_all(self.secret_headers), **bearer}
 
     @property
     def own_query(self) -> dict[str, str]:
-        return {**self.query, **_all_shown(self.secret_query)}
+        return {**self.query, **_reveal_all(self.secret_query)}
 
     @property
     def secrets(self) -> list[str]:
         """As they are sent."""
-        key = [_shown(self.key)] if self.key is not None else []
-        return [*key, *_all_shown(self.secret_headers).values(), *_all_shown(self.secret_query).values()]
+        key = [_reveal(self.key)] if self.key is not None else []
+        return [*key, *_reveal_all(self.secret_headers).values(), *_reveal_all(self.secret_query).values()]
 
     @property
-    def kept_bytes(self) -> int:
+    def max_body_bytes(self) -> int:
         """Of the body of an answer."""
         return self.keep_kib << 10
 
     @property
-    def rate(self) -> Rate | None:
+    def rate(self) -> RateLimit | None:
         if self.per_s is None:
             return None
-        return Rate(self.per_s, self.burst or max(1, math.ceil(self.per_s)))
+        return RateLimit(self.per_s, self.burst or max(1, math.ceil(self.per_s)))
 
     def with_key(self) -> "EndpointSettings":
         """With what its file says. Raises ValueError where that can't be read or is no key."""
@@ -111,7 +111,7 @@ class EndpointSettings(BaseModel):
             return self
         try:
             with self.key_file.open() as file:
-                said = file.read(MAX_KEY_FILE)
+                said = file.read(MAX_KEY_FILE_CHARACTERS)
         except (OSError, UnicodeDecodeError) as error:
             raise ValueError(f"key_file {self.key_file}: {type(error).__name__}: it can't be read") from None
         fields = {name: getattr(self, name) for name in self.model_fields_set - {"key_file"}}
@@ -130,19 +130,19 @@ class ApiSettings(ManagerSettings):
 
     @field_validator("endpoints")
     @classmethod
-    def _have_their_keys(cls, endpoints: dict[str, EndpointSettings]) -> dict[str, EndpointSettings]:
-        return {name: _with_key(name, each) for name, each in endpoints.items()}
+    def _load_keys(cls, endpoints: dict[str, EndpointSettings]) -> dict[str, EndpointSettings]:
+        return {name: _load_key(name, each) for name, each in endpoints.items()}
 
 
-def _shown(value: str | SecretStr) -> str:
+def _reveal(value: str | SecretStr) -> str:
     return value.get_secret_value() if isinstance(value, SecretStr) else value
 
 
-def _all_shown(values: dict[str, SecretStr]) -> dict[str, str]:
+def _reveal_all(values: dict[str, SecretStr]) -> dict[str, str]:
     return {name: value.get_secret_value() for name, value in values.items()}
 
 
-def _with_key(name: str, endpoint: EndpointSettings) -> EndpointSettings:
+def _load_key(name: str, endpoint: EndpointSettings) -> EndpointSettings:
     try:
         return endpoint.with_key()
     except ValueError as error:

@@ -1,9 +1,9 @@
 from arl_cpu.app import build
 from arl_cpu.settings import CpuSettings
 from arl_kit.server import serve
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 
 if __name__ == "__main__":
-    settings = load(CpuSettings)
+    settings = load_settings(CpuSettings)
     app = build(settings)
     serve(app, settings, name="cpu", on_drain=app.state.drain)

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 
 from arl_core.fence import Fence
 
-__all__ = ["CoreMap", "choose"]
+__all__ = ["CoreMap", "choose_cores"]
 
 
-def choose(
+def choose_cores(
     count: int,
     candidates: Iterable[int],
     *,
-    nodes: Mapping[int, int],
-    keep: Collection[int] = (),
+    numa_nodes: Mapping[int, int],
+    preferred: Collection[int] = (),
     load: Counter[int] | None = None,
 ) -> tuple[int, ...]:
     """`count` of the candidates, or all where there are fewer.
@@ -25,23 +25,23 @@ def choose(
     load = load if load is not None else Counter()
     ordered = sorted(candidates, reverse=True)
     ordered.sort(key=load.__getitem__)
-    if nodes:
-        ordered = _node_by_node(ordered, count, nodes=nodes, keep=keep, load=load)
-    if keep:
-        ordered.sort(key=lambda core: core not in keep)
+    if numa_nodes:
+        ordered = _group_by_numa_node(ordered, count, numa_nodes=numa_nodes, preferred=preferred, load=load)
+    if preferred:
+        ordered.sort(key=lambda core: core not in preferred)
     return tuple(sorted(ordered[:count]))
 
 
-def _node_by_node(
-    ordered: Iterable[int], count: int, *, nodes: Mapping[int, int], keep: Collection[int], load: Counter[int]
+def _group_by_numa_node(
+    ordered: Iterable[int], count: int, *, numa_nodes: Mapping[int, int], preferred: Collection[int], load: Counter[int]
 ) -> list[int]:
     by_node: dict[int, list[int]] = {}
     for core in ordered:
-        by_node.setdefault(nodes.get(core, 0), []).append(core)
+        by_node.setdefault(numa_nodes.get(core, 0), []).append(core)
 
     def rank(node: int) -> tuple[int, bool, int, int, int]:
         cores = by_node[node]
-        kept = sum(core in keep for core in cores)
+        kept = sum(core in preferred for core in cores)
         if len(cores) < count:
             return -kept, True, 0, -len(cores), node
         return -kept, False, sum(load[core] for core in cores[:count]), len(cores), node
@@ -50,7 +50,7 @@ def _node_by_node(
 
 
 @dataclass(frozen=True, slots=True)
-class _Share:
+class _FractionalShare:
     """A fraction's cores, and what it takes of each."""
 
     cores: tuple[int, ...]
@@ -63,12 +63,14 @@ class CoreMap:
     `shared`: every amount gets all cores, and shares them.
     """
 
-    def __init__(self, cores: Iterable[int], nodes: Mapping[int, int] | None = None, *, shared: bool = False) -> None:
+    def __init__(
+        self, cores: Iterable[int], numa_nodes: Mapping[int, int] | None = None, *, shared: bool = False
+    ) -> None:
         self._cores = tuple(cores)
         self._shared = shared
-        self._nodes = nodes or {}
+        self._numa_nodes = numa_nodes or {}
         self._exclusive: dict[int, Fence] = {}
-        self._shares: dict[Fence, _Share] = {}
+        self._shares: dict[Fence, _FractionalShare] = {}
         self._load = Counter(dict.fromkeys(self._cores, 0))
         """What fractions take of each core."""
 
@@ -78,22 +80,24 @@ class CoreMap:
         What the fence has already stays its own beside the new ones, until `keep_only` says which of them it uses.
         """
         if self._shared:
-            self._hold(fence, self._cores, cpu_milli)
+            self._allocate(fence, self._cores, cpu_milli)
             return self._cores
         own = tuple(core for core, holder in self._exclusive.items() if holder == fence)
         had = own or self.cores_of(fence)
         self._unshare(fence)
-        count = _width(cpu_milli)
+        count = _core_count(cpu_milli)
         if not own and _is_whole(cpu_milli):
             had = tuple(core for core in had if not self._load[core])
         candidates = [core for core in self._cores if self._exclusive.get(core, fence) == fence]
         if _is_whole(cpu_milli) and len(own) >= count:
             candidates = list(own)
-        chosen = choose(count, candidates or self._cores, nodes=self._nodes, keep=had, load=self._load)
+        chosen = choose_cores(
+            count, candidates or self._cores, numa_nodes=self._numa_nodes, preferred=had, load=self._load
+        )
         if _is_whole(cpu_milli):
             # Its own cores first: together with the new ones there are never more than the larger amount.
             chosen = (*own, *(core for core in chosen if core not in own))[:count]
-        self._hold(fence, chosen, cpu_milli)
+        self._allocate(fence, chosen, cpu_milli)
         return chosen
 
     def cores_of(self, fence: Fence) -> tuple[int, ...]:
@@ -103,25 +107,25 @@ class CoreMap:
 
     def adopt(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
         """What an earlier life of this manager assigned."""
-        self._hold(fence, tuple(cores), cpu_milli)
+        self._allocate(fence, tuple(cores), cpu_milli)
 
-    def keep_only(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
+    def replace(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
         """The fence runs on these, and on no other core that it had."""
         self.release(fence)
-        self._hold(fence, tuple(cores), cpu_milli)
+        self._allocate(fence, tuple(cores), cpu_milli)
 
     def release(self, fence: Fence) -> None:
         self._exclusive = {core: holder for core, holder in self._exclusive.items() if holder != fence}
         self._unshare(fence)
 
-    def _hold(self, fence: Fence, cores: tuple[int, ...], cpu_milli: int) -> None:
+    def _allocate(self, fence: Fence, cores: tuple[int, ...], cpu_milli: int) -> None:
         taken = any(self._exclusive.get(core, fence) != fence for core in cores)
         if _is_whole(cpu_milli) and not taken and not self._shared:
             self._exclusive |= dict.fromkeys(cores, fence)
         elif cores:
             # A node that holds more than it has shares cores; whose a core is does not change.
             self._unshare(fence)
-            share = self._shares[fence] = _Share(cores, cpu_milli // len(cores))
+            share = self._shares[fence] = _FractionalShare(cores, cpu_milli // len(cores))
             for core in cores:
                 self._load[core] += share.milli_each
 
@@ -136,5 +140,5 @@ def _is_whole(cpu_milli: int) -> bool:
     return cpu_milli > 0 and cpu_milli % 1000 == 0
 
 
-def _width(cpu_milli: int) -> int:
+def _core_count(cpu_milli: int) -> int:
     return max(1, -(-cpu_milli // 1000))

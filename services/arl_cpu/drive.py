@@ -18,57 +18,57 @@ from typing import Any
 from uuid import uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.launcher_client import LauncherClient
 
-__all__ = ["Drive"]
+__all__ = ["LauncherDriver"]
 
 PROGRAM = "print(1)"
 PYTHON = shutil.which("python3", path=os.defpath) or sys.executable
 COMMANDS = {"true": ("true",), "cold": (PYTHON, "-c", PROGRAM)}
-END_S = 30.0
+SHUTDOWN_TIMEOUT_S = 30.0
 
-Exec = Callable[[int], Awaitable[None]]
+ExecFunction = Callable[[int], Awaitable[None]]
 
 
-class Drive:
+class LauncherDriver:
     """A launcher, its environments, and who waits for which report."""
 
     def __init__(self, client: LauncherClient) -> None:
         self._client = client
         self._environments: list[EnvironmentSpec] = []
-        self._waiting: dict[Fence, asyncio.Future[Report]] = {}
+        self._pending_reports: dict[Fence, asyncio.Future[ExecutionReport]] = {}
 
-    async def follow(self) -> None:
+    async def collect_reports(self) -> None:
         async for event in self._client.events():
-            if isinstance(event, Report):
-                self._waiting.pop(event.fence).set_result(event)
+            if isinstance(event, ExecutionReport):
+                self._pending_reports.pop(event.fence).set_result(event)
                 await self._client.acknowledge([event.fence])
 
-    async def obey(self, order: Mapping[str, Any]) -> Mapping[str, Any]:
-        match order:
+    async def handle(self, command: Mapping[str, Any]) -> Mapping[str, Any]:
+        match command:
             case {"op": "create", "count": count, "memory_mib": memory_mib, "at_once": at_once}:
                 return await self._create(count, memory_mib, at_once)
             case {"op": "run", "way": way, "program": program, "at_once": at_once, "seconds": seconds}:
-                run = self._plain(program) if way == "plain" else self._inside(program)
-                return await _pumped(run, at_once=at_once, seconds=seconds)
+                run = self._on_host(program) if way == "plain" else self._in_sandbox(program)
+                return await _run_for(run, concurrency=at_once, seconds=seconds)
             case {"op": "destroy"}:
                 return await self._destroy()
-        raise ValueError(f"no such order: {order}")
+        raise ValueError(f"no such order: {command}")
 
-    async def _create(self, count: int, memory_mib: int, at_once: int) -> Mapping[str, Any]:
+    async def _create(self, count: int, memory_mib: int, concurrency: int) -> Mapping[str, Any]:
         """So many more; each is there when its first program has ended."""
         first = len(self._environments)
-        self._environments += [_environment(memory_mib) for _ in range(count)]
+        self._environments += [_environment_spec(memory_mib) for _ in range(count)]
         left = iter(range(first, first + count))
-        run = self._inside("true")
+        run = self._in_sandbox("true")
 
         async def lane() -> None:
             for number in left:
                 await run(number)
 
         begun = time.monotonic()
-        await asyncio.gather(*(lane() for _ in range(at_once)))
+        await asyncio.gather(*(lane() for _ in range(concurrency)))
         return {"done": count, "wall_s": time.monotonic() - begun}
 
     async def _destroy(self) -> Mapping[str, Any]:
@@ -77,12 +77,12 @@ class Drive:
         self._environments.clear()
         return {"done": count, "wall_s": time.monotonic() - begun}
 
-    def _inside(self, program: str) -> Exec:
+    def _in_sandbox(self, program: str) -> ExecFunction:
         argv, source = (None, PROGRAM) if program == "warm" else (COMMANDS[program], None)
 
         async def run(number: int) -> None:
-            spec = _exec(self._environments[number], argv, source)
-            report = self._waiting[spec.fence] = asyncio.get_running_loop().create_future()
+            spec = _exec_spec(self._environments[number], argv, source)
+            report = self._pending_reports[spec.fence] = asyncio.get_running_loop().create_future()
             await self._client.start([spec])
             ended = await report
             if ended.outcome != "ok":
@@ -90,7 +90,7 @@ class Drive:
 
         return run
 
-    def _plain(self, program: str) -> Exec:
+    def _on_host(self, program: str) -> ExecFunction:
         argv = COMMANDS[program]
 
         async def run(_: int) -> None:
@@ -102,7 +102,7 @@ class Drive:
         return run
 
 
-async def _pumped(run: Exec, *, at_once: int, seconds: float) -> Mapping[str, Any]:
+async def _run_for(run: ExecFunction, *, concurrency: int, seconds: float) -> Mapping[str, Any]:
     """Each lane begins the next when it has its answer; lane N uses environment N."""
     ends_at = time.monotonic() + seconds
 
@@ -114,15 +114,15 @@ async def _pumped(run: Exec, *, at_once: int, seconds: float) -> Mapping[str, An
         return done
 
     begun = time.monotonic()
-    done = sum(await asyncio.gather(*map(lane, range(at_once))))
+    done = sum(await asyncio.gather(*map(lane, range(concurrency))))
     return {"done": done, "wall_s": time.monotonic() - begun}
 
 
-def _environment(memory_mib: int) -> EnvironmentSpec:
+def _environment_spec(memory_mib: int) -> EnvironmentSpec:
     return EnvironmentSpec(id=uuid4(), scope="trajectory", template="host", memory_mib=memory_mib, disk_mib=4, pids=32)
 
 
-def _exec(environment: EnvironmentSpec, argv: tuple[str, ...] | None, source: str | None) -> ExecSpec:
+def _exec_spec(environment: EnvironmentSpec, argv: tuple[str, ...] | None, source: str | None) -> ExecSpec:
     return ExecSpec(
         fence=Fence(uuid4(), 1),
         environment=environment,
@@ -164,14 +164,14 @@ async def _launcher(directory: Path) -> AsyncIterator[LauncherClient]:
     finally:
         if process.returncode is None:
             process.terminate()
-            await asyncio.wait_for(process.wait(), END_S)
+            await asyncio.wait_for(process.wait(), SHUTDOWN_TIMEOUT_S)
 
 
 async def _serve(directory: Path) -> None:
     async with _launcher(directory) as client:
-        drive = Drive(client)
-        following = asyncio.create_task(drive.follow())
-        serving = asyncio.create_task(_obey_lines(drive))
+        drive = LauncherDriver(client)
+        following = asyncio.create_task(drive.collect_reports())
+        serving = asyncio.create_task(_serve_stdin(drive))
         done, left = await asyncio.wait((following, serving), return_when=asyncio.FIRST_COMPLETED)
         for task in left:
             task.cancel()
@@ -179,13 +179,13 @@ async def _serve(directory: Path) -> None:
             task.result()  # raises what ended it
 
 
-async def _obey_lines(drive: Drive) -> None:
-    _answer({"ready": True})
+async def _serve_stdin(driver: LauncherDriver) -> None:
+    _write_response({"ready": True})
     while line := await asyncio.to_thread(sys.stdin.readline):
-        _answer(await drive.obey(json.loads(line)))
+        _write_response(await driver.handle(json.loads(line)))
 
 
-def _answer(message: Mapping[str, Any]) -> None:
+def _write_response(message: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(message) + "\n")
     sys.stdout.flush()
 

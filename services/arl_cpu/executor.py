@@ -12,25 +12,25 @@ from uuid import UUID
 from arl_core.fence import Fence
 
 __all__ = [
-    "Capability",
+    "NodeCapability",
     "EnvironmentSpec",
-    "EnvironmentStatus",
-    "Event",
+    "EnvironmentLostEvent",
+    "ExecutorEvent",
     "ExecSpec",
     "Executor",
     "ExecutorState",
-    "Fed",
-    "Output",
-    "Portion",
-    "Report",
-    "Resize",
+    "FeedResult",
+    "CapturedOutput",
+    "CapturedChunk",
+    "ExecutionReport",
+    "AttemptResize",
     "RunningAttempt",
-    "Stream",
-    "Work",
-    "WorkRefused",
+    "CapturedStream",
+    "FileOperation",
+    "FileOperationError",
 ]
 
-PORTION_BYTES = 64 << 10
+MAX_CHUNK_BYTES = 64 << 10
 """Of a stream in one answer."""
 
 
@@ -69,9 +69,9 @@ class ExecSpec:
     cpu_milli: int
     cores: tuple[int, ...]
     """Cores the attempt may use: its own for whole-core amounts, shared ones for a fraction."""
-    widest_cpu_milli: int = 0
+    max_cpu_milli: int = 0
     """The most that a resize may bring; thread pools are sized for it at the start."""
-    amounts_seq: int = 0
+    resize_seq: int = 0
     stdin_open: bool = False
     """After `stdin` comes what `feed` brings."""
     session: str | None = None
@@ -82,7 +82,7 @@ class ExecSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resize:
+class AttemptResize:
     """Other cores for a running attempt. One of a lower or equal `amounts_seq` is an older copy and changes nothing."""
 
     fence: Fence
@@ -92,49 +92,49 @@ class Resize:
 
 
 @dataclass(frozen=True, slots=True)
-class Portion:
+class CapturedChunk:
     """Some of what a stream has beyond an offset.
 
     An offset past the kept bytes says that whoever asks knows that the rest is only counted.
     """
 
     data: bytes
-    kept_bytes: int
+    retained_bytes: int
     total_bytes: int
-    is_news: bool
+    has_new_output: bool
 
     @classmethod
-    def of(cls, kept: bytes | bytearray, total_bytes: int, offset: int) -> "Portion":
-        data = bytes(kept[offset : offset + PORTION_BYTES])
-        return cls(data, len(kept), total_bytes, bool(data) or offset == len(kept) < total_bytes)
+    def from_buffer(cls, retained: bytes | bytearray, total_bytes: int, offset: int) -> "CapturedChunk":
+        data = bytes(retained[offset : offset + MAX_CHUNK_BYTES])
+        return cls(data, len(retained), total_bytes, bool(data) or offset == len(retained) < total_bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Stream:
+class CapturedStream:
     """The first bytes of a stream and how many there were in all."""
 
-    kept: bytes
+    data: bytes
     total_bytes: int
 
     @property
-    def truncated(self) -> bool:
-        return self.total_bytes > len(self.kept)
+    def is_truncated(self) -> bool:
+        return self.total_bytes > len(self.data)
 
-    def portion(self, offset: int) -> Portion:
-        return Portion.of(self.kept, self.total_bytes, offset)
+    def chunk_from(self, offset: int) -> CapturedChunk:
+        return CapturedChunk.from_buffer(self.data, self.total_bytes, offset)
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CapturedOutput:
     """What an attempt has written beyond two offsets."""
 
-    stdout: Portion
-    stderr: Portion
+    stdout: CapturedChunk
+    stderr: CapturedChunk
     ended: bool
 
 
 @dataclass(frozen=True, slots=True)
-class Fed:
+class FeedResult:
     """What became of input. `full`: the program has to read some first. `gap`: bytes before these are missing."""
 
     status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
@@ -143,7 +143,7 @@ class Fed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ExecutionReport:
     """How one attempt ended. `reason` names the limit of a `limit_exceeded` and the cause of an `infra_error`."""
 
     fence: Fence
@@ -152,8 +152,8 @@ class Report:
     message: str | None = None
     exit_code: int | None = None
     signal: int | None = None
-    stdout: Stream = Stream(b"", 0)
-    stderr: Stream = Stream(b"", 0)
+    stdout: CapturedStream = CapturedStream(b"", 0)
+    stderr: CapturedStream = CapturedStream(b"", 0)
     files: Mapping[str, bytes] = field(default_factory=dict)
     missing_files: tuple[str, ...] = ()
     run_us: int = 0
@@ -169,22 +169,22 @@ class Report:
     def weight(self) -> int:
         """Bytes in the statement that settles it; files travel in base64."""
         files = sum(len(content) for content in self.files.values())
-        return len(self.stdout.kept) + len(self.stderr.kept) + files * 4 // 3
+        return len(self.stdout.data) + len(self.stderr.data) + files * 4 // 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class EnvironmentStatus:
+class EnvironmentLostEvent:
     """A persistent environment that ended without being asked to."""
 
     id: UUID
     lost_reason: str
 
 
-Event = Report | EnvironmentStatus
+ExecutorEvent = ExecutionReport | EnvironmentLostEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Capability:
+class NodeCapability:
     """One kind of wall on this node, found by trying it."""
 
     name: str
@@ -212,13 +212,13 @@ class ExecutorState:
     node_epoch: UUID
     environments: tuple[UUID, ...]
     running: tuple["RunningAttempt", ...]
-    reports: tuple[Report, ...]
+    reports: tuple[ExecutionReport, ...]
     """Attempts that ended and whose report nobody acknowledged yet."""
-    capabilities: tuple[Capability, ...]
+    capabilities: tuple[NodeCapability, ...]
     driver: str
 
 
-class WorkRefused(Exception):
+class FileOperationError(Exception):
     """Work on files that was not done, or not to its end; the code is one of `arl_cpu.launcher.trees`, or `lost`."""
 
     def __init__(self, code: str, message: str) -> None:
@@ -226,10 +226,10 @@ class WorkRefused(Exception):
         self.code = code
 
 
-class Work(Protocol):
+class FileOperation(Protocol):
     """A piece of work on an environment's files, as it goes on. Anything raises ConnectionError when it is gone."""
 
-    async def answer(self) -> Mapping[str, Any]:
+    async def read_response(self) -> Mapping[str, Any]:
         """What it says next. Raises WorkRefused."""
 
     async def send(self, data: bytes) -> None:
@@ -251,27 +251,27 @@ class Executor(Protocol):
     async def start(self, specs: Sequence[ExecSpec]) -> None:
         """Hand attempts over. Each ends in exactly one `Report`, a failed set-up too."""
 
-    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
+    async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
         """Give running attempts other cores, without a restart. Returns once they hold.
 
         The fences that come back have what their highest `amounts_seq` said. One that doesn't has ended or is being
         ended, or it could not be changed; then it has what it had.
         """
 
-    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+    async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         """Begin work on the files of a persistent environment. No attempt may run in it until that is closed."""
         ...
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End running attempts; each still reports, as `cancelled` unless it had ended by then."""
 
-    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
+    async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
         """What it has written beyond these offsets, as soon as there is any, or its end. None where it does not run.
 
         Nothing is kept for who does not ask; who wants more asks again. To be cancelled at any time.
         """
 
-    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+    async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
         """Give it input, all or nothing. With an offset, what it was given before is not given again."""
         ...
 
@@ -281,7 +281,7 @@ class Executor(Protocol):
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
         """The reports of these fences are durable elsewhere; forget them."""
 
-    def events(self) -> AsyncIterator[Event]:
+    def events(self) -> AsyncIterator[ExecutorEvent]:
         """Reports and losses as they happen. Ends with `ConnectionError` when the executor is gone."""
         ...
 

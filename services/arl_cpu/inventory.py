@@ -11,49 +11,49 @@ from typing import Any
 
 from arl_cpu.executor import ExecutorState
 from arl_cpu.settings import CpuSettings
-from arl_cpu.templates.store import Store
+from arl_cpu.templates.store import TemplateStore
 
-__all__ = ["TemplateShelf", "capacity_of", "cores_of", "description", "numa_nodes_of"]
+__all__ = ["TemplateInventory", "node_capacity", "usable_cores", "node_row", "read_numa_nodes"]
 
 NUMA_NODES = Path("/sys/devices/system/node")
-RESERVE_FROM_CORES = 8
-MEMORY_SHARE = 0.9
-_COARSE_NS = 1_000_000_000
+MIN_CORES_FOR_RESERVE = 8
+DEFAULT_MEMORY_SHARE = 0.9
+_CLOCK_GRANULARITY_NS = 1_000_000_000
 
 log = logging.getLogger(__name__)
 
 
-def cores_of(settings: CpuSettings) -> tuple[int, ...]:
+def usable_cores(settings: CpuSettings) -> tuple[int, ...]:
     """The cores that actions may use. Below 8 none is reserved for the services, from there on one."""
     if settings.driver == "simulated":
         return tuple(range(settings.cpu_cores or 2))
     cores = sorted(os.sched_getaffinity(0))
     reserve = settings.cpu_reserve
     if reserve is None:
-        reserve = 1 if len(cores) >= RESERVE_FROM_CORES else 0
+        reserve = 1 if len(cores) >= MIN_CORES_FOR_RESERVE else 0
     offered = cores[min(reserve, len(cores) - 1) :]
     return tuple(offered[: settings.cpu_cores] if settings.cpu_cores else offered)
 
 
-def numa_nodes_of(cores: tuple[int, ...], listing: Path = NUMA_NODES) -> dict[int, int]:
+def read_numa_nodes(cores: tuple[int, ...], listing: Path = NUMA_NODES) -> dict[int, int]:
     """NUMA node by core; empty where there is but one, or nobody says."""
     found: dict[int, int] = {}
     for directory in listing.glob("node[0-9]*"):
-        for core in _cores_in((directory / "cpulist").read_text()):
+        for core in _parse_core_ranges((directory / "cpulist").read_text()):
             if core in cores:
                 found[core] = int(directory.name.removeprefix("node"))
     return found if len(set(found.values())) > 1 else {}
 
 
-def capacity_of(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, int]:
+def node_capacity(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, int]:
     """Working directories lie in memory, so there is as much disk as memory and both are bounded."""
-    memory = settings.memory_mib or int(_memory_mib() * MEMORY_SHARE)
+    memory = settings.memory_mib or int(_total_memory_mib() * DEFAULT_MEMORY_SHARE)
     if settings.driver == "simulated":
         memory = settings.memory_mib or 1 << 30
     return {"cpu_milli": 1000 * len(cores), "memory_mib": memory, "disk_mib": memory, **settings.resources}
 
 
-def _cores_in(ranges: str) -> list[int]:
+def _parse_core_ranges(ranges: str) -> list[int]:
     """`0-2,5` as the kernel writes it."""
     found: list[int] = []
     for part in ranges.strip().split(","):
@@ -63,30 +63,32 @@ def _cores_in(ranges: str) -> list[int]:
     return found
 
 
-class TemplateShelf:
+class TemplateInventory:
     """What can be begun with on this node besides `host`. A look costs one system call while nothing has changed."""
 
     def __init__(self, directory: Path | None, *, can_use: bool) -> None:
-        self._store = Store(directory) if directory is not None and can_use else None
-        self._seen: int | None = None
-        self.said: list[dict[str, Any]] = []
+        self._store = TemplateStore(directory) if directory is not None and can_use else None
+        self._seen_stamp: int | None = None
+        self.published: list[dict[str, Any]] = []
 
-    def look(self) -> list[dict[str, Any]]:
+    def scan(self) -> list[dict[str, Any]]:
         """What there is. What is said of it, `said`, is the caller's to keep."""
-        if self._store is None or (stamp := self._store.stamp) == self._seen:
-            return self.said
+        if self._store is None or (stamp := self._store.modified_ns) == self._seen_stamp:
+            return self.published
         # Clocks of file systems are coarse: what changed a moment ago may change again without showing.
-        self._seen = stamp if time.time_ns() - stamp > _COARSE_NS else None
+        self._seen_stamp = stamp if time.time_ns() - stamp > _CLOCK_GRANULARITY_NS else None
         try:
-            for name, why in self._store.damaged().items():
+            for name, why in self._store.damaged_records().items():
                 log.warning("the record of the template %s cannot be read: %s", name, why)
-            return [{"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list()]
+            return [
+                {"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list_templates()
+            ]
         except (OSError, ValueError) as error:
             log.warning("the templates cannot be read: %s", error)
-            return self.said
+            return self.published
 
 
-def _memory_mib() -> int:
+def _total_memory_mib() -> int:
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
         try:
@@ -98,7 +100,7 @@ def _memory_mib() -> int:
     return total >> 20
 
 
-def description(
+def node_row(
     settings: CpuSettings,
     state: ExecutorState,
     capacity: Mapping[str, int],

@@ -13,36 +13,36 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import (
-    EnvironmentStatus,
-    Event,
+    AttemptResize,
+    CapturedOutput,
+    EnvironmentLostEvent,
     ExecSpec,
+    ExecutorEvent,
     ExecutorState,
-    Fed,
-    Output,
-    Resize,
-    Work,
-    WorkRefused,
+    FeedResult,
+    FileOperation,
+    FileOperationError,
 )
 
 from .launcher.protocol import (
     FrameReader,
+    decode_feed_result,
+    decode_fence,
+    decode_output,
+    decode_report,
+    decode_state,
+    encode_feed,
+    encode_fence,
     encode_frame,
-    fed_from,
-    feed_to,
-    fence_from,
-    fence_to,
-    output_from,
-    report_from,
-    resize_to,
-    spec_to,
-    state_from,
+    encode_resize,
+    encode_spec,
 )
-from .launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_ANSWER, MAX_CHUNK
+from .launcher.work_stream import ABORTED_LENGTH, CHUNK_LENGTH, MAX_CHUNK, MAX_RESPONSE
 
-__all__ = ["LauncherClient", "LauncherWork"]
+__all__ = ["LauncherClient", "LauncherFileOperation"]
 
-_CHUNK = 1 << 20
-_CONNECTS_WITHIN_S, _TRY_AGAIN_S = 5.0, 0.01
+_READ_BYTES = 1 << 20
+_CONNECT_TIMEOUT_S, _RETRY_DELAY_S = 5.0, 0.01
 
 
 class LauncherClient:
@@ -50,54 +50,62 @@ class LauncherClient:
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
-        self._connection: _Connection | None = None
+        self._connection: _LauncherConnection | None = None
         self._session = ""
 
     async def connect(self) -> ExecutorState:
         """Take over the launcher; whoever was connected before is cut off. Call it again after a loss."""
         await self.close()
-        reader, writer = await _connected(self._path)
-        self._connection = _Connection(reader, writer)
-        answer = await self._connection.ask({"op": "hello"})
+        reader, writer = await _connect(self._path)
+        self._connection = _LauncherConnection(reader, writer)
+        answer = await self._connection.request({"op": "hello"})
         self._session = answer["session"]
-        return state_from(answer["state"], answer["reports"])
+        return decode_state(answer["state"], answer["reports"])
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
         # One frame each: a specification may be tens of megabytes, and a frame is bounded.
         for spec in specs:
-            await self._open().tell({"op": "start", "specs": [spec_to(spec)]})
+            await self._require_connection().send({"op": "start", "specs": [encode_spec(spec)]})
 
-    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
-        answer = await self._open().ask({"op": "resize", "resizes": [resize_to(resize) for resize in resizes]})
-        return frozenset(fence_from(fence) for fence in answer["done"])
+    async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
+        answer = await self._require_connection().request(
+            {"op": "resize", "resizes": [encode_resize(resize) for resize in resizes]}
+        )
+        return frozenset(decode_fence(fence) for fence in answer["done"])
 
-    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+    async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         """On a connection of its own, whose other end is the very process that does it."""
-        reader, writer = await _connected(self._path)
-        said = {"fence": fence_to(fence), "environment": str(environment), "work": dict(asked)}
+        reader, writer = await _connect(self._path)
+        said = {"fence": encode_fence(fence), "environment": str(environment), "work": dict(request)}
         writer.write(encode_frame({"op": "work", "session": self._session, **said}))
-        return LauncherWork(reader, writer, lambda: self.kill([fence]))
+        return LauncherFileOperation(reader, writer, lambda: self.kill([fence]))
 
     async def kill(self, fences: Sequence[Fence]) -> None:
-        await self._open().tell({"op": "kill", "fences": [fence_to(fence) for fence in fences]})
+        await self._require_connection().send({"op": "kill", "fences": [encode_fence(fence) for fence in fences]})
 
-    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
-        question = {"op": "follow", "fence": fence_to(fence), "stdout": stdout, "stderr": stderr}
-        answer = await self._open().ask(question, withdrawal={"op": "unfollow"})
-        return output_from(answer["output"])
+    async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
+        question = {"op": "follow", "fence": encode_fence(fence), "stdout": stdout, "stderr": stderr}
+        answer = await self._require_connection().request(question, cancellation={"op": "unfollow"})
+        return decode_output(answer["output"])
 
-    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
-        answer = await self._open().ask({"op": "feed", **feed_to(fence, data, offset=offset, end=end)})
-        return fed_from(answer["fed"])
+    async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
+        answer = await self._require_connection().request(
+            {"op": "feed", **encode_feed(fence, data, offset=offset, end=end)}
+        )
+        return decode_feed_result(answer["fed"])
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
-        await self._open().ask({"op": "destroy", "environments": [str(each) for each in environments]})
+        await self._require_connection().request(
+            {"op": "destroy", "environments": [str(each) for each in environments]}
+        )
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        await self._open().tell({"op": "acknowledge", "fences": [fence_to(fence) for fence in fences]})
+        await self._require_connection().send(
+            {"op": "acknowledge", "fences": [encode_fence(fence) for fence in fences]}
+        )
 
-    async def events(self) -> AsyncIterator[Event]:
-        connection = self._open()
+    async def events(self) -> AsyncIterator[ExecutorEvent]:
+        connection = self._require_connection()
         while (event := await connection.events.get()) is not None:
             yield event
         connection.events.put_nowait(None)
@@ -108,16 +116,16 @@ class LauncherClient:
             connection, self._connection = self._connection, None
             await connection.close()
 
-    def _open(self) -> "_Connection":
+    def _require_connection(self) -> "_LauncherConnection":
         if self._connection is None:
             raise ConnectionError("not connected to the launcher")
         return self._connection
 
 
-async def _connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Tries again while it is only starting, and while more wait for it than it has room for, which asyncio takes for
     connected."""
-    tries_until = time.monotonic() + _CONNECTS_WITHIN_S
+    tries_until = time.monotonic() + _CONNECT_TIMEOUT_S
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connecting.setblocking(False)
     try:
@@ -128,23 +136,23 @@ async def _connected(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWr
             except (BlockingIOError, FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > tries_until:
                     raise ConnectionError(f"the launcher takes no connection: {error.strerror}") from None
-                await asyncio.sleep(_TRY_AGAIN_S)
-        return await asyncio.open_unix_connection(sock=connecting, limit=_CHUNK)
+                await asyncio.sleep(_RETRY_DELAY_S)
+        return await asyncio.open_unix_connection(sock=connecting, limit=_READ_BYTES)
     except BaseException:
         connecting.close()
         raise
 
 
-class LauncherWork:
+class LauncherFileOperation:
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill: Callable[[], Awaitable[None]]
     ) -> None:
         self._reader, self._writer, self._kill = reader, writer, kill
 
-    async def answer(self) -> Mapping[str, Any]:
-        message = json.loads(await self._exactly(await self._length(), at_most=MAX_ANSWER))
+    async def read_response(self) -> Mapping[str, Any]:
+        message = json.loads(await self._read_exactly(await self._read_length(), max_bytes=MAX_RESPONSE))
         if "refused" in message:
-            raise WorkRefused(message["refused"], message["message"])
+            raise FileOperationError(message["refused"], message["message"])
         ok: Mapping[str, Any] = message["ok"]
         return ok
 
@@ -158,11 +166,11 @@ class LauncherWork:
             self._writer.write(CHUNK_LENGTH.pack(0))
 
     async def output(self) -> AsyncIterator[bytes]:
-        while size := await self._length():
-            if size == BROKEN_OFF:
-                await self.answer()
+        while size := await self._read_length():
+            if size == ABORTED_LENGTH:
+                await self.read_response()
                 return
-            yield await self._exactly(size, at_most=MAX_CHUNK)
+            yield await self._read_exactly(size, max_bytes=MAX_CHUNK)
 
     async def close(self) -> None:
         """The launcher holds the other end until it has reaped the process."""
@@ -170,16 +178,16 @@ class LauncherWork:
             # The kill comes on another connection, and may come before the work: then this ends that.
             self._writer.write_eof()
             await self._kill()
-            while await self._reader.read(_CHUNK):
+            while await self._reader.read(_READ_BYTES):
                 pass
         self._writer.close()
 
-    async def _length(self) -> int:
-        size: int = CHUNK_LENGTH.unpack(await self._exactly(CHUNK_LENGTH.size, at_most=MAX_CHUNK))[0]
+    async def _read_length(self) -> int:
+        size: int = CHUNK_LENGTH.unpack(await self._read_exactly(CHUNK_LENGTH.size, max_bytes=MAX_CHUNK))[0]
         return size
 
-    async def _exactly(self, size: int, *, at_most: int) -> bytes:
-        if size > at_most:
+    async def _read_exactly(self, size: int, *, max_bytes: int) -> bytes:
+        if size > max_bytes:
             raise ConnectionError("what is at work on the files says what cannot be understood")
         try:
             return await self._reader.readexactly(size)
@@ -187,48 +195,48 @@ class LauncherWork:
             raise ConnectionError("what was at work on the files has ended") from None
 
 
-class _Connection:
+class _LauncherConnection:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.events: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.events: asyncio.Queue[ExecutorEvent | None] = asyncio.Queue()
         self._reader, self._writer = reader, writer
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
-        self._parts: dict[int, list[dict[str, Any]]] = {}
+        self._request_ids = itertools.count(1)
+        self._responses: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._reports: dict[int, list[dict[str, Any]]] = {}
         """Reports that precede the answer to `hello`, each a frame of its own."""
-        self._reading = asyncio.create_task(self._read())
+        self._read_task = asyncio.create_task(self._read())
 
-    async def tell(self, message: Mapping[str, Any]) -> None:
-        if self._reading.done():
+    async def send(self, message: Mapping[str, Any]) -> None:
+        if self._read_task.done():
             raise ConnectionError("the launcher closed the connection")
         self._writer.write(encode_frame(message))
         await self._writer.drain()
 
-    async def ask(
-        self, message: Mapping[str, Any], *, withdrawal: Mapping[str, Any] | None = None
+    async def request(
+        self, message: Mapping[str, Any], *, cancellation: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
         """A question that is cancelled is withdrawn, where there is a way to say so."""
-        number = next(self._numbers)
+        number = next(self._request_ids)
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
+        self._responses[number] = answer
         try:
-            await self.tell({**message, "id": number})
+            await self.send({**message, "id": number})
             return await answer
         except asyncio.CancelledError:
-            if withdrawal is not None and not self._reading.done():
-                self._writer.write(encode_frame({**withdrawal, "id": number}))
+            if cancellation is not None and not self._read_task.done():
+                self._writer.write(encode_frame({**cancellation, "id": number}))
             raise
         finally:
-            self._answers.pop(number, None)
+            self._responses.pop(number, None)
 
     async def close(self) -> None:
         self._writer.close()
-        self._reading.cancel()
-        await asyncio.wait([self._reading])
+        self._read_task.cancel()
+        await asyncio.wait([self._read_task])
 
     async def _read(self) -> None:
         frames = FrameReader()
         try:
-            while data := await self._reader.read(_CHUNK):
+            while data := await self._reader.read(_READ_BYTES):
                 for message in frames.feed(data):
                     self._receive(message)
         except (OSError, ValueError):
@@ -236,19 +244,19 @@ class _Connection:
         finally:
             self._writer.close()
             self.events.put_nowait(None)
-            for answer in self._answers.values():
+            for answer in self._responses.values():
                 if not answer.done():
                     answer.set_exception(ConnectionError("the launcher closed the connection"))
 
     def _receive(self, message: Mapping[str, Any]) -> None:
         match message:
             case {"id": number, "report": report}:
-                self._parts.setdefault(number, []).append(report)
+                self._reports.setdefault(number, []).append(report)
             case {"report": report}:
-                self.events.put_nowait(report_from(report))
+                self.events.put_nowait(decode_report(report))
             case {"lost": identifier, "reason": reason}:
-                self.events.put_nowait(EnvironmentStatus(id=UUID(identifier), lost_reason=reason))
+                self.events.put_nowait(EnvironmentLostEvent(id=UUID(identifier), lost_reason=reason))
             case {"id": number}:
-                answer = self._answers.get(number)
+                answer = self._responses.get(number)
                 if answer is not None and not answer.done():
-                    answer.set_result({**message, "reports": self._parts.pop(number, [])})
+                    answer.set_result({**message, "reports": self._reports.pop(number, [])})

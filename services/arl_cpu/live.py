@@ -3,58 +3,66 @@
 import asyncio
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Executor, Output
-from arl_cpu.executor import Portion as Read
+from arl_cpu.executor import CapturedChunk as Read
+from arl_cpu.executor import CapturedOutput, Executor
 from arl_wire.errors import Unavailable
-from arl_wire.internal import InputAnswer, InputBody, OutputAnswer, OutputAsk, Portion
+from arl_wire.internal import (
+    OutputPortion,
+    ReadOutputRequest,
+    ReadOutputResponse,
+    WriteInputRequest,
+    WriteInputResponse,
+)
 
-__all__ = ["Live"]
+__all__ = ["AttemptStreams"]
 
-HOLD_S = 10.0
+LONG_POLL_S = 10.0
 """The longest that a question waits for something new; then it is asked again."""
 
 
-class Live:
+class AttemptStreams:
     """A fence names one attempt for ever, so nothing of another one can be seen or fed."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
-        self._holds: set[asyncio.Timeout] = set()
+        self._timeouts: set[asyncio.Timeout] = set()
 
-    async def output(self, ask: OutputAsk) -> OutputAnswer:
+    async def poll_output(self, request: ReadOutputRequest) -> ReadOutputResponse:
         """As soon as there is something beyond the offsets; or that there is nothing new."""
-        fence = Fence(ask.id, ask.grant_no)
+        fence = Fence(request.id, request.grant_no)
         try:
-            async with asyncio.timeout(HOLD_S) as hold:
-                self._holds.add(hold)
-                return _answer(await self._executor.follow(fence, stdout=ask.stdout, stderr=ask.stderr))
+            async with asyncio.timeout(LONG_POLL_S) as hold:
+                self._timeouts.add(hold)
+                return _output_response(
+                    await self._executor.poll_output(fence, stdout=request.stdout, stderr=request.stderr)
+                )
         except TimeoutError:
-            return OutputAnswer(status="running")
+            return ReadOutputResponse(status="running")
         except ConnectionError as error:
             raise Unavailable(f"the launcher is gone: {error}", retry_after_s=1) from error
         finally:
-            self._holds.discard(hold)
+            self._timeouts.discard(hold)
 
-    async def input(self, body: InputBody) -> InputAnswer:
-        fence = Fence(body.id, body.grant_no)
+    async def feed_stdin(self, request: WriteInputRequest) -> WriteInputResponse:
+        fence = Fence(request.id, request.grant_no)
         try:
-            fed = await self._executor.feed(fence, body.data, offset=body.offset, end=body.end)
+            fed = await self._executor.feed_stdin(fence, request.data, offset=request.offset, end=request.end)
         except ConnectionError as error:
             raise Unavailable(f"the launcher is gone: {error}", retry_after_s=1) from error
-        return InputAnswer(status=fed.status, offset=fed.offset)
+        return WriteInputResponse(status=fed.status, offset=fed.offset)
 
     def drain(self) -> None:
         """Questions that wait are answered now: there is nothing new."""
-        for hold in self._holds:
+        for hold in self._timeouts:
             hold.reschedule(asyncio.get_running_loop().time())
 
 
-def _answer(output: Output | None) -> OutputAnswer:
+def _output_response(output: CapturedOutput | None) -> ReadOutputResponse:
     if output is None:
-        return OutputAnswer(status="absent")
+        return ReadOutputResponse(status="absent")
     status = "ended" if output.ended else "running"
-    return OutputAnswer(status=status, stdout=_portion(output.stdout), stderr=_portion(output.stderr))
+    return ReadOutputResponse(status=status, stdout=_wire_chunk(output.stdout), stderr=_wire_chunk(output.stderr))
 
 
-def _portion(read: Read) -> Portion:
-    return Portion(data=read.data, kept_bytes=read.kept_bytes, total_bytes=read.total_bytes)
+def _wire_chunk(chunk: Read) -> OutputPortion:
+    return OutputPortion(data=chunk.data, kept_bytes=chunk.retained_bytes, total_bytes=chunk.total_bytes)

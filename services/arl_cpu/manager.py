@@ -15,35 +15,35 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu import repository
-from arl_cpu.executor import EnvironmentStatus, ExecSpec, Executor, ExecutorState, Report, RunningAttempt
-from arl_cpu.holdings import Attempt, Holdings
-from arl_cpu.inventory import TemplateShelf, capacity_of, cores_of, description, numa_nodes_of
+from arl_cpu.executor import EnvironmentLostEvent, ExecSpec, ExecutionReport, Executor, ExecutorState, RunningAttempt
+from arl_cpu.holdings import AttemptAllocation, NodeAllocations
+from arl_cpu.inventory import TemplateInventory, node_capacity, node_row, read_numa_nodes, usable_cores
 from arl_cpu.metrics import CpuMetrics
-from arl_cpu.resizes import Resizes
+from arl_cpu.resizes import AttemptResizer
 from arl_cpu.settings import CpuSettings
-from arl_cpu.snapshots import Snapshots
-from arl_cpu.specs import attempt_of, exec_spec, refusal
-from arl_cpu.transfers import Transfers
+from arl_cpu.snapshots import NodeSnapshots
+from arl_cpu.specs import allocation_from_grant, exec_spec_from_row, refusal_report
+from arl_cpu.transfers import FileTransfers
 from arl_kit.metrics import Metrics
-from arl_kit.peers import Peers
-from arl_manager.grants import Grants, HeldRow, Settled, grant_of
-from arl_store.tx import Row, Store
-from arl_store.wake import Notifier
-from arl_wire.internal import GrantBody, ResizeAnswer, ResizeBody
+from arl_kit.peers import ServiceClient
+from arl_manager.grants import ActiveActionRow, GrantLifecycle, SettleResult, grant_of
+from arl_store.tx import PostgresStore, Row
+from arl_store.wake import WakeNotifier
+from arl_wire.internal import GrantPayload, ResizePayload, ResizeResult
 
-__all__ = ["Manager"]
+__all__ = ["CpuManager"]
 
 log = logging.getLogger(__name__)
 
 
-class Manager:
+class CpuManager:
     """Answers `arl_manager.grants.Hardware`."""
 
     def __init__(
         self,
-        store: Store,
-        peers: Peers,
-        notifier: Notifier,
+        store: PostgresStore,
+        peers: ServiceClient,
+        notifier: WakeNotifier,
         executor: Executor,
         settings: CpuSettings,
         metrics: Metrics | None = None,
@@ -51,23 +51,23 @@ class Manager:
         self._store = store
         self._executor = executor
         self._settings = settings
-        self._cores = cores_of(settings)
-        self._nodes = {} if settings.driver == "simulated" else numa_nodes_of(self._cores)
-        capacity = capacity_of(settings, self._cores)
-        self._holdings = Holdings(capacity, self._cores, self._nodes, shares_cores=settings.shares_cores)
-        self._resizes = Resizes(self._holdings, executor)
-        self.transfers = Transfers(executor, self._report)
+        self._cores = usable_cores(settings)
+        self._numa_nodes = {} if settings.driver == "simulated" else read_numa_nodes(self._cores)
+        capacity = node_capacity(settings, self._cores)
+        self._allocations = NodeAllocations(capacity, self._cores, self._numa_nodes, shares_cores=settings.shares_cores)
+        self._resizer = AttemptResizer(self._allocations, executor)
+        self.transfers = FileTransfers(executor, self._settle_in_background)
         how: Mapping[str, Any] = {"node_name": settings.node_name, "max_mib": settings.snapshots_mib}
-        self.snapshots = Snapshots(settings.snapshots_dir, **how, store=store, executor=executor)
+        self.snapshots = NodeSnapshots(settings.snapshots_dir, **how, store=store, executor=executor)
         metrics = metrics or Metrics()
         self._metrics = CpuMetrics(metrics)
-        metrics.on_scrape(self._show)
-        self._grants: Grants[Report] = Grants(
-            self, store=store, peers=peers, notifier=notifier, settings=settings, metrics=metrics
+        metrics.add_scrape_hook(self._update_gauges)
+        self._grants: GrantLifecycle[ExecutionReport] = GrantLifecycle(
+            self, store=store, service_client=peers, notifier=notifier, settings=settings, metrics=metrics
         )
-        self._events: asyncio.Task[None] | None = None
+        self._event_task: asyncio.Task[None] | None = None
         self._enforced: frozenset[str] = frozenset()
-        self._templates = TemplateShelf(None, can_use=False)
+        self._templates = TemplateInventory(None, can_use=False)
         self.failed: str | None = "the manager has not registered yet"
 
     @property
@@ -87,126 +87,128 @@ class Manager:
         state = await self._executor.connect()
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
-        self._templates = TemplateShelf(self._settings.templates_dir, can_use=can_use)
-        self._templates.said = self._templates.look()
-        topology = {"cores": list(self._cores), "numa_nodes": self._nodes}
-        node = description(self._settings, state, self._holdings.capacity, topology, self._templates.said)
-        await self._grants.until_name_is_free(node)
+        self._templates = TemplateInventory(self._settings.templates_dir, can_use=can_use)
+        self._templates.published = self._templates.scan()
+        topology = {"cores": list(self._cores), "numa_nodes": self._numa_nodes}
+        node = node_row(self._settings, state, self._allocations.capacity, topology, self._templates.published)
+        await self._grants.wait_until_name_is_free(node)
         async with self._store.write() as tx:
             await self._grants.register(tx, node)
-            await repository.lose_other_epochs(tx, node_id=self.node_id, epoch=self.epoch)
+            await repository.mark_other_epochs_lost(tx, node_id=self.node_id, epoch=self.epoch)
         await self.snapshots.start(node_id=self.node_id, epoch=self.epoch)
         await self._adopt(state)
-        self._events = asyncio.create_task(self._follow(), name="executor events")
-        self._grants.begin(name="cpu-heartbeat")
+        self._event_task = asyncio.create_task(self._consume_events(), name="executor events")
+        self._grants.start(name="cpu-heartbeat")
         self.failed = None
 
     async def stop(self) -> None:
         """Settle what has ended. What still runs goes on in the launcher, for the next manager to adopt."""
-        await self._grants.stop_looking()
-        if self._events is not None:
-            self._events.cancel()
+        await self._grants.stop_polling()
+        if self._event_task is not None:
+            self._event_task.cancel()
             with contextlib.suppress(asyncio.CancelledError):
-                await self._events
-        await self._grants.end()
+                await self._event_task
+        await self._grants.stop()
         await self._executor.close()
 
-    async def offer(self, grants: Iterable[GrantBody], *, epoch: UUID) -> None:
+    async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
         """A copy of granted rows."""
-        await self._grants.offer(grants, epoch=epoch)
+        await self._grants.accept_grants(grants, epoch=epoch)
 
-    async def resize(self, resizes: Sequence[ResizeBody], *, epoch: UUID) -> list[ResizeAnswer]:
+    async def resize(self, resizes: Sequence[ResizePayload], *, epoch: UUID) -> list[ResizeResult]:
         """Give running actions other cores. The poll applies what no call brought, from the rows."""
         if epoch != self.epoch:
-            return [self._resizes.absent(resize) for resize in resizes]
-        return await self._resizes.apply(resizes)
+            return [self._resizer.absent_response(resize) for resize in resizes]
+        return await self._resizer.apply(resizes)
 
     @property
     def fences(self) -> frozenset[Fence]:
-        return self._holdings.fences
+        return self._allocations.fences
 
     def has(self, fence: Fence) -> bool:
-        return self._holdings.attempt(fence) is not None
+        return self._allocations.get(fence) is not None
 
-    def take(self, grant: GrantBody) -> bool:
-        return self._holdings.take(attempt_of(grant))
+    def allocate(self, grant: GrantPayload) -> bool:
+        return self._allocations.allocate(allocation_from_grant(grant))
 
-    def give_back(self, fence: Fence) -> None:
-        self._holdings.give_back(fence)
+    def release(self, fence: Fence) -> None:
+        self._allocations.release(fence)
 
-    def readopt(self, row: HeldRow) -> None:
+    def readopt(self, row: ActiveActionRow) -> None:
         self._readopt(row, None)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
         async with self._store.statement() as tx:
             rows = await repository.start(tx, fences, node_id=self.node_id, epoch=self.epoch)
-        return self._recorded(rows)
+        return self._mark_recorded(rows)
 
     async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
         async with self._store.read() as tx:
             rows = await repository.load(tx, ids, epoch=self.epoch)
-        return self._recorded(rows)
+        return self._mark_recorded(rows)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
         specs: list[ExecSpec] = []
         for fence, row in rows.items():
-            attempt = self._holdings.attempt(fence)
+            attempt = self._allocations.get(fence)
             if attempt is None:
                 continue
             try:
-                spec = self._prepared(row, attempt)
+                spec = self._prepare(row, attempt)
             except (LookupError, TypeError, ValueError) as error:
                 message = f"its specification can't be read: {type(error).__name__}: {error}"
-                self._report(Report(fence=fence, outcome="infra_error", reason="setup_failed", message=message))
+                self._settle_in_background(
+                    ExecutionReport(fence=fence, outcome="infra_error", reason="setup_failed", message=message)
+                )
                 continue
             if spec is not None:
                 specs.append(spec)
         if specs:
             await self._executor.start(specs)
 
-    def _prepared(self, row: Row, attempt: Attempt) -> ExecSpec | None:
+    def _prepare(self, row: Row, attempt: AttemptAllocation) -> ExecSpec | None:
         """None where nothing is to be started: it is refused, or waits for its transfer."""
-        refused = refusal(row, enforced=self._enforced)
+        refused = refusal_report(row, enforced=self._enforced)
         if refused is not None:
-            self.transfers.miss(refused)
-            self._report(refused)
+            self.transfers.refuse(refused)
+            self._settle_in_background(refused)
             return None
         if row.kind == "environment.transfer":
             self.transfers.start(attempt.fence, row.environment_id)
             return None
-        spec = exec_spec(row, attempt, self._holdings.assign_cores(attempt))
-        self.snapshots.expect(row)
+        spec = exec_spec_from_row(row, attempt, self._allocations.assign_cores(attempt))
+        self.snapshots.expect_restore(row)
         return spec
 
-    async def _follow(self) -> None:
+    async def _consume_events(self) -> None:
         """Take in what the executor says. Its end is the end of this process: the supervisor starts both anew."""
         try:
             async for event in self._executor.events():
-                if isinstance(event, Report):
-                    self._report(event)
+                if isinstance(event, ExecutionReport):
+                    self._settle_in_background(event)
                 else:
-                    self._grants.in_background(self._lose(event))
+                    self._grants.run_in_background(self._record_loss(event))
         except ConnectionError as error:
             self.failed = f"the launcher is gone: {error}"
             log.critical("%s; this manager ends too, for both to be started anew", self.failed)
             signal.raise_signal(signal.SIGTERM)
 
-    def _report(self, report: Report) -> None:
-        self._grants.in_background(self._settle(report))
+    def _settle_in_background(self, report: ExecutionReport) -> None:
+        self._grants.run_in_background(self._restore_and_settle(report))
 
-    async def _settle(self, report: Report) -> None:
+    async def _restore_and_settle(self, report: ExecutionReport) -> None:
         await self._grants.settle(
-            await self.snapshots.restored(report, is_killed=lambda: self._grants.is_killed(report.fence))
+            await self.snapshots.complete_restore(report, is_killed=lambda: self._grants.is_killed(report.fence))
         )
 
-    async def settle(self, reports: Sequence[Report]) -> Settled:
+    async def settle(self, reports: Sequence[ExecutionReport]) -> SettleResult:
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 
-    def settling(self, report: Report) -> None:
-        attempt = self._holdings.attempt(report.fence)
+    def on_settled(self, report: ExecutionReport) -> None:
+        attempt = self._allocations.get(report.fence)
         if report.environment_lost and attempt is not None and attempt.environment is not None:
-            self._holdings.forget_environment(attempt.environment)
+            self._allocations.release_environment(attempt.environment)
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
         await self._executor.acknowledge(fences)
@@ -215,104 +217,106 @@ class Manager:
         self.transfers.cancel(fences)
         await self._executor.kill(fences)
 
-    async def _show(self) -> None:
-        self._metrics.environments.set(len(self._holdings.environments))
-        self._metrics.show_amounts(capacity=self._holdings.capacity, free=self._holdings.free)
+    async def _update_gauges(self) -> None:
+        self._metrics.environments.set(len(self._allocations.environments))
+        self._metrics.show_resources(capacity=self._allocations.capacity, available=self._allocations.available)
 
-    def _recorded(self, rows: Sequence[Row]) -> Sequence[Row]:
+    def _mark_recorded(self, rows: Sequence[Row]) -> Sequence[Row]:
         for row in rows:
             if row.environment_live:
-                self._holdings.recorded(row.environment_id)
+                self._allocations.mark_recorded(row.environment_id)
         return rows
 
-    async def _lose(self, status: EnvironmentStatus) -> None:
+    async def _record_loss(self, event: EnvironmentLostEvent) -> None:
         """The launcher makes it anew for nobody, so a row that is late only lets one action find that out."""
         async with self._store.write() as tx:
-            await repository.lose_environments(tx, [status.id], reason=status.lost_reason, epoch=self.epoch)
-        self._holdings.forget_environment(status.id)
+            await repository.mark_environments_lost(tx, [event.id], reason=event.lost_reason, epoch=self.epoch)
+        self._allocations.release_environment(event.id)
 
     async def poll(self) -> bool:
         """The truth: grants that no hint brought, cancel wishes, fences lost, environments to end."""
         await self._publish_templates()
-        before, recorded = self._holdings.fences, self._holdings.recorded_environments
+        before, recorded = self._allocations.fences, self._allocations.recorded_environments
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
-        running = await self._grants.start_found(found.held, before=before)
-        await self._resizes.follow(running)
-        await self._grants.end_unwanted(found.held, before=before)
-        if found.ending:
-            await self._end(found.ending)
-        await self._destroy_lost(recorded - found.live)
-        if found.unwanted:
-            await self.snapshots.remove(found.unwanted)
-        return bool(found.held or found.ending)
+        running = await self._grants.start_from_poll(found.active_rows, allocated_before=before)
+        await self._resizer.apply_rows(running)
+        await self._grants.kill_lost_or_cancelled(found.active_rows, allocated_before=before)
+        if found.environments_to_end:
+            await self._end_environments(found.environments_to_end)
+        await self._destroy_lost(recorded - found.live_environments)
+        if found.snapshots_to_delete:
+            await self.snapshots.remove(found.snapshots_to_delete)
+        return bool(found.active_rows or found.environments_to_end)
 
     async def _publish_templates(self) -> None:
         """Those that were imported or removed since the last look."""
-        if (templates := self._templates.look()) == self._templates.said:
+        if (templates := self._templates.scan()) == self._templates.published:
             return
         async with self._store.write() as tx:
             await repository.publish_templates(tx, json.dumps(templates), node_id=self.node_id, epoch=self.epoch)
-        self._templates.said = templates
-        self._grants.hint_freed([], requeued=[])
+        self._templates.published = templates
+        self._grants.notify_freed([], requeued=[])
 
-    async def _end(self, ending: Sequence[tuple[UUID, str]]) -> None:
-        idle = [entry for entry in ending if not self._holdings.is_busy(entry[0])]
+    async def _end_environments(self, ending: Sequence[tuple[UUID, str]]) -> None:
+        idle = [entry for entry in ending if not self._allocations.is_busy(entry[0])]
         if not idle:
             return
         ids = frozenset(environment for environment, _ in idle)
-        self._holdings.begin_ending(ids)
+        self._allocations.begin_termination(ids)
         try:
             await self._executor.destroy(sorted(ids))
             async with self._store.write() as tx:
                 await repository.end_environments(tx, idle, epoch=self.epoch)
         finally:
-            self._holdings.stop_ending(ids)
+            self._allocations.end_termination(ids)
         for environment in ids:
-            self._holdings.forget_environment(environment)
-        self._grants.hint_freed([], requeued=[])
+            self._allocations.release_environment(environment)
+        self._grants.notify_freed([], requeued=[])
 
-    async def _destroy_lost(self, gone: frozenset[UUID]) -> None:
+    async def _destroy_lost(self, lost: frozenset[UUID]) -> None:
         """Environments that rows no longer count as ours: this node was away for too long."""
-        idle = [each for each in sorted(gone & self._holdings.environments) if not self._holdings.is_busy(each)]
+        idle = [each for each in sorted(lost & self._allocations.environments) if not self._allocations.is_busy(each)]
         if not idle:
             return
         await self._executor.destroy(idle)
         for environment in idle:
-            self._holdings.forget_environment(environment)
+            self._allocations.release_environment(environment)
 
     async def _adopt(self, state: ExecutorState) -> None:
         """Bring rows and executor together: the executor knows what runs, the rows know what counts."""
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
-            homes = await repository.live_environments(tx, node_id=self.node_id, epoch=self.epoch)
+            homes = await repository.list_live_environments(tx, node_id=self.node_id, epoch=self.epoch)
             begun = [*(each.fence for each in state.reports), *(each.fence for each in state.running)]
             for begins in await repository.load(tx, [fence.action_id for fence in begun], epoch=self.epoch):
-                self.snapshots.expect(begins)
+                self.snapshots.expect_restore(begins)
         for home in homes:
-            self._holdings.adopt_environment(home.id, {"memory_mib": home.memory_mib, "disk_mib": home.disk_mib})
-        rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.held}
+            self._allocations.adopt_environment(home.id, {"memory_mib": home.memory_mib, "disk_mib": home.disk_mib})
+        rows = {Fence(UUID(row["id"]), row["grant_no"]): row for row in found.active_rows}
         running = {each.fence: each for each in state.running}
         for fence, row in rows.items():
             if row["state"] == "running":
                 self._readopt(row, running.get(fence))
         for report in state.reports:
-            self._report(report)
+            self._settle_in_background(report)
         strays = [each for each in state.running if each.fence not in rows]
         for each in strays:
             # It is to end, and has its cores until it has ended.
-            self._holdings.readopt(Attempt(each.fence, {"cpu_milli": each.cpu_milli}, None), each.cores)
+            self._allocations.readopt(AttemptAllocation(each.fence, {"cpu_milli": each.cpu_milli}, None), each.cores)
         await self._grants.kill({each.fence for each in strays})
-        in_use = self._holdings.environments | {each.environment for each in running.values()}
+        in_use = self._allocations.environments | {each.environment for each in running.values()}
         await self._executor.destroy([home for home in state.environments if home not in in_use])
         reported = {report.fence for report in state.reports}
-        await self._grants.launch_missing([f for f in self._holdings.fences if f not in running and f not in reported])
+        await self._grants.launch_missing(
+            [f for f in self._allocations.fences if f not in running and f not in reported]
+        )
         log.info("adopted %d running attempts and %d reports", len(running), len(reported))
 
     def _readopt(self, row: Mapping[str, Any], running: RunningAttempt | None) -> None:
         """What runs has what the executor says: the row of a confirmed shrink may still be to be written."""
-        attempt = attempt_of(grant_of(row))
+        attempt = allocation_from_grant(grant_of(row))
         if running is not None:
-            amounts = {**attempt.amounts, "cpu_milli": running.cpu_milli}
-            attempt = replace(attempt, amounts=amounts, amounts_seq=running.amounts_seq)
-        self._holdings.readopt(attempt, running.cores if running is not None else ())
+            amounts = {**attempt.resources, "cpu_milli": running.cpu_milli}
+            attempt = replace(attempt, resources=amounts, resize_seq=running.amounts_seq)
+        self._allocations.readopt(attempt, running.cores if running is not None else ())

@@ -17,10 +17,10 @@ class CpuMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self.environments = metrics.gauge("environments", "Persistent environments on this node")
         self._capacity = metrics.gauge("node_capacity", "What the node offers, in base units", "resource")
-        self._held = metrics.gauge("node_held", "What attempts and environments hold of it", "resource")
+        self._allocated = metrics.gauge("node_held", "What attempts and environments hold of it", "resource")
 
-    def show_amounts(self, *, capacity: Mapping[str, int], free: Mapping[str, int]) -> None:
+    def show_resources(self, *, capacity: Mapping[str, int], available: Mapping[str, int]) -> None:
         for resource, amount in capacity.items():
             name, unit = _BASE_UNITS.get(resource, (resource, 1))
             self._capacity.labels(name).set(amount * unit)
-            self._held.labels(name).set((amount - free.get(resource, 0)) * unit)
+            self._allocated.labels(name).set((amount - available.get(resource, 0)) * unit)

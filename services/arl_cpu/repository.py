@@ -10,24 +10,24 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Report
-from arl_manager.repository import GRANTED_TO_US, HELD_HERE, columns, edges_of, reported_edge
+from arl_cpu.executor import ExecutionReport
+from arl_manager.repository import ACTIVE_ON_NODE, GRANTED_TO_NODE, fence_columns, reported_edge, settled_and_requeued
 from arl_store.storable import storable
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
-    "Found",
+    "NodePollResult",
     "end_environments",
-    "forget_snapshots",
-    "live_environments",
+    "delete_snapshots",
+    "list_live_environments",
     "load",
-    "lose_environments",
-    "lose_other_epochs",
+    "mark_environments_lost",
+    "mark_other_epochs_lost",
     "poll",
     "publish_templates",
     "record_snapshot",
     "settle",
-    "snapshots_here",
+    "list_snapshots",
     "start",
 ]
 
@@ -36,7 +36,7 @@ PUBLISH_TEMPLATES = text("""
 """)
 
 # Under another epoch the environments of the old one are gone with its launcher.
-LOSE_OTHER_EPOCHS = text("""
+MARK_OTHER_EPOCHS_LOST = text("""
     update environments
        set lost_at = now(), end_reason = 'node_restarted', changed_xid = pg_current_xact_id()
      where node_id = :node_id
@@ -46,7 +46,7 @@ LOSE_OTHER_EPOCHS = text("""
 """)
 
 POLL = text(f"""
-    select ({HELD_HERE}) as held,
+    select ({ACTIVE_ON_NODE}) as held,
            (select coalesce(json_agg(id), '[]')::text
               from environments
              where node_id = :node_id
@@ -72,8 +72,8 @@ POLL = text(f"""
                and delete_requested_at is not null) as unwanted
 """)  # noqa: S608 - a constant of the library
 
-SNAPSHOTS_HERE = text("select id from snapshots where node_id = :node_id")
-FORGET_SNAPSHOTS = text("delete from snapshots where id = any(cast(:ids as uuid[]))")
+LIST_SNAPSHOTS = text("select id from snapshots where node_id = :node_id")
+DELETE_SNAPSHOTS = text("delete from snapshots where id = any(cast(:ids as uuid[]))")
 
 RECORD_SNAPSHOT = text("""
     insert into snapshots (id, project_id, queue_id, trajectory, environment_id, node_id, template, memory_mib,
@@ -84,7 +84,7 @@ RECORD_SNAPSHOT = text("""
       join environments as e on e.id = a.environment_id
      where a.id = :id and a.node_epoch = :epoch and a.state = 'running'
 """)
-LIVE_ENVIRONMENTS = text("""
+LIST_LIVE_ENVIRONMENTS = text("""
     select id, memory_mib, disk_mib
       from environments
      where node_id = :node_id
@@ -93,13 +93,13 @@ LIVE_ENVIRONMENTS = text("""
        and lost_at is null
 """)
 
-_SPEC = """s.environment::text as environment, s.timeout_s, s.payload::text as payload,
+_SPEC_COLUMNS = """s.environment::text as environment, s.timeout_s, s.payload::text as payload,
            case when s.elastic ->> 'resource' = 'cpu_milli' then (s.elastic ->> 'max')::int else 0
             end as widest_cpu_milli"""
 
 # The running edge, the environment's row at its first use, and the spec: one statement, one commit.
 START = text(f"""
-    {GRANTED_TO_US}, started as (
+    {GRANTED_TO_NODE}, started as (
         update actions as a
            set state = 'running', started_at = now()
           from ours
@@ -120,7 +120,7 @@ START = text(f"""
             on conflict do nothing
      returning id
     )
-    select started.id, started.grant_no, started.kind, started.environment_id, started.cancel, {_SPEC},
+    select started.id, started.grant_no, started.kind, started.environment_id, started.cancel, {_SPEC_COLUMNS},
            started.environment_id is null
            or made.id is not null
            or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live,
@@ -132,7 +132,7 @@ START = text(f"""
 """)  # noqa: S608 - constants of this module
 
 LOAD = text(f"""
-    select a.id, a.grant_no, a.kind, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC},
+    select a.id, a.grant_no, a.kind, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS},
            true as environment_live, coalesce(e.last_used_at = e.created_at, true) as may_make
       from actions as a
       join action_specs as s using (id)
@@ -190,7 +190,7 @@ SETTLE = text(f"""
     select id, grant_no, state from edge
 """)  # noqa: S608 - constants of the library
 
-LOSE_ENVIRONMENTS = text("""
+MARK_ENVIRONMENTS_LOST = text("""
     update environments
        set lost_at = now(), end_reason = :reason, changed_xid = pg_current_xact_id()
      where id = any(cast(:ids as uuid[]))
@@ -211,20 +211,20 @@ END_ENVIRONMENTS = text("""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
+class NodePollResult:
     """What a poll found on this node: held rows, and environments that are to end."""
 
-    held: Sequence[dict[str, Any]]
-    live: frozenset[UUID]
+    active_rows: Sequence[dict[str, Any]]
+    live_environments: frozenset[UUID]
     """Environments that rows say live here."""
-    ending: Sequence[tuple[UUID, str]]
-    unwanted: Sequence[UUID]
+    environments_to_end: Sequence[tuple[UUID, str]]
+    snapshots_to_delete: Sequence[UUID]
     """Snapshots."""
 
 
-async def lose_other_epochs(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
+async def mark_other_epochs_lost(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
     """What an earlier epoch of the node held."""
-    return await tx.execute(LOSE_OTHER_EPOCHS, {"node_id": node_id, "epoch": epoch})
+    return await tx.execute(MARK_OTHER_EPOCHS_LOST, {"node_id": node_id, "epoch": epoch})
 
 
 async def publish_templates(tx: WriteTx, templates: str, *, node_id: int, epoch: UUID) -> None:
@@ -232,21 +232,26 @@ async def publish_templates(tx: WriteTx, templates: str, *, node_id: int, epoch:
     await tx.execute(PUBLISH_TEMPLATES, {"templates": templates, "node_id": node_id, "epoch": epoch})
 
 
-async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> Found:
+async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
     ending = [(UUID(entry["id"]), str(entry["reason"])) for entry in json.loads(row.ending)]
     live = frozenset(UUID(entry) for entry in json.loads(row.live))
     unwanted = [UUID(entry) for entry in json.loads(row.unwanted)]
-    return Found(held=json.loads(row.held), live=live, ending=ending, unwanted=unwanted)
+    return NodePollResult(
+        active_rows=json.loads(row.held),
+        live_environments=live,
+        environments_to_end=ending,
+        snapshots_to_delete=unwanted,
+    )
 
 
-async def live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row]:
-    return await tx.fetch(LIVE_ENVIRONMENTS, {"node_id": node_id, "epoch": epoch})
+async def list_live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row]:
+    return await tx.fetch(LIST_LIVE_ENVIRONMENTS, {"node_id": node_id, "epoch": epoch})
 
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, node_id: int, epoch: UUID) -> Sequence[Row]:
     """The fences that are running now, with their specs. One that does not come back was lost."""
-    return await tx.fetch(START, {**columns(fences), "node_id": node_id, "epoch": epoch})
+    return await tx.fetch(START, {**fence_columns(fences), "node_id": node_id, "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
@@ -254,7 +259,9 @@ async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
-async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
+async def settle(
+    tx: WriteTx, reports: Sequence[ExecutionReport], *, epoch: UUID
+) -> tuple[frozenset[Fence], frozenset[Fence]]:
     """Record each outcome once, and answer the fences that settled and those that went back to the queue.
 
     A fence that was lost changes nothing, and is in neither.
@@ -267,14 +274,14 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
             "run_us": [report.run_us for report in reports],
             "environments_lost": [report.environment_lost for report in reports],
             "epoch": epoch,
-            **_results(reports),
+            **_result_columns(reports),
         },
     )
-    return edges_of(rows)
+    return settled_and_requeued(rows)
 
 
-async def lose_environments(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:
-    return await tx.execute(LOSE_ENVIRONMENTS, {"ids": sorted(ids), "reason": reason, "epoch": epoch})
+async def mark_environments_lost(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:
+    return await tx.execute(MARK_ENVIRONMENTS_LOST, {"ids": sorted(ids), "reason": reason, "epoch": epoch})
 
 
 async def end_environments(tx: WriteTx, ended: Iterable[tuple[UUID, str]], *, epoch: UUID) -> int:
@@ -285,8 +292,8 @@ async def end_environments(tx: WriteTx, ended: Iterable[tuple[UUID, str]], *, ep
     )
 
 
-async def snapshots_here(tx: ReadTx, *, node_id: int) -> Sequence[UUID]:
-    return [row.id for row in await tx.fetch(SNAPSHOTS_HERE, {"node_id": node_id})]
+async def list_snapshots(tx: ReadTx, *, node_id: int) -> Sequence[UUID]:
+    return [row.id for row in await tx.fetch(LIST_SNAPSHOTS, {"node_id": node_id})]
 
 
 async def record_snapshot(tx: WriteTx, action: UUID, *, epoch: UUID, size: Mapping[str, int]) -> int:
@@ -294,20 +301,20 @@ async def record_snapshot(tx: WriteTx, action: UUID, *, epoch: UUID, size: Mappi
     return await tx.execute(RECORD_SNAPSHOT, {"id": action, "epoch": epoch, **size})
 
 
-async def forget_snapshots(tx: WriteTx, ids: Sequence[UUID]) -> int:
-    return await tx.execute(FORGET_SNAPSHOTS, {"ids": list(ids)})
+async def delete_snapshots(tx: WriteTx, ids: Sequence[UUID]) -> int:
+    return await tx.execute(DELETE_SNAPSHOTS, {"ids": list(ids)})
 
 
-def _results(reports: Sequence[Report]) -> dict[str, Any]:
+def _result_columns(reports: Sequence[ExecutionReport]) -> dict[str, Any]:
     return {
-        **columns([report.fence for report in reports]),
+        **fence_columns([report.fence for report in reports]),
         "exit_codes": [report.exit_code for report in reports],
         "signals": [report.signal for report in reports],
-        "stdouts": [report.stdout.kept for report in reports],
-        "stderrs": [report.stderr.kept for report in reports],
+        "stdouts": [report.stdout.data for report in reports],
+        "stderrs": [report.stderr.data for report in reports],
         "stdout_bytes": [report.stdout.total_bytes for report in reports],
         "stderr_bytes": [report.stderr.total_bytes for report in reports],
-        "files": [_json_of_files(report) for report in reports],
+        "files": [_files_json(report) for report in reports],
         "missing": [json.dumps(report.missing_files) for report in reports],
         "cpu_us": [report.cpu_us for report in reports],
         "peaks_kib": [report.peak_memory_kib for report in reports],
@@ -317,5 +324,5 @@ def _results(reports: Sequence[Report]) -> dict[str, Any]:
     }
 
 
-def _json_of_files(report: Report) -> str:
+def _files_json(report: ExecutionReport) -> str:
     return json.dumps({path: b64encode(content).decode() for path, content in report.files.items()})

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 
 from arl_core.policies import PolicyName
 from arl_manager.settings import ManagerSettings
-from arl_wire.resources import Resources
+from arl_wire.resources import CustomResources
 
 __all__ = ["CpuSettings"]
 
@@ -22,12 +22,12 @@ class CpuSettings(ManagerSettings):
     )
     cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
     memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
-    resources: Resources = Field(
+    resources: CustomResources = Field(
         default_factory=dict, description='What else the node has, as JSON: {"npu": 4}. Counted, and not confined'
     )
 
     @model_validator(mode="after")
-    def _has_launcher(self) -> "CpuSettings":
+    def _check_launcher_socket(self) -> "CpuSettings":
         if self.driver != "simulated" and self.launcher_socket is None:
             raise ValueError("TANGRAM_LAUNCHER_SOCKET is needed unless TANGRAM_DRIVER is `simulated`")
         return self

@@ -17,32 +17,32 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu import repository
-from arl_cpu.executor import Executor, Report, Work, WorkRefused
-from arl_cpu.transfers import report_of
-from arl_store.tx import Row, Store
+from arl_cpu.executor import ExecutionReport, Executor, FileOperation, FileOperationError
+from arl_cpu.transfers import report_for_error
+from arl_store.tx import PostgresStore, Row
 from arl_wire.errors import Conflict, TooLarge
 
-__all__ = ["Snapshots"]
+__all__ = ["NodeSnapshots"]
 
-PARTIAL = ".partial-"
-_KEPT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tar")
-BLOCK = 1 << 20
-HEADERS = 2560
+PARTIAL_PREFIX = ".partial-"
+_SNAPSHOT_NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tar")
+BLOCK_BYTES = 1 << 20
+MEMBER_OVERHEAD_BYTES = 2560
 """Of a member, besides its content and its names."""
-MARGIN = 8 * HEADERS
+ARCHIVE_OVERHEAD_BYTES = 8 * MEMBER_OVERHEAD_BYTES
 """Of the archive's own."""
-RESTORE_WITHIN_S = 600
+RESTORE_TIMEOUT_S = 600
 
 
-class Snapshots:
+class NodeSnapshots:
     def __init__(
-        self, directory: Path | None, *, node_name: str, max_mib: int, store: Store, executor: Executor
+        self, directory: Path | None, *, node_name: str, max_mib: int, store: PostgresStore, executor: Executor
     ) -> None:
         # A directory may be of several nodes, on one machine or a shared file system.
         self._directory = None if directory is None else directory / f"node-{quote(node_name, safe='')}"
         self._max_bytes = max_mib << 20
         self._store, self._executor = store, executor
-        self._expected: dict[Fence, tuple[UUID, UUID]] = {}
+        self._pending_restores: dict[Fence, tuple[UUID, UUID]] = {}
         """Environments that are being made, and the snapshots that they begin with."""
         self._reserved: dict[UUID, int] = {}
         self.epoch = UUID(int=0)
@@ -54,61 +54,61 @@ class Snapshots:
             return
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         async with self._store.read() as tx:
-            known = {f"{id}.tar" for id in await repository.snapshots_here(tx, node_id=node_id)}
+            known = {f"{id}.tar" for id in await repository.list_snapshots(tx, node_id=node_id)}
         for path in self._directory.iterdir():
-            if path.name not in known and _is_ours(path):
+            if path.name not in known and _is_snapshot_file(path):
                 path.unlink()
 
-    async def take(self, action: UUID, work: Work) -> Mapping[str, Any]:
+    async def take(self, action: UUID, operation: FileOperation) -> Mapping[str, Any]:
         """Keep what the work packs. Raises TooLarge where the node's budget has no room for it."""
         if self._directory is None:
             raise Conflict("this node keeps no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
-        size = await work.answer()
-        most = size["bytes"] + size["names"] + size["members"] * HEADERS + MARGIN
+        size = await operation.read_response()
+        most = size["bytes"] + size["names"] + size["members"] * MEMBER_OVERHEAD_BYTES + ARCHIVE_OVERHEAD_BYTES
         self._reserve(action, most)
-        partial = self._directory / f"{PARTIAL}{action}"
+        partial = self._directory / f"{PARTIAL_PREFIX}{action}"
         try:
-            await _write(work, partial, most)
+            await _write_archive(operation, partial, most)
             partial.rename(self._path(action))
-            await asyncio.to_thread(_persist, self._directory)
+            await asyncio.to_thread(_sync_directory, self._directory)
             await self._record(action, size)
         finally:
             partial.unlink(missing_ok=True)
             del self._reserved[action]
         return {"id": str(action)}
 
-    def expect(self, row: Row) -> None:
+    def expect_restore(self, row: Row) -> None:
         """The environment that this action makes begins with a snapshot, if its row says so."""
         if (snapshot := json.loads(row.environment).get("snapshot")) is not None:
-            self._expected[Fence(row.id, row.grant_no)] = row.environment_id, UUID(snapshot)
+            self._pending_restores[Fence(row.id, row.grant_no)] = row.environment_id, UUID(snapshot)
 
-    async def restored(self, report: Report, *, is_killed: Callable[[], bool]) -> Report:
+    async def complete_restore(self, report: ExecutionReport, *, is_killed: Callable[[], bool]) -> ExecutionReport:
         """What becomes of an action that made an environment, once that holds its snapshot; other reports as is.
 
         One that does not hold all of it is no environment: it is destroyed before its action settles.
         """
-        environment, snapshot = self._expected.pop(report.fence, (None, None))
+        environment, snapshot = self._pending_restores.pop(report.fence, (None, None))
         if environment is None or snapshot is None or report.outcome != "ok":
             return report
-        failed = await self._failure(report.fence, environment, snapshot)
+        failed = await self._restore_error(report.fence, environment, snapshot)
         if is_killed():
-            failed = Report(fence=report.fence, outcome="cancelled")
+            failed = ExecutionReport(fence=report.fence, outcome="cancelled")
         if failed is None:
             return report
         with suppress(ConnectionError):  # then the launcher is gone, and its environments with it
             await self._executor.destroy([environment])
         return replace(failed, run_us=report.run_us, environment_lost=True)
 
-    async def _failure(self, fence: Fence, environment: UUID, snapshot: UUID) -> Report | None:
+    async def _restore_error(self, fence: Fence, environment: UUID, snapshot: UUID) -> ExecutionReport | None:
         try:
             await self._restore(fence, environment, snapshot)
-        except WorkRefused as refused:
-            return report_of(fence, refused)
+        except FileOperationError as refused:
+            return report_for_error(fence, refused)
         except FileNotFoundError:
-            return Report(fence=fence, outcome="user_error", message="its snapshot is not there any more")
+            return ExecutionReport(fence=fence, outcome="user_error", message="its snapshot is not there any more")
         except OSError as error:
             message = f"the snapshot was not restored: {error}"
-            return Report(fence=fence, outcome="infra_error", reason="restore_failed", message=message)
+            return ExecutionReport(fence=fence, outcome="infra_error", reason="restore_failed", message=message)
         return None
 
     async def remove(self, ids: Iterable[UUID]) -> None:
@@ -118,20 +118,20 @@ class Snapshots:
             if self._directory is not None:
                 self._path(id).unlink(missing_ok=True)
         async with self._store.write() as tx:
-            await repository.forget_snapshots(tx, gone)
+            await repository.delete_snapshots(tx, gone)
 
     async def _restore(self, fence: Fence, environment: UUID, snapshot: UUID) -> None:
-        asked = {"op": "unpack", "path": "", "whole": True, "limit_s": RESTORE_WITHIN_S}
+        asked = {"op": "unpack", "path": "", "whole": True, "limit_s": RESTORE_TIMEOUT_S}
         if self._directory is None:
             raise FileNotFoundError("TANGRAM_SNAPSHOTS_DIR is not set any more")
         with self._path(snapshot).open("rb") as file:
-            work = await self._executor.work(fence, environment, asked)
+            work = await self._executor.start_file_operation(fence, environment, asked)
             try:
-                await work.answer()
-                while block := await asyncio.to_thread(file.read, BLOCK):
+                await work.read_response()
+                while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
                     await work.send(block)
                 await work.send(b"")
-                await work.answer()
+                await work.read_response()
             finally:
                 await work.close()
 
@@ -145,9 +145,9 @@ class Snapshots:
 
     def _reserve(self, action: UUID, count: int) -> None:
         assert self._directory is not None
-        used = sum(path.stat().st_size for path in self._directory.iterdir() if _KEPT.fullmatch(path.name)) + sum(
-            self._reserved.values()
-        )
+        used = sum(
+            path.stat().st_size for path in self._directory.iterdir() if _SNAPSHOT_NAME.fullmatch(path.name)
+        ) + sum(self._reserved.values())
         if used + count > self._max_bytes:
             raise TooLarge(
                 f"the snapshot needs {count >> 20} MiB and the node has {max(0, self._max_bytes - used) >> 20} left of "
@@ -160,25 +160,25 @@ class Snapshots:
         return self._directory / f"{id}.tar"
 
 
-async def _write(work: Work, path: Path, most: int) -> None:
+async def _write_archive(operation: FileOperation, path: Path, max_bytes: int) -> None:
     """Raises TooLarge for more than was said before."""
-    left = most
+    left = max_bytes
     with path.open("xb", buffering=0) as file:
-        async for chunk in work.output():
+        async for chunk in operation.output():
             left -= len(chunk)
             if left < 0:
-                raise TooLarge(f"the snapshot came to more than the {most} bytes that were reserved for it")
+                raise TooLarge(f"the snapshot came to more than the {max_bytes} bytes that were reserved for it")
             await asyncio.to_thread(file.write, chunk)
         await asyncio.to_thread(os.fsync, file.fileno())
 
 
-def _is_ours(path: Path) -> bool:
+def _is_snapshot_file(path: Path) -> bool:
     if path.is_symlink() or not path.is_file():
         return False
-    return path.name.startswith(PARTIAL) or _KEPT.fullmatch(path.name) is not None
+    return path.name.startswith(PARTIAL_PREFIX) or _SNAPSHOT_NAME.fullmatch(path.name) is not None
 
 
-def _persist(directory: Path) -> None:
+def _sync_directory(directory: Path) -> None:
     opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(opened)

@@ -5,24 +5,24 @@ from base64 import b64decode
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
-from arl_cpu.holdings import Attempt
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, ExecutionReport
+from arl_cpu.holdings import AttemptAllocation
 from arl_store.tx import Row
-from arl_wire.internal import GrantBody
+from arl_wire.internal import GrantPayload
 
-__all__ = ["attempt_of", "exec_spec", "refusal"]
+__all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report"]
 
 
-def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
+def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | None:
     """The report of an attempt that must not start: cancelled, its environment gone, a wall missing."""
     fence = Fence(row.id, row.grant_no)
     if row.cancel:
-        return Report(fence=fence, outcome="cancelled")
+        return ExecutionReport(fence=fence, outcome="cancelled")
     environment = json.loads(row.environment)
     named = environment.get("id")
     is_another = named is not None and UUID(named) != row.environment_id
     if is_another or not row.environment_live:
-        return Report(
+        return ExecutionReport(
             fence=fence,
             outcome="infra_error",
             reason="environment_lost",
@@ -31,15 +31,17 @@ def refusal(row: Row, *, enforced: frozenset[str]) -> Report | None:
             environment_lost=not is_another,
         )
     if row.kind == "environment.create" and not row.may_make:
-        return Report(fence=fence, outcome="user_error", reason="environment_exists", message="it is there already")
+        return ExecutionReport(
+            fence=fence, outcome="user_error", reason="environment_exists", message="it is there already"
+        )
     missing = set(environment.get("require", ())) - enforced
     if missing:
         message = f"this node does not enforce {', '.join(sorted(missing))}"
-        return Report(fence=fence, outcome="infra_error", reason="not_enforced", message=message)
+        return ExecutionReport(fence=fence, outcome="infra_error", reason="not_enforced", message=message)
     return None
 
 
-def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
+def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, ...]) -> ExecSpec:
     environment = json.loads(row.environment)
     payload = json.loads(row.payload)
     return ExecSpec(
@@ -67,10 +69,10 @@ def exec_spec(row: Row, attempt: Attempt, cores: tuple[int, ...]) -> ExecSpec:
         timeout_s=row.timeout_s,
         cpu_milli=attempt.cpu_milli,
         cores=cores,
-        widest_cpu_milli=row.widest_cpu_milli,
-        amounts_seq=attempt.amounts_seq,
+        max_cpu_milli=row.widest_cpu_milli,
+        resize_seq=attempt.resize_seq,
     )
 
 
-def attempt_of(grant: GrantBody) -> Attempt:
-    return Attempt(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)
+def allocation_from_grant(grant: GrantPayload) -> AttemptAllocation:
+    return AttemptAllocation(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)

@@ -10,43 +10,43 @@ from uuid import UUID
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 
-from arl_cpu.executor import Work
-from arl_cpu.snapshots import Snapshots
-from arl_cpu.transfers import Transfers
-from arl_kit.hops import Hops
-from arl_kit.streamed import Streamed
+from arl_cpu.executor import FileOperation
+from arl_cpu.snapshots import NodeSnapshots
+from arl_cpu.transfers import FileTransfers
+from arl_kit.hops import InternalApi
+from arl_kit.streamed import StreamedResponse
 from arl_wire.errors import Unavailable
 
-__all__ = ["ASKED", "WORK", "add_transfers"]
+__all__ = ["TRANSFER_HEADER", "TRANSFER_PATH", "add_transfer_routes"]
 
-WORK = "/internal/work/"
-ASKED = "tangram-work"
+TRANSFER_PATH = "/internal/work/"
+TRANSFER_HEADER = "tangram-work"
 """The header that says what is to be done; the body is an archive."""
 
 
-def add_transfers(hops: Hops, transfers: Transfers, snapshots: Snapshots) -> None:
+def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: NodeSnapshots) -> None:
     async def work(request: Request) -> Response:
         """In the turn of the action that is named: what the work says, or the archive that it packs."""
-        asked, action = json.loads(request.headers[ASKED]), UUID(request.path_params["action"])
+        asked, action = json.loads(request.headers[TRANSFER_HEADER]), UUID(request.path_params["action"])
         async with AsyncExitStack() as held:
-            at_work = await held.enter_async_context(transfers.begun(action, asked))
+            at_work = await held.enter_async_context(transfers.open_transfer(action, asked))
             if asked.get("whole"):
                 return JSONResponse(await snapshots.take(action, at_work))
-            said = await at_work.answer()
+            said = await at_work.read_response()
             if asked["op"] == "unpack":
-                said = await _fed(at_work, request)
+                said = await _receive_archive(at_work, request)
             if asked["op"] != "pack":
                 return JSONResponse(said)
-            return Streamed(at_work.output(), held.pop_all(), media_type="application/x-tar", headers={})
+            return StreamedResponse(at_work.output(), held.pop_all(), media_type="application/x-tar", headers={})
         raise AssertionError("the stack swallows nothing")
 
-    hops.add_stream(f"{WORK}{{action}}", work)
+    api.add_stream(f"{TRANSFER_PATH}{{action}}", work)
 
 
-async def _fed(work: Work, request: Request) -> Mapping[str, Any]:
+async def _receive_archive(operation: FileOperation, request: Request) -> Mapping[str, Any]:
     """What it says at its end, which may come before that of the archive."""
-    feeding = asyncio.create_task(_feed(work, request.stream()))
-    answering = asyncio.create_task(_answer(work))
+    feeding = asyncio.create_task(_send_archive(operation, request.stream()))
+    answering = asyncio.create_task(_read_response(operation))
     try:
         await asyncio.wait((feeding, answering), return_when=asyncio.FIRST_COMPLETED)
         if not answering.done() and isinstance(feeding.exception(), ClientDisconnect):
@@ -58,12 +58,12 @@ async def _fed(work: Work, request: Request) -> Mapping[str, Any]:
         await asyncio.gather(feeding, answering, return_exceptions=True)
 
 
-async def _feed(work: Work, archive: AsyncIterator[bytes]) -> None:
+async def _send_archive(operation: FileOperation, archive: AsyncIterator[bytes]) -> None:
     async for chunk in archive:
         if chunk:
-            await work.send(chunk)
-    await work.send(b"")
+            await operation.send(chunk)
+    await operation.send(b"")
 
 
-async def _answer(work: Work) -> Mapping[str, Any]:
-    return await work.answer()
+async def _read_response(operation: FileOperation) -> Mapping[str, Any]:
+    return await operation.read_response()

@@ -1,9 +1,9 @@
 from arl_gateway.app import build
 from arl_gateway.settings import GatewaySettings
 from arl_kit.server import serve
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 
 if __name__ == "__main__":
-    settings = load(GatewaySettings)
+    settings = load_settings(GatewaySettings)
     app = build(settings)
     serve(app, settings, name="gateway", on_drain=app.state.drain)

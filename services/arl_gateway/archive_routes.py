@@ -5,50 +5,50 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
-from arl_gateway.archives import LONGEST_CURSOR, Archives
-from arl_gateway.environment_routes import BYTES
-from arl_gateway.routes import ANY, Writer, trace_of
-from arl_kit.app import documented
-from arl_kit.streamed import Streamed
+from arl_gateway.archives import MAX_CURSOR_LENGTH, ArchiveService
+from arl_gateway.environment_routes import BINARY_BODY
+from arl_gateway.routes import COMMON_ERRORS, Writer, request_trace
+from arl_kit.app import error_responses
+from arl_kit.streamed import StreamedResponse
 from arl_wire.actions import RelativePath
 from arl_wire.errors import BadRequest, Conflict, NotFound, RequestTimeout, TooLarge
-from arl_wire.files import FilePage, Unpacked
+from arl_wire.files import FileListResponse, UploadArchiveResponse
 
-__all__ = ["ARCHIVE", "router"]
+__all__ = ["ARCHIVE_PATH", "router"]
 
-ARCHIVE = r"/v1/environments/[^/]+/archive$"
-TAR: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-Where = Annotated[RelativePath | None, Query(description="Below the working directory; left out: all of it")]
+ARCHIVE_PATH = r"/v1/environments/[^/]+/archive$"
+TAR_CONTENT: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+ArchivePath = Annotated[RelativePath | None, Query(description="Below the working directory; left out: all of it")]
 
 router = APIRouter(prefix="/v1/environments", tags=["environments"])
 
 
-async def _archives(request: Request) -> Archives:
-    archives: Archives = request.app.state.archives
+async def _archives(request: Request) -> ArchiveService:
+    archives: ArchiveService = request.app.state.archives
     return archives
 
 
-ArchiveService = Annotated[Archives, Depends(_archives)]
+ArchivesDep = Annotated[ArchiveService, Depends(_archives)]
 
 
 @router.get(
     "/{id}/files",
     operation_id="list_files",
     response_model_exclude_none=True,
-    responses=documented(*ANY, BadRequest, NotFound, Conflict, TooLarge),
+    responses=error_responses(*COMMON_ERRORS, BadRequest, NotFound, Conflict, TooLarge),
 )
 async def list_files(
     id: UUID,
     caller: Writer,
-    archives: ArchiveService,
+    archives: ArchivesDep,
     request: Request,
-    path: Where = None,
+    path: ArchivePath = None,
     recursive: Annotated[bool, Query(description="With all that is in its directories")] = False,
-    cursor: Annotated[str | None, Query(max_length=LONGEST_CURSOR, pattern="^[0-9a-f]*$")] = None,
+    cursor: Annotated[str | None, Query(max_length=MAX_CURSOR_LENGTH, pattern="^[0-9a-f]*$")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
-) -> FilePage:
+) -> FileListResponse:
     """The files in a directory, looked at in their turn among the environment's actions."""
-    trace = trace_of(request)
+    trace = request_trace(request)
     return await archives.list(
         id, caller, path=path or "", recursive=recursive, cursor=cursor, limit=limit, trace=trace
     )
@@ -58,31 +58,34 @@ async def list_files(
     "/{id}/archive",
     operation_id="read_archive",
     response_class=Response,
-    responses={200: {"description": "A tar archive", "content": TAR}, **documented(*ANY, NotFound, Conflict, TooLarge)},
+    responses={
+        200: {"description": "A tar archive", "content": TAR_CONTENT},
+        **error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge),
+    },
 )
 async def read_archive(
-    id: UUID, caller: Writer, archives: ArchiveService, request: Request, response: Response, path: Where = None
+    id: UUID, caller: Writer, archives: ArchivesDep, request: Request, response: Response, path: ArchivePath = None
 ) -> Response:
     """A directory or a file as a tar archive, packed in its turn among the environment's actions.
 
     Pipes, sockets and devices are left out. An answer that breaks off is an archive that is not whole.
     """
-    content, held = await archives.pack(id, caller, path=path or "", trace=trace_of(request))
-    return Streamed(content, held, media_type="application/x-tar", headers=dict(response.headers))
+    content, held = await archives.pack(id, caller, path=path or "", trace=request_trace(request))
+    return StreamedResponse(content, held, media_type="application/x-tar", headers=dict(response.headers))
 
 
 @router.put(
     "/{id}/archive",
     operation_id="write_archive",
-    openapi_extra={"requestBody": {"required": True, "content": BYTES}},
-    responses=documented(*ANY, BadRequest, NotFound, Conflict, TooLarge, RequestTimeout),
+    openapi_extra={"requestBody": {"required": True, "content": BINARY_BODY}},
+    responses=error_responses(*COMMON_ERRORS, BadRequest, NotFound, Conflict, TooLarge, RequestTimeout),
 )
 async def write_archive(
-    id: UUID, caller: Writer, archives: ArchiveService, request: Request, path: Where = None
-) -> Unpacked:
+    id: UUID, caller: Writer, archives: ArchivesDep, request: Request, path: ArchivePath = None
+) -> UploadArchiveResponse:
     """Unpack a tar archive, plain or gzip, to a directory, in its turn among the environment's actions.
 
     Files, directories, links and hard links that stay below that directory. Each file is there as a whole, or as it
     was before; where a member cannot be, the problem names it, and those before it are there.
     """
-    return await archives.unpack(id, caller, path=path or "", archive=request.stream(), trace=trace_of(request))
+    return await archives.unpack(id, caller, path=path or "", archive=request.stream(), trace=request_trace(request))

@@ -15,43 +15,57 @@ from typing import Any
 from uuid import UUID
 
 from arl_gateway.auth import Caller
-from arl_gateway.environments import Environments
-from arl_gateway.service import Actions, Trace
-from arl_kit.peers import Peers
-from arl_wire.actions import Action, Demand, EnvironmentRequest, SubmitAction
+from arl_gateway.environments import EnvironmentService
+from arl_gateway.service import ActionService, RequestTrace
+from arl_kit.peers import ServiceClient
+from arl_wire.actions import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
 from arl_wire.errors import BadRequest, Conflict, FieldError, TangramError, TooLarge
-from arl_wire.files import FileEntry, FilePage, Unpacked
+from arl_wire.files import FileEntry, FileListResponse, UploadArchiveResponse
 
-__all__ = ["Archives"]
+__all__ = ["ArchiveService"]
 
-LIMIT_S = 600
+TRANSFER_TIMEOUT_S = 600
 """For one transfer, once it has its turn."""
-LOOK_S = 20.0
-ANSWERS_WITHIN_S = 5.0
+POLL_WAIT_S = 20.0
+NODE_RESPONSE_TIMEOUT_S = 5.0
 """After its action has settled."""
-LIST_BYTES = 16 << 20
-LONGEST_CURSOR = 2 * 4096
+MAX_LIST_BYTES = 16 << 20
+MAX_CURSOR_LENGTH = 2 * 4096
 """In hexadecimal digits: no list goes on from a longer path."""
 
 
-class Archives:
+class ArchiveService:
     def __init__(
-        self, environments: Environments, actions: Actions, peers: Peers, *, max_bytes: int, limit_s: int = LIMIT_S
+        self,
+        environments: EnvironmentService,
+        actions: ActionService,
+        peers: ServiceClient,
+        *,
+        max_bytes: int,
+        timeout_s: int = TRANSFER_TIMEOUT_S,
     ) -> None:
         self._environments, self._actions, self._peers = environments, actions, peers
-        self._max_bytes, self._limit_s = max_bytes, limit_s
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
 
     async def list(
-        self, id: UUID, caller: Caller, *, path: str, recursive: bool, cursor: str | None, limit: int, trace: Trace
-    ) -> FilePage:
+        self,
+        id: UUID,
+        caller: Caller,
+        *,
+        path: str,
+        recursive: bool,
+        cursor: str | None,
+        limit: int,
+        trace: RequestTrace,
+    ) -> FileListResponse:
         """In its turn among the environment's actions, as all here."""
-        asked = {"op": "list", "path": path, "recursive": recursive, "limit": limit, "after": _after(cursor)}
+        asked = {"op": "list", "path": path, "recursive": recursive, "limit": limit, "after": _decode_cursor(cursor)}
         async with self.transfer(id, caller, trace, asked) as content:
-            said = await _whole(content)
-        return FilePage(items=[FileEntry(**entry) for entry in said["entries"]], next_cursor=said["next"])
+            said = await _read_json(content)
+        return FileListResponse(items=[FileEntry(**entry) for entry in said["entries"]], next_cursor=said["next"])
 
     async def pack(
-        self, id: UUID, caller: Caller, *, path: str, trace: Trace
+        self, id: UUID, caller: Caller, *, path: str, trace: RequestTrace
     ) -> tuple[AsyncIterator[bytes], AsyncExitStack]:
         """The archive as it comes, and what has to be held until it has been passed on."""
         asked = {"op": "pack", "path": path, "max_bytes": self._max_bytes}
@@ -61,31 +75,36 @@ class Archives:
         raise AssertionError("the stack swallows nothing")
 
     async def unpack(
-        self, id: UUID, caller: Caller, *, path: str, archive: AsyncIterator[bytes], trace: Trace
-    ) -> Unpacked:
+        self, id: UUID, caller: Caller, *, path: str, archive: AsyncIterator[bytes], trace: RequestTrace
+    ) -> UploadArchiveResponse:
         """Returns when all of it is there. Raises with the member's name where one can't be; earlier ones stay."""
         async with self.transfer(id, caller, trace, {"op": "unpack", "path": path}, archive) as content:
-            return Unpacked(**await _whole(content))
+            return UploadArchiveResponse(**await _read_json(content))
 
     @asynccontextmanager
     async def transfer(
-        self, id: UUID, caller: Caller, trace: Trace, asked: Mapping[str, Any], body: AsyncIterator[bytes] | None = None
+        self,
+        id: UUID,
+        caller: Caller,
+        trace: RequestTrace,
+        operation: Mapping[str, Any],
+        body: AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        row = await self._environments.live(id, caller)
-        action = SubmitAction(
+        row = await self._environments.require_live(id, caller)
+        action = SubmitActionRequest(
             kind="environment.transfer",
             task=row.task,
             trajectory=row.trajectory,
-            environment=EnvironmentRequest(id=id, scope="trajectory"),
-            demand=Demand(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
+            environment=EnvironmentSelector(id=id, scope="trajectory"),
+            demand=DemandSpec(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
         )
         submitted = await self._actions.submit(action, caller, key=None, trace=trace)
-        about = {"tangram-work": json.dumps({**asked, "limit_s": self._limit_s})}
+        about = {"tangram-work": json.dumps({**operation, "limit_s": self._timeout_s})}
         url = f"{row.node_url}/internal/work/{submitted.id}"
         try:
             async with AsyncExitStack() as held:
                 opening = asyncio.create_task(held.enter_async_context(self._peers.stream(url, about, body)))
-                await self._until_open(opening, submitted.id, caller)
+                await self._wait_until_open(opening, submitted.id, caller)
                 yield await opening
         except BaseException:
             # What has not begun yet shall not; what has, has been told by its own connection.
@@ -93,42 +112,42 @@ class Archives:
                 await asyncio.shield(self._actions.cancel(submitted.id, caller))
             raise
 
-    async def _until_open(self, opening: "asyncio.Task[Any]", action: UUID, caller: Caller) -> None:
+    async def _wait_until_open(self, opening: "asyncio.Task[Any]", action: UUID, caller: Caller) -> None:
         """Raises Conflict where the action has settled and its node knows nothing of it."""
         try:
             while not opening.done():
-                watching = asyncio.create_task(self._actions.get(action, caller, wait_s=LOOK_S))
+                watching = asyncio.create_task(self._actions.get(action, caller, wait_s=POLL_WAIT_S))
                 await asyncio.wait((opening, watching), return_when=asyncio.FIRST_COMPLETED)
                 if not watching.done():
                     watching.cancel()
                 elif (settled := watching.result()).settled_at is not None:
-                    await asyncio.wait((opening,), timeout=ANSWERS_WITHIN_S)
+                    await asyncio.wait((opening,), timeout=NODE_RESPONSE_TIMEOUT_S)
                     if not opening.done():
-                        raise _ended(settled)
+                        raise _transfer_failed(settled)
         except BaseException:
             opening.cancel()
             await asyncio.wait((opening,))
             raise
 
 
-def _ended(settled: Action) -> Conflict:
+def _transfer_failed(settled: Action) -> Conflict:
     return Conflict(
         f"environment {settled.environment}: the transfer ended as {settled.outcome} "
         f"({settled.message or settled.reason})"
     )
 
 
-async def _whole(content: AsyncIterator[bytes]) -> dict[str, Any]:
+async def _read_json(content: AsyncIterator[bytes]) -> dict[str, Any]:
     found = bytearray()
     async for chunk in content:
         found += chunk
-        if len(found) > LIST_BYTES:
+        if len(found) > MAX_LIST_BYTES:
             raise TooLarge("the names in it are too long to be listed at once; ask for fewer with `limit`")
     said: dict[str, Any] = json.loads(found)
     return said
 
 
-def _after(cursor: str | None) -> str | None:
+def _decode_cursor(cursor: str | None) -> str | None:
     try:
         return bytes.fromhex(cursor).decode(errors="surrogateescape") if cursor is not None else None
     except ValueError:

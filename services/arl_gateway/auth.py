@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from hashlib import sha256
 
 from arl_gateway import repository
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 from arl_wire.errors import Forbidden, Unauthenticated
 
-__all__ = ["Caller", "Keys"]
+__all__ = ["Caller", "KeyAuthenticator"]
 
-CACHE_MAX = 10_000
+MAX_CACHED_KEYS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,31 +22,31 @@ class Caller:
     project: str
     scopes: frozenset[str]
 
-    def may(self, scope: str) -> bool:
+    def has_scope(self, scope: str) -> bool:
         """`write` includes `read` of its area, `*` is all of its area."""
         area, _, verb = scope.partition(":")
         enough = {scope, f"{area}:*"} | ({f"{area}:write"} if verb == "read" else set())
         return not enough.isdisjoint(self.scopes)
 
-    def must(self, scope: str) -> None:
-        if not self.may(scope):
+    def require_scope(self, scope: str) -> None:
+        if not self.has_scope(scope):
             raise Forbidden(f"this API key lacks the scope `{scope}`")
 
 
-class Keys:
+class KeyAuthenticator:
     """A key revoked here is refused at once; one revoked at another gateway after at most `cache_s`."""
 
-    def __init__(self, store: Store, *, cache_s: float) -> None:
+    def __init__(self, store: PostgresStore, *, cache_s: float) -> None:
         self._store = store
         self._cache_s = cache_s
-        self._known: dict[bytes, tuple[float, Caller | None]] = {}
+        self._cache: dict[bytes, tuple[float, Caller | None]] = {}
         """Until when, by the hash of the key."""
         self._revocations = 0
-        self._looking: dict[tuple[bytes, int], asyncio.Task[Caller | None]] = {}
+        self._lookups: dict[tuple[bytes, int], asyncio.Task[Caller | None]] = {}
         """By the hash of the key and the revocations before: whoever comes after one does not ask with those before."""
 
-    async def caller(self, authorization: str | None) -> Caller:
-        key = _key_of(authorization or "")
+    async def authenticate(self, authorization: str | None) -> Caller:
+        key = _parse_key(authorization or "")
         if not key:
             raise Unauthenticated("send `Authorization: Bearer tk_…`; `tangram up` writes a key to its state directory")
         caller = await self._lookup(sha256(key.encode()).digest())
@@ -54,29 +54,29 @@ class Keys:
             raise Unauthenticated("this API key is unknown, expired or revoked")
         return caller
 
-    def forget(self, key_id: int) -> None:
+    def invalidate(self, key_id: int) -> None:
         """The key was revoked. A look-up under way may have read it before, so none of these is remembered."""
         self._revocations += 1
-        for digest in [digest for digest, (_, caller) in self._known.items() if caller and caller.key_id == key_id]:
-            del self._known[digest]
+        for digest in [digest for digest, (_, caller) in self._cache.items() if caller and caller.key_id == key_id]:
+            del self._cache[digest]
 
     async def _lookup(self, digest: bytes) -> Caller | None:
-        known = self._known.get(digest)
+        known = self._cache.get(digest)
         if known is not None and time.monotonic() < known[0]:
             return known[1]
         asked = digest, self._revocations
-        if (looking := self._looking.get(asked)) is None:
+        if (looking := self._lookups.get(asked)) is None:
             # One look for all who come meanwhile: an answer to many calls is followed by as many calls at once.
-            looking = self._looking[asked] = asyncio.create_task(self._look(digest))
-            looking.add_done_callback(lambda done: self._looked(asked, done))
+            looking = self._lookups[asked] = asyncio.create_task(self._fetch_caller(digest))
+            looking.add_done_callback(lambda done: self._lookup_done(asked, done))
         return await asyncio.shield(looking)
 
-    def _looked(self, asked: tuple[bytes, int], done: "asyncio.Task[Caller | None]") -> None:
-        self._looking.pop(asked, None)
+    def _lookup_done(self, lookup_key: tuple[bytes, int], done: "asyncio.Task[Caller | None]") -> None:
+        self._lookups.pop(lookup_key, None)
         if not done.cancelled():
             done.exception()  # is for those who wait, if any still do
 
-    async def _look(self, digest: bytes) -> Caller | None:
+    async def _fetch_caller(self, digest: bytes) -> Caller | None:
         now, revocations = time.monotonic(), self._revocations
         async with self._store.read() as tx:
             row = await repository.key_by_hash(tx, digest)
@@ -84,14 +84,14 @@ class Keys:
         if row is not None:
             caller = Caller(row.id, row.project_id, row.project, frozenset(row.scopes))
             until = min(until, now + row.expires_in_s) if row.expires_in_s is not None else until
-        if len(self._known) >= CACHE_MAX:
-            self._known.clear()
+        if len(self._cache) >= MAX_CACHED_KEYS:
+            self._cache.clear()
         if revocations == self._revocations:
-            self._known[digest] = (until, caller)
+            self._cache[digest] = (until, caller)
         return caller
 
 
-def _key_of(authorization: str) -> str:
+def _parse_key(authorization: str) -> str:
     """A bearer's, or of `Basic` (RFC 7617) the password, else the user: clients that only take a URL send that."""
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() == "bearer":

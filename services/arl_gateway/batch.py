@@ -6,41 +6,41 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
 
 from arl_kit.app import validation_failed
-from arl_wire.actions import SubmitAction
-from arl_wire.batches import GANG, MAX_GANG
-from arl_wire.errors import FieldError, GangRefused, Problem, TangramError, ValidationFailed
+from arl_wire.actions import SubmitActionRequest
+from arl_wire.batches import GANG_DESCRIPTION, MAX_GANG_SIZE
+from arl_wire.errors import FieldError, GangRefused, ProblemDetails, TangramError, ValidationFailed
 
-__all__ = ["SubmitBatch", "checked_gang", "problem_of_item"]
+__all__ = ["ActionBatchRequest", "check_gang", "item_problem"]
 
 
-Read = SubmitAction | ValidationFailed
+ParsedItem = SubmitActionRequest | ValidationFailed
 """An action, or why it is none."""
 
 
-def _or_what_is_wrong(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+def _parse_or_error(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
     try:
         return validate(value)
     except ValidationError as error:
         return validation_failed(error.errors(include_url=False, include_context=True, include_input=False))
 
 
-class SubmitBatch(BaseModel):
+class ActionBatchRequest(BaseModel):
     """Up to 1000 actions. Each is accepted or refused for itself."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    actions: list[Annotated[SubmitAction, WrapValidator(_or_what_is_wrong)]] = Field(min_length=1, max_length=1000)
+    actions: list[Annotated[SubmitActionRequest, WrapValidator(_parse_or_error)]] = Field(min_length=1, max_length=1000)
 
-    gang: bool = Field(default=False, description=GANG)
+    gang: bool = Field(default=False, description=GANG_DESCRIPTION)
 
-    def submissions(self) -> Sequence[SubmitAction | TangramError]:
+    def submissions(self) -> Sequence[SubmitActionRequest | TangramError]:
         """What `actions` really holds: the schema that clients see says it without the failures."""
-        return checked_gang(self.actions) if self.gang else self.actions
+        return check_gang(self.actions) if self.gang else self.actions
 
 
-def checked_gang(actions: Sequence[Read]) -> Sequence[Read | GangRefused]:
+def check_gang(actions: Sequence[ParsedItem]) -> Sequence[ParsedItem | GangRefused]:
     """All as they are, or all refused: each for what is wrong with it, the others because of that."""
-    checked = [each if isinstance(each, ValidationFailed) else _unfit(each, actions) or each for each in actions]
+    checked = [each if isinstance(each, ValidationFailed) else _gang_error(each, actions) or each for each in actions]
     wrong = [at for at, each in enumerate(checked) if isinstance(each, ValidationFailed)]
     if not wrong:
         return checked
@@ -48,10 +48,10 @@ def checked_gang(actions: Sequence[Read]) -> Sequence[Read | GangRefused]:
     return [each if isinstance(each, ValidationFailed) else because for each in checked]
 
 
-def _unfit(action: SubmitAction, gang: Sequence[Read]) -> ValidationFailed | None:
-    first = next(each for each in gang if isinstance(each, SubmitAction))
-    if not 2 <= len(gang) <= MAX_GANG:
-        field, message = "gang", f"a gang has 2 to {MAX_GANG} actions"
+def _gang_error(action: SubmitActionRequest, gang: Sequence[ParsedItem]) -> ValidationFailed | None:
+    first = next(each for each in gang if isinstance(each, SubmitActionRequest))
+    if not 2 <= len(gang) <= MAX_GANG_SIZE:
+        field, message = "gang", f"a gang has 2 to {MAX_GANG_SIZE} actions"
     elif action.kind != "exec":
         field, message = "kind", "an action of a gang is an `exec`"
     elif action.environment.id is not None or action.environment.scope != "ephemeral":
@@ -65,14 +65,14 @@ def _unfit(action: SubmitAction, gang: Sequence[Read]) -> ValidationFailed | Non
     return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
-def problem_of_item(error: TangramError, index: int) -> Problem:
+def item_problem(error: TangramError, index: int) -> ProblemDetails:
     """With the item in the names of the fields; what is wrong with a header is wrong for all."""
-    problem = error.problem()
-    fields = [_in_item(field, index) for field in problem.errors]
+    problem = error.to_problem()
+    fields = [_item_field(field, index) for field in problem.errors]
     return problem.model_copy(update={"errors": fields, "detail": f"actions.{index}: {problem.detail}"})
 
 
-def _in_item(error: FieldError, index: int) -> FieldError:
+def _item_field(error: FieldError, index: int) -> FieldError:
     if error.field.startswith("header."):
         return error
     inside = "" if error.field == "body" else f".{error.field}"

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 
 from arl_gateway.examples import EXAMPLES
 
-__all__ = ["describe"]
+__all__ = ["customize_openapi"]
 
 DESCRIPTION = """\
 Schedules single actions of agents in training: run a command, get its outcome.
@@ -50,18 +50,18 @@ SERVERS = [
 ]
 
 Json = dict[str, Any]
-NULL = {"type": "null"}
+NULL_SCHEMA = {"type": "null"}
 
 
-def describe(app: FastAPI) -> None:
+def customize_openapi(app: FastAPI) -> None:
     """Say what the routes cannot, where FastAPI serves its document."""
     app.description = DESCRIPTION
     app.openapi_tags = TAGS
     app.servers = SERVERS
-    app.openapi = _Finished(app.openapi)  # type: ignore[method-assign]
+    app.openapi = _CachedDocument(app.openapi)  # type: ignore[method-assign]
 
 
-NULL_IS_A_VALUE = {
+MEANINGFUL_NULLS = {
     *(("ChangeQueue", name) for name in ("max_queued", "quota")),
     ("ExecuteReply", "exit_code"),
     ("SessionReply", "exit_code"),
@@ -71,46 +71,46 @@ NULL_IS_A_VALUE = {
 """Fields that are null to say something, which leaving them out does not."""
 
 
-class _Finished:
+class _CachedDocument:
     """FastAPI makes the document anew when routes were added, and else answers the one it has."""
 
-    def __init__(self, make: Callable[[], Json]) -> None:
-        self._make = make
-        self._finished: Json = {}
+    def __init__(self, build: Callable[[], Json]) -> None:
+        self._build = build
+        self._document: Json = {}
 
     def __call__(self) -> Json:
-        document = self._make()
-        if document is not self._finished:
-            _finish(document)
-            self._finished = document
+        document = self._build()
+        if document is not self._document:
+            _postprocess(document)
+            self._document = document
         return document
 
 
-def _finish(document: Json) -> None:
+def _postprocess(document: Json) -> None:
     for kind, schema in document["components"]["schemas"].items():
         required = schema.get("required", [])
         for name, value in schema.get("properties", {}).items():
-            if name not in required and (kind, name) not in NULL_IS_A_VALUE:
-                schema["properties"][name] = _optional(value)
+            if name not in required and (kind, name) not in MEANINGFUL_NULLS:
+                schema["properties"][name] = _without_null(value)
     for operation in (each for path in document["paths"].values() for each in path.values()):
         for parameter in operation.get("parameters", []):
-            parameter["schema"] = _optional(parameter["schema"])
+            parameter["schema"] = _without_null(parameter["schema"])
         if examples := EXAMPLES.get(operation["operationId"]):
             operation["requestBody"]["content"]["application/json"]["examples"] = examples
 
 
-def _optional(schema: Json) -> Json:
+def _without_null(schema: Json) -> Json:
     """Without null, for which generators make types of their own, and without objects as defaults, which they cannot
     make: to leave the field out means the same."""
     kept = {key: value for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))}
-    choices = [choice for choice in kept.get("anyOf", []) if choice != NULL]
+    choices = [choice for choice in kept.get("anyOf", []) if choice != NULL_SCHEMA]
     if len(choices) == len(kept.get("anyOf", [])):
         return kept
     del kept["anyOf"]
     return {**choices[0], **kept} if len(choices) == 1 else {"anyOf": choices, **kept}
 
 
-def _written() -> str:
+def _render_document() -> str:
     """The same bytes for the same code."""
     from arl_gateway.app import build
     from arl_gateway.settings import GatewaySettings
@@ -127,4 +127,4 @@ def _written() -> str:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(_written())
+    sys.stdout.write(_render_document())

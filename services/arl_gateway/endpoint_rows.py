@@ -8,12 +8,12 @@ from sqlalchemy import text
 from arl_gateway.reward_rows import NODE_TTL_S
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["endpoints_of_nodes", "is_there_an_endpoint"]
+__all__ = ["endpoints_by_node", "has_endpoint"]
 
-SILENT_S = 30.0
+BROKER_TIMEOUT_S = 30.0
 
 # Calls are held by what is granted or running there; each such row names what it holds.
-ENDPOINTS_OF_NODES = text("""
+ENDPOINTS_BY_NODE = text("""
     select n.name as node, e.value::text as said,
            b.last_beat > now() - make_interval(secs => :ttl_s) and b.epoch = n.epoch
            and n.cordoned_at is null and n.drain_requested_at is null as available,
@@ -29,7 +29,7 @@ ENDPOINTS_OF_NODES = text("""
      order by e.value ->> 'name', n.name
 """)
 
-IS_THERE_AN_ENDPOINT = text("""
+HAS_ENDPOINT = text("""
     select exists (select
                      from nodes as n
                      join node_beats as b on b.node_id = n.id
@@ -38,12 +38,12 @@ IS_THERE_AN_ENDPOINT = text("""
 """)
 
 
-async def is_there_an_endpoint(tx: ReadTx, name: str) -> bool:
+async def has_endpoint(tx: ReadTx, name: str) -> bool:
     """Whether some broker has it that lives, or is being started again."""
-    asked = {"said": json.dumps([{"name": name}]), "silent_s": SILENT_S}
-    return bool((await tx.fetch(IS_THERE_AN_ENDPOINT, asked))[0].there)
+    asked = {"said": json.dumps([{"name": name}]), "silent_s": BROKER_TIMEOUT_S}
+    return bool((await tx.fetch(HAS_ENDPOINT, asked))[0].there)
 
 
-async def endpoints_of_nodes(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
+async def endpoints_by_node(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
     """One row for each endpoint of each broker, in order of endpoints."""
-    return await tx.fetch(ENDPOINTS_OF_NODES, {"name": name, "ttl_s": NODE_TTL_S})
+    return await tx.fetch(ENDPOINTS_BY_NODE, {"name": name, "ttl_s": NODE_TTL_S})

@@ -7,28 +7,28 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import AfterValidator
 
 from arl_gateway.routes import (
-    ANY,
+    COMMON_ERRORS,
     JSON_BODY,
-    EnvironmentService,
+    EnvironmentsDep,
     IdempotencyKey,
     Reader,
     Writer,
-    trace_of,
-    written,
+    model_response,
+    request_trace,
 )
-from arl_gateway.submit_routes import SUBMIT
-from arl_kit.app import documented
+from arl_gateway.submit_routes import SUBMIT_ERRORS
+from arl_kit.app import error_responses
 from arl_wire.actions import Action, Name, RelativePath
-from arl_wire.environments import CreateEnvironment, Environment, EnvironmentPage, EnvironmentState
+from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo, EnvironmentListResponse, EnvironmentState
 from arl_wire.errors import BadRequest, Conflict, FieldError, NotFound, RequestTimeout, TooLarge
 
 __all__ = ["router"]
 
 MAX_FILE_BYTES = 8 << 20
-BYTES: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+BINARY_BODY: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 
 
-def _as_sent(path: str) -> str:
+def _check_path(path: str) -> str:
     """Two names that are no UTF-8 would be one."""
     if "\N{REPLACEMENT CHARACTER}" in path:
         raise ValueError("is not UTF-8 (percent-encoded)")
@@ -37,8 +37,8 @@ def _as_sent(path: str) -> str:
     return path
 
 
-FilePath = Annotated[RelativePath, AfterValidator(_as_sent), Path(description="Below the working directory")]
-Wait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait until it is made")]
+FilePath = Annotated[RelativePath, AfterValidator(_check_path), Path(description="Below the working directory")]
+CreateWait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait until it is made")]
 
 router = APIRouter(prefix="/v1/environments", tags=["environments"])
 
@@ -48,57 +48,62 @@ router = APIRouter(prefix="/v1/environments", tags=["environments"])
     operation_id="create_environment",
     dependencies=JSON_BODY,
     status_code=201,
-    response_model=Environment,
+    response_model=EnvironmentInfo,
     responses={
         202: {"model": Action, "description": "Not made yet: the durable action that makes it"},
-        **documented(*ANY, *SUBMIT),
+        **error_responses(*COMMON_ERRORS, *SUBMIT_ERRORS),
     },
 )
 async def create_environment(
-    body: CreateEnvironment,
+    body: CreateEnvironmentRequest,
     caller: Writer,
-    environments: EnvironmentService,
+    environments: EnvironmentsDep,
     request: Request,
     response: Response,
-    wait: Wait = 30,
+    wait: CreateWait = 30,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Make an environment before its first action."""
-    made = await environments.create(body, caller, key=idempotency_key, trace=trace_of(request), wait_s=wait)
-    is_made = isinstance(made, Environment)
+    made = await environments.create(body, caller, key=idempotency_key, trace=request_trace(request), wait_s=wait)
+    is_made = isinstance(made, EnvironmentInfo)
     response.headers["location"] = f"/v1/{'environments' if is_made else 'actions'}/{made.id}"
-    return written(made, response, 201 if is_made else 202)
+    return model_response(made, response, 201 if is_made else 202)
 
 
 @router.get(
     "",
     operation_id="list_environments",
     response_model_exclude_none=True,
-    responses=documented(*ANY, BadRequest),
+    responses=error_responses(*COMMON_ERRORS, BadRequest),
 )
 async def list_environments(
     caller: Reader,
-    environments: EnvironmentService,
+    environments: EnvironmentsDep,
     task: Name | None = None,
     trajectory: Name | None = None,
     state: EnvironmentState | None = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> EnvironmentPage:
+) -> EnvironmentListResponse:
     """Newest first; those that are gone, too, until retention removes them."""
     return await environments.list(caller, task=task, trajectory=trajectory, state=state, cursor=cursor, limit=limit)
 
 
 @router.get(
-    "/{id}", operation_id="get_environment", response_model_exclude_none=True, responses=documented(*ANY, NotFound)
+    "/{id}",
+    operation_id="get_environment",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
-async def get_environment(id: UUID, caller: Reader, environments: EnvironmentService) -> Environment:
+async def get_environment(id: UUID, caller: Reader, environments: EnvironmentsDep) -> EnvironmentInfo:
     """One environment, as it is now."""
     return await environments.get(id, caller)
 
 
-@router.delete("/{id}", operation_id="end_environment", status_code=204, responses=documented(*ANY, NotFound))
-async def end_environment(id: UUID, caller: Writer, environments: EnvironmentService) -> None:
+@router.delete(
+    "/{id}", operation_id="end_environment", status_code=204, responses=error_responses(*COMMON_ERRORS, NotFound)
+)
+async def end_environment(id: UUID, caller: Writer, environments: EnvironmentsDep) -> None:
     """End it with all that is in it, and cancel what waits for it; its name is free again afterwards."""
     await environments.end(id, caller)
 
@@ -107,29 +112,30 @@ async def end_environment(id: UUID, caller: Writer, environments: EnvironmentSer
     "/{id}/files/{path:path}",
     operation_id="write_file",
     status_code=204,
-    openapi_extra={"requestBody": {"required": True, "content": BYTES}},
-    responses=documented(*ANY, NotFound, Conflict, TooLarge, RequestTimeout),
+    openapi_extra={"requestBody": {"required": True, "content": BINARY_BODY}},
+    responses=error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge, RequestTimeout),
 )
-async def write_file(
-    id: UUID, path: FilePath, caller: Writer, environments: EnvironmentService, request: Request
-) -> None:
+async def write_file(id: UUID, path: FilePath, caller: Writer, environments: EnvironmentsDep, request: Request) -> None:
     """Write a file of up to 8 MiB, in its turn among the environment's actions."""
     content = await request.body()
     if len(content) > MAX_FILE_BYTES:
         message = f"has {len(content)} bytes; a file may have {MAX_FILE_BYTES}"
         raise TooLarge(f"the body {message}", errors=[FieldError(field="body", message=message)])
-    await environments.write(id, path, content, caller, trace=trace_of(request))
+    await environments.write(id, path, content, caller, trace=request_trace(request))
 
 
 @router.get(
     "/{id}/files/{path:path}",
     operation_id="read_file",
     response_class=Response,
-    responses={200: {"description": "Its content", "content": BYTES}, **documented(*ANY, NotFound, Conflict, TooLarge)},
+    responses={
+        200: {"description": "Its content", "content": BINARY_BODY},
+        **error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge),
+    },
 )
 async def read_file(
-    id: UUID, path: FilePath, caller: Writer, environments: EnvironmentService, request: Request, response: Response
+    id: UUID, path: FilePath, caller: Writer, environments: EnvironmentsDep, request: Request, response: Response
 ) -> Response:
     """A file of up to 8 MiB, read in its turn among the environment's actions."""
-    content = await environments.read(id, path, caller, trace=trace_of(request))
+    content = await environments.read(id, path, caller, trace=request_trace(request))
     return Response(content, 200, dict(response.headers), media_type="application/octet-stream")

@@ -7,13 +7,13 @@ from arl_gateway.compat.examples import EXAMPLES as COMPATIBLE
 
 __all__ = ["EXAMPLES"]
 
-A_COMMAND: dict[str, Any] = {
+COMMAND_EXAMPLE: dict[str, Any] = {
     "task": "ai-coding",
     "kind": "exec",
     "argv": ["python3", "-c", "print(6 * 7)"],
     "timeout_s": 10,
 }
-IN_A_TRAJECTORY: dict[str, Any] = {
+TRAJECTORY_EXAMPLE: dict[str, Any] = {
     "task": "ai-coding",
     "trajectory": "s12-p3-r5",
     "step": 12,
@@ -26,20 +26,20 @@ IN_A_TRAJECTORY: dict[str, Any] = {
     "deadline_s": 300,
     "labels": {"repo": "toolz"},
 }
-A_PROGRAM: dict[str, Any] = {
+PROGRAM_EXAMPLE: dict[str, Any] = {
     "task": "ai-coding",
     "kind": "exec",
     "source": "print(open('answer.txt').read())",
     "files": {"answer.txt": "NDI="},
     "demand": {"cpu": 0.5, "memory_mib": 128, "pids": 16},
 }
-SOME_ID = "01920000-0000-7000-8000-000000000000"
+EXAMPLE_ID = "01920000-0000-7000-8000-000000000000"
 
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "submit_action": {
-        "command": {"summary": "A command in a fresh environment", "value": A_COMMAND},
-        "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": IN_A_TRAJECTORY},
-        "program": {"summary": "A Python program with a file beside it", "value": A_PROGRAM},
+        "command": {"summary": "A command in a fresh environment", "value": COMMAND_EXAMPLE},
+        "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": TRAJECTORY_EXAMPLE},
+        "program": {"summary": "A Python program with a file beside it", "value": PROGRAM_EXAMPLE},
     },
     "register_service": {
         "reward": {
@@ -71,16 +71,16 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "submit_actions": {
-        "two": {"summary": "Two actions", "value": {"actions": [A_COMMAND, A_PROGRAM]}},
+        "two": {"summary": "Two actions", "value": {"actions": [COMMAND_EXAMPLE, PROGRAM_EXAMPLE]}},
         "gang": {
             "summary": "Two that start in one moment or not at all",
-            "value": {"actions": [A_COMMAND, A_COMMAND], "gang": True},
+            "value": {"actions": [COMMAND_EXAMPLE, COMMAND_EXAMPLE], "gang": True},
         },
     },
     "wait_for_actions": {
         "any": {
             "summary": "Whichever settles first",
-            "value": {"ids": [SOME_ID], "until": "any", "timeout_s": 30},
+            "value": {"ids": [EXAMPLE_ID], "until": "any", "timeout_s": 30},
         }
     },
     "send_input": {

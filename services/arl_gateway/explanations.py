@@ -2,22 +2,24 @@
 
 from uuid import UUID
 
-from arl_core.states import State
+from arl_core.states import ActionState
 from arl_gateway import node_rows
 from arl_gateway.auth import Caller
-from arl_gateway.service import Actions
-from arl_kit.peers import Peers
-from arl_store.tx import Store
+from arl_gateway.service import ActionService
+from arl_kit.peers import ServiceClient
+from arl_store.tx import PostgresStore
 from arl_wire.actions import Action
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.explain import ActionExplanation, Straggles, WaitExplanation
-from arl_wire.internal import ExplainAnswer, ExplainAsk, StragglersAnswer, StragglersAsk
+from arl_wire.explain import ActionExplanation, StragglerStatus, WaitExplanation
+from arl_wire.internal import ExplainRequest, ExplainResponse, FindStragglersRequest, FindStragglersResponse
 
-__all__ = ["Explanations"]
+__all__ = ["ExplanationService"]
 
 
-class Explanations:
-    def __init__(self, store: Store, actions: Actions, peers: Peers, *, scheduler_url: str) -> None:
+class ExplanationService:
+    def __init__(
+        self, store: PostgresStore, actions: ActionService, peers: ServiceClient, *, scheduler_url: str
+    ) -> None:
         self._store = store
         self._actions = actions
         self._peers = peers
@@ -26,44 +28,44 @@ class Explanations:
     async def get(self, id: UUID, caller: Caller) -> ActionExplanation:
         """Of any action of the caller's project. For a queued one the scheduler is needed, for a running one asked."""
         action = await self._actions.get(id, caller)
-        if action.state is State.RUNNING:
-            return _explanation_of(action, straggles=await self._straggles(id))
-        if action.state is not State.QUEUED:
-            return _explanation_of(action)
-        wait = await self._wait(id)
+        if action.state is ActionState.RUNNING:
+            return _build_explanation(action, straggler=await self._straggler_info(id))
+        if action.state is not ActionState.QUEUED:
+            return _build_explanation(action)
+        wait = await self._explain_wait(id)
         if wait is not None:
-            return _explanation_of(action, wait)
+            return _build_explanation(action, wait)
         action = await self._actions.get(id, caller)
-        if action.state is State.QUEUED:
+        if action.state is ActionState.QUEUED:
             raise Unavailable("the scheduler has not read this action yet; try again", retry_after_s=1)
-        return _explanation_of(action)
+        return _build_explanation(action)
 
-    async def _wait(self, id: UUID) -> WaitExplanation | None:
+    async def _explain_wait(self, id: UUID) -> WaitExplanation | None:
         """None where the scheduler knows no such action, or none that is queued."""
         try:
-            content = await self._peers.call(f"{self._scheduler_url}/internal/explain", ExplainAsk(id=id))
+            content = await self._peers.call(f"{self._scheduler_url}/internal/explain", ExplainRequest(id=id))
         except NotFound:
             return None
-        answer = ExplainAnswer.model_validate_json(content)
+        answer = ExplainResponse.model_validate_json(content)
         if answer.node is None:
             return answer.wait
         async with self._store.read() as tx:
-            return answer.wait.model_copy(update={"node": await node_rows.name_of(tx, answer.node)})
+            return answer.wait.model_copy(update={"node": await node_rows.node_name(tx, answer.node)})
 
-    async def _straggles(self, id: UUID) -> Straggles | None:
+    async def _straggler_info(self, id: UUID) -> StragglerStatus | None:
         """None, too, where nobody knows: what a running action holds is said without a scheduler."""
         try:
             content = await self._peers.call(
-                f"{self._scheduler_url}/internal/stragglers", StragglersAsk(limit=1, only=id)
+                f"{self._scheduler_url}/internal/stragglers", FindStragglersRequest(limit=1, only=id)
             )
         except Unavailable:
             return None
-        found = StragglersAnswer.model_validate_json(content).stragglers
-        return Straggles(elapsed_s=found[0].elapsed_s, limit_s=found[0].limit_s) if found else None
+        found = FindStragglersResponse.model_validate_json(content).stragglers
+        return StragglerStatus(elapsed_s=found[0].elapsed_s, limit_s=found[0].limit_s) if found else None
 
 
-def _explanation_of(
-    action: Action, wait: WaitExplanation | None = None, straggles: Straggles | None = None
+def _build_explanation(
+    action: Action, wait: WaitExplanation | None = None, straggler: StragglerStatus | None = None
 ) -> ActionExplanation:
     return ActionExplanation(
         id=action.id,
@@ -78,5 +80,5 @@ def _explanation_of(
         settled_at=action.settled_at,
         times=action.times,
         wait=wait,
-        straggles=straggles,
+        straggles=straggler,
     )

@@ -8,46 +8,46 @@ from functools import partial
 from typing import Any
 
 from arl_gateway.auth import Caller
-from arl_gateway.service import Actions, Admitted
+from arl_gateway.service import ActionService, AdmittedAction
 from arl_store.tx import is_temporary
 from arl_wire.actions import Action
 from arl_wire.errors import Unavailable
 
-__all__ = ["PAUSE_S", "Held"]
+__all__ = ["RETRY_PAUSE_S", "BlockingActions"]
 
 log = logging.getLogger(__name__)
 
-LOOK_S = 20.0
-PAUSE_S = 1.0
+POLL_WAIT_S = 20.0
+RETRY_PAUSE_S = 1.0
 """Before what could not be done is tried again."""
 
 
-class Held:
-    def __init__(self, actions: Actions, *, pause_s: float = PAUSE_S) -> None:
-        self._actions, self.pause_s = actions, pause_s
+class BlockingActions:
+    def __init__(self, actions: ActionService, *, retry_pause_s: float = RETRY_PAUSE_S) -> None:
+        self._actions, self.retry_pause_s = actions, retry_pause_s
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def settled(self, admission: Coroutine[Any, Any, Admitted], caller: Caller) -> Action:
+    async def wait_settled(self, admission: Coroutine[Any, Any, AdmittedAction], caller: Caller) -> Action:
         """Raises what `admission` raises. Where this is cancelled, so is the action, also one that is on its way in."""
         admitting = asyncio.ensure_future(admission)
         try:
             admitted = await asyncio.shield(admitting)
         except asyncio.CancelledError:
             # It may be durable by now, and nobody would know its name.
-            self.in_background(self._cancel_admitted(admitting, caller))
+            self.run_in_background(self._cancel_admitted(admitting, caller))
             raise
         try:
-            return await self._watched(admitted, caller)
+            return await self._poll_until_settled(admitted, caller)
         except BaseException:
-            self.in_background(self._cancel_admitted(admitting, caller))
+            self.run_in_background(self._cancel_admitted(admitting, caller))
             raise
 
-    async def settled_before(
-        self, stopping: asyncio.Event, admission: Coroutine[Any, Any, Admitted], caller: Caller
+    async def wait_settled_or_stopped(
+        self, stop_event: asyncio.Event, admission: Coroutine[Any, Any, AdmittedAction], caller: Caller
     ) -> Action | None:
         """As `settled`; None where that event comes first: nobody waits any more then, and the action is cancelled."""
-        settling = asyncio.ensure_future(self.settled(admission, caller))
-        stopped = asyncio.ensure_future(stopping.wait())
+        settling = asyncio.ensure_future(self.wait_settled(admission, caller))
+        stopped = asyncio.ensure_future(stop_event.wait())
         try:
             await asyncio.wait((settling, stopped), return_when=asyncio.FIRST_COMPLETED)
             return settling.result() if settling.done() else None
@@ -55,8 +55,8 @@ class Held:
             for each in (settling, stopped):
                 each.cancel()
 
-    def in_background(self, doing: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
-        task = asyncio.create_task(doing, name="held")
+    def run_in_background(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        task = asyncio.create_task(coroutine, name="held")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
@@ -66,23 +66,23 @@ class Held:
         while self._tasks:
             await asyncio.wait(self._tasks)
 
-    async def _watched(self, admitted: Admitted, caller: Caller) -> Action:
+    async def _poll_until_settled(self, admitted: AdmittedAction, caller: Caller) -> Action:
         """As it settled, however often Postgres is away meanwhile: it is durable, and its callers say for how long."""
-        look: Callable[..., Awaitable[Action]] = partial(self._actions.outcome, admitted)
+        look: Callable[..., Awaitable[Action]] = partial(self._actions.wait_outcome, admitted)
         while True:
             begun = time.monotonic()
             try:
-                action = await look(caller, wait_s=LOOK_S)
+                action = await look(caller, wait_s=POLL_WAIT_S)
                 if action.settled_at is not None:
                     return action
             except Exception as error:
                 if not (is_temporary(error) or isinstance(error, Unavailable)):
                     raise
-            if time.monotonic() - begun < LOOK_S:  # Postgres is away, or this gateway ends and lets nobody wait
-                await asyncio.sleep(self.pause_s)
+            if time.monotonic() - begun < POLL_WAIT_S:  # Postgres is away, or this gateway ends and lets nobody wait
+                await asyncio.sleep(self.retry_pause_s)
             look = partial(self._actions.get, admitted.id)
 
-    async def _cancel_admitted(self, admitting: "asyncio.Future[Admitted]", caller: Caller) -> None:
+    async def _cancel_admitted(self, admitting: "asyncio.Future[AdmittedAction]", caller: Caller) -> None:
         try:
             await self._actions.cancel((await admitting).id, caller)
         except Exception as error:  # noqa: BLE001 - it was refused, or has an outcome for nobody

@@ -3,33 +3,33 @@
 import asyncio
 
 from arl_gateway.auth import Caller
-from arl_gateway.held import Held
-from arl_gateway.service import Actions, Admitted, Trace
-from arl_wire.actions import Action, SubmitAction
+from arl_gateway.held import BlockingActions
+from arl_gateway.service import ActionService, AdmittedAction, RequestTrace
+from arl_wire.actions import Action, SubmitActionRequest
 from arl_wire.errors import TooManyRequests, Unavailable
 
-__all__ = ["HeldCommands"]
+__all__ = ["CommandRunner"]
 
-HOLD_S = 60.0
+ADMISSION_RETRY_S = 60.0
 """So long a command is held that there is no room for: its callers do not come back by themselves."""
 
 
-class HeldCommands:
-    def __init__(self, actions: Actions, *, hold_s: float = HOLD_S) -> None:
-        self._actions, self._held, self._hold_s = actions, Held(actions), hold_s
+class CommandRunner:
+    def __init__(self, actions: ActionService, *, admission_retry_s: float = ADMISSION_RETRY_S) -> None:
+        self._actions, self._blocking, self._admission_retry_s = actions, BlockingActions(actions), admission_retry_s
         self._stopping = asyncio.Event()
         self.waiting = 0
         """Calls that have no answer yet."""
 
-    async def settled(self, action: SubmitAction, caller: Caller, trace: Trace, *, key: str | None) -> Action:
+    async def run(self, action: SubmitActionRequest, caller: Caller, trace: RequestTrace, *, key: str | None) -> Action:
         """Where this is cancelled, so is the action. Raises what admission refuses with.
 
         Who comes again with the same key has the same action.
         """
         self.waiting += 1
         try:
-            admission = self._admitted(action, caller, trace, key)
-            settled = await self._held.settled_before(self._stopping, admission, caller)
+            admission = self._admit_with_retry(action, caller, trace, key)
+            settled = await self._blocking.wait_settled_or_stopped(self._stopping, admission, caller)
         finally:
             self.waiting -= 1
         if settled is None:
@@ -43,15 +43,17 @@ class HeldCommands:
     async def drain(self) -> None:
         """What is left is cancelled."""
         self.stop()
-        await self._held.drain()
+        await self._blocking.drain()
 
-    async def _admitted(self, action: SubmitAction, caller: Caller, trace: Trace, key: str | None) -> Admitted:
-        ends_at = asyncio.get_running_loop().time() + self._hold_s
+    async def _admit_with_retry(
+        self, action: SubmitActionRequest, caller: Caller, trace: RequestTrace, key: str | None
+    ) -> AdmittedAction:
+        ends_at = asyncio.get_running_loop().time() + self._admission_retry_s
         while True:
             try:
                 return await self._actions.admit(action, caller, trace=trace, key=key)
             except (TooManyRequests, Unavailable) as refused:
-                pause_s = refused.retry_after_s or self._held.pause_s
+                pause_s = refused.retry_after_s or self._blocking.retry_pause_s
                 if asyncio.get_running_loop().time() + pause_s > ends_at or self._stopping.is_set():
                     raise
             await asyncio.sleep(pause_s)

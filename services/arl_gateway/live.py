@@ -12,17 +12,17 @@ from uuid import UUID
 
 from pydantic import BaseModel
 
-from arl_core.states import State
+from arl_core.states import ActionState
 from arl_gateway import repository
 from arl_gateway.auth import Caller
-from arl_gateway.output_events import OutputEvents, Stream, content_of
-from arl_gateway.places import Places
-from arl_gateway.sse import Following, kept_alive
-from arl_gateway.views import action_of
-from arl_gateway.waiters import Waiters, Watch
+from arl_gateway.output_events import OutputEvents, StreamName, stream_content
+from arl_gateway.places import StreamLimiter
+from arl_gateway.sse import EventSubscription, with_heartbeats
+from arl_gateway.views import action_from_row
+from arl_gateway.waiters import ActionWaiters, ActionWatch
 from arl_kit.batcher import Batcher
-from arl_kit.peers import Peers
-from arl_store.tx import Row, Store, is_temporary
+from arl_kit.peers import ServiceClient
+from arl_store.tx import PostgresStore, Row, is_temporary
 from arl_wire.errors import (
     Conflict,
     FieldError,
@@ -33,61 +33,69 @@ from arl_wire.errors import (
     TangramError,
     Unavailable,
 )
-from arl_wire.internal import InputAnswer, InputBody, OutputAnswer, OutputAsk, Portion
-from arl_wire.output import InputTaken, SendInput
+from arl_wire.internal import (
+    OutputPortion,
+    ReadOutputRequest,
+    ReadOutputResponse,
+    WriteInputRequest,
+    WriteInputResponse,
+)
+from arl_wire.output import SendInputRequest, SendInputResponse
 
-__all__ = ["ASK_S", "Live"]
+__all__ = ["NODE_CALL_TIMEOUT_S", "LogStreams"]
 
 log = logging.getLogger(__name__)
 
-ASK_S = 20.0
+NODE_CALL_TIMEOUT_S = 20.0
 """Longer than a manager holds a question."""
-FIRST_LOOK_S, LOOK_S = 0.05, 1.0
+FIRST_POLL_S, MAX_POLL_S = 0.05, 1.0
 """Only settling wakes; other edges are found by looking, the less often the longer nothing happens."""
-READ_AT_ONCE = 16
+ROWS_PER_QUERY = 16
 """Rows in one query, each with up to two MiB of output."""
-PORTION = 64 << 10
-GATHER_S = 0.02
+CHUNK_BYTES = 64 << 10
+RUNNING_POLL_S = 0.02
 """Between two looks at a running action: a program that writes line by line is not asked for each line."""
-STREAMS: tuple[Stream, Stream] = ("stdout", "stderr")
+STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
-Answer = TypeVar("Answer", bound=BaseModel)
+ResponseT = TypeVar("ResponseT", bound=BaseModel)
 
 
-class Live:
-    def __init__(self, store: Store, peers: Peers, waiters: Waiters, places: Places) -> None:
+class LogStreams:
+    def __init__(
+        self, store: PostgresStore, peers: ServiceClient, waiters: ActionWaiters, limiter: StreamLimiter
+    ) -> None:
         self._store = store
         self._peers = peers
         self._waiters = waiters
-        self._places = places
+        self._limiter = limiter
         self._draining = asyncio.Event()
-        self._reads: Batcher[tuple[int, UUID], Row | None] = Batcher(self._read_many, max_batch=READ_AT_ONCE)
+        self._reads: Batcher[tuple[int, UUID], Row | None] = Batcher(self._read_rows, max_batch=ROWS_PER_QUERY)
 
     def drain(self) -> None:
         """Every stream ends now; whoever follows comes back to another gateway."""
         self._draining.set()
 
-    async def output(self, id: UUID, caller: Caller, *, last_event_id: str | None) -> Following:
+    async def open_stream(self, id: UUID, caller: Caller, *, last_event_id: str | None) -> EventSubscription:
         """The events of an action's output, from where the client left off. Refused before the first of them.
 
         Whoever gets them has a place from now on, until it is left.
         """
-        events = OutputEvents.after(last_event_id)
-        await self._row(id, caller)
-        leave = self._places.take(caller.project_id)
-        steady = _ending_early(self._events(id, caller, events))
-        return Following(kept_alive(steady, self._draining), self._draining, leave)
+        events = OutputEvents.resume_after(last_event_id)
+        await self._fetch_row(id, caller)
+        leave = self._limiter.acquire(caller.project_id)
+        steady = _end_on_temporary_error(self._stream_events(id, caller, events))
+        return EventSubscription(with_heartbeats(steady, self._draining), self._draining, leave)
 
-    async def input(self, id: UUID, caller: Caller, body: SendInput) -> InputTaken:
+    async def send_input(self, id: UUID, caller: Caller, body: SendInputRequest) -> SendInputResponse:
         """Durable nowhere: it is for the attempt that runs now."""
-        row = await self._row(id, caller)
-        if row.state != State.RUNNING:
+        row = await self._fetch_row(id, caller)
+        if row.state != ActionState.RUNNING:
             raise NotRunning(f"action {id} is {row.state}; only a running one reads input")
-        asked = InputBody(id=id, grant_no=row.grant_no, data=body.content(), offset=body.offset, end=body.end)
-        answer = await self._ask(row, "input", asked, InputAnswer.model_validate_json)
+        asked = WriteInputRequest(id=id, grant_no=row.grant_no, data=body.content(), offset=body.offset, end=body.end)
+        answer = await self._call_node(row, "input", asked, WriteInputResponse.model_validate_json)
         match answer.status:
             case "taken":
-                return InputTaken(offset=answer.offset)
+                return SendInputResponse(offset=answer.offset)
             case "absent":
                 raise NotRunning(f"action {id} is about to start, or has just ended")
             case "unopened":
@@ -100,61 +108,61 @@ class Live:
                 message = f"the attempt was sent {answer.offset} bytes so far"
                 raise Conflict(message, errors=[FieldError(field="offset", message=message)])
 
-    async def _events(self, id: UUID, caller: Caller, events: OutputEvents) -> AsyncGenerator[bytes, None]:
-        pause_s = FIRST_LOOK_S
-        with self._waiters.watching([id]) as watch:
+    async def _stream_events(self, id: UUID, caller: Caller, events: OutputEvents) -> AsyncGenerator[bytes, None]:
+        pause_s = FIRST_POLL_S
+        with self._waiters.watch([id]) as watch:
             while True:
-                row = await self._row(id, caller)
-                if row.state == State.SETTLED:
-                    for event in _rest(row, events):
+                row = await self._fetch_row(id, caller)
+                if row.state == ActionState.SETTLED:
+                    for event in _remaining_events(row, events):
                         yield event
                     return
-                if row.state == State.RUNNING:
-                    async for event in self._while_it_runs(row, events):
-                        pause_s = FIRST_LOOK_S
+                if row.state == ActionState.RUNNING:
+                    async for event in self._running_events(row, events):
+                        pause_s = FIRST_POLL_S
                         yield event
-                await _look_later(watch, pause_s)
-                pause_s = min(2 * pause_s, LOOK_S)
+                await _wait_for_poll(watch, pause_s)
+                pause_s = min(2 * pause_s, MAX_POLL_S)
 
-    async def _while_it_runs(self, row: Row, events: OutputEvents) -> AsyncGenerator[bytes, None]:
+    async def _running_events(self, row: Row, events: OutputEvents) -> AsyncGenerator[bytes, None]:
         """Returns when the row has to be looked at again."""
-        for event in events.begin(row.grant_no):
+        for event in events.start_attempt(row.grant_no):
             yield event
         while True:
             offsets = {stream: events.offset(stream) for stream in STREAMS}
             try:
-                asked = OutputAsk(id=row.id, grant_no=row.grant_no, **offsets)
-                answer = await self._ask(row, "output", asked, OutputAnswer.model_validate_json)
+                asked = ReadOutputRequest(id=row.id, grant_no=row.grant_no, **offsets)
+                answer = await self._call_node(row, "output", asked, ReadOutputResponse.model_validate_json)
             except Unavailable:
                 return
             for stream in STREAMS:
-                said: Portion = getattr(answer, stream)
+                said: OutputPortion = getattr(answer, stream)
                 if answer.status != "absent" and said.total_bytes:
                     counts = {"kept_bytes": said.kept_bytes, "total_bytes": said.total_bytes}
-                    for event in events.take(stream, said.data, **counts, over=False):
+                    for event in events.add_data(stream, said.data, **counts, is_complete=False):
                         yield event
             if answer.status != "running":
                 return
-            if max(len(answer.stdout.data), len(answer.stderr.data)) < PORTION:
-                await asyncio.sleep(GATHER_S)
+            if max(len(answer.stdout.data), len(answer.stderr.data)) < CHUNK_BYTES:
+                await asyncio.sleep(RUNNING_POLL_S)
 
-    async def _ask(self, row: Row, path: str, body: BaseModel, read: Callable[[bytes], Answer]) -> Answer:
-        return read(await self._peers.call(f"{row.node_url}/internal/{path}", body))
+    async def _call_node(self, row: Row, path: str, body: BaseModel, parse: Callable[[bytes], ResponseT]) -> ResponseT:
+        return parse(await self._peers.call(f"{row.node_url}/internal/{path}", body))
 
-    async def _row(self, id: UUID, caller: Caller) -> Row:
+    async def _fetch_row(self, id: UUID, caller: Caller) -> Row:
         row = await self._reads.submit((caller.project_id, id))
         if row is None:
             raise NotFound(f"there is no action {id}")
         return row
 
-    async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Row | Exception | None]:
+    async def _read_rows(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Row | Exception | None]:
         async with self._store.read() as tx:
             rows = await repository.actions_by_id(tx, sorted({id for _, id in wanted}))
         found = {(row.project_id, row.id): row for row in rows}
         return [found.get(key) for key in wanted]
 
 
-async def _ending_early(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+async def _end_on_temporary_error(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
     """Without what goes wrong on the way: the stream only ends, and the client goes on from where it was."""
     try:
         async for event in events:
@@ -167,25 +175,27 @@ async def _ending_early(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[b
         await events.aclose()
 
 
-async def _look_later(watch: Watch, pause_s: float) -> None:
+async def _wait_for_poll(watch: ActionWatch, pause_s: float) -> None:
     if watch.ended:
         # Nobody is woken any more; the stream is about to end.
         await asyncio.sleep(pause_s)
     else:
-        await watch.changed(pause_s)
+        await watch.wait_for_change(pause_s)
 
 
-def _rest(row: Row, events: OutputEvents) -> Iterator[bytes]:
+def _remaining_events(row: Row, events: OutputEvents) -> Iterator[bytes]:
     """What the row keeps of the accepted attempt and the client has not got, then the end."""
-    action = action_of(row)
+    action = action_from_row(row)
     if (result := action.result) is not None:
-        yield from events.begin(result.grant_no)
+        yield from events.start_attempt(result.grant_no)
         for stream in STREAMS:
             shown = getattr(result, stream)
-            kept = content_of(shown)
-            while data := kept[events.offset(stream) : events.offset(stream) + PORTION]:
+            kept = stream_content(shown)
+            while data := kept[events.offset(stream) : events.offset(stream) + CHUNK_BYTES]:
                 over = events.offset(stream) + len(data) >= len(kept)
                 counts = {"kept_bytes": len(kept), "total_bytes": shown.total_bytes}
-                yield from events.take(stream, data, **counts, over=over)
-            yield from events.take(stream, b"", kept_bytes=len(kept), total_bytes=shown.total_bytes, over=True)
-    yield events.end(action)
+                yield from events.add_data(stream, data, **counts, is_complete=over)
+            yield from events.add_data(
+                stream, b"", kept_bytes=len(kept), total_bytes=shown.total_bytes, is_complete=True
+            )
+    yield events.end_event(action)

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["ids_of", "list_nodes", "name_of", "node_named"]
+__all__ = ["node_ids", "list_nodes", "node_name", "node_by_name"]
 
 NODE_TTL_S = 10.0
 
@@ -29,26 +29,26 @@ _NODE = """
 
 LIST_NODES = text(_NODE + " order by nodes.name")
 
-NODE_NAMED = text(_NODE + " where nodes.name = :name")
+NODE_BY_NAME = text(_NODE + " where nodes.name = :name")
 
-IDS_OF = text("select id, name from nodes where name = any(cast(:names as text[]))")
+NODE_IDS = text("select id, name from nodes where name = any(cast(:names as text[]))")
 
-NAME_OF = text("select name from nodes where id = :id")
+NODE_NAME = text("select name from nodes where id = :id")
 
 
 async def list_nodes(tx: ReadTx) -> Sequence[Row]:
     return await tx.fetch(LIST_NODES, {"ttl_s": NODE_TTL_S})
 
 
-async def node_named(tx: ReadTx, name: str) -> Row | None:
-    return await tx.first(NODE_NAMED, {"ttl_s": NODE_TTL_S, "name": name})
+async def node_by_name(tx: ReadTx, name: str) -> Row | None:
+    return await tx.first(NODE_BY_NAME, {"ttl_s": NODE_TTL_S, "name": name})
 
 
-async def name_of(tx: ReadTx, node: int) -> str | None:
-    row = await tx.first(NAME_OF, {"id": node})
+async def node_name(tx: ReadTx, node_id: int) -> str | None:
+    row = await tx.first(NODE_NAME, {"id": node_id})
     return row.name if row is not None else None
 
 
-async def ids_of(tx: ReadTx, names: Sequence[str]) -> dict[str, int]:
+async def node_ids(tx: ReadTx, names: Sequence[str]) -> dict[str, int]:
     """By name, of those that there are."""
-    return {row.name: row.id for row in await tx.fetch(IDS_OF, {"names": list(names)})}
+    return {row.name: row.id for row in await tx.fetch(NODE_IDS, {"names": list(names)})}

@@ -11,9 +11,9 @@ from arl_wire.actions import Action, OutputStream
 from arl_wire.errors import BadRequest, FieldError
 from arl_wire.output import OutputChunk, OutputEnd, OutputRestart, OutputTruncated
 
-__all__ = ["OutputEvents", "Stream", "content_of"]
+__all__ = ["OutputEvents", "StreamName", "stream_content"]
 
-Stream = Literal["stdout", "stderr"]
+StreamName = Literal["stdout", "stderr"]
 
 
 class OutputEvents:
@@ -22,12 +22,12 @@ class OutputEvents:
     def __init__(self, grant_no: int = 0, stdout: int = 0, stderr: int = 0) -> None:
         self.grant_no = grant_no
         """Of the attempt; 0 before the first."""
-        self._sent: dict[Stream, int] = {"stdout": stdout, "stderr": stderr}
-        self._held: dict[Stream, bytes] = {"stdout": b"", "stderr": b""}
+        self._sent: dict[StreamName, int] = {"stdout": stdout, "stderr": stderr}
+        self._incomplete: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
         """Read, and not sent before the rest of a character is there."""
 
     @classmethod
-    def after(cls, event_id: str | None) -> Self:
+    def resume_after(cls, event_id: str | None) -> Self:
         """Where the client that saw this event last goes on. Raises `BadRequest`."""
         if not event_id:
             return cls()
@@ -42,26 +42,28 @@ class OutputEvents:
             ) from None
         return cls(grant_no, stdout, stderr)
 
-    def offset(self, stream: Stream) -> int:
+    def offset(self, stream: StreamName) -> int:
         """From where more is to be read."""
-        return self._sent[stream] + len(self._held[stream])
+        return self._sent[stream] + len(self._incomplete[stream])
 
-    def begin(self, grant_no: int) -> Iterator[bytes]:
+    def start_attempt(self, grant_no: int) -> Iterator[bytes]:
         """This attempt from now on; if another one was followed, the client is told to forget that."""
         if self.grant_no not in (0, grant_no):
             self._sent = {"stdout": 0, "stderr": 0}
-            self._held = {"stdout": b"", "stderr": b""}
+            self._incomplete = {"stdout": b"", "stderr": b""}
             self.grant_no = grant_no
             yield self._event("restart", OutputRestart(grant_no=grant_no))
         self.grant_no = grant_no
 
-    def take(self, stream: Stream, data: bytes, *, kept_bytes: int, total_bytes: int, over: bool) -> Iterator[bytes]:
+    def add_data(
+        self, stream: StreamName, data: bytes, *, kept_bytes: int, total_bytes: int, is_complete: bool
+    ) -> Iterator[bytes]:
         """Bytes from `offset` on. `over`: the stream will not become longer."""
         is_cut = total_bytes > kept_bytes
-        held = self._held[stream] + data
-        at_end = self._sent[stream] + len(held) >= kept_bytes and (over or is_cut)
-        whole = held if at_end else _whole_characters(held)
-        self._held[stream] = held[len(whole) :]
+        held = self._incomplete[stream] + data
+        at_end = self._sent[stream] + len(held) >= kept_bytes and (is_complete or is_cut)
+        whole = held if at_end else _complete_characters(held)
+        self._incomplete[stream] = held[len(whole) :]
         if whole:
             chunk = _chunk(self._sent[stream], whole)
             self._sent[stream] += len(whole)
@@ -71,7 +73,7 @@ class OutputEvents:
             cut = OutputTruncated(stream=stream, kept_bytes=kept_bytes, total_bytes=total_bytes)
             yield self._event("truncated", cut)
 
-    def end(self, action: Action) -> bytes:
+    def end_event(self, action: Action) -> bytes:
         """The last event of a settled action."""
         if action.outcome is None:
             raise ValueError("the action has not settled")
@@ -86,7 +88,7 @@ class OutputEvents:
         return format_sse_event(data_str=data.model_dump_json(exclude_none=True), event=name, id=at)
 
 
-def content_of(stream: OutputStream) -> bytes:
+def stream_content(stream: OutputStream) -> bytes:
     """The bytes of which a result shows the text."""
     if stream.base64 is not None:
         return b64decode(stream.base64)
@@ -101,7 +103,7 @@ def _chunk(offset: int, data: bytes) -> OutputChunk:
         return OutputChunk(offset=offset, text=text, base64=b64encode(data).decode())
 
 
-def _whole_characters(data: bytes) -> bytes:
+def _complete_characters(data: bytes) -> bytes:
     """Without the beginning of a UTF-8 character at its end."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]

@@ -4,26 +4,26 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from arl_gateway.plans import Plans
-from arl_gateway.routes import ANY, Admin
-from arl_gateway.stragglers import Stragglers
-from arl_kit.app import documented
+from arl_gateway.plans import CapacityService
+from arl_gateway.routes import COMMON_ERRORS, Admin
+from arl_gateway.stragglers import StragglerService
+from arl_kit.app import error_responses
 from arl_wire.errors import Conflict
-from arl_wire.plans import CapacityPlan, PlanQuestion
-from arl_wire.stragglers import StragglerList
+from arl_wire.plans import CapacityPlan, CapacityPlanQuery
+from arl_wire.stragglers import StragglerListResponse
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 
-async def _plans(request: Request) -> Plans:
-    plans: Plans = request.app.state.plans
+async def _capacity(request: Request) -> CapacityService:
+    plans: CapacityService = request.app.state.plans
     return plans
 
 
-async def _stragglers(request: Request) -> Stragglers:
-    stragglers: Stragglers = request.app.state.stragglers
+async def _stragglers(request: Request) -> StragglerService:
+    stragglers: StragglerService = request.app.state.stragglers
     return stragglers
 
 
@@ -31,21 +31,30 @@ async def _stragglers(request: Request) -> Stragglers:
     "/plan",
     operation_id="plan_capacity",
     response_model_exclude_none=True,
-    responses=documented(*ANY, Conflict),
+    responses=error_responses(*COMMON_ERRORS, Conflict),
 )
 async def plan_capacity(
-    question: Annotated[PlanQuestion, Query()], caller: Admin, plans: Annotated[Plans, Depends(_plans)]
+    question: Annotated[CapacityPlanQuery, Query()],
+    caller: Admin,
+    capacity: Annotated[CapacityService, Depends(_capacity)],
 ) -> CapacityPlan:
     """How long what waits now would wait, with other nodes or more actions and without. Nothing of it is done.
 
     503 while no scheduler leads or another plan is being made; 409 under static provisioning, whose pods are held for
     as long as their trajectories last.
     """
-    return await plans.plan(question)
+    return await capacity.plan(question)
 
 
-@router.get("/stragglers", operation_id="list_stragglers", response_model_exclude_none=True, responses=documented(*ANY))
-async def list_stragglers(caller: Admin, stragglers: Annotated[Stragglers, Depends(_stragglers)]) -> StragglerList:
+@router.get(
+    "/stragglers",
+    operation_id="list_stragglers",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
+async def list_stragglers(
+    caller: Admin, stragglers: Annotated[StragglerService, Depends(_stragglers)]
+) -> StragglerListResponse:
     """Actions that run far longer than others of their class; where they may be resized they get cores first.
 
     As of the scheduler's last poll, a second ago at most. 503 while no scheduler leads.

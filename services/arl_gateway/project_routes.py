@@ -5,11 +5,11 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from arl_gateway.projects import ProjectAdmin
-from arl_gateway.routes import ANY, BODY, JSON_BODY, Admin, AdminWriter
-from arl_kit.app import documented
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
+from arl_kit.app import error_responses
 from arl_wire.actions import Name
 from arl_wire.errors import NotFound
-from arl_wire.projects import ChangeProject, Project, ProjectList
+from arl_wire.projects import ChangeProjectRequest, Project, ProjectListResponse
 
 __all__ = ["router"]
 
@@ -21,16 +21,21 @@ async def _projects(request: Request) -> ProjectAdmin:
     return projects
 
 
-ProjectService = Annotated[ProjectAdmin, Depends(_projects)]
+ProjectsDep = Annotated[ProjectAdmin, Depends(_projects)]
 
 
-@router.get("/projects", operation_id="list_projects", response_model_exclude_none=True, responses=documented(*ANY))
+@router.get(
+    "/projects",
+    operation_id="list_projects",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
 async def list_projects(
     caller: Admin,
-    projects: ProjectService,
+    projects: ProjectsDep,
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> ProjectList:
+) -> ProjectListResponse:
     """All projects with their weights, for a key of project `default`; the caller's own for any other."""
     return await projects.list(caller, cursor=cursor, limit=limit)
 
@@ -40,8 +45,8 @@ async def list_projects(
     operation_id="change_project",
     dependencies=JSON_BODY,
     response_model_exclude_none=True,
-    responses=documented(*ANY, *BODY, NotFound),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
-async def change_project(name: Name, body: ChangeProject, caller: AdminWriter, projects: ProjectService) -> Project:
+async def change_project(name: Name, body: ChangeProjectRequest, caller: AdminWriter, projects: ProjectsDep) -> Project:
     """Weigh a project beside the others. Needs a key of project `default`."""
     return await projects.change(name, body, caller)

@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["list_projects", "project_named"]
+__all__ = ["list_projects", "project_by_name"]
 
 LIST_PROJECTS = text("""
     select id, name, weight
@@ -17,7 +17,7 @@ LIST_PROJECTS = text("""
      limit :limit
 """)
 
-PROJECT_NAMED = text("select id, name, weight from projects where name = :name")
+PROJECT_BY_NAME = text("select id, name, weight from projects where name = :name")
 
 
 async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limit: int) -> Sequence[Row]:
@@ -25,5 +25,5 @@ async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limi
     return await tx.fetch(LIST_PROJECTS, {"only": only, "after": after, "limit": limit})
 
 
-async def project_named(tx: ReadTx, name: str) -> Row | None:
-    return await tx.first(PROJECT_NAMED, {"name": name})
+async def project_by_name(tx: ReadTx, name: str) -> Row | None:
+    return await tx.first(PROJECT_BY_NAME, {"name": name})

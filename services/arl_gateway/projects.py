@@ -3,11 +3,11 @@
 from arl_gateway import project_rows, repository
 from arl_gateway.auth import Caller
 from arl_gateway.keys import ROOT_PROJECT
-from arl_kit.peers import Peers
-from arl_store.tx import Row, Store
+from arl_kit.peers import ServiceClient
+from arl_store.tx import PostgresStore, Row
 from arl_wire.errors import Forbidden, NotFound
-from arl_wire.internal import ChangeProjectWish, WishAnswer
-from arl_wire.projects import ChangeProject, Project, ProjectList
+from arl_wire.internal import AffectedRowsResponse, InternalChangeProjectRequest
+from arl_wire.projects import ChangeProjectRequest, Project, ProjectListResponse
 
 __all__ = ["ProjectAdmin"]
 
@@ -15,39 +15,39 @@ __all__ = ["ProjectAdmin"]
 class ProjectAdmin:
     """Projects are strangers: only keys of the first one see the others, and have a say in their shares."""
 
-    def __init__(self, store: Store, peers: Peers, *, admission_url: str) -> None:
+    def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store = store
         self._peers = peers
         self._admission_url = admission_url
 
-    async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> ProjectList:
+    async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> ProjectListResponse:
         only = None if caller.project == ROOT_PROJECT else caller.project_id
         async with self._store.read() as tx:
             rows = await project_rows.list_projects(tx, only=only, after=cursor, limit=limit + 1)
-        items = [_shown(row) for row in rows[:limit]]
-        return ProjectList(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
+        items = [_project_from_row(row) for row in rows[:limit]]
+        return ProjectListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
-    async def change(self, name: str, wanted: ChangeProject, caller: Caller) -> Project:
+    async def change(self, name: str, request: ChangeProjectRequest, caller: Caller) -> Project:
         if caller.project != ROOT_PROJECT:
             raise Forbidden(f"projects are changed with a key of the project `{ROOT_PROJECT}`")
-        wish = ChangeProjectWish(name=name, weight=wanted.weight)
+        wish = InternalChangeProjectRequest(name=name, weight=request.weight)
         content = await self._peers.call(f"{self._admission_url}/internal/change-project", wish)
-        if WishAnswer.model_validate_json(content).count == 0:
+        if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise NotFound(f"there is no project {name!r}; its first key makes it")
         async with self._store.write() as tx:
-            await repository.insert_audit(
+            await repository.insert_audit_log(
                 tx,
                 project_id=caller.project_id,
                 api_key_id=caller.key_id,
                 verb="project.change",
                 target=f"project:{name}",
-                detail=wanted.model_dump_json(exclude_unset=True),
+                detail=request.model_dump_json(exclude_unset=True),
             )
-            row = await project_rows.project_named(tx, name)
+            row = await project_rows.project_by_name(tx, name)
         if row is None:
             raise NotFound(f"there is no project {name!r} any more")
-        return _shown(row)
+        return _project_from_row(row)
 
 
-def _shown(row: Row) -> Project:
+def _project_from_row(row: Row) -> Project:
     return Project(id=row.id, name=row.name, weight=row.weight)

@@ -9,13 +9,13 @@ from arl_wire.errors import RateLimited
 
 __all__ = ["RateLimiter"]
 
-BUCKETS_MAX = 10_000
+MAX_BUCKETS = 10_000
 
 
 @dataclass(slots=True)
-class _Bucket:
+class _TokenBucket:
     tokens: float
-    at: float
+    updated_at: float
 
 
 class RateLimiter:
@@ -26,32 +26,32 @@ class RateLimiter:
         self._per_s = quota / window_s
         self._clock = clock
         self._policy = f'"default";q={quota};w={window_s}'
-        self._buckets: dict[int, _Bucket] = {}
+        self._buckets: dict[int, _TokenBucket] = {}
 
-    def take(self, key_id: int) -> dict[str, str]:
+    def acquire(self, key_id: int) -> dict[str, str]:
         """Count one request; the fields that tell the client what it has left. Raises `RateLimited`."""
         now = self._clock()
         bucket = self._bucket(key_id, now)
-        bucket.tokens = min(self._quota, bucket.tokens + (now - bucket.at) * self._per_s)
-        bucket.at = now
+        bucket.tokens = min(self._quota, bucket.tokens + (now - bucket.updated_at) * self._per_s)
+        bucket.updated_at = now
         if bucket.tokens < 1:
             wait_s = math.ceil((1 - bucket.tokens) / self._per_s)
             error = RateLimited(f"this API key makes too many requests; try again in {wait_s} s", retry_after_s=wait_s)
-            error.headers = self._fields(bucket)
+            error.headers = self._rate_headers(bucket)
             raise error
         bucket.tokens -= 1
-        return self._fields(bucket)
+        return self._rate_headers(bucket)
 
-    def _fields(self, bucket: _Bucket) -> dict[str, str]:
+    def _rate_headers(self, bucket: _TokenBucket) -> dict[str, str]:
         full_in_s = math.ceil((self._quota - bucket.tokens) / self._per_s)
         return {"ratelimit-policy": self._policy, "ratelimit": f'"default";r={int(bucket.tokens)};t={full_in_s}'}
 
-    def _bucket(self, key_id: int, now: float) -> _Bucket:
+    def _bucket(self, key_id: int, now: float) -> _TokenBucket:
         bucket = self._buckets.get(key_id)
         if bucket is not None:
             return bucket
-        if len(self._buckets) >= BUCKETS_MAX:
+        if len(self._buckets) >= MAX_BUCKETS:
             # Whoever has been quiet for a window has a full bucket again; the others keep theirs.
             full_since = now - self._quota / self._per_s
-            self._buckets = {id: kept for id, kept in self._buckets.items() if kept.at > full_since}
-        return self._buckets.setdefault(key_id, _Bucket(self._quota, now))
+            self._buckets = {id: kept for id, kept in self._buckets.items() if kept.updated_at > full_since}
+        return self._buckets.setdefault(key_id, _TokenBucket(self._quota, now))

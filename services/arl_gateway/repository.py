@@ -11,19 +11,19 @@ from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [
     "actions_by_id",
-    "audit",
+    "check_consistency",
     "environments_by_id",
-    "insert_audit",
+    "insert_audit_log",
     "insert_key",
     "insert_project",
     "key_by_hash",
-    "key_of_project",
-    "knows_key",
+    "key_by_id",
+    "has_submission_key",
     "list_actions",
     "list_environments",
     "list_keys",
     "list_queues",
-    "queue_of_project",
+    "queue_by_task",
     "revoke_key",
     "settled_among",
     "states_by_id",
@@ -55,7 +55,7 @@ INSERT_KEY = text(f"""
     {_KEY.format(keys="made")}
 """)  # noqa: S608 - constants of this module
 
-KEY_OF_PROJECT = text(_KEY.format(keys="api_keys") + " where k.id = :id and k.project_id = :project_id")
+KEY_BY_ID = text(_KEY.format(keys="api_keys") + " where k.id = :id and k.project_id = :project_id")
 
 LIST_KEYS = text(
     _KEY.format(keys="api_keys")
@@ -104,11 +104,11 @@ LIST_QUEUES = text(
     """
 )
 
-QUEUE_OF_PROJECT = text(_QUEUE + " and q.task = :task")
+QUEUE_BY_TASK = text(_QUEUE + " and q.task = :task")
 
 INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing returning id")
 
-INSERT_AUDIT = text("""
+INSERT_AUDIT_LOG = text("""
     insert into audit_log (project_id, api_key_id, verb, target, detail)
     values (:project_id, :api_key_id, :verb, :target, cast(:detail as jsonb))
 """)
@@ -155,7 +155,9 @@ _ENVIRONMENT = """
 
 ENVIRONMENTS_BY_ID = text(_ENVIRONMENT + " and e.id = any(cast(:ids as uuid[]))")
 
-KNOWS_KEY = text("select exists (select from submissions where project_id = :project_id and key = any(:keys)) as known")
+HAS_SUBMISSION_KEY = text(
+    "select exists (select from submissions where project_id = :project_id and key = any(:keys)) as known"
+)
 
 LIST_ENVIRONMENTS = text(
     _ENVIRONMENT
@@ -171,7 +173,7 @@ LIST_ENVIRONMENTS = text(
 
 # Held amounts as the design has it: an attempt holds its cores, and memory and disk too unless the environment it
 # runs in has a row; a living environment holds memory and disk. One statement is one snapshot.
-AUDIT = text("""
+CONSISTENCY_CHECK = text("""
     with attempts as (
         select a.id, a.state, a.node_id, a.node_epoch, a.environment_id, a.amounts, e.id is not null as has_home,
                e.ended_at is not null or e.lost_at is not null as home_gone
@@ -300,15 +302,17 @@ async def insert_project(tx: WriteTx, name: str) -> int | None:
     return int(row.id) if row is not None else None
 
 
-async def insert_audit(tx: WriteTx, *, project_id: int, api_key_id: int, verb: str, target: str, detail: str) -> None:
+async def insert_audit_log(
+    tx: WriteTx, *, project_id: int, api_key_id: int, verb: str, target: str, detail: str
+) -> None:
     await tx.execute(
-        INSERT_AUDIT,
+        INSERT_AUDIT_LOG,
         {"project_id": project_id, "api_key_id": api_key_id, "verb": verb, "target": target, "detail": detail},
     )
 
 
-async def key_of_project(tx: ReadTx, *, id: int, project_id: int) -> Row | None:
-    return await tx.first(KEY_OF_PROJECT, {"id": id, "project_id": project_id})
+async def key_by_id(tx: ReadTx, *, id: int, project_id: int) -> Row | None:
+    return await tx.first(KEY_BY_ID, {"id": id, "project_id": project_id})
 
 
 async def list_keys(tx: ReadTx, *, project_id: int, before: int | None, limit: int) -> Sequence[Row]:
@@ -331,8 +335,8 @@ async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: 
     return await tx.fetch(LIST_QUEUES, {"project_id": project_id, "after": after, "limit": limit})
 
 
-async def queue_of_project(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
-    return await tx.first(QUEUE_OF_PROJECT, {"project_id": project_id, "task": task})
+async def queue_by_task(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
+    return await tx.first(QUEUE_BY_TASK, {"project_id": project_id, "task": task})
 
 
 async def states_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:
@@ -371,8 +375,8 @@ async def environments_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int
     return await tx.fetch(ENVIRONMENTS_BY_ID, {"ids": list(ids), "project_id": project_id})
 
 
-async def knows_key(tx: ReadTx, keys: Sequence[str], *, project_id: int) -> bool:
-    return bool((await tx.fetch(KNOWS_KEY, {"keys": list(keys), "project_id": project_id}))[0].known)
+async def has_submission_key(tx: ReadTx, keys: Sequence[str], *, project_id: int) -> bool:
+    return bool((await tx.fetch(HAS_SUBMISSION_KEY, {"keys": list(keys), "project_id": project_id}))[0].known)
 
 
 async def list_environments(
@@ -391,6 +395,6 @@ async def list_environments(
     return await tx.fetch(LIST_ENVIRONMENTS, {**named, "at": at, "id": id, "limit": limit})
 
 
-async def audit(tx: ReadTx) -> Row:
+async def check_consistency(tx: ReadTx) -> Row:
     """Every row is looked at once; it takes seconds where there are millions."""
-    return (await tx.fetch(AUDIT))[0]
+    return (await tx.fetch(CONSISTENCY_CHECK))[0]

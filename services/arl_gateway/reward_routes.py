@@ -4,44 +4,49 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
-from arl_gateway.rewards import Rewards
-from arl_gateway.routes import ANY, BODY, JSON_BODY, AdminWriter, Reader
-from arl_kit.app import documented
+from arl_gateway.rewards import RewardServiceAdmin
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, Reader
+from arl_kit.app import error_responses
 from arl_wire.errors import Conflict, NotFound
 from arl_wire.scores import ServiceName
-from arl_wire.services import RegisterService, RewardService, RewardServiceList, ServiceVerb
+from arl_wire.services import RegisterServiceRequest, RewardService, RewardServiceListResponse, ServiceOperation
 
 __all__ = ["router"]
 
 router = APIRouter(prefix="/v1", tags=["services"])
 
 
-async def _rewards(request: Request) -> Rewards:
-    rewards: Rewards = request.app.state.rewards
+async def _reward_services(request: Request) -> RewardServiceAdmin:
+    rewards: RewardServiceAdmin = request.app.state.rewards
     return rewards
 
 
-RewardsDep = Annotated[Rewards, Depends(_rewards)]
+RewardServicesDep = Annotated[RewardServiceAdmin, Depends(_reward_services)]
 
 
-@router.get("/services", operation_id="list_services", response_model_exclude_none=True, responses=documented(*ANY))
-async def list_services(caller: Reader, rewards: RewardsDep) -> RewardServiceList:
+@router.get(
+    "/services",
+    operation_id="list_services",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
+async def list_reward_services(caller: Reader, reward_services: RewardServicesDep) -> RewardServiceListResponse:
     """The reward services that nodes offer, with where their weights are and what they do.
 
     What they are made of is shown to keys of project `default` with `admin:read`.
     """
-    return await rewards.list(caller)
+    return await reward_services.list(caller)
 
 
 @router.get(
     "/services/{name}",
     operation_id="get_service",
     response_model_exclude_none=True,
-    responses=documented(*ANY, NotFound),
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
-async def get_service(name: ServiceName, caller: Reader, rewards: RewardsDep) -> RewardService:
+async def get_reward_service(name: ServiceName, caller: Reader, reward_services: RewardServicesDep) -> RewardService:
     """One reward service."""
-    return await rewards.get(name, caller)
+    return await reward_services.get(name, caller)
 
 
 @router.post(
@@ -50,32 +55,37 @@ async def get_service(name: ServiceName, caller: Reader, rewards: RewardsDep) ->
     operation_id="register_service",
     response_model_exclude_none=True,
     dependencies=JSON_BODY,
-    responses=documented(*ANY, *BODY, Conflict),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
 )
-async def register_service(body: RegisterService, caller: AdminWriter, rewards: RewardsDep) -> RewardService:
+async def register_reward_service(
+    body: RegisterServiceRequest, caller: AdminWriter, reward_services: RewardServicesDep
+) -> RewardService:
     """Offer a model on every node that has its files. Needs a key of project `default`."""
-    return await rewards.register(body, caller)
+    return await reward_services.register(body, caller)
 
 
 @router.post(
     "/services/{name}/{verb}",
     operation_id="change_service",
     response_model_exclude_none=True,
-    responses=documented(*ANY, NotFound),
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
-async def change_service(
-    name: ServiceName, verb: ServiceVerb, caller: AdminWriter, rewards: RewardsDep
+async def change_reward_service(
+    name: ServiceName, verb: ServiceOperation, caller: AdminWriter, reward_services: RewardServicesDep
 ) -> RewardService:
     """Load, pin, unpin, drain or resume it. Nodes obey at their next poll: within a second, or 8 where they idle.
 
     Needs a key of project `default`.
     """
-    return await rewards.change(name, verb, caller)
+    return await reward_services.change(name, verb, caller)
 
 
 @router.delete(
-    "/services/{name}", status_code=204, operation_id="remove_service", responses=documented(*ANY, Conflict, NotFound)
+    "/services/{name}",
+    status_code=204,
+    operation_id="remove_service",
+    responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
-async def remove_service(name: ServiceName, caller: AdminWriter, rewards: RewardsDep) -> None:
+async def unregister_reward_service(name: ServiceName, caller: AdminWriter, reward_services: RewardServicesDep) -> None:
     """Take a registered service back. Refused while actions wait for it. Needs a key of project `default`."""
-    await rewards.remove(name, caller)
+    await reward_services.remove(name, caller)

@@ -8,12 +8,12 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["is_there_a_cpu_node", "offered_services", "services_of_nodes", "wishes_of_services"]
+__all__ = ["has_cpu_node", "directory_entries", "services_by_node", "desired_services"]
 
 NODE_TTL_S = 10.0
 
 # Slots are held by what is granted or running there; each such row names what it holds.
-SERVICES_OF_NODES = text("""
+SERVICES_BY_NODE = text("""
     select n.name as node, s.value::text as said,
            b.last_beat > now() - make_interval(secs => :ttl_s) and b.epoch = n.epoch
            and n.cordoned_at is null and n.drain_requested_at is null
@@ -31,7 +31,7 @@ SERVICES_OF_NODES = text("""
 """)
 
 
-WISHES_OF_SERVICES = text("""
+DESIRED_SERVICES = text("""
     select name, kind, source, options::text as options, pinned, drained_at is not null as drained,
            extract(epoch from registered_at)::float8 as registered_at
       from services
@@ -40,15 +40,15 @@ WISHES_OF_SERVICES = text("""
 """)
 
 
-_A_CPU_NODE = """exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
+_CPU_NODE_EXISTS = """exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
                     where n.kind = 'cpu'
                       and n.cordoned_at is null
                       and b.last_beat > now() - make_interval(secs => :ttl_s))"""
 
-IS_THERE_A_CPU_NODE = text(f"select {_A_CPU_NODE} as there")
+HAS_CPU_NODE = text(f"select {_CPU_NODE_EXISTS} as there")
 
 # A node may not have heard yet that it was removed, or removed and registered anew. One without slots only says why.
-OFFERED_SERVICES = text(f"""
+DIRECTORY_ENTRIES = text(f"""
     with registered as (
         select name, kind, options, extract(epoch from registered_at)::float8 as registered_at
           from services
@@ -70,26 +70,26 @@ OFFERED_SERVICES = text(f"""
           full join on_nodes as o using (name)
     )
     select (select coalesce(json_agg(offered), '[]')::text from offered) as services,
-           {_A_CPU_NODE} as has_cpu_node
+           {_CPU_NODE_EXISTS} as has_cpu_node
 """)  # noqa: S608 - a constant of this module
 
 
-async def is_there_a_cpu_node(tx: ReadTx) -> bool:
+async def has_cpu_node(tx: ReadTx) -> bool:
     """One that lives and takes new actions."""
-    return bool((await tx.fetch(IS_THERE_A_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
+    return bool((await tx.fetch(HAS_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
 
 
-async def offered_services(tx: ReadTx) -> tuple[list[dict[str, Any]], bool]:
+async def directory_entries(tx: ReadTx) -> tuple[list[dict[str, Any]], bool]:
     """What is registered or on a node, however it is there; and whether `is_there_a_cpu_node`."""
-    row = (await tx.fetch(OFFERED_SERVICES, {"ttl_s": NODE_TTL_S}))[0]
+    row = (await tx.fetch(DIRECTORY_ENTRIES, {"ttl_s": NODE_TTL_S}))[0]
     return json.loads(row.services), bool(row.has_cpu_node)
 
 
-async def wishes_of_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
+async def desired_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
     """Those that were registered, and what operators wish of any."""
-    return await tx.fetch(WISHES_OF_SERVICES, {"name": name})
+    return await tx.fetch(DESIRED_SERVICES, {"name": name})
 
 
-async def services_of_nodes(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
+async def services_by_node(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
     """One row for each service of each node, in order of services."""
-    return await tx.fetch(SERVICES_OF_NODES, {"name": name, "ttl_s": NODE_TTL_S})
+    return await tx.fetch(SERVICES_BY_NODE, {"name": name, "ttl_s": NODE_TTL_S})

@@ -7,28 +7,28 @@ from fastapi import APIRouter, Depends, Header, Path, Query, Request, Response, 
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from pydantic import BaseModel
 
-from arl_core.states import State
+from arl_core.states import ActionState
 from arl_gateway.auth import Caller
-from arl_gateway.batch import SubmitBatch
-from arl_gateway.environments import Environments
+from arl_gateway.batch import ActionBatchRequest
+from arl_gateway.environments import EnvironmentService
 from arl_gateway.keys import ROOT_PROJECT, KeyAdmin
 from arl_gateway.queues import QueueAdmin
-from arl_gateway.service import Actions, Trace, is_known
-from arl_gateway.views import version_of
-from arl_kit.app import documented, json_only
+from arl_gateway.service import ActionService, RequestTrace, matches_etag
+from arl_gateway.views import action_etag
+from arl_kit.app import error_responses, require_json
 from arl_kit.fast_route import FastRoute
 from arl_kit.telemetry import current_traceparent
 from arl_kit.telemetry.propagation import remote_tracestate
-from arl_trace.life import MADE_HERE
+from arl_trace.life import GATEWAY_TRACESTATE
 from arl_wire.actions import (
     Action,
-    ActionPage,
+    ActionListResponse,
     Name,
     WaitRequest,
     WaitResponse,
 )
-from arl_wire.audit import Audit
-from arl_wire.batches import BatchAccepted
+from arl_wire.audit import ConsistencyReport
+from arl_wire.batches import SubmitBatchResponse
 from arl_wire.errors import (
     BadRequest,
     Conflict,
@@ -43,19 +43,19 @@ from arl_wire.errors import (
     UnsupportedMediaType,
     ValidationFailed,
 )
-from arl_wire.keys import CreatedKey, CreateKey, Key, KeyList
-from arl_wire.queues import ChangeQueue, Queue, QueueList
+from arl_wire.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
+from arl_wire.queues import ChangeQueueRequest, Queue, QueueListResponse
 
-__all__ = ["WriterRoute", "admin", "caller_of", "may_administer", "router", "trajectories"]
+__all__ = ["WriterRoute", "admin", "authenticate_request", "require_admin_read", "router", "trajectories"]
 
 API_KEY = HTTPBearer(
     auto_error=False, scheme_name="ApiKey", description="An API key, `tk_…`; `tangram up` makes the first one"
 )
-ANY = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
-BODY = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
+COMMON_ERRORS = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
+BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 
-async def caller_of(request: Request, response: Response) -> Caller:
+async def authenticate_request(request: Request, response: Response) -> Caller:
     """Whose key it is, and one request less that he may make."""
     headers = request.headers
     said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
@@ -69,46 +69,46 @@ async def _caller(
     response: Response,
     _documented: Annotated[HTTPAuthorizationCredentials | None, Security(API_KEY)],
 ) -> Caller:
-    return await caller_of(request, response)
+    return await authenticate_request(request, response)
 
 
 async def _reader(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
-    caller.must("actions:read")
+    caller.require_scope("actions:read")
     return caller
 
 
 async def _writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
-    caller.must("actions:write")
+    caller.require_scope("actions:write")
     return caller
 
 
-async def may_administer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
-    caller.must("admin:read")
+async def require_admin_read(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    caller.require_scope("admin:read")
     return caller
 
 
 async def _admin_writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
-    caller.must("admin:write")
+    caller.require_scope("admin:write")
     return caller
 
 
 async def _json_body(request: Request, caller: Annotated[Caller, Depends(_caller)]) -> None:
     """After the key, so that nobody without one learns anything else."""
-    await json_only(request)
+    await require_json(request)
 
 
 class WriterRoute(FastRoute):
     """A `FastRoute` for keys with `actions:write`; the type of the body is checked after the key."""
 
     async def admit(self, request: Request, response: Response) -> Caller:
-        caller = await caller_of(request, response)
-        caller.must("actions:write")
-        await json_only(request)
+        caller = await authenticate_request(request, response)
+        caller.require_scope("actions:write")
+        await require_json(request)
         return caller
 
 
-async def _actions(request: Request) -> Actions:
-    actions: Actions = request.app.state.actions
+async def _actions(request: Request) -> ActionService:
+    actions: ActionService = request.app.state.actions
     return actions
 
 
@@ -122,32 +122,32 @@ async def _queue_admin(request: Request) -> QueueAdmin:
     return queues
 
 
-async def _environments(request: Request) -> Environments:
-    environments: Environments = request.app.state.environments
+async def _environments(request: Request) -> EnvironmentService:
+    environments: EnvironmentService = request.app.state.environments
     return environments
 
 
-def written(answer: BaseModel, response: Response, status: int = 200) -> Response:
+def model_response(body: BaseModel, response: Response, status: int = 200) -> Response:
     """Written by pydantic itself, with what dependencies put into the headers: on the paths that every action takes."""
-    content = answer.model_dump_json(exclude_none=True)
+    content = body.model_dump_json(exclude_none=True)
     return Response(content, status, dict(response.headers), media_type="application/json")
 
 
-def trace_of(request: Request) -> Trace:
+def request_trace(request: Request) -> RequestTrace:
     """Return the client's trace context, or the one that was made for this request."""
     tracestate = remote_tracestate()
-    return Trace(current_traceparent.get(), MADE_HERE if tracestate is None else tracestate or None)
+    return RequestTrace(current_traceparent.get(), GATEWAY_TRACESTATE if tracestate is None else tracestate or None)
 
 
 JSON_BODY = [Depends(_json_body)]
 Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
-Admin = Annotated[Caller, Depends(may_administer)]
+Admin = Annotated[Caller, Depends(require_admin_read)]
 AdminWriter = Annotated[Caller, Depends(_admin_writer)]
-Service = Annotated[Actions, Depends(_actions)]
-KeyService = Annotated[KeyAdmin, Depends(_key_admin)]
-EnvironmentService = Annotated[Environments, Depends(_environments)]
-QueueService = Annotated[QueueAdmin, Depends(_queue_admin)]
+ActionsDep = Annotated[ActionService, Depends(_actions)]
+KeysDep = Annotated[KeyAdmin, Depends(_key_admin)]
+EnvironmentsDep = Annotated[EnvironmentService, Depends(_environments)]
+QueuesDep = Annotated[QueueAdmin, Depends(_queue_admin)]
 KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 MAX_WAIT_S = 55
 Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome")]
@@ -157,7 +157,9 @@ IdempotencyKey = Annotated[
 IfNoneMatch = Annotated[
     str | None, Header(alias="If-None-Match", description="Entity tags, as ETag gave them, of versions known already")
 ]
-ETAG: dict[str, Any] = {"ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}}
+ETAG_HEADER: dict[str, Any] = {
+    "ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}
+}
 
 router = APIRouter(prefix="/v1", tags=["actions"])
 trajectories = APIRouter(prefix="/v1/trajectories", tags=["trajectories"])
@@ -169,23 +171,23 @@ admin = APIRouter(prefix="/v1/admin", tags=["admin"])
     operation_id="submit_actions",
     dependencies=JSON_BODY,
     status_code=202,
-    response_model=BatchAccepted,
-    responses=documented(*ANY, *BODY),
+    response_model=SubmitBatchResponse,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS),
 )
 async def submit_actions(
-    body: SubmitBatch,
+    body: ActionBatchRequest,
     caller: Writer,
-    actions: Service,
+    actions: ActionsDep,
     request: Request,
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept up to 1000 actions; each has its own answer. Those of a `gang` are accepted and start together."""
-    trace = trace_of(request)
-    environments: Environments = request.app.state.environments
-    submissions = await environments.named(body.submissions(), caller, key=idempotency_key)
+    trace = request_trace(request)
+    environments: EnvironmentService = request.app.state.environments
+    submissions = await environments.resolve_references(body.submissions(), caller, key=idempotency_key)
     accepted = await actions.submit_batch(submissions, caller, key=idempotency_key, trace=trace, gang=body.gang)
-    return written(accepted, response, 202)
+    return model_response(accepted, response, 202)
 
 
 @router.post(
@@ -193,11 +195,11 @@ async def submit_actions(
     operation_id="wait_for_actions",
     dependencies=JSON_BODY,
     response_model=WaitResponse,
-    responses=documented(*ANY, *BODY),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS),
 )
-async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service, response: Response) -> Response:
+async def wait_for_actions(body: WaitRequest, caller: Reader, actions: ActionsDep, response: Response) -> Response:
     """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
-    return written(await actions.wait(body, caller), response)
+    return model_response(await actions.wait(body, caller), response)
 
 
 @router.get(
@@ -206,39 +208,39 @@ async def wait_for_actions(body: WaitRequest, caller: Reader, actions: Service, 
     response_model=Action,
     response_model_exclude_none=True,
     responses={
-        200: {"headers": ETAG},
-        304: {"description": "It is still the version that If-None-Match names", "headers": ETAG},
-        **documented(*ANY, NotFound),
+        200: {"headers": ETAG_HEADER},
+        304: {"description": "It is still the version that If-None-Match names", "headers": ETAG_HEADER},
+        **error_responses(*COMMON_ERRORS, NotFound),
     },
 )
 async def get_action(
-    id: UUID, caller: Reader, actions: Service, response: Response, wait: Wait = 0, if_none_match: IfNoneMatch = None
+    id: UUID, caller: Reader, actions: ActionsDep, response: Response, wait: Wait = 0, if_none_match: IfNoneMatch = None
 ) -> Action | Response:
     """One action, with its result once it is settled.
 
     With `wait` alone this answers when the action has settled; with `If-None-Match` too, when it is any other
     version than that, and otherwise 304 when the time is up. A settled action never changes again.
     """
-    action = await actions.get(id, caller, wait_s=wait, known=if_none_match)
-    response.headers["etag"] = version_of(action)
-    return Response(None, 304, dict(response.headers)) if is_known(action, if_none_match) else action
+    action = await actions.get(id, caller, wait_s=wait, known_etags=if_none_match)
+    response.headers["etag"] = action_etag(action)
+    return Response(None, 304, dict(response.headers)) if matches_etag(action, if_none_match) else action
 
 
 @router.get(
     "/actions",
     operation_id="list_actions",
     response_model_exclude_none=True,
-    responses=documented(*ANY, BadRequest),
+    responses=error_responses(*COMMON_ERRORS, BadRequest),
 )
 async def list_actions(
     caller: Reader,
-    actions: Service,
+    actions: ActionsDep,
     task: Name | None = None,
     trajectory: Name | None = None,
-    state: State | None = None,
+    state: ActionState | None = None,
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> ActionPage:
+) -> ActionListResponse:
     """Newest first, without results."""
     return await actions.list(caller, task=task, trajectory=trajectory, state=state, cursor=cursor, limit=limit)
 
@@ -247,9 +249,9 @@ async def list_actions(
     "/actions/{id}",
     operation_id="cancel_action",
     response_model_exclude_none=True,
-    responses=documented(*ANY, NotFound),
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
-async def cancel_action(id: UUID, caller: Writer, actions: Service) -> Action:
+async def cancel_action(id: UUID, caller: Writer, actions: ActionsDep) -> Action:
     """Ask for an action's end. A settled one is answered as it is."""
     return await actions.cancel(id, caller)
 
@@ -258,13 +260,13 @@ async def cancel_action(id: UUID, caller: Writer, actions: Service) -> Action:
     "/{trajectory:path}",
     operation_id="end_trajectory",
     status_code=204,
-    responses=documented(*ANY, NotFound),
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def end_trajectory(
     trajectory: Name,
     task: Annotated[Name, Query(description="The task it belongs to")],
     caller: Writer,
-    actions: Service,
+    actions: ActionsDep,
 ) -> None:
     """Cancel what is left of a trajectory and end its environment; its name is free again afterwards."""
     await actions.end_trajectory(task, trajectory, caller)
@@ -276,41 +278,50 @@ async def end_trajectory(
     dependencies=JSON_BODY,
     status_code=201,
     response_model_exclude_none=True,
-    responses=documented(*ANY, *BODY, Conflict),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
 )
-async def create_key(body: CreateKey, caller: AdminWriter, keys: KeyService, response: Response) -> CreatedKey:
+async def create_key(
+    body: CreateKeyRequest, caller: AdminWriter, keys: KeysDep, response: Response
+) -> CreateKeyResponse:
     """Make a key. This answer shows it; no later one does."""
     created = await keys.create(body, caller)
     response.headers["cache-control"] = "no-store"
     return created
 
 
-@admin.get("/keys", operation_id="list_keys", response_model_exclude_none=True, responses=documented(*ANY))
+@admin.get(
+    "/keys", operation_id="list_keys", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+)
 async def list_keys(
     caller: Admin,
-    keys: KeyService,
+    keys: KeysDep,
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> KeyList:
+) -> KeyListResponse:
     """The project's keys, newest first, revoked and expired ones too."""
     return await keys.list(caller, cursor=cursor, limit=limit)
 
 
 @admin.delete(
-    "/keys/{id}", operation_id="revoke_key", response_model_exclude_none=True, responses=documented(*ANY, NotFound)
+    "/keys/{id}",
+    operation_id="revoke_key",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
-async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeyService) -> Key:
+async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeysDep) -> ApiKey:
     """End a key, for ever: at once on this gateway, within seconds on others."""
     return await keys.revoke(id, caller)
 
 
-@admin.get("/queues", operation_id="list_queues", response_model_exclude_none=True, responses=documented(*ANY))
+@admin.get(
+    "/queues", operation_id="list_queues", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+)
 async def list_queues(
     caller: Admin,
-    queues: QueueService,
+    queues: QueuesDep,
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> QueueList:
+) -> QueueListResponse:
     """The project's queues, one per task, with what waits and runs now."""
     return await queues.list(caller, cursor=cursor, limit=limit)
 
@@ -320,19 +331,19 @@ async def list_queues(
     operation_id="change_queue",
     dependencies=JSON_BODY,
     response_model_exclude_none=True,
-    responses=documented(*ANY, *BODY, NotFound),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
-async def change_queue(task: Name, body: ChangeQueue, caller: AdminWriter, queues: QueueService) -> Queue:
+async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter, queues: QueuesDep) -> Queue:
     """Limit how many actions may wait for a task, weigh it beside others, pause it or let it go on."""
     return await queues.change(task, body, caller)
 
 
-@admin.get("/audit", operation_id="audit", responses=documented(*ANY, Forbidden))
-async def audit(caller: Admin, actions: Service) -> Audit:
+@admin.get("/audit", operation_id="audit", responses=error_responses(*COMMON_ERRORS, Forbidden))
+async def check_consistency(caller: Admin, actions: ActionsDep) -> ConsistencyReport:
     """All rows of all projects in one snapshot: counts, what is held, and whatever contradicts an invariant.
 
     With a key of the project `default`.
     """
     if caller.project != ROOT_PROJECT:
         raise Forbidden(f"rows of all projects are audited with a key of the project `{ROOT_PROJECT}`")
-    return await actions.audit()
+    return await actions.check_consistency()

@@ -2,14 +2,14 @@
 
 from fastapi import APIRouter, Request, Response
 
-from arl_gateway.offered import Offered
-from arl_gateway.routes import ANY, BODY, Writer, WriterRoute, trace_of, written
-from arl_gateway.scores import Ask, Scores
-from arl_kit.app import documented
-from arl_kit.hops import unless_gone
+from arl_gateway.offered import ServiceDirectory
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer, WriterRoute, model_response, request_trace
+from arl_gateway.scores import ScoreCoalescer, ScoreSubmission
+from arl_kit.app import error_responses
+from arl_kit.hops import cancel_on_disconnect
 from arl_wire.errors import ServiceUnknown, Unavailable
-from arl_wire.kinds import ALONE
-from arl_wire.scoring import ScoreAnswer, ScoreRequest
+from arl_wire.kinds import UNBATCHED_KINDS
+from arl_wire.scoring import ScoreRequest, ScoreResponse
 
 __all__ = ["router"]
 
@@ -19,8 +19,8 @@ router = APIRouter(prefix="/v1", tags=["services"], route_class=WriterRoute)
 @router.post(
     "/scores",
     operation_id="score_items",
-    response_model=ScoreAnswer,
-    responses=documented(*ANY, *BODY, ServiceUnknown),
+    response_model=ScoreResponse,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, ServiceUnknown),
 )
 async def score_items(body: ScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
     """Score items and wait for it. Several calls of one task go together as one action, which says whose each is.
@@ -28,10 +28,10 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     Durable before anything is scored. Where nothing came of it by our fault or in time it is 503; nothing is a 0 that
     was not computed.
     """
-    scores: Scores = request.app.state.scores
-    offered: Offered = request.app.state.offered
-    service = next((each for each in await offered.services() if each.name == body.service), None)
-    ask = Ask(
+    scores: ScoreCoalescer = request.app.state.scores
+    offered: ServiceDirectory = request.app.state.offered
+    service = next((each for each in await offered.list_services() if each.name == body.service), None)
+    ask = ScoreSubmission(
         service=body.service,
         items=body.items,
         task=body.task,
@@ -39,13 +39,15 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
         step=body.step,
         priority=body.priority,
         within_s=body.within_s,
-        alone=service is not None and service.kind in ALONE,
+        unbatched=service is not None and service.kind in UNBATCHED_KINDS,
     )
     try:
-        scored = await unless_gone(request, scores.score(ask, caller, trace_of(request)))
+        scored = await cancel_on_disconnect(request, scores.score(ask, caller, request_trace(request)))
     except Unavailable as error:
         if service is None or service.is_anywhere:
             raise
         message = f"{error.detail}: no node has {body.service}, and `tangram services list` says why"
         raise Unavailable(message, retry_after_s=error.retry_after_s) from None
-    return written(ScoreAnswer(action=scored.action, first=scored.first, scores=list(scored.entries)), response)
+    return model_response(
+        ScoreResponse(action=scored.action, first=scored.first, scores=list(scored.entries)), response
+    )

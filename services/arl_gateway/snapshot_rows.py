@@ -9,7 +9,7 @@ from arl_gateway.auth import Caller
 from arl_store.tx import ReadTx, Row
 from arl_wire.errors import Conflict, FieldError, NotFound
 
-__all__ = ["list_snapshots", "source_of"]
+__all__ = ["list_snapshots", "snapshot_by_id"]
 
 NODE_TTL_S = 10.0
 
@@ -38,14 +38,14 @@ LIST_SNAPSHOTS = text(
 )
 
 
-async def source_of(tx: ReadTx, id: UUID, caller: Caller, *, to_begin_with: bool = False) -> Row:
+async def snapshot_by_id(tx: ReadTx, id: UUID, caller: Caller, *, as_source: bool = False) -> Row:
     """Raises NotFound, and Conflict where its node is not there and an environment is `to_begin_with` it."""
     rows = await tx.fetch(SNAPSHOT_BY_ID, {"id": id, "project_id": caller.project_id, "ttl_s": NODE_TTL_S})
     if not rows:
         message = f"there is no snapshot {id}"
         raise NotFound(message, errors=[FieldError(field="snapshot", message=message)])
     row = rows[0]
-    if to_begin_with and not row.has_node:
+    if as_source and not row.has_node:
         message = f"lies on node {row.node}, which is not there"
         raise Conflict(f"snapshot {id} {message}", errors=[FieldError(field="snapshot", message=message)])
     return row

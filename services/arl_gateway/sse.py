@@ -8,77 +8,77 @@ from dataclasses import dataclass
 from fastapi.sse import EventSourceResponse, format_sse_event
 from starlette.types import Message, Receive, Scope, Send
 
-__all__ = ["EventStream", "Following", "kept_alive"]
+__all__ = ["EventStream", "EventSubscription", "with_heartbeats"]
 
 HEARTBEAT_S = 15.0
-STALLED_S = 120.0
+CLIENT_STALL_TIMEOUT_S = 120.0
 """Who takes nothing for so long is cut off."""
-LEAVE_S = 0.5
+STOP_GRACE_S = 0.5
 """For what is on its way when we stop."""
 HEARTBEAT = format_sse_event(comment="alive")
 
 
 @dataclass(frozen=True)
-class Following:
+class EventSubscription:
     """Events for one client, and what is called when he is served, whatever came of it."""
 
     events: AsyncGenerator[bytes, None]
     ended: asyncio.Event
     """There are no more of them, also where he does not take those that there were."""
-    leave: Callable[[], None]
+    release: Callable[[], None]
 
 
 class EventStream(EventSourceResponse):
     """Ends its events whenever and however the client ends."""
 
-    def __init__(self, following: Following, headers: Mapping[str, str]) -> None:
-        super().__init__(following.events, headers=headers)
-        self._following = following
+    def __init__(self, subscription: EventSubscription, headers: Mapping[str, str]) -> None:
+        super().__init__(subscription.events, headers=headers)
+        self._subscription = subscription
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await super().__call__(scope, receive, send)
         finally:
-            self._following.leave()
+            self._subscription.release()
 
     async def stream_response(self, send: Send) -> None:
-        patience = _Patience(self._following.ended)
+        patience = _SendTimeout(self._subscription.ended)
 
         async def patiently(message: Message) -> None:
-            async with patience.limit():
+            async with patience.guard():
                 await send(message)
 
-        hurrying = asyncio.create_task(patience.end())
+        hurrying = asyncio.create_task(patience.shorten_when_ended())
         try:
-            async with aclosing(self._following.events):
+            async with aclosing(self._subscription.events):
                 with suppress(TimeoutError):
                     await super().stream_response(patiently)
         finally:
             hurrying.cancel()
 
 
-class _Patience:
+class _SendTimeout:
     """For a client that takes nothing: less of it as soon as we stop, also for what is on its way then."""
 
     def __init__(self, ended: asyncio.Event) -> None:
         self._ended = ended
-        self._limit: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
 
     @asynccontextmanager
-    async def limit(self) -> AsyncGenerator[None, None]:
-        async with asyncio.timeout(LEAVE_S if self._ended.is_set() else STALLED_S) as self._limit:
+    async def guard(self) -> AsyncGenerator[None, None]:
+        async with asyncio.timeout(STOP_GRACE_S if self._ended.is_set() else CLIENT_STALL_TIMEOUT_S) as self._timeout:
             try:
                 yield
             finally:
-                self._limit = None
+                self._timeout = None
 
-    async def end(self) -> None:
+    async def shorten_when_ended(self) -> None:
         await self._ended.wait()
-        if self._limit is not None:
-            self._limit.reschedule(asyncio.get_running_loop().time() + LEAVE_S)
+        if self._timeout is not None:
+            self._timeout.reschedule(asyncio.get_running_loop().time() + STOP_GRACE_S)
 
 
-async def kept_alive(
+async def with_heartbeats(
     events: AsyncGenerator[bytes, None], ended: asyncio.Event, *, every_s: float = HEARTBEAT_S
 ) -> AsyncGenerator[bytes, None]:
     """The events, a comment where there is none for long, and nothing more once `ended` is set."""

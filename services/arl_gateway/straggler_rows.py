@@ -7,9 +7,9 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["names_of"]
+__all__ = ["running_actions"]
 
-NAMES_OF = text("""
+RUNNING_ACTIONS = text("""
     select a.id, a.trajectory, q.task, n.name as node
       from actions as a
       join queues as q on q.id = a.queue_id
@@ -20,6 +20,6 @@ NAMES_OF = text("""
 """)
 
 
-async def names_of(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> dict[UUID, Row]:
+async def running_actions(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> dict[UUID, Row]:
     """Of those that run and are this project's."""
-    return {row.id: row for row in await tx.fetch(NAMES_OF, {"ids": list(ids), "project_id": project_id})}
+    return {row.id: row for row in await tx.fetch(RUNNING_ACTIONS, {"ids": list(ids), "project_id": project_id})}

@@ -6,22 +6,22 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from arl_core.states import State
-from arl_gateway.environments import Environments
+from arl_core.states import ActionState
+from arl_gateway.environments import EnvironmentService
 from arl_gateway.routes import (
-    ANY,
-    BODY,
+    BODY_ERRORS,
+    COMMON_ERRORS,
     JSON_BODY,
     MAX_WAIT_S,
     IdempotencyKey,
     Wait,
     Writer,
     WriterRoute,
-    trace_of,
-    written,
+    model_response,
+    request_trace,
 )
-from arl_kit.app import documented
-from arl_wire.actions import Action, SubmitAction
+from arl_kit.app import error_responses
+from arl_wire.actions import Action, SubmitActionRequest
 from arl_wire.errors import (
     Conflict,
     DemandImpossible,
@@ -34,10 +34,10 @@ from arl_wire.errors import (
     TemplateUnknown,
 )
 
-__all__ = ["SUBMIT", "router"]
+__all__ = ["SUBMIT_ERRORS", "router"]
 
-SUBMIT = (
-    *BODY,
+SUBMIT_ERRORS = (
+    *BODY_ERRORS,
     NotFound,
     Conflict,
     QueueFull,
@@ -47,15 +47,15 @@ SUBMIT = (
     TemplateUnknown,
     ServiceUnknown,
 )
-LOCATION: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
-_PLAIN_QUERY = re.compile(rb"(?:wait=(\d{1,2}(?:\.\d{1,9})?))?")
+LOCATION_HEADER: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
+_SIMPLE_QUERY = re.compile(rb"(?:wait=(\d{1,2}(?:\.\d{1,9})?))?")
 
 
 class _SubmitRoute(WriterRoute):
     """A query with more than `wait` in it is FastAPI's to read, and to refuse."""
 
     def arguments(self, request: Request) -> Mapping[str, Any] | None:
-        query = _PLAIN_QUERY.fullmatch(request.scope["query_string"])
+        query = _SIMPLE_QUERY.fullmatch(request.scope["query_string"])
         wait_s = float(query[1] or 0) if query is not None else None
         if wait_s is None or wait_s > MAX_WAIT_S:
             return None
@@ -72,13 +72,13 @@ router = APIRouter(prefix="/v1", tags=["actions"], route_class=_SubmitRoute)
     status_code=202,
     response_model=Action,
     responses={
-        200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION},
-        202: {"description": "Durable, and not settled yet", "headers": LOCATION},
-        **documented(*ANY, *SUBMIT),
+        200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION_HEADER},
+        202: {"description": "Durable, and not settled yet", "headers": LOCATION_HEADER},
+        **error_responses(*COMMON_ERRORS, *SUBMIT_ERRORS),
     },
 )
 async def submit_action(
-    body: SubmitAction,
+    body: SubmitActionRequest,
     caller: Writer,
     request: Request,
     response: Response,
@@ -86,11 +86,11 @@ async def submit_action(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
-    environments: Environments = request.app.state.environments
-    (named,) = await environments.named([body], caller, key=idempotency_key)
+    environments: EnvironmentService = request.app.state.environments
+    (named,) = await environments.resolve_references([body], caller, key=idempotency_key)
     if isinstance(named, TangramError):
         raise named
-    trace = trace_of(request)
+    trace = request_trace(request)
     action = await request.app.state.actions.submit(named, caller, key=idempotency_key, trace=trace, wait_s=wait)
     response.headers["location"] = f"/v1/actions/{action.id}"
-    return written(action, response, 200 if action.state is State.SETTLED else 202)
+    return model_response(action, response, 200 if action.state is ActionState.SETTLED else 202)

@@ -4,40 +4,40 @@ from datetime import datetime
 from uuid import UUID
 
 from arl_gateway.auth import Caller
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 from arl_trace import repository
-from arl_trace.life import Life, Span, spans_of
+from arl_trace.life import ActionHistory, ActionSpan, spans_of
 from arl_wire.errors import NotFound
 from arl_wire.traces import ActionTrace, TraceSpan
 
-__all__ = ["Traces"]
+__all__ = ["TraceService"]
 
 
-class Traces:
-    def __init__(self, store: Store) -> None:
+class TraceService:
+    def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
     async def get(self, id: UUID, caller: Caller) -> ActionTrace:
         """Of any action of the caller's project, settled or not."""
         async with self._store.read() as tx:
-            rows = await repository.lives(tx, [id])
+            rows = await repository.histories(tx, [id])
         if not rows or rows[0].project_id != caller.project_id:
             raise NotFound(f"there is no action {id}")
-        return _trace_of(repository.life_of(rows[0]))
+        return _build_trace(repository.history_of(rows[0]))
 
 
-def _trace_of(life: Life) -> ActionTrace:
+def _build_trace(history: ActionHistory) -> ActionTrace:
     return ActionTrace(
-        id=life.id,
-        trace_id=life.context.trace_id.hex(),
-        state=life.state,
-        outcome=life.outcome,
-        duration_ms=_ms(life.created_at, life.settled_at),
-        spans=[_span_of(span, life.created_at) for span in spans_of(life)],
+        id=history.id,
+        trace_id=history.context.trace_id.hex(),
+        state=history.state,
+        outcome=history.outcome,
+        duration_ms=_duration_ms(history.created_at, history.settled_at),
+        spans=[_build_span(span, history.created_at) for span in spans_of(history)],
     )
 
 
-def _span_of(span: Span, created_at: datetime) -> TraceSpan:
+def _build_span(span: ActionSpan, created_at: datetime) -> TraceSpan:
     return TraceSpan.model_validate(
         {
             "name": span.name,
@@ -47,13 +47,13 @@ def _span_of(span: Span, created_at: datetime) -> TraceSpan:
             "attempt": span.attempt,
             "begun_at": span.start,
             "ended_at": span.end,
-            "offset_ms": _ms(created_at, span.start),
-            "duration_ms": _ms(span.start, span.end),
+            "offset_ms": _duration_ms(created_at, span.start),
+            "duration_ms": _duration_ms(span.start, span.end),
             "error": span.error,
-            "attributes": {name: str(value) for name, value in (*span.attributes, *span.own)},
+            "attributes": {name: str(value) for name, value in (*span.attributes, *span.unique_attributes)},
         }
     )
 
 
-def _ms(start: datetime, end: datetime | None) -> float | None:
+def _duration_ms(start: datetime, end: datetime | None) -> float | None:
     return round((end - start).total_seconds() * 1000, 3) if end is not None else None

@@ -7,20 +7,20 @@ from hashlib import blake2b
 
 from pydantic import TypeAdapter, ValidationError
 
-from arl_core.states import State
+from arl_core.states import ActionState
 from arl_store.tx import Row
-from arl_wire.actions import Action, ActionResult, OutputStream, Times
-from arl_wire.audit import Audit
+from arl_wire.actions import Action, ActionResult, ActionTimes, OutputStream
+from arl_wire.audit import ConsistencyReport
 from arl_wire.calls import CallResponse
-from arl_wire.nodes import Enforced, Node, NodeTemplate
+from arl_wire.nodes import EnforcementStatus, NodeInfo, NodeTemplate
 from arl_wire.scores import Score
 
-__all__ = ["action_of", "audit_of", "node_of", "version_of"]
+__all__ = ["action_from_row", "consistency_from_row", "node_from_row", "action_etag"]
 
-ENTRIES = TypeAdapter(list[Score])
+SCORE_LIST = TypeAdapter(list[Score])
 
 
-def action_of(row: Row) -> Action:
+def action_from_row(row: Row) -> Action:
     """With the result where the row was read with one."""
     has_result = row.get("has_result", False)
     return Action(
@@ -47,13 +47,13 @@ def action_of(row: Row) -> Action:
         granted_at=row.granted_at,
         started_at=row.started_at,
         settled_at=row.settled_at,
-        times=_times(row),
+        times=_build_times(row),
         labels=json.loads(row.labels),
-        result=_scored(_result(row), row.kind) if has_result else None,
+        result=_parse_verifier_scores(_build_result(row), row.kind) if has_result else None,
     )
 
 
-def version_of(action: Action) -> str:
+def action_etag(action: Action) -> str:
     """Its entity tag: another one for whatever an edge, a wish or a resize makes of the row.
 
     Times of edges need no part in it: each edge changes the state, the grant or the failures.
@@ -63,8 +63,8 @@ def version_of(action: Action) -> str:
     return f'W/"{digest.hexdigest()}"'
 
 
-def node_of(row: Row) -> Node:
-    return Node(
+def node_from_row(row: Row) -> NodeInfo:
+    return NodeInfo(
         name=row.name,
         kind=row.kind,
         driver=row.driver,
@@ -79,66 +79,70 @@ def node_of(row: Row) -> Node:
         running=row.running,
         held_cpu_milli=row.held_cpu_milli,
         environments=row.environments,
-        enforced=[Enforced(**entry) for entry in json.loads(row.enforced)],
+        enforced=[EnforcementStatus(**entry) for entry in json.loads(row.enforced)],
         templates=[NodeTemplate(**entry) for entry in json.loads(row.templates)],
     )
 
 
-def audit_of(row: Row) -> Audit:
+def consistency_from_row(row: Row) -> ConsistencyReport:
     parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
-    return Audit(at=row.at, **parts)
+    return ConsistencyReport(at=row.at, **parts)
 
 
-def _times(row: Row) -> Times:
+def _build_times(row: Row) -> ActionTimes:
     """queue is up to the last grant, run the manager's monotonic interval, overhead what remains of the whole."""
     if row.granted_at is None:
-        waited = _seconds(row.created_at, row.settled_at) if row.state == State.SETTLED else None
-        return Times(queue_s=waited, run_s=0.0 if waited is not None else None, overhead_s=waited and 0.0, act_s=waited)
+        waited = _seconds(row.created_at, row.settled_at) if row.state == ActionState.SETTLED else None
+        return ActionTimes(
+            queue_s=waited, run_s=0.0 if waited is not None else None, overhead_s=waited and 0.0, act_s=waited
+        )
     queue_s = _seconds(row.created_at, row.granted_at)
     if row.settled_at is None:
-        return Times(queue_s=queue_s)
+        return ActionTimes(queue_s=queue_s)
     act_s = _seconds(row.created_at, row.settled_at)
     run_s = (row.run_us or 0) / 1e6
-    return Times(queue_s=queue_s, run_s=run_s, overhead_s=max(0.0, round(act_s - queue_s - run_s, 6)), act_s=act_s)
+    return ActionTimes(
+        queue_s=queue_s, run_s=run_s, overhead_s=max(0.0, round(act_s - queue_s - run_s, 6)), act_s=act_s
+    )
 
 
 def _seconds(start: datetime, end: datetime) -> float:
     return round((end - start).total_seconds(), 6)
 
 
-def _result(row: Row) -> ActionResult:
+def _build_result(row: Row) -> ActionResult:
     if row.response is not None:
-        body = _stream(row.stdout, row.stdout_bytes)
+        body = _build_stream(row.stdout, row.stdout_bytes)
         return ActionResult(grant_no=row.grant_no, response=CallResponse(**json.loads(row.response), body=body))
     return ActionResult(
         grant_no=row.grant_no,
         exit_code=row.exit_code,
         signal=row.signal,
-        stdout=_stream(row.stdout, row.stdout_bytes),
-        stderr=_stream(row.stderr, row.stderr_bytes),
+        stdout=_build_stream(row.stdout, row.stdout_bytes),
+        stderr=_build_stream(row.stderr, row.stderr_bytes),
         files=json.loads(row.files),
         missing_files=row.missing_files,
         cpu_s=row.cpu_us / 1e6,
         peak_memory_mib=round(row.peak_memory_kib / 1024, 3),
         left_behind=row.left_behind,
         enforcement=json.loads(row.enforcement),
-        scores=ENTRIES.validate_json(row.scores) if row.scores is not None else None,
+        scores=SCORE_LIST.validate_json(row.scores) if row.scores is not None else None,
     )
 
 
-def _scored(result: ActionResult, kind: str) -> ActionResult:
+def _parse_verifier_scores(result: ActionResult, kind: str) -> ActionResult:
     """A verifier is a program that puts its entries out."""
     if kind != "score" or result.scores is not None or not result.stdout.text or result.stdout.truncated:
         return result
     try:
-        scores = ENTRIES.validate_json(result.stdout.text)
+        scores = SCORE_LIST.validate_json(result.stdout.text)
     except ValidationError:
         # It was ended in the middle of it.
         return result
     return result.model_copy(update={"scores": scores, "stdout": OutputStream()})
 
 
-def _stream(kept: bytes, total: int) -> OutputStream:
+def _build_stream(kept: bytes, total: int) -> OutputStream:
     truncated = total > len(kept)
     try:
         return OutputStream(text=kept.decode(), total_bytes=total, truncated=truncated)

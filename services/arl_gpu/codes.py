@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping
 
-from arl_core.residency import Busy
+from arl_core.residency import ServiceBusyError
 from arl_gpu.device import CopyFailed
-from arl_gpu.engine import EngineTooLarge, EngineTrouble, WakeFailed
+from arl_gpu.engine import EngineError, EngineTooLarge, EngineWakeFailed
 from arl_gpu.messages import HOST_FULL
-from arl_gpu.residency import NoRoom
-from arl_gpu.services import Incomplete, NotSplit
-from arl_gpu.together import PeerGone, PeerNotReady
+from arl_gpu.residency import InsufficientMemory
+from arl_gpu.services import IncompleteModel, ModelNotShardable
+from arl_gpu.together import PeerLost, PeerNotReady
 
-__all__ = ["CODES", "HostFull", "code_of"]
+__all__ = ["ERROR_CODES", "HostMemoryFull", "error_code"]
 
 
-class HostFull(Exception):
+class HostMemoryFull(Exception):
     """Other workers have the host's memory, too: the manager has to be asked for so many bytes."""
 
     def __init__(self, service: str, size: int) -> None:
@@ -21,21 +21,21 @@ class HostFull(Exception):
         self.size = size
 
 
-CODES: Mapping[type[Exception], str] = {
-    HostFull: HOST_FULL,
-    NoRoom: "no_room",
+ERROR_CODES: Mapping[type[Exception], str] = {
+    HostMemoryFull: HOST_FULL,
+    InsufficientMemory: "no_room",
     CopyFailed: "copy_failed",
-    Busy: "busy",
+    ServiceBusyError: "busy",
     EngineTooLarge: "engine_too_large",
-    EngineTrouble: "engine_trouble",
-    WakeFailed: "wake_failed",
-    NotSplit: "not_split",
-    Incomplete: "incomplete_model",
-    PeerGone: "peer_gone",
+    EngineError: "engine_trouble",
+    EngineWakeFailed: "wake_failed",
+    ModelNotShardable: "not_split",
+    IncompleteModel: "incomplete_model",
+    PeerLost: "peer_gone",
     PeerNotReady: "peer_not_ready",
 }
 """Of an order that was not carried out: the nearest of the error's classes."""
 
 
-def code_of(error: Exception) -> str:
-    return next(CODES[each] for each in type(error).__mro__ if each in CODES)
+def error_code(error: Exception) -> str:
+    return next(ERROR_CODES[each] for each in type(error).__mro__ if each in ERROR_CODES)

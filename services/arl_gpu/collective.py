@@ -13,95 +13,97 @@ from typing import Any
 import torch
 from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo
 
-from arl_gpu.together import Part, PeerGone
+from arl_gpu.together import PeerLost, RankInfo
 
-__all__ = ["Ranks", "add"]
+__all__ = ["RankGroup", "all_reduce_sum"]
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK_ADDRESS = "127.0.0.1"
 
 
-class Ranks:
+class RankGroup:
     """One rank's end. Made once all of them are there. Answers `arl_gpu.together.Peers`."""
 
-    def __init__(self, part: Part, *, cuda: bool) -> None:
+    def __init__(self, rank_info: RankInfo, *, cuda: bool) -> None:
         """Raises `PeerGone` where the others do not come."""
-        self._size = part.size
-        self._talk: Any = None
-        self._sum: Any = None
+        self._size = rank_info.size
+        self._control_group: Any = None
+        self._data_group: Any = None
         # A store opens its file once more when it ends, and without it ends the process: the path has to last as long.
-        self._file = os.open(part.path, os.O_RDWR | os.O_CLOEXEC)
-        if (trouble := self._join(part, cuda)) is not None:
+        self._file = os.open(rank_info.path, os.O_RDWR | os.O_CLOEXEC)
+        if (trouble := self._join(rank_info, cuda)) is not None:
             self.leave()
-            raise PeerGone(trouble)
+            raise PeerLost(trouble)
 
-    def _join(self, part: Part, cuda: bool) -> str | None:
+    def _join(self, rank_info: RankInfo, cuda: bool) -> str | None:
         """What went wrong, and not an exception, which would keep the store."""
-        limit = timedelta(seconds=part.limit_s)
+        limit = timedelta(seconds=rank_info.limit_s)
         options = ProcessGroupGloo._Options()
         options._timeout = limit
         # Without a device of its own it would listen on whatever address the host's name has.
-        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK)]
+        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK_ADDRESS)]
         try:
-            store = FileStore(f"/proc/self/fd/{self._file}", part.size)
+            store = FileStore(f"/proc/self/fd/{self._file}", rank_info.size)
             store.set_timeout(limit)
-            self._talk = ProcessGroupGloo(PrefixStore("talk", store), part.rank, part.size, options)
-            self._sum = _nccl(PrefixStore("sum", store), part, limit) if cuda else self._talk
+            self._control_group = ProcessGroupGloo(PrefixStore("talk", store), rank_info.rank, rank_info.size, options)
+            self._data_group = (
+                _create_nccl_group(PrefixStore("sum", store), rank_info, limit) if cuda else self._control_group
+            )
         except RuntimeError as error:
             return f"the workers of its group did not come: {error}"
         return None
 
-    def agree(self, about: int) -> bool:
+    def all_agree(self, value: int) -> bool:
         said = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
-        with _gone():
-            self._talk.allgather([said], [torch.tensor([about])]).wait()
-        return about != 0 and all(each.item() == about for each in said)
+        with _raise_peer_lost():
+            self._control_group.allgather([said], [torch.tensor([value])]).wait()
+        return value != 0 and all(each.item() == value for each in said)
 
-    def add(self, tensor: Any) -> Any:
-        with _gone():
-            self._sum.allreduce([tensor]).wait()
+    def all_reduce_sum(self, tensor: Any) -> Any:
+        with _raise_peer_lost():
+            self._data_group.allreduce([tensor]).wait()
         return tensor
 
     @contextmanager
-    def computing(self) -> Iterator[None]:
-        before = _NOW.set(self)
+    def batch_scope(self) -> Iterator[None]:
+        before = _CURRENT.set(self)
         try:
             yield
         except BaseException:
             self.leave()
             raise
         finally:
-            _NOW.reset(before)
+            _CURRENT.reset(before)
 
     def leave(self) -> None:
         """The others learn of it at once: nothing else holds the connections, so they are closed."""
-        if self._sum is not None and self._sum is not self._talk:
-            self._sum.abort()
-        self._sum = self._talk = None
+        if self._data_group is not None and self._data_group is not self._control_group:
+            self._data_group.abort()
+        self._data_group = self._control_group = None
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
 
 
-_NOW: ContextVar[Ranks] = ContextVar("ranks")
+_CURRENT: ContextVar[RankGroup] = ContextVar("ranks")
 
 
-def add(tensor: Any) -> Any:
+def all_reduce_sum(tensor: Any) -> Any:
     """The sum over all ranks. Raises `LookupError` outside of a batch that they compute together."""
-    return _NOW.get().add(tensor.contiguous())
+    return _CURRENT.get().all_reduce_sum(tensor.contiguous())
 
 
 @contextmanager
-def _gone() -> Iterator[None]:
+def _raise_peer_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerGone(f"a worker of the same group is gone: {error}") from error
+        raise PeerLost(f"a worker of the same group is gone: {error}") from error
 
 
-def _nccl(store: Any, part: Part, limit: timedelta) -> Any:
+def _create_nccl_group(store: Any, rank_info: RankInfo, limit: timedelta) -> Any:
     from torch.distributed import ProcessGroupNCCL  # no build of torch without CUDA has it
 
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # else its first meeting is at any address of the machine
     options = ProcessGroupNCCL.Options()
     options._timeout = limit
-    return ProcessGroupNCCL(store, part.rank, part.size, options)
+    return ProcessGroupNCCL(store, rank_info.rank, rank_info.size, options)

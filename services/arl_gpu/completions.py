@@ -10,25 +10,25 @@ from typing import Any, NoReturn
 import aiohttp
 
 from arl_gpu.settings import EngineSettings
-from arl_wire.checks import is_deep
+from arl_wire.checks import is_too_deep
 
-__all__ = ["Answer", "Completions", "EngineFailed", "ItemRefused"]
+__all__ = ["ChatCompletion", "ChatCompletionClient", "EngineRequestFailed", "ItemRefused"]
 
-HEALTH_S = 5.0
-CONNECT_S = 5.0
-KEPT_S = 2.0
+HEALTH_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE_S = 2.0
 """Of an idle connection: less than the 5 s after which uvicorn closes it, perhaps under a request."""
-LARGEST = 4 << 20
+MAX_RESPONSE_BYTES = 4 << 20
 """Bytes of an answer."""
-OF_THE_ITEM = frozenset({400, 413, 422})
+ITEM_ERROR_STATUSES = frozenset({400, 413, 422})
 """Statuses by which engines refuse what they were asked, as one that is too long for them."""
-ABORTED = "abort"
+ABORT_FINISH_REASON = "abort"
 """How an answer ends that the engine gave up, and whoever asked did not."""
-SHOWN = 500
-CHUNK = 64 << 10
+MAX_SHOWN_BYTES = 500
+CHUNK_BYTES = 64 << 10
 
 
-class EngineFailed(Exception):
+class EngineRequestFailed(Exception):
     """No fault of the item's. `reason`: a code."""
 
     def __init__(self, reason: str, message: str) -> None:
@@ -41,7 +41,7 @@ class ItemRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatCompletion:
     """A chat completion with at least one choice, each with a message. `size`: its bytes."""
 
     completion: dict[str, Any]
@@ -53,49 +53,49 @@ class Answer:
         return choices
 
 
-class Completions:
+class ChatCompletionClient:
     """Cancelling a call closes its connection, and with it the engine's work on it."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._url = settings.url.rstrip("/")
-        self._key, self._named = settings.key, settings.model
-        self._model = self._named
+        self._key, self._configured_model = settings.key, settings.model
+        self._model = self._configured_model
         # SGLang's /health generates a token, and it may release its memory only while it generates nothing.
         self._health = "/v1/models" if settings.family == "sglang" else "/health"
-        self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_S)
+        self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_TIMEOUT_S)
         self._session: aiohttp.ClientSession | None = None
 
-    async def complete(self, body: Mapping[str, Any]) -> Answer:
+    async def complete(self, body: Mapping[str, Any]) -> ChatCompletion:
         """Raises `EngineFailed` and `ItemRefused`."""
-        asked = {**body, "model": await self._name(), "stream": False}
-        content = await self._ask("POST", "/v1/chat/completions", asked)
-        answer = _read(content)
+        asked = {**body, "model": await self._get_model_name(), "stream": False}
+        content = await self._request("POST", "/v1/chat/completions", asked)
+        answer = _parse_response(content)
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
-            raise EngineFailed("engine_failed", "its answer has no choices with messages")
-        if any(choice.get("finish_reason") == ABORTED for choice in choices):
-            raise EngineFailed("engine_failed", "it aborted its answer")
-        return Answer(answer, len(content))
+            raise EngineRequestFailed("engine_failed", "its answer has no choices with messages")
+        if any(choice.get("finish_reason") == ABORT_FINISH_REASON for choice in choices):
+            raise EngineRequestFailed("engine_failed", "it aborted its answer")
+        return ChatCompletion(answer, len(content))
 
-    async def look(self) -> None:
+    async def check_health(self) -> None:
         """Raises `EngineFailed` where it is not well; then `engine_gone` where nothing listens any more."""
-        await self._ask("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_S))
+        await self._request("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S))
 
     async def close(self) -> None:
         if self._session is not None:
             await self._session.close()
 
-    async def _name(self) -> str:
+    async def _get_model_name(self) -> str:
         """What the engine calls its model."""
         if self._model is None:
-            listed = _read(await self._ask("GET", "/v1/models", None)).get("data")
+            listed = _parse_response(await self._request("GET", "/v1/models", None)).get("data")
             first = listed[0] if isinstance(listed, list) and listed else None
             if not isinstance(first, dict) or not isinstance(first.get("id"), str):
-                raise EngineFailed("engine_failed", "it lists no model")
+                raise EngineRequestFailed("engine_failed", "it lists no model")
             self._model = first["id"]
         return self._model
 
-    async def _ask(
+    async def _request(
         self,
         method: str,
         path: str,
@@ -104,66 +104,66 @@ class Completions:
         timeout: aiohttp.ClientTimeout | None = None,
     ) -> bytes:
         try:
-            async with self._opened().request(
+            async with self._get_session().request(
                 method, self._url + path, json=body, timeout=timeout or self._timeout, allow_redirects=False
             ) as response:
-                return _accepted(response.status, await _content(response))
+                return _check_status(response.status, await _read_body(response))
         except TimeoutError:
-            raise EngineFailed("engine_timeout", f"{path} was not answered in time") from None
+            raise EngineRequestFailed("engine_timeout", f"{path} was not answered in time") from None
         except aiohttp.ClientConnectorError as error:
-            self._model = self._named  # whatever comes back may have another
+            self._model = self._configured_model  # whatever comes back may have another
             reason = "engine_gone" if error.os_error.errno == ECONNREFUSED else "engine_unreachable"
-            raise EngineFailed(reason, f"nothing answers there: {error.os_error.strerror}") from None
+            raise EngineRequestFailed(reason, f"nothing answers there: {error.os_error.strerror}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineFailed("engine_broke_off", f"{path} broke off: {type(error).__name__}") from None
+            raise EngineRequestFailed("engine_broke_off", f"{path} broke off: {type(error).__name__}") from None
 
-    def _opened(self) -> aiohttp.ClientSession:
+    def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
             headers = {"authorization": f"Bearer {self._key}"} if self._key is not None else {}
             self._session = aiohttp.ClientSession(
-                headers=headers, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEPT_S)
+                headers=headers, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
             )
         return self._session
 
 
-async def _content(response: aiohttp.ClientResponse) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     found = bytearray()
-    async for chunk in response.content.iter_chunked(CHUNK):
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
         found += chunk
-        if len(found) > LARGEST:
-            raise EngineFailed("engine_failed", f"its answer has more than {LARGEST} bytes")
+        if len(found) > MAX_RESPONSE_BYTES:
+            raise EngineRequestFailed("engine_failed", f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
     return bytes(found)
 
 
-def _accepted(status: int, content: bytes) -> bytes:
-    shown = content[:SHOWN].decode(errors="replace")
-    if status in OF_THE_ITEM:
+def _check_status(status: int, content: bytes) -> bytes:
+    shown = content[:MAX_SHOWN_BYTES].decode(errors="replace")
+    if status in ITEM_ERROR_STATUSES:
         raise ItemRefused(f"the engine answered {status}: {shown}")
     if status >= 300:
-        raise EngineFailed("engine_failed", f"it answered {status}: {shown}")
+        raise EngineRequestFailed("engine_failed", f"it answered {status}: {shown}")
     return content
 
 
-def _read(content: bytes) -> dict[str, Any]:
+def _parse_response(content: bytes) -> dict[str, Any]:
     """What Postgres can keep: it refuses numbers that are none, and with them whatever is settled beside them."""
     try:
-        answer = json.loads(content, parse_constant=_no_number, parse_float=_finite)
+        answer = json.loads(content, parse_constant=_reject_constant, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:
-        raise EngineFailed("engine_failed", f"its answer can't be read: {error}") from None
+        raise EngineRequestFailed("engine_failed", f"its answer can't be read: {error}") from None
     if not isinstance(answer, dict):
-        raise EngineFailed("engine_failed", "its answer is no JSON object")
-    if is_deep(answer):
-        raise EngineFailed("engine_failed", "its answer is nested too deep")
+        raise EngineRequestFailed("engine_failed", "its answer is no JSON object")
+    if is_too_deep(answer):
+        raise EngineRequestFailed("engine_failed", "its answer is nested too deep")
     return answer
 
 
-def _no_number(written: str) -> NoReturn:
-    raise ValueError(f"{written} is no number")
+def _reject_constant(literal: str) -> NoReturn:
+    raise ValueError(f"{literal} is no number")
 
 
-def _finite(written: str) -> float:
-    number = float(written)
-    return number if math.isfinite(number) else _no_number(written)
+def _parse_finite(literal: str) -> float:
+    number = float(literal)
+    return number if math.isfinite(number) else _reject_constant(literal)
 
 
 def _has_message(choice: Any) -> bool:

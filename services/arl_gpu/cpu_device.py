@@ -9,23 +9,23 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from arl_gpu.device import Block, CopyFailed, DeviceFull, Event
-from arl_gpu.places import Lent, Places, aligned
+from arl_gpu.device import CopyEvent, CopyFailed, DeviceBlock, DeviceFull
+from arl_gpu.places import Arena, ExternalReservation, align_up
 
-__all__ = ["CpuDevice", "Fault"]
+__all__ = ["CpuDevice", "FaultInjector"]
 
 ALIGNMENT = 4096
 """Of a block's place, so that its pages can be given back to the system."""
-ROUNDING = 256
+ROUNDED_BLOCKS = 256
 """Blocks for whose rounding there is room beyond the capacity."""
-NORESERVE = 0x4000
+MAP_NORESERVE = 0x4000
 """MAP_NORESERVE of Linux, which `mmap` does not name in every Python."""
-Fault = Callable[[str, int], bool]
+FaultInjector = Callable[[str, int], bool]
 """Told `alloc` or `copy` and a size before each; True makes it fail."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Block:
+class _CpuBlock:
     offset: int
     size: int
     arena: memoryview
@@ -34,7 +34,7 @@ class _Block:
         return self.arena[self.offset : self.offset + self.size]
 
 
-class _Event:
+class _CpuCopyEvent:
     """A copy that runs in the copier's thread."""
 
     def __init__(self, copied: Future[float]) -> None:
@@ -53,20 +53,20 @@ class CpuDevice:
 
     kind = "cpu"
 
-    def __init__(self, capacity: int, *, bytes_per_s: float | None = None, fault: Fault | None = None) -> None:
+    def __init__(self, capacity: int, *, bytes_per_s: float | None = None, fault: FaultInjector | None = None) -> None:
         self.capacity = capacity
         self._bytes_per_s = bytes_per_s
         self._fault = fault or (lambda _what, _size: False)
         # Pages that nobody wrote to cost nothing, not even where all of it is lent to engines; places are rounded up.
-        room = aligned(max(1, capacity), ALIGNMENT) + ROUNDING * ALIGNMENT
-        self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | NORESERVE)
+        room = align_up(max(1, capacity), ALIGNMENT) + ROUNDED_BLOCKS * ALIGNMENT
+        self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
         self._arena = memoryview(self._map)
-        self._places = Places(capacity=capacity, room=room, alignment=ALIGNMENT)
+        self._allocator = Arena(capacity=capacity, arena_bytes=room, alignment=ALIGNMENT)
         self._copier: ThreadPoolExecutor | None = None
 
     @property
     def used(self) -> int:
-        return self._places.used
+        return self._allocator.used
 
     def register(self, content: memoryview) -> None:
         """Any memory is as good as any other."""
@@ -74,30 +74,30 @@ class CpuDevice:
     def unregister(self, content: memoryview) -> None:
         """Nothing was done to it."""
 
-    def alloc(self, size: int) -> Block:
+    def alloc(self, size: int) -> DeviceBlock:
         if self._fault("alloc", size):
             raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
-        return _Block(self._places.take(size), size, self._arena)
+        return _CpuBlock(self._allocator.allocate(size), size, self._arena)
 
-    def lend(self, size: int) -> Block:
+    def reserve_external(self, size: int) -> DeviceBlock:
         if self._fault("alloc", size):
             raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
-        return self._places.lend(size)
+        return self._allocator.reserve_external(size)
 
-    def copy_async(self, block: Block, content: memoryview) -> Event:
+    def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
         if len(content) != block.size:
             raise ValueError(f"{len(content)} bytes for a block of {block.size}")
         if self._copier is None:
             self._copier = ThreadPoolExecutor(1, thread_name_prefix="device copy")
-        return _Event(self._copier.submit(self._copy, block.view(), content))
+        return _CpuCopyEvent(self._copier.submit(self._copy, block.view(), content))
 
-    def free(self, block: Block) -> None:
-        if isinstance(block, Lent):
-            self._places.end(block)
+    def free(self, block: DeviceBlock) -> None:
+        if isinstance(block, ExternalReservation):
+            self._allocator.release_external(block)
             return
-        assert isinstance(block, _Block)
-        self._places.give_back(block.offset, block.size)
-        self._map.madvise(mmap.MADV_DONTNEED, block.offset, aligned(block.size, ALIGNMENT))
+        assert isinstance(block, _CpuBlock)
+        self._allocator.free(block.offset, block.size)
+        self._map.madvise(mmap.MADV_DONTNEED, block.offset, align_up(block.size, ALIGNMENT))
 
     def check(self) -> None:
         """Memory of the host breaks nothing for others."""

@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-__all__ = ["Block", "CopyFailed", "Device", "DeviceFull", "Event"]
+__all__ = ["DeviceBlock", "CopyFailed", "Device", "DeviceFull", "CopyEvent"]
 
 
 class DeviceFull(Exception):
@@ -13,7 +13,7 @@ class CopyFailed(Exception):
     """Bytes did not arrive. The block still holds its place."""
 
 
-class Block(Protocol):
+class DeviceBlock(Protocol):
     """A piece of the device's memory."""
 
     @property
@@ -24,7 +24,7 @@ class Block(Protocol):
         ...
 
 
-class Event(Protocol):
+class CopyEvent(Protocol):
     """A copy that may still be running."""
 
     def wait(self) -> None:
@@ -61,19 +61,19 @@ class Device(Protocol):
     def unregister(self, content: memoryview) -> None:
         """No copy comes from there any more."""
 
-    def alloc(self, size: int) -> Block:
+    def alloc(self, size: int) -> DeviceBlock:
         """Raises `DeviceFull`."""
         ...
 
-    def lend(self, size: int) -> Block:
+    def reserve_external(self, size: int) -> DeviceBlock:
         """Room for what another process puts on this device; nothing can be read there. Raises `DeviceFull`."""
         ...
 
-    def copy_async(self, block: Block, content: memoryview) -> Event:
+    def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
         """Begin to copy `content` from host memory; the caller keeps it unchanged until the event."""
         ...
 
-    def free(self, block: Block) -> None:
+    def free(self, block: DeviceBlock) -> None:
         """Give it back. No copy into it may be on its way, and no forward may read it."""
 
     def check(self) -> None:

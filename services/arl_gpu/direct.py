@@ -7,26 +7,26 @@ import json
 import sys
 
 from arl_gpu.kinds import load
-from arl_gpu.services import available
+from arl_gpu.services import installed_services
 
-__all__ = ["scores"]
+__all__ = ["score_directly"]
 
-AT_ONCE = 256
+BATCH_ITEMS = 256
 
 
-def scores(service: str, pairs: list[tuple[str, str]]) -> list[float | None]:
+def score_directly(service: str, pairs: list[tuple[str, str]]) -> list[float | None]:
     """One for each pair; None where there is none. Raises `LookupError` for a service that is not installed."""
-    files = next(iter(available([service])), None)
+    files = next(iter(installed_services([service])), None)
     if files is None:
         raise LookupError(f"{service} is not installed")
     model = load(files.spec)
     items = [{"text": text, "reference": reference} for text, reference in pairs]
     found: list[float | None] = []
-    for start in range(0, len(items), AT_ONCE):
-        entries = model.score(items[start : start + AT_ONCE], model.weights.content).entries
+    for start in range(0, len(items), BATCH_ITEMS):
+        entries = model.score(items[start : start + BATCH_ITEMS], model.weights.content).entries
         found += [entry.get("score") for entry in entries]
     return found
 
 
 if __name__ == "__main__":
-    json.dump(scores(sys.argv[1], [(text, reference) for text, reference in json.load(sys.stdin)]), sys.stdout)
+    json.dump(score_directly(sys.argv[1], [(text, reference) for text, reference in json.load(sys.stdin)]), sys.stdout)

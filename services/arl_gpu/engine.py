@@ -16,43 +16,51 @@ from typing import Any, Literal
 from urllib.parse import urlsplit
 
 from arl_gpu.device import CopyFailed
-from arl_gpu.last_order import LastOrder
+from arl_gpu.last_order import EngineStateFile
 
-__all__ = ["ASK_S", "Engine", "EngineSpec", "EngineTooLarge", "EngineTrouble", "WakeFailed", "Waking"]
+__all__ = [
+    "CONTROL_TIMEOUT_S",
+    "EngineController",
+    "EngineSpec",
+    "EngineTooLarge",
+    "EngineError",
+    "EngineWakeFailed",
+    "EngineWakeup",
+]
 
-ASK_S = 5.0
+CONTROL_TIMEOUT_S = 5.0
 """For an answer that takes the engine no work."""
-LOOK_S = 0.05
+STATE_POLL_S = 0.05
 """Between looks whether it sleeps by now."""
-SETTLES_S = 2.0
+SETTLE_TIMEOUT_S = 2.0
 """After it answered, until it is so."""
-LONGEST_ANSWER = 1 << 20
-DRAWN = 1 << 16
+MAX_RESPONSE_BYTES = 1 << 20
+MIN_RANDOM_SEED = 1 << 16
 """A process of SGLang is known by the seed that it draws at its start. Smaller ones are likely to have been given."""
-HOW_TO_START = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
-TAGS = {"tags": ["weights", "kv_cache"]}
+START_INSTRUCTIONS = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
+MEMORY_TAGS = {"tags": ["weights", "kv_cache"]}
 """Of SGLang: all that it can release."""
 
-Family = Literal["vllm", "sglang"]
+EngineFamily = Literal["vllm", "sglang"]
 
 
-class EngineTrouble(Exception):
+class EngineError(Exception):
     """It can't be reached, refuses, or does not do what it said."""
 
 
-class EngineTooLarge(EngineTrouble):
+class EngineTooLarge(EngineError):
     """Its device has less room than it takes, whoever leaves."""
 
 
-class EngineUnreached(EngineTrouble):
+class EngineUnreachable(EngineError):
     """No connection came about, so it was told nothing."""
 
 
-class EngineRefused(EngineTrouble):
+class EngineRequestRefused(EngineError):
     """It answered, and not with a success."""
 
 
-class WakeFailed(CopyFailed):
+class EngineWakeFailed(CopyFailed):
     """It has to be taken for awake until it says that it sleeps."""
 
 
@@ -61,7 +69,7 @@ class EngineSpec:
     """Where an engine is, and what it takes of its device."""
 
     url: str
-    family: Family
+    family: EngineFamily
     size: int
     """Bytes of the device while it is awake, whatever they are for: weights, caches, graphs."""
     wake_s: float = 120.0
@@ -69,7 +77,7 @@ class EngineSpec:
     """The longest that it may take for either."""
 
 
-class Engine:
+class EngineController:
     """Drives one. Blocks while it asks; `wake` alone goes on in a thread."""
 
     def __init__(
@@ -78,54 +86,54 @@ class Engine:
         *,
         key: str | None = None,
         is_asleep: bool = False,
-        last: LastOrder | None = None,
-        on_step: Callable[[], None],
+        state_file: EngineStateFile | None = None,
+        on_progress: Callable[[], None],
     ) -> None:
         """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed, unless `last` denies it.
 
         `on_step` is called before and after whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
         """
         self.spec = spec
-        self._on_step = on_step
+        self._on_progress = on_progress
         self._headers = {"content-type": "application/json"}
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
-        self._slept: bool | None = is_asleep
+        self._sleep_commanded: bool | None = is_asleep
         """Of SGLang, which can't be asked: whether it was told to sleep last; None where it did not answer to that."""
-        self._last = last
-        self._process: str | None = None
+        self._state_file = state_file
+        self._process_seed: str | None = None
         """Of SGLang, which one it was when it was asked last; the thread in which it wakes up can't ask."""
-        self._is_sure = last is None or spec.family != "sglang"
+        self._is_state_known = state_file is None or spec.family != "sglang"
         """False where nobody knows whether it sleeps: it counts as awake, and nobody uses it or tells it anything."""
-        self.refusal: str | None = None
+        self.sleep_error: str | None = None
         """Why it did not sleep when it was told to, until it is heard that it does or that it began anew."""
 
     @property
     def size(self) -> int:
         return self.spec.size
 
-    def was_restarted(self) -> None:
+    def mark_restarted(self) -> None:
         """Every engine is awake at its start."""
-        self._slept, self._is_sure, self._process, self.refusal = False, True, None, None
+        self._sleep_commanded, self._is_state_known, self._process_seed, self.sleep_error = False, True, None, None
         if self.spec.family == "sglang":
-            with suppress(EngineTrouble):  # what is kept there is another process's
-                self._keep(sleeps=False)
+            with suppress(EngineError):  # what is kept there is another process's
+                self._save_state(sleeps=False)
 
     def is_awake(self) -> bool:
         """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`, also unsure."""
-        with self._steps():
+        with self._progress_scope():
             is_awake = self._is_awake()
-        if self._is_sure:
-            self.refusal = self.refusal if is_awake else None
+        if self._is_state_known:
+            self.sleep_error = self.sleep_error if is_awake else None
             return is_awake
-        self._recall()
-        if not self._is_sure:
-            raise EngineTrouble("whether it sleeps is not known, and it ends if it is used or told so then: restart it")
-        return not self._slept
+        self._restore_state()
+        if not self._is_state_known:
+            raise EngineError("whether it sleeps is not known, and it ends if it is used or told so then: restart it")
+        return not self._sleep_commanded
 
-    def wake(self) -> "Waking":
+    def wake(self) -> "EngineWakeup":
         """Begins. One that is awake already is none the worse for it."""
-        return Waking(self._wake)
+        return EngineWakeup(self._wake)
 
     def sleep(self) -> None:
         """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
@@ -133,47 +141,47 @@ class Engine:
             return
         try:
             self._sleep()
-        except EngineTrouble as trouble:
-            self.refusal = str(trouble)
+        except EngineError as trouble:
+            self.sleep_error = str(trouble)
             raise
-        self.refusal = None
+        self.sleep_error = None
 
     def _sleep(self) -> None:
         if self.spec.family == "sglang":
             busy = "it is not idle, and nothing of ours is in flight"
-            with self._steps():
+            with self._progress_scope():
                 # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
-                self._until(self._is_idle, busy, within_s=self.spec.sleep_s)
-            self._which()
-            with self._steps():
-                self._tell("/release_memory_occupation", within_s=self.spec.sleep_s, sleeps=True)
+                self._wait_until(self._is_idle, busy, within_s=self.spec.sleep_s)
+            self._identify_process()
+            with self._progress_scope():
+                self._send_command("/release_memory_occupation", within_s=self.spec.sleep_s, sleeps=True)
             return
-        with self._steps():
+        with self._progress_scope():
             # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
-            self._ask("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
-        with self._steps():
-            self._until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
+            self._request("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
+        with self._progress_scope():
+            self._wait_until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
 
     @contextmanager
-    def _steps(self) -> Iterator[None]:
+    def _progress_scope(self) -> Iterator[None]:
         """Around what the caller waits for, so that none of that counts as anything else's."""
-        self._on_step()
+        self._on_progress()
         try:
             yield
         finally:
-            self._on_step()
+            self._on_progress()
 
     def _is_awake(self) -> bool:
         if self.spec.family == "sglang":
             # Its /health generates a token, asleep or not, and any answer of another route says as much.
-            self._ask("GET", "/v1/models", within_s=ASK_S, must_succeed=False)
-            return not self._slept
+            self._request("GET", "/v1/models", within_s=CONTROL_TIMEOUT_S, must_succeed=False)
+            return not self._sleep_commanded
         try:
-            answer = self._ask("GET", "/is_sleeping", within_s=ASK_S)
-        except EngineRefused as error:
-            raise EngineTrouble(f"{error}; {HOW_TO_START}") from error
+            answer = self._request("GET", "/is_sleeping", within_s=CONTROL_TIMEOUT_S)
+        except EngineRequestRefused as error:
+            raise EngineError(f"{error}; {START_INSTRUCTIONS}") from error
         if not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
-            raise EngineTrouble(f"its answer to /is_sleeping says neither; {HOW_TO_START}")
+            raise EngineError(f"its answer to /is_sleeping says neither; {START_INSTRUCTIONS}")
         return not answer["is_sleeping"]
 
     def _wake(self) -> None:
@@ -181,66 +189,68 @@ class Engine:
         if self._is_awake():
             return
         if self.spec.family == "sglang":
-            self._tell("/resume_memory_occupation", within_s=self.spec.wake_s, sleeps=False)
+            self._send_command("/resume_memory_occupation", within_s=self.spec.wake_s, sleeps=False)
             return
-        self._ask("POST", "/wake_up", within_s=self.spec.wake_s)
-        self._until(self._is_awake, "it said that it woke, and sleeps")
+        self._request("POST", "/wake_up", within_s=self.spec.wake_s)
+        self._wait_until(self._is_awake, "it said that it woke, and sleeps")
 
-    def _recall(self) -> None:
+    def _restore_state(self) -> None:
         """What another told it, or what it did not answer; again while that is not known."""
-        if self._last is not None:
-            slept = self._last.sleeps(self._which, asleep=self._slept)
-            self._slept, self._is_sure = slept, slept is not None
+        if self._state_file is not None:
+            slept = self._state_file.is_asleep(self._identify_process, asleep=self._sleep_commanded)
+            self._sleep_commanded, self._is_state_known = slept, slept is not None
 
-    def _tell(self, path: str, *, within_s: float, sleeps: bool) -> None:
+    def _send_command(self, path: str, *, within_s: float, sleeps: bool) -> None:
         """SGLang: until it answers with a success, nobody knows what it has done. It ends where it is told so twice."""
-        self._keep(sleeps=None)
-        self._is_sure, self._slept = False, None
+        self._save_state(sleeps=None)
+        self._is_state_known, self._sleep_commanded = False, None
         try:
-            self._ask("POST", path, TAGS, within_s=within_s)
-        except EngineUnreached:  # it was told nothing
-            self._is_sure, self._slept = True, not sleeps
-            self._keep(sleeps=not sleeps)
+            self._request("POST", path, MEMORY_TAGS, within_s=within_s)
+        except EngineUnreachable:  # it was told nothing
+            self._is_state_known, self._sleep_commanded = True, not sleeps
+            self._save_state(sleeps=not sleeps)
             raise
-        self._is_sure, self._slept = True, sleeps
-        self._keep(sleeps=sleeps)
+        self._is_state_known, self._sleep_commanded = True, sleeps
+        self._save_state(sleeps=sleeps)
 
-    def _keep(self, *, sleeps: bool | None) -> None:
+    def _save_state(self, *, sleeps: bool | None) -> None:
         try:
-            if self._last is not None:
-                self._last.keep(self._process, sleeps=sleeps)
+            if self._state_file is not None:
+                self._state_file.save(self._process_seed, sleeps=sleeps)
         except OSError as error:
-            raise EngineTrouble(f"what it is told can't be kept: {error}") from error
+            raise EngineError(f"what it is told can't be kept: {error}") from error
 
-    def _which(self) -> str | None:
+    def _identify_process(self) -> str | None:
         """Of SGLang's processes, by its newer route or its older one; None where it can't be told from another."""
-        self._process = None
-        with suppress(EngineTrouble):
-            for path in ("/server_info", "/get_server_info") if self._last is not None else ():
-                with self._steps():
-                    said = self._ask("GET", path, within_s=ASK_S, must_succeed=False)
+        self._process_seed = None
+        with suppress(EngineError):
+            for path in ("/server_info", "/get_server_info") if self._state_file is not None else ():
+                with self._progress_scope():
+                    said = self._request("GET", path, within_s=CONTROL_TIMEOUT_S, must_succeed=False)
                 seed = said.get("random_seed") if isinstance(said, dict) else None
-                if type(seed) is int and seed >= DRAWN:
-                    self._process = str(seed)
+                if type(seed) is int and seed >= MIN_RANDOM_SEED:
+                    self._process_seed = str(seed)
                     break
-        return self._process
+        return self._process_seed
 
     def _is_idle(self) -> bool:
         """Of SGLang, which empties its cache only then; a release would empty it, too."""
         try:
-            self._ask("POST", "/flush_cache", within_s=ASK_S)
-        except EngineRefused:
+            self._request("POST", "/flush_cache", within_s=CONTROL_TIMEOUT_S)
+        except EngineRequestRefused:
             return False
         return True
 
-    def _until(self, holds: Callable[[], bool], otherwise: str, *, within_s: float = SETTLES_S) -> None:
+    def _wait_until(
+        self, condition: Callable[[], bool], error_message: str, *, within_s: float = SETTLE_TIMEOUT_S
+    ) -> None:
         ends_at = time.monotonic() + within_s
-        while not holds():
-            if time.monotonic() + LOOK_S > ends_at:
-                raise EngineTrouble(otherwise)
-            time.sleep(LOOK_S)
+        while not condition():
+            if time.monotonic() + STATE_POLL_S > ends_at:
+                raise EngineError(error_message)
+            time.sleep(STATE_POLL_S)
 
-    def _ask(
+    def _request(
         self,
         method: str,
         path: str,
@@ -259,27 +269,27 @@ class Engine:
             try:
                 connection.connect()
             except OSError as error:
-                raise EngineUnreached(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
+                raise EngineUnreachable(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
             connection.request(method, f"{parts.path.rstrip('/')}{path}", content, self._headers)
             response = connection.getresponse()
-            said = response.read(LONGEST_ANSWER)
+            said = response.read(MAX_RESPONSE_BYTES)
         except (OSError, http.client.HTTPException, socket.gaierror) as error:
-            raise EngineTrouble(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
+            raise EngineError(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
         except ValueError:  # its text may quote a header, and with it the key
-            raise EngineTrouble("its address or its key can't be sent") from None
+            raise EngineError("its address or its key can't be sent") from None
         finally:
             if connection is not None:
                 connection.close()
         if response.status >= 300 and must_succeed:
             shown = said[:200].decode(errors="replace")
-            raise EngineRefused(f"{path.partition('?')[0]} answered {response.status}: {shown}")
+            raise EngineRequestRefused(f"{path.partition('?')[0]} answered {response.status}: {shown}")
         try:
             return json.loads(said)
         except ValueError:
             return None
 
 
-class Waking:
+class EngineWakeup:
     """Answers `arl_gpu.device.Event` while an engine wakes up."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
@@ -302,7 +312,7 @@ class Waking:
         try:
             wake()
         except Exception as error:  # noqa: BLE001 - whoever waits hears of it; this thread has nobody above it
-            self._failure = WakeFailed(f"it did not wake up: {error}")
+            self._failure = EngineWakeFailed(f"it did not wake up: {error}")
         finally:
             self.took_s = time.monotonic() - begun
             self._ended.set()

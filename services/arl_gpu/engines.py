@@ -5,34 +5,34 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from arl_core.residency import Residence
-from arl_gpu.engine import Engine, EngineSpec, EngineTooLarge, EngineTrouble
-from arl_gpu.last_order import LastOrder
-from arl_gpu.residency import Residency
+from arl_core.residency import ResidencyState
+from arl_gpu.engine import EngineController, EngineError, EngineSpec, EngineTooLarge
+from arl_gpu.last_order import EngineStateFile
+from arl_gpu.residency import DeviceResidency
 
-__all__ = ["Engines", "key_of"]
+__all__ = ["EngineSet", "residency_key"]
 
 MIB = 1 << 20
 
 
-def key_of(engine: str) -> str:
+def residency_key(engine: str) -> str:
     """By what name the residency has it: none that a service can have."""
     return f"engine:{engine}"
 
 
-class Engines:
+class EngineSet:
     """Whatever an engine holds when this worker starts is counted before anything else comes onto the device."""
 
     def __init__(
         self,
         specs: Mapping[str, Mapping[str, Any]],
-        residency: Residency,
+        residency: DeviceResidency,
         *,
         keys: Mapping[str, str],
-        held: Sequence[str] = (),
+        in_use: Sequence[str] = (),
         asleep: Sequence[str] = (),
         directory: Path | None = None,
-        on_step: Callable[[], None],
+        on_progress: Callable[[], None],
     ) -> None:
         """`held`: in use, by somebody who outlived the last worker; `asleep`: that were told to sleep last.
 
@@ -41,54 +41,54 @@ class Engines:
         """
         self._residency = residency
         self._engines = {
-            name: Engine(
+            name: EngineController(
                 EngineSpec(**spec),
                 key=keys.get(name),
                 is_asleep=name in asleep,
-                last=LastOrder(directory / f"{name}.json") if directory is not None else None,
-                on_step=on_step,
+                state_file=EngineStateFile(directory / f"{name}.json") if directory is not None else None,
+                on_progress=on_progress,
             )
             for name, spec in specs.items()
         }
-        for name in sorted(self._engines, key=lambda each: each not in held):  # what is in use has its room first
-            residency.adopt(key_of(name), self._engines[name])
-            with suppress(EngineTrouble):  # whoever wants it hears of it
-                self._look_at(name, is_used=name in held)
-            for _ in range(held.count(name)):
-                residency.keep(key_of(name))
+        for name in sorted(self._engines, key=lambda each: each not in in_use):  # what is in use has its room first
+            residency.adopt_engine(residency_key(name), self._engines[name])
+            with suppress(EngineError):  # whoever wants it hears of it
+                self._update_state(name, is_used=name in in_use)
+            for _ in range(in_use.count(name)):
+                residency.restore_engine_user(residency_key(name))
 
     @property
-    def unheard(self) -> Collection[str]:
+    def unconfirmed(self) -> Collection[str]:
         """They count as awake, and do not leave: they could not be asked what they hold, or did not go to sleep."""
-        staying = self._residency.staying
-        return {name for name in self._engines if key_of(name) in staying}
+        staying = self._residency.unevictable
+        return {name for name in self._engines if residency_key(name) in staying}
 
     @property
-    def refusals(self) -> dict[str, str]:
+    def sleep_errors(self) -> dict[str, str]:
         """Why each that was told to sleep did not."""
-        return {name: each.refusal for name, each in self._engines.items() if each.refusal is not None}
+        return {name: each.sleep_error for name, each in self._engines.items() if each.sleep_error is not None}
 
     @property
     def states(self) -> dict[str, str]:
         known = self._residency.states
-        return {name: known.get(key_of(name), Residence.COLD).value for name in self._engines}
+        return {name: known.get(residency_key(name), ResidencyState.COLD).value for name in self._engines}
 
-    def hold(self, name: str, *, users: int, waiting: Sequence[str] = ()) -> bool:
+    def acquire(self, name: str, *, users: int, waiting: Sequence[str] = ()) -> bool:
         """As `Residency.hold`. Raises also `LookupError` for one that is not this device's, and `EngineTooLarge`."""
-        self._must_fit(name)
-        return self._residency.hold(key_of(name), users=users, waiting=waiting)
+        self._check_fits(name)
+        return self._residency.acquire_engine(residency_key(name), users=users, waiting=waiting)
 
-    def look_at(self, name: str, *, restarted: bool = False) -> None:
+    def check_state(self, name: str, *, restarted: bool = False) -> None:
         """After trouble with it, or before anybody wants it. Raises `EngineTrouble` where there is more."""
         if restarted:
-            self._engines[name].was_restarted()
-        self._look_at(name)
+            self._engines[name].mark_restarted()
+        self._update_state(name)
 
-    def _look_at(self, name: str, *, is_used: bool = False) -> None:
-        self._residency.look_at(key_of(name), is_used=is_used)
-        self._must_fit(name)
+    def _update_state(self, name: str, *, is_used: bool = False) -> None:
+        self._residency.check_engine(residency_key(name), is_used=is_used)
+        self._check_fits(name)
 
-    def _must_fit(self, name: str) -> None:
+    def _check_fits(self, name: str) -> None:
         size, room = self._engines[name].size, self._residency.capacity
         if size > room:
             raise EngineTooLarge(f"engine {name} takes {size // MIB} MiB, and its device has {room // MIB} MiB in all")

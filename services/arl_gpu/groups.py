@@ -15,34 +15,34 @@ from typing import Any, Protocol
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
 from arl_gpu.messages import HOST_FULL
-from arl_gpu.together import Part
-from arl_gpu.worker_client import WorkerDied, no_room
+from arl_gpu.together import RankInfo
+from arl_gpu.worker_client import WorkerDied, as_no_room
 
-__all__ = ["GRACE_S", "Found", "Groups", "Member", "groups_of"]
+__all__ = ["PEER_FAILURE_GRACE_S", "BatchResult", "DeviceGroups", "GroupMember", "device_groups"]
 
-GRACE_S = 5.0
+PEER_FAILURE_GRACE_S = 5.0
 """For the others to notice that one of them is gone, where their sums are not made over sockets, which tell at once."""
 PEER_NOT_READY = "peer_not_ready"
-BY_OTHERS = ("peer_gone", PEER_NOT_READY)
+PEER_FAULT_CODES = ("peer_gone", PEER_NOT_READY)
 """What a worker answers where the fault is another one's."""
-ADDED = ("forward_cpu_s", "model_cpu_s")
+SUMMED_FIELDS = ("forward_cpu_s", "model_cpu_s")
 NO_SPLITS: Mapping[str, int] = {}
 
 
-class Member(Protocol):
+class GroupMember(Protocol):
     """A worker, as far as it has a part in a batch."""
 
     @property
     def limit_s(self) -> float: ...
     @property
-    def turn(self) -> asyncio.Lock: ...
-    async def ready(self) -> int: ...
-    async def score_part(
+    def order_lock(self) -> asyncio.Lock: ...
+    async def ensure_process(self) -> int: ...
+    async def score_rank(
         self,
         service: str,
         items: Sequence[Item],
         waiting: Sequence[str],
-        part: Part,
+        rank_info: RankInfo,
         *,
         room: tuple[str, int] | None = None,
     ) -> dict[str, Any]: ...
@@ -58,16 +58,16 @@ class Member(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class BatchResult:
     """What came of a batch, or its `error`; and what was heard of each device, or what its worker died of."""
 
-    answer: Mapping[str, Any]
-    heard: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    died: Mapping[int, str] = field(default_factory=dict)
+    response: Mapping[str, Any]
+    responses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
+    deaths: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
-class _Meeting:
+class _Rendezvous:
     """Where the workers of a group find each other. They do so once; one that is new needs a new one."""
 
     pids: Sequence[int]
@@ -80,24 +80,24 @@ class _Meeting:
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
 
-def groups_of(devices: int, size: int) -> Iterator[Sequence[int]]:
+def device_groups(devices: int, size: int) -> Iterator[Sequence[int]]:
     """Numbers of devices; each alone where nothing is split."""
     return (range(first, first + size) for first in range(0, devices - size + 1, size))
 
 
-class Groups:
+class DeviceGroups:
     """`splits`: in how many parts services are, by name; others are whole."""
 
     def __init__(
         self,
-        workers: Sequence[Member],
+        workers: Sequence[GroupMember],
         splits: Callable[[], Mapping[str, int]] = lambda: NO_SPLITS,
         *,
-        grace_s: float = GRACE_S,
+        grace_s: float = PEER_FAILURE_GRACE_S,
     ) -> None:
         self._workers, self._splits, self._grace_s = workers, splits, grace_s
-        self._meetings: dict[Sequence[int], _Meeting] = {}
-        self._meeting_numbers = count(1)
+        self._rendezvous: dict[Sequence[int], _Rendezvous] = {}
+        self._rendezvous_numbers = count(1)
 
     def members(self, service: str, number: int) -> Sequence[int]:
         """Devices that compute it together with this one, and itself; none where it is left over."""
@@ -110,109 +110,109 @@ class Groups:
         """In how many parts services are, by name."""
         return self._splits()
 
-    def led_elsewhere(self, number: int) -> set[str]:
+    def services_not_led_by(self, number: int) -> set[str]:
         """Services of which this device takes no batch."""
         return {name for name in self._splits() if number not in self.members(name, number)[:1]}
 
     async def score(
         self, service: str, leader: int, items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
-    ) -> Found:
+    ) -> BatchResult:
         """`waiting`: what a device is needed for next. Whatever became of a worker, the next call may find another."""
         numbers = self.members(service, leader)
         found = (
             await self._score_with_room(service, numbers, items, waiting)
             if len(numbers) > 1
-            else await self._score_alone(service, leader, items, waiting)
+            else await self._score_on_device(service, leader, items, waiting)
         )
-        if found.died and (host := self._workers[leader].host) is not None:
-            await host.empty()
+        if found.deaths and (host := self._workers[leader].host) is not None:
+            await host.release_unmapped()
         return found
 
-    async def _score_alone(
+    async def _score_on_device(
         self, service: str, leader: int, items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
-    ) -> Found:
+    ) -> BatchResult:
         try:
             answer = await self._workers[leader].score(service, items, waiting(leader))
         except WorkerDied as error:
-            return _died({leader: str(error)}, {})
-        return Found(answer, {leader: answer})
+            return _death_result({leader: str(error)}, {})
+        return BatchResult(answer, {leader: answer})
 
     def close(self) -> None:
         """Once nobody scores."""
-        while self._meetings:
-            os.close(self._meetings.popitem()[1].descriptor)
+        while self._rendezvous:
+            os.close(self._rendezvous.popitem()[1].descriptor)
 
     async def _score_with_room(
         self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
-    ) -> Found:
+    ) -> BatchResult:
         """A rank that finds that its files were replaced reads them anew, and may ask for room after others did."""
         sizes: dict[int, int] = {}
-        found = await self._score_together(service, numbers, items, waiting, {})
-        while full := _asking(found, sizes):
+        found = await self._score_on_group(service, numbers, items, waiting, {})
+        while full := _host_memory_requests(found, sizes):
             sizes |= full
             wanted = [(self._workers[number].spec(service), size) for number, size in sizes.items()]
             host = self._workers[numbers[0]].host
             assert host is not None
             # All at once: of two groups none waits for what another one has a part of already.
-            async with host.room(*wanted, waiting=waiting(numbers[0])) as paths:
+            async with host.reserve(*wanted, waiting=waiting(numbers[0])) as paths:
                 if paths is None:
                     break
                 room = dict(zip(sizes, zip(paths, sizes.values(), strict=True), strict=True))
-                found = await self._score_together(service, numbers, items, waiting, room)
-        return replace(found, answer=no_room({**found.answer}))
+                found = await self._score_on_group(service, numbers, items, waiting, room)
+        return replace(found, response=as_no_room({**found.response}))
 
-    async def _score_together(
+    async def _score_on_group(
         self,
         service: str,
         numbers: Sequence[int],
         items: Sequence[Item],
         waiting: Callable[[int], Sequence[str]],
         room: Mapping[int, tuple[str, int]],
-    ) -> Found:
+    ) -> BatchResult:
         """`room`: for the worker of a device, where it may keep what it reads first."""
         async with AsyncExitStack() as turns:
             # Always in this order: of groups that overlap, none waits for what another one holds and the other way.
             for number in numbers:
-                await turns.enter_async_context(self._workers[number].turn)
+                await turns.enter_async_context(self._workers[number].order_lock)
             pids: list[int] = []
             for number in numbers:
                 try:
-                    pids.append(await self._workers[number].ready())
+                    pids.append(await self._workers[number].ensure_process())
                 except WorkerDied as error:
-                    return _died({number: str(error)}, {})
-            meeting = self._meeting(numbers, pids)
+                    return _death_result({number: str(error)}, {})
+            meeting = self._get_rendezvous(numbers, pids)
             workers = [self._workers[number] for number in numbers]
             parts = [
-                worker.score_part(
+                worker.score_rank(
                     service,
                     items,
                     waiting(number),
-                    Part(meeting.path, meeting.number, rank, len(numbers), worker.limit_s),
+                    RankInfo(meeting.path, meeting.number, rank, len(numbers), worker.limit_s),
                     room=room.get(number),
                 )
                 for rank, (number, worker) in enumerate(zip(numbers, workers, strict=True))
             ]
-            found = _joined(numbers, await self._ended(parts))
-            if not _meets_still(found):
-                self._adjourn(numbers)
+            found = _combine_results(numbers, await self._await_ranks(parts))
+            if not _is_rendezvous_valid(found):
+                self._close_rendezvous(numbers)
             return found
 
-    def _meeting(self, numbers: Sequence[int], pids: Sequence[int]) -> _Meeting:
+    def _get_rendezvous(self, numbers: Sequence[int], pids: Sequence[int]) -> _Rendezvous:
         """Where all of them have been, or none."""
-        if (held := self._meetings.get(numbers)) is not None and held.pids == pids:
+        if (held := self._rendezvous.get(numbers)) is not None and held.pids == pids:
             return held
-        self._adjourn(numbers)
+        self._close_rendezvous(numbers)
         descriptor = os.memfd_create("meeting", os.MFD_CLOEXEC)
-        self._meetings[numbers] = meeting = _Meeting(pids, next(self._meeting_numbers), descriptor)
+        self._rendezvous[numbers] = meeting = _Rendezvous(pids, next(self._rendezvous_numbers), descriptor)
         return meeting
 
-    def _adjourn(self, numbers: Sequence[int]) -> None:
-        if (held := self._meetings.pop(numbers, None)) is not None:
+    def _close_rendezvous(self, numbers: Sequence[int]) -> None:
+        if (held := self._rendezvous.pop(numbers, None)) is not None:
             os.close(held.descriptor)
 
-    async def _ended(self, parts: Sequence[Any]) -> "list[asyncio.Task[dict[str, Any]]]":
+    async def _await_ranks(self, rank_calls: Sequence[Any]) -> "list[asyncio.Task[dict[str, Any]]]":
         """All of them. Once one has failed, those that don't notice it are cancelled, which ends their workers."""
-        tasks = [asyncio.create_task(part, name="part of a batch") for part in parts]
+        tasks = [asyncio.create_task(part, name="part of a batch") for part in rank_calls]
         pending: Collection[asyncio.Task[dict[str, Any]]] = tasks
         try:
             while pending:
@@ -231,7 +231,7 @@ def _has_failed(task: "asyncio.Task[dict[str, Any]]") -> bool:
     return task.done() and (task.cancelled() or task.exception() is not None or "error" in task.result())
 
 
-def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]]]") -> Found:
+def _combine_results(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]]]") -> BatchResult:
     heard: dict[int, dict[str, Any]] = {}
     died: dict[int, str] = {}
     for number, task in zip(numbers, tasks, strict=True):
@@ -242,31 +242,31 @@ def _joined(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[str, Any]
         else:
             heard[number] = task.result()
     if died:
-        return _died(died, heard)
+        return _death_result(died, heard)
     failed = [each for each in heard.values() if "error" in each]
     if failed:
-        return Found(next((each for each in failed if each["error"] not in BY_OTHERS), failed[0]), heard)
-    return Found(_added([*heard.values()]), heard)
+        return BatchResult(next((each for each in failed if each["error"] not in PEER_FAULT_CODES), failed[0]), heard)
+    return BatchResult(_sum_responses([*heard.values()]), heard)
 
 
-def _meets_still(found: Found) -> bool:
+def _is_rendezvous_valid(found: BatchResult) -> bool:
     """Also where its workers agreed that not all of them can begin yet."""
-    errors = {heard["error"] for heard in found.heard.values() if "error" in heard}
-    return not found.died and errors <= {HOST_FULL, PEER_NOT_READY}
+    errors = {heard["error"] for heard in found.responses.values() if "error" in heard}
+    return not found.deaths and errors <= {HOST_FULL, PEER_NOT_READY}
 
 
-def _asking(found: Found, sizes: Mapping[int, int]) -> dict[int, int]:
+def _host_memory_requests(found: BatchResult, sizes: Mapping[int, int]) -> dict[int, int]:
     """Of each device whose worker has to read its part first, and was given no room for that, its bytes."""
-    full = {number: heard["host_bytes"] for number, heard in found.heard.items() if heard.get("error") == HOST_FULL}
+    full = {number: heard["host_bytes"] for number, heard in found.responses.items() if heard.get("error") == HOST_FULL}
     return {number: size for number, size in full.items() if sizes.get(number) != size}
 
 
-def _died(died: Mapping[int, str], heard: Mapping[int, Mapping[str, Any]]) -> Found:
-    return Found({"error": "worker_died", "message": "; ".join(died.values())}, heard, died)
+def _death_result(deaths: Mapping[int, str], responses: Mapping[int, Mapping[str, Any]]) -> BatchResult:
+    return BatchResult({"error": "worker_died", "message": "; ".join(deaths.values())}, responses, deaths)
 
 
-def _added(answers: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+def _sum_responses(responses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """The first rank's entries, which all have found, and what all of them took for it."""
-    waits = [each["restore_s"] for each in answers if each["restore_s"] is not None]
-    taken = {name: sum(each[name] for each in answers) for name in ADDED}
-    return {**answers[0], **taken, "restore_s": max(waits, default=None)}
+    waits = [each["restore_s"] for each in responses if each["restore_s"] is not None]
+    taken = {name: sum(each[name] for each in responses) for name in SUMMED_FIELDS}
+    return {**responses[0], **taken, "restore_s": max(waits, default=None)}

@@ -17,40 +17,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from arl_core.eviction import Candidate, Use, leaving, victims
+from arl_core.eviction import DecayedUseCount, EvictionCandidate, eviction_order, select_victims
 
-__all__ = ["Holder", "HostMemory", "Wanted", "limit_bytes"]
+__all__ = ["HostWeightHolder", "HostMemory", "HostAllocationRequest", "memory_limit_bytes"]
 
 CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
-UNUSED = Use()
+NEVER_USED = DecayedUseCount()
 
-Wanted = tuple[Mapping[str, Any], int]
+HostAllocationRequest = tuple[Mapping[str, Any], int]
 """The specification of a service, or of a part of one, and its bytes."""
 
 
-class Holder(Protocol):
+class HostWeightHolder(Protocol):
     """A worker, as far as it has weights in host memory."""
 
     def has(self, service: str) -> bool: ...
     def has_on_device(self, service: str) -> bool: ...
-    def keeps(self, service: str) -> bool:
+    def is_pinned(self, service: str) -> bool:
         """It is pinned."""
         ...
 
-    async def cool(self, service: str) -> Mapping[str, Any]:
+    async def unload(self, service: str) -> Mapping[str, Any]:
         """Let go of it, unless it is in use. What is on the device then: nothing, where the worker died."""
         ...
 
 
 @dataclass(slots=True, eq=False)
-class _File:
+class _WeightFile:
     service: str
-    said: str
+    spec_json: str
     """The specification."""
     descriptor: int
-    granted: int = 0
+    reserved_bytes: int = 0
     """Bytes that are there, or that a worker writes now."""
-    is_read: bool = False
+    is_being_read: bool = False
     """By a worker, now."""
 
     @property
@@ -63,160 +63,164 @@ class HostMemory:
 
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
-        self._files: dict[tuple[str, int], _File] = {}
+        self._files: dict[tuple[str, int], _WeightFile] = {}
         """By the service's name and the rank of a part."""
-        self._left: list[_File] = []
+        self._orphaned: list[_WeightFile] = []
         """Of what was forgotten, or is another model by now: some worker may still have it."""
-        self._holders: list[Holder] = []
-        self._learn: Callable[[int, Mapping[str, Any]], None] | None = None
+        self._holders: list[HostWeightHolder] = []
+        self._on_response: Callable[[int, Mapping[str, Any]], None] | None = None
         self._changed = asyncio.Condition()
-        self._uses: dict[str, Use] = {}
+        self._uses: dict[str, DecayedUseCount] = {}
 
     @property
-    def granted(self) -> int:
+    def reserved_bytes(self) -> int:
         """Bytes, of all services."""
-        return sum(file.granted for file in self._all)
+        return sum(file.reserved_bytes for file in self._all_files)
 
     @property
-    def written(self) -> int:
+    def written_bytes(self) -> int:
         """Bytes that are there."""
-        return sum(os.fstat(file.descriptor).st_size for file in self._all)
+        return sum(os.fstat(file.descriptor).st_size for file in self._all_files)
 
     @property
-    def _all(self) -> Sequence[_File]:
-        return [*self._files.values(), *self._left]
+    def _all_files(self) -> Sequence[_WeightFile]:
+        return [*self._files.values(), *self._orphaned]
 
-    def join(self, holder: Holder) -> None:
+    def add_holder(self, holder: HostWeightHolder) -> None:
         """In the order of their devices."""
         self._holders.append(holder)
 
-    def tell(self, learn: Callable[[int, Mapping[str, Any]], None]) -> None:
+    def set_response_handler(self, on_response: Callable[[int, Mapping[str, Any]], None]) -> None:
         """From now on, what is on a device after something of it had to leave."""
-        self._learn = learn
+        self._on_response = on_response
 
-    def note_use(self, service: str) -> None:
-        self._uses[service] = self._uses.get(service, UNUSED).again(time.monotonic())
+    def record_use(self, service: str) -> None:
+        self._uses[service] = self._uses.get(service, NEVER_USED).incremented(time.monotonic())
 
     @asynccontextmanager
-    async def room(self, *wanted: Wanted, waiting: Sequence[str] = ()) -> AsyncIterator[Sequence[str] | None]:
+    async def reserve(
+        self, *requests: HostAllocationRequest, waiting: Sequence[str] = ()
+    ) -> AsyncIterator[Sequence[str] | None]:
         """Paths of files for what is read meanwhile; None where there is no room for all of it.
 
         Waits for others that read now, and for whoever reads the same. `waiting`: services that are needed next.
         """
-        files: list[_File] = []
+        files: list[_WeightFile] = []
         async with self._changed:
-            if await self._make(wanted, waiting):
-                files = [self._file(spec) for spec, _ in wanted]
-                for file, (_, size) in zip(files, wanted, strict=True):
-                    file.granted, file.is_read = size, True
+            if await self._make_room(requests, waiting):
+                files = [self._get_file(spec) for spec, _ in requests]
+                for file, (_, size) in zip(files, requests, strict=True):
+                    file.reserved_bytes, file.is_being_read = size, True
         try:
             yield [file.path for file in files] if files else None
         finally:
             for file in files:
-                file.is_read = False
-            await asyncio.shield(self.empty())
+                file.is_being_read = False
+            await asyncio.shield(self.release_unmapped())
 
-    async def empty(self) -> None:
+    async def release_unmapped(self) -> None:
         """What no worker has mapped, and none is about to, takes nothing any more."""
         async with self._changed:
-            await self._empty()
+            await self._release_unmapped()
             self._changed.notify_all()
 
     def forget(self, name: str) -> None:
         """What workers still have of it counts until they let go."""
         for key in [key for key in self._files if key[0] == name]:
-            self._leave(key)
+            self._orphan(key)
         self._uses.pop(name, None)
 
     def close(self) -> None:
-        for file in self._all:
+        for file in self._all_files:
             os.close(file.descriptor)
-        self._files, self._left = {}, []
+        self._files, self._orphaned = {}, []
 
-    def _file(self, spec: Mapping[str, Any]) -> _File:
+    def _get_file(self, spec: Mapping[str, Any]) -> _WeightFile:
         """Another specification of the same name is another file; who has the old one mapped keeps it."""
         options = dict(spec.get("options", {}))
         key = spec["name"], options.pop("rank", 0)
         said = json.dumps({**spec, "options": options}, sort_keys=True)
-        if key in self._files and self._files[key].said != said:
-            self._leave(key)
+        if key in self._files and self._files[key].spec_json != said:
+            self._orphan(key)
         if key not in self._files:
-            self._files[key] = _File(key[0], said, os.memfd_create(f"weights-{key[0]}", os.MFD_CLOEXEC))
+            self._files[key] = _WeightFile(key[0], said, os.memfd_create(f"weights-{key[0]}", os.MFD_CLOEXEC))
         return self._files[key]
 
-    def _leave(self, key: tuple[str, int]) -> None:
-        self._left.append(self._files.pop(key))
+    def _orphan(self, key: tuple[str, int]) -> None:
+        self._orphaned.append(self._files.pop(key))
 
-    async def _empty(self) -> None:
+    async def _release_unmapped(self) -> None:
         """Beside this process's other work: to give back 64 GiB takes the system 8 s."""
-        for file in self._all:
-            if file.is_read:
+        for file in self._all_files:
+            if file.is_being_read:
                 continue
-            if file.granted and await asyncio.to_thread(_emptied, file.descriptor):
-                file.granted = 0
-            if not file.granted and file in self._left:
-                self._left.remove(file)
+            if file.reserved_bytes and await asyncio.to_thread(_truncate_if_unmapped, file.descriptor):
+                file.reserved_bytes = 0
+            if not file.reserved_bytes and file in self._orphaned:
+                self._orphaned.remove(file)
                 os.close(file.descriptor)
 
-    async def _make(self, wanted: Sequence[Wanted], waiting: Sequence[str]) -> bool:
+    async def _make_room(self, requests: Sequence[HostAllocationRequest], waiting: Sequence[str]) -> bool:
         """Without waiting for others while it keeps them waiting: either all is there for it, or it holds nothing."""
         stayed: set[str] = set()
         while True:
-            files = [self._file(spec) for spec, _ in wanted]
-            if any(file.is_read for file in files):
+            files = [self._get_file(spec) for spec, _ in requests]
+            if any(file.is_being_read for file in files):
                 await self._changed.wait()
                 continue
-            await self._empty()
-            missing = self._missing(files, sum(size for _, size in wanted))
+            await self._release_unmapped()
+            missing = self._missing_bytes(files, sum(size for _, size in requests))
             if missing <= 0:
                 return True
-            leave = victims(self._leaving(stayed | {file.service for file in files}, waiting), missing=missing)
+            leave = select_victims(
+                self._eviction_order(stayed | {file.service for file in files}, waiting), missing_bytes=missing
+            )
             if leave is not None:
-                await self._cool(leave)
+                await self._unload(leave)
                 stayed.update(leave)
-            elif any(file.is_read for file in self._all):
+            elif any(file.is_being_read for file in self._all_files):
                 await self._changed.wait()
                 stayed.clear()
             else:
                 return False
 
-    def _missing(self, files: Collection[_File], size: int) -> int:
+    def _missing_bytes(self, files: Collection[_WeightFile], size: int) -> int:
         if self._budget is None:
             return 0
-        return sum(file.granted for file in self._all if file not in files) + size - self._budget
+        return sum(file.reserved_bytes for file in self._all_files if file not in files) + size - self._budget
 
-    def _leaving(self, stay: Collection[str], waiting: Sequence[str]) -> list[Candidate]:
+    def _eviction_order(self, excluded: Collection[str], waiting: Sequence[str]) -> list[EvictionCandidate]:
         """Whoever leaves first at the head: what is on no device, and of that what is used least."""
         sizes: Counter[str] = Counter()
         for file in self._files.values():
-            sizes[file.service] += file.granted
-        read = {file.service for file in self._all if file.is_read}
+            sizes[file.service] += file.reserved_bytes
+        read = {file.service for file in self._all_files if file.is_being_read}
         may = [
             name
             for name, size in sizes.items()
-            if size and not (name in stay or name in read or any(each.keeps(name) for each in self._holders))
+            if size and not (name in excluded or name in read or any(each.is_pinned(name) for each in self._holders))
         ]
         on_device = {name for name in may if any(each.has_on_device(name) for each in self._holders)}
         off = [self._candidate(name, sizes[name]) for name in may if name not in on_device]
         on = [self._candidate(name, sizes[name]) for name in sorted(on_device)]
-        return [*leaving(off, waiting=waiting), *leaving(on, waiting=waiting)]
+        return [*eviction_order(off, queued=waiting), *eviction_order(on, queued=waiting)]
 
-    def _candidate(self, name: str, size: int) -> Candidate:
+    def _candidate(self, name: str, size: int) -> EvictionCandidate:
         """Reading it again costs by the byte."""
-        use = self._uses.get(name, UNUSED)
-        rate, used_at = use.rate(time.monotonic()), int(use.at * 1e6)
-        return Candidate(name=name, size=size, restore_s=float(size), rate=rate, used_at=used_at, restored_at=0)
+        use = self._uses.get(name, NEVER_USED)
+        rate, used_at = use.rate(time.monotonic()), int(use.updated_at * 1e6)
+        return EvictionCandidate(name=name, size=size, restore_s=float(size), rate=rate, used_at=used_at, restored_at=0)
 
-    async def _cool(self, services: Collection[str]) -> None:
+    async def _unload(self, services: Collection[str]) -> None:
         for number, holder in enumerate(self._holders):
             for service in services:
                 if holder.has(service):
-                    answer = await holder.cool(service)
-                    if self._learn is not None:
-                        self._learn(number, answer)
+                    answer = await holder.unload(service)
+                    if self._on_response is not None:
+                        self._on_response(number, answer)
 
 
-def _emptied(descriptor: int) -> bool:
+def _truncate_if_unmapped(descriptor: int) -> bool:
     """Whether nobody has mapped the file, nor writes it; see `arl_gpu.kept`."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,17 +237,17 @@ def _emptied(descriptor: int) -> bool:
     return True
 
 
-def limit_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
+def memory_limit_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
     """Of this process's memory: its control group's or that of a group around it, or the machine's."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    for path in _limits(cgroups, own):
+    for path in _limit_files(cgroups, own):
         with suppress(OSError):
             text = path.read_text().strip()
             total = min(total, int(text) if text.isdigit() else total)
     return total
 
 
-def _limits(cgroups: Path, own: Path) -> Iterator[Path]:
+def _limit_files(cgroups: Path, own: Path) -> Iterator[Path]:
     """Files of limits, of which those may not be there that a container does not see."""
     yield from (cgroups / "memory.max", cgroups / "memory" / "memory.limit_in_bytes")
     with suppress(OSError):

@@ -9,23 +9,23 @@ from typing import Literal
 
 from arl_core.fence import Fence
 from arl_gpu.kinds.model import Entry, Item
-from arl_manager.timeline import Timeline
+from arl_manager.timeline import AttemptTimeline
 from arl_store.tx import Row
 
-__all__ = ["MAX_TOKENS", "Job", "Report", "cost_of", "job_of"]
+__all__ = ["DEFAULT_MAX_TOKENS", "ScoreJob", "ScoreReport", "text_cost", "parse_job"]
 
 CHARACTERS_PER_TOKEN = 4
 """Of ASCII."""
-SPECIAL = 2
+SPECIAL_TOKENS = 2
 """Tokens around every text."""
-MAX_TOKENS = 256
+DEFAULT_MAX_TOKENS = 256
 """Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
-SAID_OF_A_TOKEN = 16
+LOGPROBS_PER_TOKEN_COST = 16
 """Log-probabilities of other tokens, each of which an answer has, that count as one token to compute."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
+class ScoreReport:
     """How one attempt ended. `scores` is JSON, an entry for each item, or None where there are none."""
 
     fence: Fence
@@ -44,7 +44,7 @@ class Report:
 
 
 @dataclass(slots=True, eq=False)
-class Job:
+class ScoreJob:
     """One action while it is scored; its items in order, and the entries of those that are done."""
 
     fence: Fence
@@ -52,20 +52,20 @@ class Job:
     timeout_s: float
     items: list[Item]
     costs: list[int]
-    timeline: Timeline = field(default_factory=lambda: Timeline(time.monotonic()))
-    waits_since: float = 0.0
+    timeline: AttemptTimeline = field(default_factory=lambda: AttemptTimeline(time.monotonic()))
+    waiting_since: float = 0.0
     """When it came, or last went into a batch, by the monotonic clock."""
-    begun: float | None = None
+    started_at: float | None = None
     """When its first batch began, by the monotonic clock."""
-    runs_since: float | None = None
+    run_started_at: float | None = None
     """When its own time began, by the monotonic clock: of a judge's with its first request."""
-    given: int = 0
+    dispatched: int = 0
     """Items that went into a batch."""
     done: dict[int, Entry] = field(default_factory=dict)
     """By the number of the item."""
     refused_by: set[int] = field(default_factory=set)
     """Numbers of the devices that had no room for some of it: none is asked twice."""
-    completed_bytes: int = 0
+    completion_bytes: int = 0
     """Of the completions among them."""
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
@@ -77,13 +77,13 @@ class Job:
             self.timer.cancel()
 
     @property
-    def has_begun(self) -> bool:
-        return self.begun is not None
+    def has_started(self) -> bool:
+        return self.started_at is not None
 
     @property
-    def left(self) -> list[int]:
+    def remaining_costs(self) -> list[int]:
         """Costs of the items that no batch has had yet."""
-        return self.costs[self.given :]
+        return self.costs[self.dispatched :]
 
     @property
     def entries(self) -> list[Entry]:
@@ -91,29 +91,29 @@ class Job:
         return [self.done[at] for at in sorted(self.done)]
 
 
-def job_of(row: Row, longest: Mapping[str, int | None]) -> Job:
+def parse_job(row: Row, max_tokens_by_service: Mapping[str, int | None]) -> ScoreJob:
     """`longest`: tokens that are read of a text, by service."""
     payload = json.loads(row.payload)
     items: list[Item] = payload["items"]
-    service, most = payload["service"], longest.get(payload["service"]) or MAX_TOKENS
-    costs = [cost_of_item(item, most) for item in items]
-    return Job(Fence(row.id, row.grant_no), service, row.timeout_s, items, costs)
+    service, most = payload["service"], max_tokens_by_service.get(payload["service"]) or DEFAULT_MAX_TOKENS
+    costs = [item_cost(item, most) for item in items]
+    return ScoreJob(Fence(row.id, row.grant_no), service, row.timeout_s, items, costs)
 
 
-def cost_of_item(item: Item, most: int = MAX_TOKENS) -> int:
+def item_cost(item: Item, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
     """Of all that a forward may read of it, and say of it."""
-    tokens = min(most, len(item.get("token_ids", ())))
+    tokens = min(max_tokens, len(item.get("token_ids", ())))
     for name in ("text", "reference", "prompt"):
         if name in item:
-            tokens += cost_of(item[name], most)
+            tokens += text_cost(item[name], max_tokens)
     for message in item.get("messages", ()):
-        tokens += cost_of(message["content"], most)
+        tokens += text_cost(message["content"], max_tokens)
     said: int = tokens * item.get("top_logprobs", 0) + len(item.get("label_token_ids", ()))
-    return max(1, tokens + said // SAID_OF_A_TOKEN)
+    return max(1, tokens + said // LOGPROBS_PER_TOKEN_COST)
 
 
-def cost_of(text: str, most: int = MAX_TOKENS) -> int:
+def text_cost(text: str, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
     """About how many tokens; the worker counts them. Outside of ASCII, most characters are one each."""
-    read = text[: most * CHARACTERS_PER_TOKEN]
+    read = text[: max_tokens * CHARACTERS_PER_TOKEN]
     ascii_characters = len(read) if read.isascii() else len(read.encode("ascii", "ignore"))
-    return min(most, SPECIAL + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)
+    return min(max_tokens, SPECIAL_TOKENS + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)

@@ -5,59 +5,59 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from arl_gpu.completions import Completions
-from arl_gpu.jobs import Job
-from arl_gpu.kinds.judge import Judge
+from arl_gpu.completions import ChatCompletionClient
+from arl_gpu.jobs import ScoreJob
+from arl_gpu.kinds.judge import EngineJudge
 from arl_gpu.kinds.model import Item
-from arl_gpu.pauses import Pause
+from arl_gpu.pauses import ExponentialBackoff
 from arl_gpu.settings import EngineSettings
 
-__all__ = ["Lane", "Request"]
+__all__ = ["EngineQueue", "EngineRequest"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Request:
+class EngineRequest:
     """One item of an action."""
 
-    job: Job
-    at: int
+    job: ScoreJob
+    item_index: int
     """The number of the item."""
-    judge: Judge
+    judge: EngineJudge
 
     @property
     def item(self) -> Item:
-        return self.job.items[self.at]
+        return self.job.items[self.item_index]
 
 
 @dataclass(slots=True, eq=False)
-class Lane:
+class EngineQueue:
     """One engine."""
 
     name: str
     settings: EngineSettings
-    completions: Completions
-    limit: asyncio.Semaphore
-    pause: Pause
+    completions: ChatCompletionClient
+    semaphore: asyncio.Semaphore
+    backoff: ExponentialBackoff
     """Before its device's worker is asked again what it died of, or about an engine that did not go to sleep."""
-    pending: deque[Request] = field(default_factory=deque)
+    pending: deque[EngineRequest] = field(default_factory=deque)
     """Chosen, and not sent before it is awake."""
     running: int = 0
-    is_held: bool = False
+    is_acquired: bool = False
     """Requests may be sent."""
-    may_count: bool = False
+    may_be_counted: bool = False
     """Its device's worker may count a hold of ours: from the question on, until it is known that it does not."""
-    lacks_room: bool = False
-    trouble: str | None = None
-    refusal: str | None = None
+    is_waiting_for_room: bool = False
+    error: str | None = None
+    sleep_error: str | None = None
     """Why it did not sleep when its room was needed; that is no reason not to use it."""
-    well_at: float = field(default_factory=time.monotonic)
+    last_healthy_at: float = field(default_factory=time.monotonic)
     """When it was not in trouble last, as far as anybody looked."""
-    is_gone: bool = False
+    is_down: bool = False
     """Nothing listened there, so whatever does later has begun anew."""
-    is_unheard: bool = True
+    is_state_unconfirmed: bool = True
     """Its device's worker does not know what it holds, or does without its room, or was not asked yet."""
-    changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property
     def is_busy(self) -> bool:
-        return self.is_held or bool(self.pending and not self.lacks_room)
+        return self.is_acquired or bool(self.pending and not self.is_waiting_for_room)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 from arl_store.files import replace_file
 
-__all__ = ["LastOrder"]
+__all__ = ["EngineStateFile"]
 
 
-class LastOrder:
+class EngineStateFile:
     """Of one engine. A file that is not whole says nothing.
 
     Without a file, as before its first order or after somebody deleted that, it is awake, unless whoever asks put it to
@@ -20,13 +20,13 @@ class LastOrder:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def keep(self, engine: str | None, *, sleeps: bool | None) -> None:
+    def save(self, process_seed: str | None, *, sleeps: bool | None) -> None:
         """`engine`: which process it is, where that is known. `sleeps`: None while it is told to. Raises `OSError`."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         # A power failure ends the engine, too.
-        replace_file(self._path, json.dumps({"engine": engine, "sleeps": sleeps}), durable=False)
+        replace_file(self._path, json.dumps({"engine": process_seed, "sleeps": sleeps}), durable=False)
 
-    def sleeps(self, which: Callable[[], str | None], *, asleep: bool | None = False) -> bool | None:
+    def is_asleep(self, identify_process: Callable[[], str | None], *, asleep: bool | None = False) -> bool | None:
         """Whether it sleeps; None where nobody knows. Another process than the one it names has begun since, awake.
 
         `which` it is now is asked only where that says something. `asleep`: it was put to sleep by whoever asks, who
@@ -42,7 +42,7 @@ class LastOrder:
             return None
         if sleeps is False:
             return False
-        now = which() if then is not None else None
+        now = identify_process() if then is not None else None
         if now is not None and then != now:
             return False
         return True if sleeps is True and (now is not None or asleep) else None

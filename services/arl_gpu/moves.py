@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field
 
-__all__ = ["Moves"]
+__all__ = ["ResidencyStats"]
 
 
 @dataclass(slots=True)
-class Moves:
+class ResidencyStats:
     """What came and went since somebody last asked."""
 
     restored_s: list[float] = field(default_factory=list)

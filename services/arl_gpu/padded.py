@@ -6,25 +6,25 @@ from itertools import chain
 import numpy as np
 
 from arl_gpu.encoders.bert import encode_numpy, encode_torch, has_torch
-from arl_gpu.encoders.similarity import Similarity
-from arl_gpu.services import available
+from arl_gpu.encoders.similarity import SimilarityModel
+from arl_gpu.services import installed_services
 
-__all__ = ["Padded"]
+__all__ = ["PaddedEncoder"]
 
 
-class Padded:
+class PaddedEncoder:
     """Raises `LookupError` for a service that is not installed."""
 
     def __init__(self, service: str) -> None:
-        files = next(iter(available([service])), None)
+        files = next(iter(installed_services([service])), None)
         if files is None:
             raise LookupError(f"{service} is not installed")
-        self._model = Similarity(files.directory)
+        self._model = SimilarityModel(files.directory)
         self._arrays = self._model.weights.arrays(self._model.weights.content)
         self._encode = encode_torch if has_torch() else encode_numpy
 
-    def scores(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
+    def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
         """One for each pair of text and reference, by one forward."""
-        tokens = self._model.pieces.split(list(chain.from_iterable(pairs)))
+        tokens = self._model.tokenizer.tokenize(list(chain.from_iterable(pairs)))
         vectors = self._encode(self._arrays, [each.ids for each in tokens], self._model.config)
         return [float(np.dot(*both)) for both in zip(vectors[::2], vectors[1::2], strict=True)]

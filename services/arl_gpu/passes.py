@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from arl_core.batching import buckets
+from arl_core.batching import length_buckets
 
-__all__ = ["MAX_PADDING", "Passes"]
+__all__ = ["MAX_PADDING", "ForwardPasses"]
 
 MAX_PADDING = 0.15
 CPU_PASS_TOKENS = 24
@@ -22,47 +22,49 @@ GPU_OUTPUT_BYTES = 2 << 30
 GPU_PASS_WORK = 1.5e12
 """Multiplications in the time that a pass takes, whatever is in it: 10 ms to start some 500 kernels from Python, on a
 GPU that does 1.5e14 a second in 16 bits. By arithmetic: no GPU has been asked."""
-GOOD_PASSES = 16
+GROW_AFTER_PASSES = 16
 """As large as there was memory for lately, before larger ones are tried again: others may have had that memory."""
-OUT_OF_MEMORY = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
+OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
 """In messages of torch's errors that are of no class of their own."""
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
-class Passes:
+class ForwardPasses:
     """Of one model of so many parameters. `cpu_tokens`: more of them make none cheaper, on a CPU.
 
     `output_bytes`: of what is found for one token. `is_part`: other ranks compute the rest of the model, so all of them
     have to make the same passes whatever one finds, and these are small on a GPU, too.
     """
 
-    def __init__(self, *, cpu_tokens: int, parameters: int, output_bytes: int = 1, is_part: bool = False) -> None:
-        self._cpu_tokens, self._is_part = cpu_tokens, is_part
-        self._gpu_tokens = cpu_tokens if is_part else max(cpu_tokens, min(GPU_TOKENS, GPU_OUTPUT_BYTES // output_bytes))
+    def __init__(self, *, cpu_tokens: int, parameters: int, output_bytes: int = 1, is_sharded: bool = False) -> None:
+        self._cpu_tokens, self._is_sharded = cpu_tokens, is_sharded
+        self._gpu_tokens = (
+            cpu_tokens if is_sharded else max(cpu_tokens, min(GPU_TOKENS, GPU_OUTPUT_BYTES // output_bytes))
+        )
         self._gpu_pass_tokens = int(GPU_PASS_WORK / max(1, parameters))
-        self._most = sys.maxsize
+        self._max_tokens = sys.maxsize
         """Tokens, by what there was no memory for lately."""
-        self._good = 0
+        self._successes = 0
         """Passes since then that were nearly as large."""
-        self._longest = 0
+        self._largest_success = 0
         """Tokens of a pass for which there was memory."""
 
-    def grouped(self, lengths: Sequence[int], content: Any, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
+    def group_texts(self, lengths: Sequence[int], content: Any, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
         """Indices of texts of so many tokens, by passes. Without padding, of one length each."""
         on_gpu = bool(getattr(content, "is_cuda", False))
-        most = min(self._most, self._gpu_tokens if on_gpu else self._cpu_tokens)
+        most = min(self._max_tokens, self._gpu_tokens if on_gpu else self._cpu_tokens)
         free = self._gpu_pass_tokens if on_gpu else CPU_PASS_TOKENS
-        return buckets(lengths, max_tokens=most, max_padding=max_padding, pass_tokens=free if max_padding else 0)
+        return length_buckets(lengths, max_tokens=most, max_padding=max_padding, pass_tokens=free if max_padding else 0)
 
-    def computed(
+    def compute_groups(
         self,
         groups: Sequence[Sequence[int]],
         lengths: Sequence[int],
         compute: Callable[[Sequence[int]], Iterable[T]],
         *,
-        alone: Callable[[int], T] | None = None,
+        on_too_large: Callable[[int], T] | None = None,
     ) -> dict[int, T]:
         """What is found for each text of each group, by halves of it where there is no memory for the whole.
 
@@ -74,42 +76,44 @@ class Passes:
         while pending:
             group = pending.pop()
             padded = len(group) * (longest := max(lengths[at] for at in group))
-            if len(group) > 1 and padded > self._most:
-                pending += _halves(group)
+            if len(group) > 1 and padded > self._max_tokens:
+                pending += _split_in_half(group)
                 continue
-            is_final = len(group) == 1 and (alone is None or longest <= self._longest)
-            answers = _tried(group, compute, must=self._is_part or is_final)
+            is_final = len(group) == 1 and (on_too_large is None or longest <= self._largest_success)
+            answers = _try_compute(group, compute, reraise=self._is_sharded or is_final)
             if answers is not None:
                 found |= zip(group, answers, strict=True)
-                self._went_well(padded)
-            elif len(group) == 1 and alone is not None:
-                found[group[0]] = alone(group[0])
+                self._record_success(padded)
+            elif len(group) == 1 and on_too_large is not None:
+                found[group[0]] = on_too_large(group[0])
             else:
-                self._most, self._good = longest * -(-len(group) // 2), 0
-                log.warning("too little memory for %d tokens at once; now %d, or one text", padded, self._most)
-                pending += _halves(group)
+                self._max_tokens, self._successes = longest * -(-len(group) // 2), 0
+                log.warning("too little memory for %d tokens at once; now %d, or one text", padded, self._max_tokens)
+                pending += _split_in_half(group)
         return found
 
-    def _went_well(self, padded: int) -> None:
-        self._longest = max(self._longest, padded)
-        if 2 * padded >= self._most:
-            self._good += 1
-        if self._good == GOOD_PASSES:
-            self._most, self._good = 2 * self._most, 0
+    def _record_success(self, padded: int) -> None:
+        self._largest_success = max(self._largest_success, padded)
+        if 2 * padded >= self._max_tokens:
+            self._successes += 1
+        if self._successes == GROW_AFTER_PASSES:
+            self._max_tokens, self._successes = 2 * self._max_tokens, 0
 
 
-def _halves(group: list[int]) -> tuple[list[int], list[int]]:
+def _split_in_half(group: list[int]) -> tuple[list[int], list[int]]:
     """The second one first: the last of what is pending is the next."""
     middle = -(-len(group) // 2)
     return group[middle:], group[:middle]
 
 
-def _tried(group: Sequence[int], compute: Callable[[Sequence[int]], Iterable[T]], *, must: bool) -> list[T] | None:
+def _try_compute(
+    group: Sequence[int], compute: Callable[[Sequence[int]], Iterable[T]], *, reraise: bool
+) -> list[T] | None:
     """None where there is too little memory. What was computed until then is let go with the error."""
     try:
         return list(compute(group))
     except Exception as error:
-        if must or not _is_out_of_memory(error):
+        if reraise or not _is_out_of_memory(error):
             raise
     # What the driver itself lacks, as for a kernel that is loaded at its first use, torch may keep unused.
     if (torch := sys.modules.get("torch")) is not None:
@@ -121,4 +125,4 @@ def _is_out_of_memory(error: Exception) -> bool:
     torch = sys.modules.get("torch")
     if isinstance(error, MemoryError) or (torch is not None and isinstance(error, torch.OutOfMemoryError)):
         return True
-    return isinstance(error, RuntimeError) and any(message in str(error) for message in OUT_OF_MEMORY)
+    return isinstance(error, RuntimeError) and any(message in str(error) for message in OUT_OF_MEMORY_MESSAGES)

@@ -2,23 +2,23 @@
 
 import time
 
-__all__ = ["Pause"]
+__all__ = ["ExponentialBackoff"]
 
 
-class Pause:
+class ExponentialBackoff:
     """Each time twice as long as before, up to `longest_s`; over at the beginning."""
 
-    def __init__(self, first_s: float, *, longest_s: float) -> None:
-        self._first_s, self._longest_s = first_s, longest_s
+    def __init__(self, first_s: float, *, max_s: float) -> None:
+        self._first_s, self._max_s = first_s, max_s
         self._next_s, self._ends_at = first_s, 0.0
 
     @property
-    def is_over(self) -> bool:
+    def is_elapsed(self) -> bool:
         return time.monotonic() >= self._ends_at
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self._ends_at = time.monotonic() + self._next_s
-        self._next_s = min(2 * self._next_s, self._longest_s)
+        self._next_s = min(2 * self._next_s, self._max_s)
 
     def reset(self) -> None:
         """It is over, and the next one is as short as the first."""

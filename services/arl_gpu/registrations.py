@@ -7,30 +7,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from arl_gpu.services import READERS, NotSplit, ServiceFiles, longest, undivided
+from arl_gpu.services import READER_PACKAGES, ModelNotShardable, ServiceFiles, max_item_tokens, sharding_obstacle
 from arl_wire.services import ServiceOptions
 
-__all__ = ["NO_ENGINES", "BadRegistration", "NotHere", "Wish", "registered"]
+__all__ = ["NO_ENGINES", "InvalidRegistration", "UnsupportedOnNode", "DesiredService", "resolve_service"]
 
 NO_ENGINES: Mapping[str, int] = {}
-TORCH = ("torch", "transformers", "safetensors")
-NEEDS: Mapping[str, tuple[str, ...]] = {
-    **dict.fromkeys(("similarity", "relevance", "classifier"), READERS),
-    **dict.fromkeys(("sequence-classifier", "reranker", "logprobs"), TORCH),
+TORCH_PACKAGES = ("torch", "transformers", "safetensors")
+REQUIRED_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("similarity", "relevance", "classifier"), READER_PACKAGES),
+    **dict.fromkeys(("sequence-classifier", "reranker", "logprobs"), TORCH_PACKAGES),
 }
 """Packages that compute each kind that can be registered."""
 
 
-class BadRegistration(Exception):
+class InvalidRegistration(Exception):
     """What was registered, or its files, can't be understood."""
 
 
-class NotHere(Exception):
+class UnsupportedOnNode(Exception):
     """This node lacks its files, or what computes it; another one may have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wish:
+class DesiredService:
     """A row of `services`. One without a kind is about a service that comes along."""
 
     name: str
@@ -44,13 +44,13 @@ class Wish:
     """Seconds since the epoch, by the database's clock."""
 
     @property
-    def is_to_leave(self) -> bool:
+    def is_eviction_desired(self) -> bool:
         """Of a drain and a load the later one holds, and the other is over."""
         return self.drained_at is not None and (self.load_asked is None or self.load_asked <= self.drained_at)
 
 
-def registered(
-    wish: Wish, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1
+def resolve_service(
+    desired: DesiredService, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1
 ) -> ServiceFiles:
     """What a registered service is made of on this node.
 
@@ -58,65 +58,69 @@ def registered(
     Raises `NotHere` and `BadRegistration`.
     """
     try:
-        return _judge(wish, engines) if wish.kind == "judge" else _registered(wish, models, devices)
-    except NotSplit as error:
-        raise BadRegistration(f"tensor_parallel: {error}") from error
+        return _resolve_judge(desired, engines) if desired.kind == "judge" else _resolve_model(desired, models, devices)
+    except ModelNotShardable as error:
+        raise InvalidRegistration(f"tensor_parallel: {error}") from error
     except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise BadRegistration(f"{type(error).__name__}: {error}") from error
+        raise InvalidRegistration(f"{type(error).__name__}: {error}") from error
 
 
-def _judge(wish: Wish, engines: Mapping[str, int]) -> ServiceFiles:
-    if wish.source is None or wish.source not in engines:
-        raise NotHere(f"TANGRAM_ENGINES of this node names no engine {wish.source}")
-    ServiceOptions.model_validate(wish.options)
+def _resolve_judge(desired: DesiredService, engines: Mapping[str, int]) -> ServiceFiles:
+    if desired.source is None or desired.source not in engines:
+        raise UnsupportedOnNode(f"TANGRAM_ENGINES of this node names no engine {desired.source}")
+    ServiceOptions.model_validate(desired.options)
     return ServiceFiles(
-        name=wish.name,
+        name=desired.name,
         kind="judge",
-        package=wish.source,
+        package=desired.source,
         directory=Path(),
         max_tokens=None,
-        options=wish.options,
-        registered_at=wish.registered_at,
-        engine=wish.source,
-        device=engines[wish.source],
+        options=desired.options,
+        registered_at=desired.registered_at,
+        engine=desired.source,
+        device=engines[desired.source],
     )
 
 
-def _registered(wish: Wish, models: Path | None, devices: int) -> ServiceFiles:
-    source = wish.source or ""
-    directory = _directory(source, wish.kind, models)
+def _resolve_model(desired: DesiredService, models: Path | None, devices: int) -> ServiceFiles:
+    source = desired.source or ""
+    directory = _find_directory(source, desired.kind, models)
     config = json.loads((directory / "config.json").read_text())
     files = ServiceFiles(
-        name=wish.name,
-        kind=wish.kind or "",
+        name=desired.name,
+        kind=desired.kind or "",
         package=source,
         directory=directory,
-        max_tokens=int(wish.options.get("max_tokens") or longest(config)),
-        options=wish.options,
-        registered_at=wish.registered_at,
+        max_tokens=int(desired.options.get("max_tokens") or max_item_tokens(config)),
+        options=desired.options,
+        registered_at=desired.registered_at,
     )
-    if files.parallel > 1:
-        _must_split(files.parallel, config, devices)
+    if files.parallelism > 1:
+        _check_shardable(files.parallelism, config, devices)
     return files
 
 
-def _directory(source: str, kind: str | None, models: Path | None) -> Path:
+def _find_directory(source: str, kind: str | None, models: Path | None) -> Path:
     """Raises `NotHere`."""
-    if kind is None or kind not in NEEDS:
-        raise NotHere(f"this node knows no kind {kind}")
+    if kind is None or kind not in REQUIRED_PACKAGES:
+        raise UnsupportedOnNode(f"this node knows no kind {kind}")
     if models is None:
-        raise NotHere("TANGRAM_MODELS of this node is not set: the directory that has the sources of services")
+        raise UnsupportedOnNode(
+            "TANGRAM_MODELS of this node is not set: the directory that has the sources of services"
+        )
     directory = (models / source).resolve()
     if not directory.is_relative_to(models.resolve()) or not (directory / "config.json").is_file():
-        raise NotHere(f"there is no {source}/config.json below TANGRAM_MODELS of this node")
-    if missing := [each for each in NEEDS[kind] if importlib.util.find_spec(each) is None]:
-        raise NotHere(f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram[torch]'")
+        raise UnsupportedOnNode(f"there is no {source}/config.json below TANGRAM_MODELS of this node")
+    if missing := [each for each in REQUIRED_PACKAGES[kind] if importlib.util.find_spec(each) is None]:
+        raise UnsupportedOnNode(f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram[torch]'")
     return directory
 
 
-def _must_split(parts: int, config: Mapping[str, Any], devices: int) -> None:
+def _check_shardable(parts: int, config: Mapping[str, Any], devices: int) -> None:
     """Raises `NotSplit`. What its library has to say of it, the worker of the first rank asks."""
     if parts > devices:
-        raise NotSplit(f"it needs {parts} devices, and {devices} of this node can compute together: TANGRAM_DEVICES")
-    if (why := undivided(config, parts)) is not None:
-        raise NotSplit(why)
+        raise ModelNotShardable(
+            f"it needs {parts} devices, and {devices} of this node can compute together: TANGRAM_DEVICES"
+        )
+    if (why := sharding_obstacle(config, parts)) is not None:
+        raise ModelNotShardable(why)

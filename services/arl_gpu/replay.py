@@ -10,21 +10,21 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 
-from arl_core.eviction import Eviction
+from arl_core.eviction import EvictionPolicy
 from arl_gpu.kinds.model import Item
-from arl_gpu.services import available
-from arl_gpu.timed import Asked, Timed, Watched
-from arl_gpu.turns import Turns
-from arl_gpu.worker import Config
+from arl_gpu.services import installed_services
+from arl_gpu.timed import CountingWorker, RequestReplayer, TimedRequest
+from arl_gpu.turns import BatchScheduler
+from arl_gpu.worker import WorkerConfig
 
-__all__ = ["Replay", "Replayed", "replay"]
+__all__ = ["ReplayScenario", "ReplayResult", "run_replay"]
 
 LIMIT_S = 600.0
-BEGUN_TOKENS = 131_072
+MAX_INFLIGHT_TOKENS = 131_072
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Replay:
+class ReplayScenario:
     """`requests`: when, of which service, and its items. Each of `services` is a separate copy of `model`."""
 
     model: str
@@ -39,7 +39,7 @@ class Replay:
 
 
 @dataclass(slots=True)
-class Replayed:
+class ReplayResult:
     """Of each request, in order: from its time until its scores were there, and those."""
 
     wait_s: list[float]
@@ -50,29 +50,32 @@ class Replayed:
     prefetched: int = 0
 
 
-async def replay(asked: Replay) -> Replayed:
+async def run_replay(scenario: ReplayScenario) -> ReplayResult:
     """Raises `LookupError` where the model is not installed."""
-    files = next(iter(available([asked.model])), None)
+    files = next(iter(installed_services([scenario.model])), None)
     if files is None:
-        raise LookupError(f"{asked.model} is not installed")
-    config = Config(
-        services={name: files.spec | {"name": name} for name in asked.services},
-        device_mib=asked.device_mib,
-        copy_mib_per_s=asked.copy_mib_per_s,
-        eviction=Eviction(asked.eviction),
+        raise LookupError(f"{scenario.model} is not installed")
+    config = WorkerConfig(
+        services={name: files.spec | {"name": name} for name in scenario.services},
+        device_mib=scenario.device_mib,
+        copy_mib_per_s=scenario.copy_mib_per_s,
+        eviction=EvictionPolicy(scenario.eviction),
     )
-    return await _replayed(asked, Watched(config, threads=asked.threads, limit_s=LIMIT_S))
+    return await _replay_requests(scenario, CountingWorker(config, threads=scenario.threads, limit_s=LIMIT_S))
 
 
-async def _replayed(asked: Replay, worker: Watched) -> Replayed:
+async def _replay_requests(scenario: ReplayScenario, worker: CountingWorker) -> ReplayResult:
     """Every service is in host memory before the first request."""
-    for name in asked.services:
+    for name in scenario.services:
         await worker.restore(name)
-    worker.forget_moves()
-    limits = {"batch_tokens": asked.batch_tokens, "begun_tokens": BEGUN_TOKENS}
-    timed = Timed(dict.fromkeys(asked.services, worker), lambda: Turns(swap_wait_s=asked.swap_wait_s, **limits))
-    ended = await timed.run([Asked(at, service, _items(pairs)) for at, service, pairs in asked.requests])
-    return Replayed(
+    worker.reset_counters()
+    limits = {"batch_tokens": scenario.batch_tokens, "begun_tokens": MAX_INFLIGHT_TOKENS}
+    timed = RequestReplayer(
+        dict.fromkeys(scenario.services, worker),
+        lambda: BatchScheduler(model_swap_delay_s=scenario.swap_wait_s, **limits),
+    )
+    ended = await timed.run([TimedRequest(at, service, _items(pairs)) for at, service, pairs in scenario.requests])
+    return ReplayResult(
         wait_s=[each.wait_s for each in ended],
         scores=[each.scores for each in ended],
         lost=sum(not each.is_ok for each in ended),
@@ -87,4 +90,4 @@ def _items(pairs: Sequence[tuple[str, str]]) -> list[Item]:
 
 
 if __name__ == "__main__":
-    json.dump(asdict(asyncio.run(replay(Replay(**json.load(sys.stdin))))), sys.stdout)
+    json.dump(asdict(asyncio.run(run_replay(ReplayScenario(**json.load(sys.stdin))))), sys.stdout)

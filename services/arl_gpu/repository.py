@@ -8,14 +8,14 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import Report
-from arl_gpu.registrations import Wish
+from arl_gpu.jobs import ScoreReport
+from arl_gpu.registrations import DesiredService
 from arl_manager.repository import (
-    HELD_HERE,
-    columns,
-    edges_of,
+    ACTIVE_ON_NODE,
+    fence_columns,
     load_statement,
     reported_edge,
+    settled_and_requeued,
     start_statement,
 )
 from arl_store.storable import storable, storable_json
@@ -24,7 +24,7 @@ from arl_store.tx import ReadTx, Row, WriteTx
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
 
 # Of the service that an action names; null of one that comes along.
-REGISTERED_AT = """, (select extract(epoch from v.registered_at)::float8
+REGISTERED_AT_COLUMN = """, (select extract(epoch from v.registered_at)::float8
               from services as v
              where v.name = s.payload ->> 'service'
                and v.kind is not null) as registered_at"""
@@ -37,7 +37,7 @@ PUBLISH_SERVICES = text("""
 """)
 
 POLL = text(f"""
-    select ({HELD_HERE}) as held,
+    select ({ACTIVE_ON_NODE}) as held,
            (select coalesce(json_agg(w), '[]')::text
               from (select name, kind, source, options, pinned,
                            extract(epoch from registered_at)::float8 as registered_at,
@@ -46,7 +46,7 @@ POLL = text(f"""
                       from services) as w) as wishes
 """)  # noqa: S608 - a constant of the library
 
-START, LOAD = start_statement(REGISTERED_AT), load_statement(REGISTERED_AT)
+START, LOAD = start_statement(REGISTERED_AT_COLUMN), load_statement(REGISTERED_AT_COLUMN)
 
 # A score may always be computed again, so an infra_error goes back to the queue while retries are left.
 SETTLE = text(f"""
@@ -74,15 +74,15 @@ async def publish_services(tx: WriteTx, services: str, capacity: str, *, node_id
     await tx.execute(PUBLISH_SERVICES, said)
 
 
-async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> tuple[list[dict[str, Any]], list[Wish]]:
+async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> tuple[list[dict[str, Any]], list[DesiredService]]:
     """Granted and running rows, and what operators wish of services."""
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
-    return json.loads(row.held), [Wish(**wish) for wish in json.loads(row.wishes)]
+    return json.loads(row.held), [DesiredService(**wish) for wish in json.loads(row.wishes)]
 
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:
     """The fences that are running now, with their specs. One that does not come back was lost."""
-    return await tx.fetch(START, {**columns(fences), "epoch": epoch})
+    return await tx.fetch(START, {**fence_columns(fences), "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
@@ -90,12 +90,14 @@ async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
-async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tuple[frozenset[Fence], frozenset[Fence]]:
+async def settle(
+    tx: WriteTx, reports: Sequence[ScoreReport], *, epoch: UUID
+) -> tuple[frozenset[Fence], frozenset[Fence]]:
     """Record each outcome once, and answer the fences that settled and those that went back to the queue."""
     rows = await tx.fetch(
         SETTLE,
         {
-            **columns([report.fence for report in reports]),
+            **fence_columns([report.fence for report in reports]),
             "outcomes": [report.outcome for report in reports],
             "reasons": [report.reason for report in reports],
             "run_us": [report.run_us for report in reports],
@@ -106,4 +108,4 @@ async def settle(tx: WriteTx, reports: Sequence[Report], *, epoch: UUID) -> tupl
             "epoch": epoch,
         },
     )
-    return edges_of(rows)
+    return settled_and_requeued(rows)

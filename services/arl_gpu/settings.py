@@ -8,11 +8,11 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from arl_core.eviction import Eviction
-from arl_gpu.engine import ASK_S
-from arl_gpu.host_memory import limit_bytes
-from arl_gpu.services import KNOWN
-from arl_manager.remotes import Address, Key
+from arl_core.eviction import EvictionPolicy
+from arl_gpu.engine import CONTROL_TIMEOUT_S
+from arl_gpu.host_memory import memory_limit_bytes
+from arl_gpu.services import BUILT_IN_SERVICES
+from arl_manager.remotes import UpstreamKey, UpstreamUrl
 from arl_manager.settings import ManagerSettings
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
@@ -25,12 +25,12 @@ class EngineSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: Address = Field(description="What comes before `/v1/chat/completions`")
+    url: UpstreamUrl = Field(description="What comes before `/v1/chat/completions`")
     family: Literal["vllm", "sglang"]
     mib: int = Field(ge=1, description="What it takes of its device while it is awake, all of it")
     device: int = Field(default=0, ge=0, description="Which of `devices` it is on")
-    api_key: Key | None = None
-    admin_key: Key | None = Field(
+    api_key: UpstreamKey | None = None
+    admin_key: UpstreamKey | None = Field(
         default=None, description="For sleeping and waking, where that takes another one, as SGLang's --admin-api-key"
     )
     model: str | None = Field(default=None, description="As it calls it; left out, the first that it lists")
@@ -54,7 +54,8 @@ class EngineSettings(BaseModel):
 class GpuSettings(ManagerSettings):
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
     services: Annotated[tuple[str, ...], NoDecode] = Field(
-        default=tuple(KNOWN), description="Offered where their package is installed; names with commas between them"
+        default=tuple(BUILT_IN_SERVICES),
+        description="Offered where their package is installed; names with commas between them",
     )
     callables: dict[ServiceName, str] = Field(
         default_factory=dict, description="Functions that score, `module:callable` by name, as a JSON object"
@@ -74,8 +75,9 @@ class GpuSettings(ManagerSettings):
     devices: Annotated[tuple[str, ...], NoDecode] = Field(
         default=("cpu",), min_length=1, max_length=16, description="`cpu` and `cuda:N`, each with a worker; or how many"
     )
-    eviction: Eviction = Field(
-        default=Eviction.COST, description="Who leaves a device first; all but `cost` are there to be compared with"
+    eviction: EvictionPolicy = Field(
+        default=EvictionPolicy.COST,
+        description="Who leaves a device first; all but `cost` are there to be compared with",
     )
     host_mib: int | None = Field(
         default=None,
@@ -102,15 +104,15 @@ class GpuSettings(ManagerSettings):
 
     @field_validator("services", mode="before")
     @classmethod
-    def _are_names(cls, services: object) -> object:
+    def _split_names(cls, services: object) -> object:
         if isinstance(services, str):
             return tuple(dict.fromkeys(name for part in services.split(",") if (name := part.strip())))
         return services
 
     @field_validator("callables")
     @classmethod
-    def _are_callables(cls, callables: dict[str, str]) -> dict[str, str]:
-        if taken := callables.keys() & (KNOWN.keys() | VERIFIERS.keys()):
+    def _check_functions(cls, callables: dict[str, str]) -> dict[str, str]:
+        if taken := callables.keys() & (BUILT_IN_SERVICES.keys() | VERIFIERS.keys()):
             raise ValueError(f"{', '.join(sorted(taken))}: these names are taken by services that come along")
         if wrong := [path for path in callables.values() if path.count(":") != 1 or "" in path.split(":")]:
             raise ValueError(f"{', '.join(sorted(wrong))}: write module:callable")
@@ -118,14 +120,14 @@ class GpuSettings(ManagerSettings):
 
     @field_validator("services")
     @classmethod
-    def _are_known(cls, services: tuple[str, ...]) -> tuple[str, ...]:
-        if unknown := set(services) - KNOWN.keys():
-            raise ValueError(f"{', '.join(sorted(unknown))}: there is {', '.join(sorted(KNOWN))}")
+    def _check_known(cls, services: tuple[str, ...]) -> tuple[str, ...]:
+        if unknown := set(services) - BUILT_IN_SERVICES.keys():
+            raise ValueError(f"{', '.join(sorted(unknown))}: there is {', '.join(sorted(BUILT_IN_SERVICES))}")
         return services
 
     @field_validator("devices", mode="before")
     @classmethod
-    def _are_devices(cls, devices: object) -> object:
+    def _parse_devices(cls, devices: object) -> object:
         """A number is one of CPU devices."""
         if isinstance(devices, int) or (isinstance(devices, str) and devices.strip().isdigit()):
             return ("cpu",) * int(devices)
@@ -133,7 +135,7 @@ class GpuSettings(ManagerSettings):
 
     @field_validator("devices")
     @classmethod
-    def _are_apart(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_devices(cls, devices: tuple[str, ...]) -> tuple[str, ...]:
         if wrong := [each for each in devices if re.fullmatch(r"cpu|cuda:\d+", each) is None]:
             raise ValueError(f"{', '.join(wrong)}: a device is cpu or cuda:N")
         gpus = [each for each in devices if each != "cpu"]
@@ -146,27 +148,27 @@ class GpuSettings(ManagerSettings):
         return devices
 
     @model_validator(mode="after")
-    def _engines_are_on_devices(self) -> "GpuSettings":
+    def _check_engines(self) -> "GpuSettings":
         for name, engine in self.engines.items():
             if engine.device >= len(self.devices):
                 raise ValueError(f"engines: {name} is on device {engine.device}, and there is {len(self.devices)}")
             if self.devices[engine.device] == "cpu" and engine.mib > self.device_mib:
                 raise ValueError(f"engines: {name} takes {engine.mib} MiB, and TANGRAM_DEVICE_MIB is {self.device_mib}")
-            if engine.sleep_s + ASK_S >= self.batch_limit_s:
+            if engine.sleep_s + CONTROL_TIMEOUT_S >= self.batch_limit_s:
                 raise ValueError(f"engines: {name} may take longer to sleep than batch_limit_s gives a worker")
         return self
 
     @property
     def host_budget_mib(self) -> int:
         """Half of the control group's limit, or of the machine's memory."""
-        return self.host_mib or max(1, limit_bytes() >> 21)
+        return self.host_mib or max(1, memory_limit_bytes() >> 21)
 
     @property
-    def alike(self) -> int:
+    def same_class_devices(self) -> int:
         """Devices that may compute a service together: a CPU's and a GPU's have nothing to add up by."""
         return len(self.devices) if len({each.partition(":")[0] for each in self.devices}) == 1 else 1
 
     @property
-    def threads(self) -> int:
+    def threads_per_device(self) -> int:
         """Of a device; half of the cores in all: actions have them too, and threads that wait for others burn them."""
         return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * len(self.devices)))

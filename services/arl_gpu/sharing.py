@@ -17,20 +17,20 @@ from typing import Any
 
 import numpy as np
 
-from arl_gpu.synthetic import MIB, SharedConfig, Way
-from arl_gpu.timed import Asked, Timed, Watched
-from arl_gpu.turns import Turns
+from arl_gpu.synthetic import MIB, SharedWorkerConfig, SharingMode
+from arl_gpu.timed import CountingWorker, RequestReplayer, TimedRequest
+from arl_gpu.turns import BatchScheduler
 from arl_gpu.worker_client import WorkerDied
 
-__all__ = ["Shared", "Sharing", "share"]
+__all__ = ["SharingResult", "SharingScenario", "run_sharing"]
 
 LIMIT_S = 900.0
-COMMAND = (sys.executable, "-P", "-m", "arl_gpu.synthetic")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "arl_gpu.synthetic")
 BATCH_TOKENS = 16_384
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharing:
+class SharingScenario:
     """`mib`: of each service's weights. `requests`: when, of which, and how many tokens, in the order of their times.
 
     `directory`: where files may lie that are read anew, on a real disk.
@@ -48,7 +48,7 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharingResult:
     """Of each request, in order, how long it took and what it found; and what came and went meanwhile."""
 
     act_s: list[float]
@@ -60,27 +60,30 @@ class Shared:
     """Until every service could be asked."""
 
 
-async def share(asked: Sharing) -> Shared:
+async def run_sharing(scenario: SharingScenario) -> SharingResult:
     """Raises `WorkerDied` where the device is not there, or has no room, and `OSError` where the disk has none."""
-    _has_room(asked)
-    way, begun = Way(asked.way), time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=asked.directory) as directory:
-        workers = _workers(asked, way, Path(directory))
+    _check_disk_space(scenario)
+    way, begun = SharingMode(scenario.way), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:
+        workers = _create_workers(scenario, way, Path(directory))
         try:
             for name, worker in workers.items():
                 answer = await worker.restore(name)
                 if "error" in answer:
                     raise WorkerDied(f"{name} did not come to the device: {answer['error']}: {answer['message']}")
-                worker.forget_moves()
+                worker.reset_counters()
             prepared_s = time.monotonic() - begun
-            longest = max((tokens for _, _, tokens in asked.requests), default=1)
-            timed = Timed(workers, lambda: _turns(asked), max_tokens=longest)
+            longest = max((tokens for _, _, tokens in scenario.requests), default=1)
+            timed = RequestReplayer(workers, lambda: _create_scheduler(scenario), max_tokens=longest)
             ended = await timed.run(
-                [Asked(at, name, [_item(number, tokens)]) for number, (at, name, tokens) in enumerate(asked.requests)]
+                [
+                    TimedRequest(at, name, [_make_item(number, tokens)])
+                    for number, (at, name, tokens) in enumerate(scenario.requests)
+                ]
             )
         finally:
             await asyncio.gather(*(worker.end() for worker in set(workers.values())))
-    return Shared(
+    return SharingResult(
         act_s=[each.wait_s for each in ended],
         scores=[each.scores[0] for each in ended],
         lost=sum(not each.is_ok for each in ended),
@@ -90,16 +93,18 @@ async def share(asked: Sharing) -> Shared:
     )
 
 
-def _has_room(asked: Sharing) -> None:
-    needed, free = sum(asked.mib.values()) * MIB, shutil.disk_usage(asked.directory).free
-    if Way(asked.way) is Way.RELOAD and needed > free:
-        raise OSError(f"{asked.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew")
+def _check_disk_space(scenario: SharingScenario) -> None:
+    needed, free = sum(scenario.mib.values()) * MIB, shutil.disk_usage(scenario.directory).free
+    if SharingMode(scenario.way) is SharingMode.RELOAD and needed > free:
+        raise OSError(
+            f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew"
+        )
 
 
-def _workers(asked: Sharing, way: Way, directory: Path) -> dict[str, Watched]:
+def _create_workers(scenario: SharingScenario, way: SharingMode, directory: Path) -> dict[str, CountingWorker]:
     """One for all, or each its own with its share of the device."""
-    shares = len(asked.mib) if way is Way.SHARE else 1
-    options: dict[str, Any] = {"way": way, "shares": shares, "cuda": asked.device.startswith("cuda")}
+    shares = len(scenario.mib) if way is SharingMode.SHARE else 1
+    options: dict[str, Any] = {"way": way, "shares": shares, "cuda": scenario.device.startswith("cuda")}
     specs = {
         name: {
             "name": name,
@@ -107,33 +112,40 @@ def _workers(asked: Sharing, way: Way, directory: Path) -> dict[str, Watched]:
             "directory": str(directory),
             "options": options | {"name": name, "seed": number, "mib": mib},
         }
-        for number, (name, mib) in enumerate(asked.mib.items())
+        for number, (name, mib) in enumerate(scenario.mib.items())
     }
-    if way is Way.SHARE:
-        return {name: _worker(asked, way, shares, {name: spec}, asked.mib[name]) for name, spec in specs.items()}
-    return dict.fromkeys(specs, _worker(asked, way, shares, specs, asked.device_mib))
+    if way is SharingMode.SHARE:
+        return {
+            name: _create_worker(scenario, way, shares, {name: spec}, scenario.mib[name])
+            for name, spec in specs.items()
+        }
+    return dict.fromkeys(specs, _create_worker(scenario, way, shares, specs, scenario.device_mib))
 
 
-def _worker(asked: Sharing, way: Way, shares: int, specs: dict[str, dict[str, Any]], mib: int) -> Watched:
-    config = SharedConfig(
+def _create_worker(
+    scenario: SharingScenario, way: SharingMode, shares: int, specs: dict[str, dict[str, Any]], mib: int
+) -> CountingWorker:
+    config = SharedWorkerConfig(
         services=specs,
-        device=asked.device,
+        device=scenario.device,
         device_mib=mib,
-        copy_mib_per_s=asked.copy_mib_per_s,
+        copy_mib_per_s=scenario.copy_mib_per_s,
         way=way,
         shares=shares,
     )
-    return Watched(config, threads=asked.threads, limit_s=LIMIT_S, command=COMMAND)
+    return CountingWorker(config, threads=scenario.threads, limit_s=LIMIT_S, command=WORKER_COMMAND)
 
 
-def _turns(asked: Sharing) -> Turns:
-    return Turns(batch_tokens=BATCH_TOKENS, begun_tokens=8 * BATCH_TOKENS, swap_wait_s=asked.swap_wait_s)
+def _create_scheduler(scenario: SharingScenario) -> BatchScheduler:
+    return BatchScheduler(
+        batch_tokens=BATCH_TOKENS, max_inflight_tokens=8 * BATCH_TOKENS, model_swap_delay_s=scenario.swap_wait_s
+    )
 
 
-def _item(number: int, tokens: int) -> dict[str, Any]:
+def _make_item(number: int, tokens: int) -> dict[str, Any]:
     """The same for all ways."""
     return {"token_ids": np.random.default_rng(number).integers(0, 50_000, tokens).tolist()}
 
 
 if __name__ == "__main__":
-    json.dump(asdict(asyncio.run(share(Sharing(**json.load(sys.stdin))))), sys.stdout)
+    json.dump(asdict(asyncio.run(run_sharing(SharingScenario(**json.load(sys.stdin))))), sys.stdout)

@@ -22,20 +22,20 @@ from typing import Any
 import numpy as np
 
 from arl_gpu import kinds
-from arl_gpu.device import Block, Device, Event
-from arl_gpu.kept import Hold
-from arl_gpu.kinds.model import Item, Model, Scored
-from arl_gpu.waiting import until_computed
-from arl_gpu.worker import Config, serve
+from arl_gpu.device import CopyEvent, Device, DeviceBlock
+from arl_gpu.kept import AllocateFn
+from arl_gpu.kinds.model import Item, ModelOutput, RewardModel
+from arl_gpu.waiting import wait_for_gpu
+from arl_gpu.worker import WorkerConfig, serve
 
-__all__ = ["SharedConfig", "Synthetic", "Way"]
+__all__ = ["SharedWorkerConfig", "SyntheticModel", "SharingMode"]
 
 MIB = 1 << 20
 CPU_WIDTH, GPU_WIDTH = 512, 4096
 """Of a square layer; 8 billion parameters have the wider one."""
 
 
-class Way(StrEnum):
+class SharingMode(StrEnum):
     """How services that do not fit together take turns on one device, or that they need not."""
 
     KEEP = "keep"
@@ -52,33 +52,35 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SharedConfig(Config):
+class SharedWorkerConfig(WorkerConfig):
     """`shares`: of how many parts of the device this worker has one."""
 
-    way: Way = Way.KEEP
+    way: SharingMode = SharingMode.KEEP
     shares: int = 1
 
     def open_device(self) -> Device:
         """Raises where it is not there, or has less room than `device_mib`."""
         if self.device == "cpu":
-            device = Config.open_device(self)
+            device = WorkerConfig.open_device(self)
         else:
             from arl_gpu.cuda_device import CudaDevice  # torch comes with it
 
             device = CudaDevice(int(self.device.removeprefix("cuda:")), capacity=self.device_mib * MIB)
-        wrapped: Device = {Way.SLEEP: _CopiedOut, Way.RELOAD: _Reloaded}.get(Way(self.way), lambda same: same)(device)
+        wrapped: Device = {SharingMode.SLEEP: _SwapOutDevice, SharingMode.RELOAD: _ReloadDevice}.get(
+            SharingMode(self.way), lambda same: same
+        )(device)
         return wrapped
 
 
 @dataclass(slots=True)
-class _Weights:
+class _SyntheticWeights:
     content: memoryview
 
-    def keep(self, hold: Hold) -> None:
+    def allocate(self, allocate_fn: AllocateFn) -> None:
         """They are where their way wants them."""
 
 
-class Synthetic:
+class SyntheticModel:
     """Square layers, each the same one of the service's own; an item's `token_ids` are multiplied with all of them.
 
     `options`: its `name` and `seed`, `mib` of weights, the `way`, whether a GPU computes (`cuda`), and of how many
@@ -88,24 +90,26 @@ class Synthetic:
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
         self._on_gpu, self._shares = bool(options["cuda"]), int(options["shares"])
         self._width = GPU_WIDTH if self._on_gpu else CPU_WIDTH
-        layer = _layer(int(options["seed"]), self._width, on_gpu=self._on_gpu)
+        layer = _make_layer(int(options["seed"]), self._width, on_gpu=self._on_gpu)
         self._layers = max(1, int(options["mib"]) * MIB // len(layer))
         content = bytearray(len(layer) * self._layers)
         for start in range(0, len(content), len(layer)):
             content[start : start + len(layer)] = layer
-        self._turn = directory / "turn"
-        on_disk = options["way"] == Way.RELOAD
-        self.weights = _Weights(_on_disk(directory / options["name"], content) if on_disk else memoryview(content))
+        self._lock_path = directory / "turn"
+        on_disk = options["way"] == SharingMode.RELOAD
+        self.weights = _SyntheticWeights(
+            _write_to_disk(directory / options["name"], content) if on_disk else memoryview(content)
+        )
 
     @property
     def backend(self) -> str:
         return "torch" if self._on_gpu else "numpy"
 
-    def score(self, items: Sequence[Item], content: Any) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
         begun = time.monotonic()
         lengths = [len(item["token_ids"]) for item in items]
         given = np.concatenate([np.asarray(item["token_ids"], np.float32) for item in items])
-        with _alone(self._turn if self._shares > 1 else None):
+        with _exclusive_device(self._lock_path if self._shares > 1 else None):
             computes_since, cpu = time.monotonic(), time.process_time()
             found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content)
             took, used = time.monotonic() - computes_since, time.process_time() - cpu
@@ -115,7 +119,7 @@ class Synthetic:
         ]
         # A share of the device takes so many times as long, whatever others compute meanwhile.
         time.sleep(max(0.0, begun + self._shares * took - time.monotonic()))
-        return Scored(entries, len(items), sum(lengths), 0.0, used, self._shares * took)
+        return ModelOutput(entries, len(items), sum(lengths), 0.0, used, self._shares * took)
 
     def _cpu_forward(self, given: Any, content: Any) -> Any:
         hidden = np.cos(np.outer(given, np.arange(1, self._width + 1, dtype=np.float32)))
@@ -134,11 +138,11 @@ class Synthetic:
         for layer in layers:
             # Rounding makes numbers smaller, layer by layer, until services could not be told apart.
             hidden = torch.nn.functional.rms_norm(hidden @ layer, (self._width,))
-        until_computed()
+        wait_for_gpu()
         return hidden[:, 0].float().cpu().numpy()
 
 
-def _layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
+def _make_layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
     """An orthogonal matrix, as far as rounding goes, so that numbers neither vanish nor overflow in many layers.
 
     A reflection: the identity less twice the projection onto a random direction, with its rows in another order.
@@ -155,7 +159,7 @@ def _layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
 
 
 @contextmanager
-def _alone(path: Path | None) -> Iterator[None]:
+def _exclusive_device(path: Path | None) -> Iterator[None]:
     """Shares compute one after the other, each at full speed: how long one takes is known only alone."""
     if path is None:
         yield
@@ -165,27 +169,27 @@ def _alone(path: Path | None) -> Iterator[None]:
         yield
 
 
-class _OnDisk(mmap.mmap):
+class _DiskMapping(mmap.mmap):
     """A file's bytes, as they are on the disk: what the system remembers of it can be forgotten."""
 
     descriptor: int
 
-    def forget(self) -> None:
+    def drop_cache(self) -> None:
         self.madvise(mmap.MADV_DONTNEED)
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _on_disk(path: Path, content: bytearray) -> memoryview:
+def _write_to_disk(path: Path, content: bytearray) -> memoryview:
     with path.open("w+b") as file:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-        mapped = _OnDisk(file.fileno(), len(content))
+        mapped = _DiskMapping(file.fileno(), len(content))
         mapped.descriptor = os.dup(file.fileno())
     return memoryview(mapped)
 
 
-class _Wrapped:
+class _DeviceWrapper:
     """Answers `arl_gpu.device.Device` with another one's answers."""
 
     def __init__(self, device: Device) -> None:
@@ -195,22 +199,22 @@ class _Wrapped:
         return getattr(self._device, name)
 
 
-class _CopiedOut(_Wrapped):
+class _SwapOutDevice(_DeviceWrapper):
     """What leaves is copied into registered memory that was made ready before, which is the best that engines do."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
-        self._kept: dict[int, memoryview] = {}
+        self._host_buffers: dict[int, memoryview] = {}
         """Room for what leaves, by its size."""
 
     def register(self, content: memoryview) -> None:
         self._device.register(content)
-        if len(content) not in self._kept:
-            self._kept[len(content)] = memoryview(bytearray(len(content)))
-            self._device.register(self._kept[len(content)])
+        if len(content) not in self._host_buffers:
+            self._host_buffers[len(content)] = memoryview(bytearray(len(content)))
+            self._device.register(self._host_buffers[len(content)])
 
-    def free(self, block: Block) -> None:
-        kept, view = self._kept[block.size], block.view()
+    def free(self, block: DeviceBlock) -> None:
+        kept, view = self._host_buffers[block.size], block.view()
         if self._device.kind == "cuda":
             import torch  # only where there is a GPU
 
@@ -220,11 +224,11 @@ class _CopiedOut(_Wrapped):
             begun = time.monotonic()
             np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(view, np.uint8))
             # A bus of the same bandwidth both ways.
-            time.sleep(max(0.0, block.size * BUS["s_per_byte"] - (time.monotonic() - begun)))
+            time.sleep(max(0.0, block.size * BUS_SPEED["s_per_byte"] - (time.monotonic() - begun)))
         self._device.free(block)
 
 
-class _Reloaded(_Wrapped):
+class _ReloadDevice(_DeviceWrapper):
     """What comes is read from its file into plain memory, and goes on from there."""
 
     def register(self, content: memoryview) -> None:
@@ -233,18 +237,18 @@ class _Reloaded(_Wrapped):
     def unregister(self, content: memoryview) -> None:
         """Nothing was."""
 
-    def copy_async(self, block: Block, content: memoryview) -> Event:
-        assert isinstance(content.obj, _OnDisk)
-        content.obj.forget()
+    def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
+        assert isinstance(content.obj, _DiskMapping)
+        content.obj.drop_cache()
         begun = time.monotonic()
         read = memoryview(bytearray(content))
-        return _AfterReading(self._device.copy_async(block, read), time.monotonic() - begun)
+        return _ReadThenCopyEvent(self._device.copy_async(block, read), time.monotonic() - begun)
 
 
-class _AfterReading:
+class _ReadThenCopyEvent:
     """A copy, and what was done before it."""
 
-    def __init__(self, copied: Event, read_s: float) -> None:
+    def __init__(self, copied: CopyEvent, read_s: float) -> None:
         self._copied, self._read_s = copied, read_s
 
     def wait(self) -> None:
@@ -255,16 +259,16 @@ class _AfterReading:
         return self._read_s + self._copied.took_s
 
 
-BUS = {"s_per_byte": 0.0}
+BUS_SPEED = {"s_per_byte": 0.0}
 
 
-def _make(directory: Path, options: Mapping[str, Any]) -> Model:
-    return Synthetic(directory, options)
+def _create_model(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    return SyntheticModel(directory, options)
 
 
 if __name__ == "__main__":
-    config = SharedConfig(**json.loads(sys.argv[2]))
+    config = SharedWorkerConfig(**json.loads(sys.argv[2]))
     if config.copy_mib_per_s:
-        BUS["s_per_byte"] = 1 / (config.copy_mib_per_s * MIB)
-    kinds.MAKERS = {**kinds.MAKERS, "synthetic": _make}
+        BUS_SPEED["s_per_byte"] = 1 / (config.copy_mib_per_s * MIB)
+    kinds.MODEL_FACTORIES = {**kinds.MODEL_FACTORIES, "synthetic": _create_model}
     serve(socket.socket(fileno=int(sys.argv[1])), config)

@@ -8,21 +8,21 @@ from typing import Any, NamedTuple
 from uuid import uuid4
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import MAX_TOKENS, Job, Report, cost_of_item
+from arl_gpu.jobs import DEFAULT_MAX_TOKENS, ScoreJob, ScoreReport, item_cost
 from arl_gpu.kinds.model import Item
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scoring
-from arl_gpu.seats import Scorer
-from arl_gpu.turns import Turns
-from arl_gpu.worker_client import Worker
+from arl_gpu.scoring import BatchDispatcher
+from arl_gpu.seats import DeviceWorker
+from arl_gpu.turns import BatchScheduler
+from arl_gpu.worker_client import WorkerClient
 from arl_kit.metrics import Metrics
 
-__all__ = ["Asked", "Ended", "Timed", "Watched"]
+__all__ = ["TimedRequest", "TimedResult", "RequestReplayer", "CountingWorker"]
 
 LIMIT_S = 600.0
 
 
-class Asked(NamedTuple):
+class TimedRequest(NamedTuple):
     """What is asked of a service, so many seconds after the begin."""
 
     at: float
@@ -30,7 +30,7 @@ class Asked(NamedTuple):
     items: Sequence[Item]
 
 
-class Ended(NamedTuple):
+class TimedResult(NamedTuple):
     """From its time until its scores were there; without a score where there was none."""
 
     wait_s: float
@@ -38,14 +38,14 @@ class Ended(NamedTuple):
     is_ok: bool
 
 
-class Watched(Worker):
+class CountingWorker(WorkerClient):
     """Adds up what came and went."""
 
     restored_s: list[float]
     evicted: int
     prefetched: int
 
-    def forget_moves(self) -> None:
+    def reset_counters(self) -> None:
         self.restored_s, self.evicted, self.prefetched = [], 0, 0
 
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
@@ -56,49 +56,55 @@ class Watched(Worker):
         return answer
 
 
-class Timed:
+class RequestReplayer:
     """One worker, or one for each service."""
 
     def __init__(
-        self, worker_of: Mapping[str, Scorer], turns: Callable[[], Turns], *, max_tokens: int = MAX_TOKENS
+        self,
+        worker_of: Mapping[str, DeviceWorker],
+        make_scheduler: Callable[[], BatchScheduler],
+        *,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> None:
         """`max_tokens`: that the services read of an item."""
         self._max_tokens = max_tokens
-        self._ends: dict[Fence, asyncio.Future[tuple[float, Report]]] = {}
-        made: dict[int, Scoring] = {}
+        self._pending_reports: dict[Fence, asyncio.Future[tuple[float, ScoreReport]]] = {}
+        made: dict[int, BatchDispatcher] = {}
         for worker in worker_of.values():
             if id(worker) not in made:
-                made[id(worker)] = self._scoring(worker, turns())
-        self._scoring_of = {service: made[id(worker)] for service, worker in worker_of.items()}
-        self._all = [*made.values()]
+                made[id(worker)] = self._create_dispatcher(worker, make_scheduler())
+        self._dispatcher_of = {service: made[id(worker)] for service, worker in worker_of.items()}
+        self._dispatchers = [*made.values()]
 
-    async def run(self, requests: Sequence[Asked]) -> list[Ended]:
+    async def run(self, requests: Sequence[TimedRequest]) -> list[TimedResult]:
         """In their order."""
-        for scoring in self._all:
+        for scoring in self._dispatchers:
             scoring.start()
         loop = asyncio.get_running_loop()
         begun = loop.time()
-        ends = [await self._sent(begun, request) for request in requests]
+        ends = [await self._submit(begun, request) for request in requests]
         found = []
         for request, (ended, report) in zip(requests, await asyncio.gather(*ends), strict=True):
             entries: list[dict[str, Any]] = json.loads(report.scores) if report.scores is not None else []
             scores = [entry.get("score") for entry in entries] or [None] * len(request.items)
-            found.append(Ended(ended - begun - request.at, scores, report.outcome == "ok"))
-        for scoring in self._all:
+            found.append(TimedResult(ended - begun - request.at, scores, report.outcome == "ok"))
+        for scoring in self._dispatchers:
             await scoring.stop()
         return found
 
-    async def _sent(self, begun: float, request: Asked) -> "asyncio.Future[tuple[float, Report]]":
+    async def _submit(self, started_at: float, request: TimedRequest) -> "asyncio.Future[tuple[float, ScoreReport]]":
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(begun + request.at - loop.time())
-        costs = [cost_of_item(item, self._max_tokens) for item in request.items]
-        job = Job(Fence(uuid4(), 1), request.service, LIMIT_S, list(request.items), costs)
-        self._ends[job.fence] = loop.create_future()
-        self._scoring_of[request.service].add(job)
-        return self._ends[job.fence]
+        await asyncio.sleep(started_at + request.at - loop.time())
+        costs = [item_cost(item, self._max_tokens) for item in request.items]
+        job = ScoreJob(Fence(uuid4(), 1), request.service, LIMIT_S, list(request.items), costs)
+        self._pending_reports[job.fence] = loop.create_future()
+        self._dispatcher_of[request.service].add(job)
+        return self._pending_reports[job.fence]
 
-    def _scoring(self, worker: Scorer, turns: Turns) -> Scoring:
-        return Scoring([worker], self._ended, failed=sys.exit, turns=turns, metrics=GpuMetrics(Metrics()))
+    def _create_dispatcher(self, worker: DeviceWorker, scheduler: BatchScheduler) -> BatchDispatcher:
+        return BatchDispatcher(
+            [worker], self._on_report, on_failure=sys.exit, scheduler=scheduler, metrics=GpuMetrics(Metrics())
+        )
 
-    def _ended(self, report: Report) -> None:
-        self._ends[report.fence].set_result((asyncio.get_running_loop().time(), report))
+    def _on_report(self, report: ScoreReport) -> None:
+        self._pending_reports[report.fence].set_result((asyncio.get_running_loop().time(), report))

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, Protocol
 
-__all__ = ["Meetings", "Part", "PeerGone", "PeerNotReady", "Peers", "mark"]
+__all__ = ["RendezvousRegistry", "RankInfo", "PeerLost", "PeerNotReady", "RankPeers", "model_fingerprint"]
 
 
-class PeerGone(Exception):
+class PeerLost(Exception):
     """Another worker of the same batch ended, failed or did not come."""
 
 
@@ -19,7 +19,7 @@ class PeerNotReady(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class RankInfo:
     """One of `size` workers in a batch of all of them, who find each other by the file at `path`.
 
     `meeting`: another number is another one, whatever its path. `limit_s`: of what one waits for the others.
@@ -32,55 +32,55 @@ class Part:
     limit_s: float
 
 
-class Peers(Protocol):
+class RankPeers(Protocol):
     """Who computes a batch with this worker. Raises `PeerGone`, wherever one is waited for that does not come."""
 
-    def agree(self, about: int) -> bool:
+    def all_agree(self, value: int) -> bool:
         """Whether all say the same; 0 agrees with nothing."""
         ...
 
-    def computing(self) -> AbstractContextManager[None]:
+    def batch_scope(self) -> AbstractContextManager[None]:
         """What is added meanwhile is over these. If it fails, they need not wait."""
         ...
 
 
-class Meetings:
+class RendezvousRegistry:
     """Those that a worker is in: of as many workers as there are in each, the last one."""
 
     def __init__(self, *, cuda: bool) -> None:
         self._cuda = cuda
         self._joined: dict[int, tuple[int, Any]] = {}
 
-    def peers(self, part: Part | None) -> Peers:
+    def get_peers(self, rank_info: RankInfo | None) -> RankPeers:
         """Nobody where there is no part. Raises `PeerGone` where they do not come."""
-        if part is None:
-            return _Nobody()
-        from arl_gpu.collective import Ranks  # torch comes with it
+        if rank_info is None:
+            return _NoPeers()
+        from arl_gpu.collective import RankGroup  # torch comes with it
 
-        if (before := self._joined.pop(part.size, None)) is not None and before[0] != part.meeting:
+        if (before := self._joined.pop(rank_info.size, None)) is not None and before[0] != rank_info.meeting:
             before[1].leave()
             before = None
-        ranks: Ranks = before[1] if before is not None else Ranks(part, cuda=self._cuda)
-        self._joined[part.size] = part.meeting, ranks
+        ranks: RankGroup = before[1] if before is not None else RankGroup(rank_info, cuda=self._cuda)
+        self._joined[rank_info.size] = rank_info.meeting, ranks
         return ranks
 
 
-class _Nobody:
-    def agree(self, about: int) -> bool:
+class _NoPeers:
+    def all_agree(self, value: int) -> bool:
         return True
 
-    def computing(self) -> AbstractContextManager[None]:
+    def batch_scope(self) -> AbstractContextManager[None]:
         return nullcontext()
 
 
-def mark(spec: Mapping[str, Any], part: Part | None, made_of: str = "") -> int:
+def model_fingerprint(spec: Mapping[str, Any], rank_info: RankInfo | None, files_fingerprint: str = "") -> int:
     """What all ranks of a batch have alike: what they were told of it, and the files that they have read.
 
     0 where what is here is not the part that is asked for.
     """
     options = dict(spec.get("options", {}))
     here = options.pop("rank", 0), options.get("tensor_parallel") or 1
-    if part is not None and here != (part.rank, part.size):
+    if rank_info is not None and here != (rank_info.rank, rank_info.size):
         return 0
-    said = json.dumps({**spec, "options": options, "made_of": made_of}, sort_keys=True)
+    said = json.dumps({**spec, "options": options, "made_of": files_fingerprint}, sort_keys=True)
     return int.from_bytes(sha256(said.encode()).digest()[:7]) | 1

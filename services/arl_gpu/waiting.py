@@ -1,9 +1,9 @@
 """Waiting for a GPU without keeping a core busy."""
 
-__all__ = ["until_computed"]
+__all__ = ["wait_for_gpu"]
 
 
-def until_computed() -> None:
+def wait_for_gpu() -> None:
     """What was given to this process's GPU is computed.
 
     Where torch itself waits, as for a number of a tensor, it may spin: a core for each GPU, and CPU time that no

@@ -17,34 +17,34 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from arl_core.eviction import Eviction
-from arl_core.residency import Residence
+from arl_core.eviction import EvictionPolicy
+from arl_core.residency import ResidencyState
 from arl_gpu import kinds
-from arl_gpu.codes import CODES, HostFull, code_of
+from arl_gpu.codes import ERROR_CODES, HostMemoryFull, error_code
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed, Device
-from arl_gpu.engines import Engines, key_of
-from arl_gpu.kept import Piece, own, shared
-from arl_gpu.kinds.model import Item, Model
-from arl_gpu.messages import STEP, read_blocking, write_blocking
-from arl_gpu.residency import NotFreed, Residency
-from arl_gpu.services import made_of
-from arl_gpu.together import Meetings, Part, PeerGone, PeerNotReady, Peers, mark
+from arl_gpu.engines import EngineSet, residency_key
+from arl_gpu.kept import Chunk, load_private, load_shared
+from arl_gpu.kinds.model import Item, RewardModel
+from arl_gpu.messages import PROGRESS, read_blocking, write_blocking
+from arl_gpu.residency import DeviceResidency, MemoryNotFreed
+from arl_gpu.services import files_fingerprint
+from arl_gpu.together import PeerLost, PeerNotReady, RankInfo, RankPeers, RendezvousRegistry, model_fingerprint
 from arl_kit.telemetry import set_up_logging
 
-__all__ = ["ENGINE_KEYS", "Config", "device_of", "serve"]
+__all__ = ["ENGINE_KEYS", "WorkerConfig", "create_device", "serve"]
 
 log = logging.getLogger(__name__)
 
 MIB = 1 << 20
-STEP_BYTES = 256 * MIB
+PROGRESS_BYTES = 256 * MIB
 """That are read from files between two steps: of a large model, more than one order may take otherwise."""
 ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
 """The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Config:
+class WorkerConfig:
     """`services`: the specification of each that there is at the start, by name."""
 
     services: dict[str, dict[str, Any]]
@@ -52,7 +52,7 @@ class Config:
     device: str = "cpu"
     device_mib: int
     copy_mib_per_s: float | None
-    eviction: Eviction = Eviction.COST
+    eviction: EvictionPolicy = EvictionPolicy.COST
     host_mib: int | None = None
     """The most that weights take of host memory."""
     shares_host: bool = False
@@ -67,12 +67,12 @@ class Config:
     """Where it is kept what they were told."""
 
     def open_device(self) -> Device:
-        return device_of(
+        return create_device(
             self.device, device_mib=self.device_mib, copy_mib_per_s=self.copy_mib_per_s, shared=bool(self.engines)
         )
 
 
-def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None, shared: bool = False) -> Device:
+def create_device(name: str, *, device_mib: int, copy_mib_per_s: float | None = None, shared: bool = False) -> Device:
     """`cpu`, of that size and bandwidth, or `cuda:N`, with most of its free memory, or `shared` with engines.
 
     Raises where it is not there.
@@ -84,68 +84,68 @@ def device_of(name: str, *, device_mib: int, copy_mib_per_s: float | None = None
     return CudaDevice(int(name.removeprefix("cuda:")), shared=shared)
 
 
-class _Worker:
-    def __init__(self, config: Config, keys: Mapping[str, str], on_step: Callable[[], None]) -> None:
-        self._specs, self._on_step = dict(config.services), on_step
+class _OrderHandler:
+    def __init__(self, config: WorkerConfig, keys: Mapping[str, str], on_progress: Callable[[], None]) -> None:
+        self._specs, self._on_progress = dict(config.services), on_progress
         self._shares_host = config.shares_host
-        self._residency = Residency(
+        self._residency = DeviceResidency(
             config.open_device(),
-            eviction=Eviction(config.eviction),
+            eviction=EvictionPolicy(config.eviction),
             host_bytes=config.host_mib * MIB if config.host_mib is not None else None,
         )
-        self._models: dict[str, Model] = {}
-        self._made: tuple[str, dict[str, Any], Model] | None = None
+        self._models: dict[str, RewardModel] = {}
+        self._unplaced_model: tuple[str, dict[str, Any], RewardModel] | None = None
         """One for which there was no room, until the next one is asked for."""
-        self._meetings = Meetings(cuda=config.device != "cpu")
-        self._engines = Engines(
+        self._rendezvous = RendezvousRegistry(cuda=config.device != "cpu")
+        self._engines = EngineSet(
             config.engines,
             self._residency,
             keys=keys,
-            held=config.held,
+            in_use=config.held,
             asleep=config.asleep,
             directory=Path(config.engines_dir) if config.engines_dir is not None else None,
-            on_step=on_step,
+            on_progress=on_progress,
         )
         self._pinned = set(config.pinned)
         for name in config.pinned:
-            self._residency.pin(self._place(name))
-        self._does: Mapping[str, Callable[..., dict[str, Any]]] = {
+            self._residency.pin(self._residency_key(name))
+        self._handlers: Mapping[str, Callable[..., dict[str, Any]]] = {
             "score": self._score,
             "offer": self._offer,
             "forget": self._forget,
-            "cool": self._cool,
+            "cool": self._unload,
             "restore": self._restore,
             "evict": self._evict,
             "pin": self._pin,
-            "hold": self._hold,
-            "release": self._release,
-            "look_at": self._look_at,
+            "hold": self._acquire_engine,
+            "release": self._release_engine,
+            "look_at": self._check_engine,
         }
 
-    def answer(self, order: dict[str, Any]) -> dict[str, Any]:
+    def handle(self, order: dict[str, Any]) -> dict[str, Any]:
         """What was found, or why nothing was; and what is on the device now.
 
         `NotFreed` ends this process, and so does a device that can't be used any more.
         """
         op = order.pop("op")
         try:
-            answer = self._does[op](**order)
-        except NotFreed:
+            answer = self._handlers[op](**order)
+        except MemoryNotFreed:
             raise
-        except tuple(CODES) as error:
+        except tuple(ERROR_CODES) as error:
             if isinstance(error, CopyFailed):
                 self._residency.check()
-            answer = {"error": code_of(error), "message": str(error)}
-            answer |= {"host_bytes": error.size} if isinstance(error, HostFull) else {}
+            answer = {"error": error_code(error), "message": str(error)}
+            answer |= {"host_bytes": error.size} if isinstance(error, HostMemoryFull) else {}
         except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
             log.warning("%s of %s: %r", code, order.get("service") or order.get("name"), error)
-            answer = {"error": code, "message": f"{type(error).__name__}: {_told(error)}"}
+            answer = {"error": code, "message": f"{type(error).__name__}: {_public_message(error)}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
-        now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unheard)}
-        now |= {"refusals": self._engines.refusals}
-        return answer | now | {"moves": asdict(self._residency.moves())}
+        now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unconfirmed)}
+        now |= {"refusals": self._engines.sleep_errors}
+        return answer | now | {"moves": asdict(self._residency.take_stats())}
 
     def _score(
         self,
@@ -161,15 +161,15 @@ class _Worker:
 
         `room`, of what is to be read first: the path of a file for it, and how many bytes that may have.
         """
-        part = Part(**together) if together is not None else None
-        peers = self._meetings.peers(part)
+        part = RankInfo(**together) if together is not None else None
+        peers = self._rendezvous.get_peers(part)
         begun = time.monotonic()
-        waiting = [self._place(each) for each in waiting]
+        waiting = [self._residency_key(each) for each in waiting]
         try:
-            with self._brought(service, waiting, peers, part, room) as (model, content, was_there):
+            with self._prepare_model(service, waiting, peers, part, room) as (model, content, was_there):
                 waited_s = time.monotonic() - begun
                 cpu, computes_since = time.process_time(), time.monotonic()
-                with peers.computing():
+                with peers.batch_scope():
                     scored = model.score(items, content)
                 model_cpu_s, model_s = time.process_time() - cpu, time.monotonic() - computes_since
         except PeerNotReady:
@@ -189,14 +189,14 @@ class _Worker:
         }
 
     @contextmanager
-    def _brought(
+    def _prepare_model(
         self,
         service: str,
         waiting: Sequence[str],
-        peers: Peers,
-        part: Part | None,
+        peers: RankPeers,
+        rank_info: RankInfo | None,
         room: tuple[str, int] | None,
-    ) -> Iterator[tuple[Model, Any, bool]]:
+    ) -> Iterator[tuple[RewardModel, Any, bool]]:
         """Its model, its bytes on the device, and whether they were there.
 
         Of several peers, once all have theirs. Raises `PeerNotReady` where one has not; and where this one has not, the
@@ -204,22 +204,22 @@ class _Worker:
         """
         with ExitStack() as stack:
             try:
-                model = self._model(service, room)
-                was_there = self._residency.states[service] is Residence.RESIDENT
-                content = stack.enter_context(self._residency.using(service, waiting=waiting))
+                model = self._load_model(service, room)
+                was_there = self._residency.states[service] is ResidencyState.RESIDENT
+                content = stack.enter_context(self._residency.use(service, waiting=waiting))
                 self._residency.prefetch(waiting)
             except Exception:
-                with suppress(PeerGone):  # then they have heard of worse
-                    peers.agree(0)
+                with suppress(PeerLost):  # then they have heard of worse
+                    peers.all_agree(0)
                 raise
-            if not peers.agree(mark(self._specs[service], part, getattr(model, "made_of", ""))):
+            if not peers.all_agree(model_fingerprint(self._specs[service], rank_info, getattr(model, "made_of", ""))):
                 raise PeerNotReady(f"not all workers that compute {service} together could begin")
             yield model, content, was_there
 
     def _drop_if_changed(self, service: str) -> None:
         """Another rank may have read what has taken its files' place: the next batch is of one and the same model."""
         model = self._models[service]
-        if getattr(model, "made_of", "") != made_of(Path(self._specs[service]["directory"])):
+        if getattr(model, "made_of", "") != files_fingerprint(Path(self._specs[service]["directory"])):
             self._residency.forget(service)
             del self._models[service]
 
@@ -230,7 +230,7 @@ class _Worker:
         """
         if spec.get("options", {}).get("rank") == 0:
             with suppress(OSError):  # what can't be read now says so when it is
-                kinds.check_split(spec)
+                kinds.check_shardable(spec)
         if self._specs.get(spec["name"]) != spec:
             self._forget(spec["name"])
             self._specs[spec["name"]] = spec
@@ -246,50 +246,52 @@ class _Worker:
         self._specs.pop(name, None)
         return {}
 
-    def _cool(self, name: str) -> dict[str, Any]:
+    def _unload(self, name: str) -> dict[str, Any]:
         """Out of host memory, for what another worker reads; where it is in use it stays."""
         if name in self._models:
-            self._residency.cool(name)
-            self._forget_cold()
+            self._residency.unload(name)
+            self._drop_cold_models()
         return {}
 
     def _restore(self, name: str, room: tuple[str, int] | None = None) -> dict[str, Any]:
-        self._model(name, room)
-        with self._residency.using(name):
+        self._load_model(name, room)
+        with self._residency.use(name):
             pass
         return {}
 
     def _evict(self, name: str) -> dict[str, Any]:
         """One that is not on the device is evicted already. Said by name, it also leaves where it is pinned."""
-        self._residency.evict_if_there(self._place(name))
+        self._residency.evict_if_present(self._residency_key(name))
         return {}
 
     def _pin(self, name: str, on: bool) -> dict[str, Any]:
         """Resident or not: once it is on the device, no other service's restore makes it leave."""
         (self._pinned.add if on else self._pinned.discard)(name)
-        place = self._place(name)
-        self._residency.pin(place, on=any(self._place(each) == place for each in self._pinned))
+        place = self._residency_key(name)
+        self._residency.pin(place, on=any(self._residency_key(each) == place for each in self._pinned))
         return {}
 
-    def _hold(self, engine: str, users: int, waiting: Sequence[str] = ()) -> dict[str, Any]:
+    def _acquire_engine(self, engine: str, users: int, waiting: Sequence[str] = ()) -> dict[str, Any]:
         """It stays awake until it is released; `held` is false while it wakes up.
 
         `users`: all that hold it then. Each order says anew how many there are, so none that was lost is missed.
         """
-        return {"held": self._engines.hold(engine, users=users, waiting=[self._place(each) for each in waiting])}
+        return {
+            "held": self._engines.acquire(engine, users=users, waiting=[self._residency_key(each) for each in waiting])
+        }
 
-    def _release(self, engine: str, users: int) -> dict[str, Any]:
-        self._residency.release(key_of(engine), users=users)
+    def _release_engine(self, engine: str, users: int) -> dict[str, Any]:
+        self._residency.release_engine(residency_key(engine), users=users)
         return {}
 
-    def _look_at(self, engine: str, restarted: bool) -> dict[str, Any]:
-        self._engines.look_at(engine, restarted=restarted)
+    def _check_engine(self, engine: str, restarted: bool) -> dict[str, Any]:
+        self._engines.check_state(engine, restarted=restarted)
         return {}
 
     def _states(self) -> dict[str, str]:
         """Of services; one that an engine computes is where the engine is."""
         known = self._residency.states
-        return {name: known[place].value for name in self._specs if (place := self._place(name)) in known}
+        return {name: known[place].value for name in self._specs if (place := self._residency_key(name)) in known}
 
     def _fitting(self) -> list[str]:
         """Services for which nobody would have to leave; what was never read may be one of them."""
@@ -297,76 +299,76 @@ class _Worker:
         return [
             name
             for name in self._specs
-            if self._place(name) in known or not (name in self._models or self._has_engine(name))
+            if self._residency_key(name) in known or not (name in self._models or self._has_engine(name))
         ]
 
     def _has_engine(self, service: str) -> bool:
-        return self._place(service) != service
+        return self._residency_key(service) != service
 
-    def _place(self, service: str) -> str:
+    def _residency_key(self, service: str) -> str:
         """By what name the residency knows it."""
         engine = self._specs.get(service, {}).get("engine")
-        return service if engine is None else key_of(engine)
+        return service if engine is None else residency_key(engine)
 
-    def _model(self, service: str, room: tuple[str, int] | None = None) -> Model:
+    def _load_model(self, service: str, room: tuple[str, int] | None = None) -> RewardModel:
         if service not in self._models:
-            begun, model = time.monotonic(), self._read(service, room)
+            begun, model = time.monotonic(), self._read_model(service, room)
             self._residency.load(service, model.weights, took_s=time.monotonic() - begun)
-            self._forget_cold()
+            self._drop_cold_models()
             self._models[service] = model
         return self._models[service]
 
-    def _read(self, service: str, room: tuple[str, int] | None) -> Model:
+    def _read_model(self, service: str, room: tuple[str, int] | None) -> RewardModel:
         spec = self._specs[service]
-        (name, its, made), self._made = self._made or ("", {}, None), None
-        model = made if made is not None and (name, its) == (service, spec) else kinds.make(spec)
-        self._on_step()
+        (name, its, made), self._unplaced_model = self._unplaced_model or ("", {}, None), None
+        model = made if made is not None and (name, its) == (service, spec) else kinds.create_model(spec)
+        self._on_progress()
         try:
-            model.weights.keep(partial(self._keep, service, room))
-        except HostFull:
-            self._made = service, spec, model
+            model.weights.allocate(partial(self._allocate_weights, service, room))
+        except HostMemoryFull:
+            self._unplaced_model = service, spec, model
             raise
         return model
 
-    def _keep(
-        self, service: str, room: tuple[str, int] | None, size: int, pieces: Callable[[], Iterator[Piece]]
+    def _allocate_weights(
+        self, service: str, room: tuple[str, int] | None, size: int, chunks: Callable[[], Iterator[Chunk]]
     ) -> memoryview:
         """Where its weights are kept; there is room before they are copied there. Raises `NoRoom`, `HostFull`."""
-        stepping = partial(self._stepping, pieces)
+        stepping = partial(self._report_progress, chunks)
         if not self._shares_host:
-            self._residency.expect(service, size)
-            self._forget_cold()
-            return own(size, stepping)
+            self._residency.reserve_host_bytes(service, size)
+            self._drop_cold_models()
+            return load_private(size, stepping)
         path, most = room or ("", 0)
         if most != size:
-            raise HostFull(service, size)
-        return shared(path, size, stepping)
+            raise HostMemoryFull(service, size)
+        return load_shared(path, size, stepping)
 
-    def _stepping(self, pieces: Callable[[], Iterator[Piece]]) -> Iterator[Piece]:
+    def _report_progress(self, chunks: Callable[[], Iterator[Chunk]]) -> Iterator[Chunk]:
         read = 0
-        for offset, piece in pieces():
+        for offset, piece in chunks():
             yield offset, piece
             read += len(piece)
-            if read >= STEP_BYTES:
-                self._on_step()
+            if read >= PROGRESS_BYTES:
+                self._on_progress()
                 read = 0
 
-    def _forget_cold(self) -> None:
+    def _drop_cold_models(self) -> None:
         """A model of what left host memory holds its bytes still."""
         states = self._residency.states
-        self._models = {name: each for name, each in self._models.items() if states[name] is not Residence.COLD}
+        self._models = {name: each for name, each in self._models.items() if states[name] is not ResidencyState.COLD}
 
 
-def _told(error: Exception) -> str:
+def _public_message(error: Exception) -> str:
     """Of a file, what is wrong and not where it lies: whoever asked for a score reads it."""
     return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
-def serve(channel: socket.socket, config: Config, keys: Mapping[str, str] | None = None) -> None:
+def serve(channel: socket.socket, config: WorkerConfig, keys: Mapping[str, str] | None = None) -> None:
     """Until the other end is closed. `keys`: what engines ask for, by their names."""
-    worker = _Worker(config, keys or {}, lambda: write_blocking(channel, STEP))
+    worker = _OrderHandler(config, keys or {}, lambda: write_blocking(channel, PROGRESS))
     while (order := read_blocking(channel)) is not None:
-        write_blocking(channel, worker.answer(order))
+        write_blocking(channel, worker.handle(order))
 
 
 if __name__ == "__main__":
@@ -374,6 +376,6 @@ if __name__ == "__main__":
     # Command lines can be read by every user of the machine.
     serve(
         socket.socket(fileno=int(sys.argv[1])),
-        Config(**json.loads(sys.argv[2])),
+        WorkerConfig(**json.loads(sys.argv[2])),
         json.loads(os.environ.pop(ENGINE_KEYS, "{}")),
     )

@@ -11,36 +11,36 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from arl_core.residency import Residence
+from arl_core.residency import ResidencyState
 from arl_gpu.host_memory import HostMemory
 from arl_gpu.kinds.model import Item
-from arl_gpu.messages import HOST_FULL, STEP, checked, read, write
-from arl_gpu.moves import Moves
-from arl_gpu.together import Part
-from arl_gpu.worker import ENGINE_KEYS, Config
-from arl_kit.passed_on import passed_on
+from arl_gpu.messages import HOST_FULL, PROGRESS, check_response, read_message, write_message
+from arl_gpu.moves import ResidencyStats
+from arl_gpu.together import RankInfo
+from arl_gpu.worker import ENGINE_KEYS, WorkerConfig
+from arl_kit.passed_on import child_environment
 from arl_store.child import spawn
 
-__all__ = ["Worker", "WorkerDied", "no_room"]
+__all__ = ["WorkerClient", "WorkerDied", "as_no_room"]
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 """What numpy and torch ask, and the tokenizer."""
-TOKENS_BESIDE = "TOKENIZERS_PARALLELISM"
+TOKENIZER_PARALLELISM = "TOKENIZERS_PARALLELISM"
 """Of texts beside each other; with one thread, the way to that thread and back is most of what it brings."""
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+ALLOCATOR_ENV = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """Of glibc: what a forward frees stays for the next one. To have it from the kernel anew, page by page, is a tenth to a
 quarter of a forward on a CPU. A worker keeps up to 256 MiB so, beside the budgets of weights; larger arrays are given
 back."""
 STDERR = 2
-EXIT_S = 1.0
+EXIT_GRACE_S = 1.0
 """Its end of the channel is closed a little before its exit code is there."""
-WAKING_S = 0.1
+WAKE_POLL_S = 0.1
 """Between questions whether an engine woke up; the device has other things to do meanwhile."""
-REQUESTS, LOAD = "requests", "load"
+REQUESTS_USER, LOAD_USER = "requests", "load"
 """Who holds an engine: what judges are asked, or an operator's load until it is awake."""
-COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
+WORKER_COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker")
 
-NOTHING: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": asdict(Moves()), "fitting": []}
+EMPTY_RESPONSE: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": asdict(ResidencyStats()), "fitting": []}
 """What no worker has."""
 
 log = logging.getLogger(__name__)
@@ -51,24 +51,24 @@ class WorkerDied(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Process:
+class _WorkerChild:
     child: "subprocess.Popen[bytes]"
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
 
-class Worker:
+class WorkerClient:
     """One order at a time; others wait for it. `command` is given a file descriptor and the configuration."""
 
     def __init__(
         self,
-        config: Config,
+        config: WorkerConfig,
         *,
         threads: int,
         limit_s: float,
         host: HostMemory | None = None,
         engine_keys: Mapping[str, str] | None = None,
-        command: Sequence[str] = COMMAND,
+        command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
         """`host`: of all workers of the node. `engine_keys`: of engines that ask for one, by their names."""
         self._engine_keys = dict(engine_keys or {})
@@ -76,13 +76,13 @@ class Worker:
         self._config, self._threads, self._limit_s = config, threads, limit_s
         self._command = command
         self._order_lock = asyncio.Lock()
-        self._process: _Process | None = None
+        self._process: _WorkerChild | None = None
         self._states: Mapping[str, str] = {}
         if host is not None:
-            host.join(self)
-        self._unsaid: Mapping[str, Any] = {}
+            host.add_holder(self)
+        self._unreported_moves: Mapping[str, Any] = {}
         """What came and went, by answers that nobody else was given."""
-        self._holders: set[tuple[str, str]] = set()
+        self._engine_users: set[tuple[str, str]] = set()
         """Of engines, by the engine's name: the account of who uses them, which outlives a worker."""
 
     @property
@@ -96,7 +96,7 @@ class Worker:
         Raises `WorkerDied`, whatever went wrong; the next call starts another.
         """
         order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-        return await self._ask_with_room(service, order, waiting, items=len(items))
+        return await self._send_with_room(service, order, waiting, items=len(items))
 
     @property
     def limit_s(self) -> float:
@@ -104,20 +104,20 @@ class Worker:
         return self._limit_s
 
     @property
-    def turn(self) -> asyncio.Lock:
+    def order_lock(self) -> asyncio.Lock:
         """Held by whoever gives it an order. Whoever gives one to several workers at once holds theirs, in order."""
         return self._order_lock
 
-    async def ready(self) -> int:
+    async def ensure_process(self) -> int:
         """The process that the next order goes to. For whoever has its turn. Raises `WorkerDied`."""
-        return (await self._living()).child.pid
+        return (await self._ensure_child()).child.pid
 
-    async def score_part(
+    async def score_rank(
         self,
         service: str,
         items: Sequence[Item],
         waiting: Sequence[str],
-        part: Part,
+        rank_info: RankInfo,
         *,
         room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
@@ -126,10 +126,10 @@ class Worker:
         `room`: a file, and its bytes, for what `HOST_FULL` asked for.
         """
         order: dict[str, Any] = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
-        order |= {"together": asdict(part), "room": room}
-        answer = await self._ask(order, items=len(items) if part.rank == 0 else 0)
-        if part.rank == 0:
-            self._note_use(service, answer)
+        order |= {"together": asdict(rank_info), "room": room}
+        answer = await self._send(order, items=len(items) if rank_info.rank == 0 else 0)
+        if rank_info.rank == 0:
+            self._record_use(service, answer)
         return answer
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class Worker:
             self._config = replace(self._config, services=self._config.services | {spec["name"]: spec})
             order = {"op": "offer", "spec": spec}
             is_checked = spec.get("options", {}).get("rank") == 0
-            return await self._ask(order) if is_checked else await self._tell(order)
+            return await self._send(order) if is_checked else await self._send_if_running(order)
 
     async def forget(self, name: str) -> dict[str, Any]:
         """Nothing of it stays, on the device and on the host."""
@@ -151,9 +151,9 @@ class Worker:
             self._config = replace(self._config, services=services, pinned=pinned)
             if self._host is not None:
                 self._host.forget(name)
-            answer = await self._tell({"op": "forget", "name": name})
+            answer = await self._send_if_running({"op": "forget", "name": name})
         if self._host is not None:
-            await self._host.empty()
+            await self._host.release_unmapped()
         return answer
 
     async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
@@ -161,34 +161,34 @@ class Worker:
         async with self._order_lock:
             pinned = {*self._config.pinned, name} if on else {*self._config.pinned} - {name}
             self._config = replace(self._config, pinned=tuple(sorted(pinned)))
-            return await self._tell({"op": "pin", "name": name, "on": on})
+            return await self._send_if_running({"op": "pin", "name": name, "on": on})
 
     async def restore(self, name: str) -> dict[str, Any]:
         """Bring it onto the device before anybody scores with it."""
         if (engine := self._config.services.get(name, {}).get("engine")) is not None:
-            return await self._wake(engine)
-        return await self._ask_with_room(name, {"op": "restore", "name": name}, ())
+            return await self._wake_engine(engine)
+        return await self._send_with_room(name, {"op": "restore", "name": name}, ())
 
-    async def _ask_with_room(
+    async def _send_with_room(
         self, service: str, order: dict[str, Any], waiting: Sequence[str], *, items: int | None = None
     ) -> dict[str, Any]:
         """And again with room in host memory for what is to be read first, if there is."""
         async with self._order_lock:
-            answer = await self._ask(order, items=items)
+            answer = await self._send(order, items=items)
         size = 0
         while self._host is not None and answer.get("error") == HOST_FULL and answer["host_bytes"] != size:
             size = answer["host_bytes"]
-            async with self._host.room((self.spec(service), size), waiting=waiting) as paths:
+            async with self._host.reserve((self.spec(service), size), waiting=waiting) as paths:
                 if paths is not None:
                     async with self._order_lock:
-                        answer = await self._ask(order | {"room": (paths[0], size)}, items=items)
-        self._note_use(service, answer)
-        return no_room(answer)
+                        answer = await self._send(order | {"room": (paths[0], size)}, items=items)
+        self._record_use(service, answer)
+        return as_no_room(answer)
 
-    def _note_use(self, service: str, answer: Mapping[str, Any]) -> None:
+    def _record_use(self, service: str, response: Mapping[str, Any]) -> None:
         """What is used often stays in host memory."""
-        if self._host is not None and "error" not in answer:
-            self._host.note_use(service)
+        if self._host is not None and "error" not in response:
+            self._host.record_use(service)
 
     @property
     def host(self) -> HostMemory | None:
@@ -200,79 +200,85 @@ class Worker:
 
     def has(self, service: str) -> bool:
         """In host memory, by what was heard last."""
-        return self._states.get(service, Residence.COLD) != Residence.COLD
+        return self._states.get(service, ResidencyState.COLD) != ResidencyState.COLD
 
     def has_on_device(self, service: str) -> bool:
-        return self._states.get(service) in (Residence.RESTORING, Residence.RESIDENT)
+        return self._states.get(service) in (ResidencyState.RESTORING, ResidencyState.RESIDENT)
 
-    def keeps(self, service: str) -> bool:
+    def is_pinned(self, service: str) -> bool:
         return service in self._config.pinned
 
-    async def cool(self, service: str) -> dict[str, Any]:
+    async def unload(self, service: str) -> dict[str, Any]:
         """Out of host memory, for another worker; `arl_gpu.host_memory.Holder`."""
         try:
             async with self._order_lock:
-                return await self._tell({"op": "cool", "name": service})
+                return await self._send_if_running({"op": "cool", "name": service})
         except WorkerDied:
-            return dict(NOTHING)
+            return dict(EMPTY_RESPONSE)
 
     async def evict(self, name: str) -> dict[str, Any]:
         """Take it off the device."""
         async with self._order_lock:
-            return await self._tell({"op": "evict", "name": name})
+            return await self._send_if_running({"op": "evict", "name": name})
 
-    async def hold(self, engine: str, waiting: Sequence[str] = (), *, holder: str = REQUESTS) -> dict[str, Any]:
+    async def acquire_engine(
+        self, engine: str, waiting: Sequence[str] = (), *, user: str = REQUESTS_USER
+    ) -> dict[str, Any]:
         """Have an engine awake until `release` by the same holder, who may hold it already.
 
         `held` says whether it is, or still wakes up: ask again then.
         """
         async with self._order_lock:
-            users = len(self._holders_of(engine) | {holder})
-            answer = await self._ask({"op": "hold", "engine": engine, "users": users, "waiting": list(waiting)})
+            users = len(self._users_of(engine) | {user})
+            answer = await self._send({"op": "hold", "engine": engine, "users": users, "waiting": list(waiting)})
             if answer.get("held"):
-                self._holders.add((engine, holder))
+                self._engine_users.add((engine, user))
             return answer
 
-    async def _wake(self, engine: str) -> dict[str, Any]:
-        while not (answer := await self.hold(engine, holder=LOAD)).get("held"):
+    async def _wake_engine(self, engine: str) -> dict[str, Any]:
+        while not (answer := await self.acquire_engine(engine, user=LOAD_USER)).get("held"):
             if "error" in answer:
                 return answer
-            await asyncio.sleep(WAKING_S)
-        return await self.release(engine, holder=LOAD)
+            await asyncio.sleep(WAKE_POLL_S)
+        return await self.release_engine(engine, user=LOAD_USER)
 
-    async def release(self, engine: str, *, holder: str = REQUESTS) -> dict[str, Any]:
+    async def release_engine(self, engine: str, *, user: str = REQUESTS_USER) -> dict[str, Any]:
         """What it does not hold is released already. Should this not be told, the next order about the engine does."""
-        self._holders.discard((engine, holder))
+        self._engine_users.discard((engine, user))
         async with self._order_lock:
-            return await self._tell({"op": "release", "engine": engine, "users": len(self._holders_of(engine))})
+            return await self._send_if_running(
+                {"op": "release", "engine": engine, "users": len(self._users_of(engine))}
+            )
 
-    def _holders_of(self, engine: str) -> set[str]:
-        return {holder for name, holder in self._holders if name == engine}
+    def _users_of(self, engine: str) -> set[str]:
+        return {holder for name, holder in self._engine_users if name == engine}
 
-    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+    async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
         """Find out what it holds of the device, after trouble with it."""
         async with self._order_lock:
-            return await self._ask({"op": "look_at", "engine": engine, "restarted": restarted})
+            return await self._send({"op": "look_at", "engine": engine, "restarted": restarted})
 
-    async def _tell(self, order: dict[str, Any]) -> dict[str, Any]:
+    async def _send_if_running(self, order: dict[str, Any]) -> dict[str, Any]:
         """Nothing is on a device that no worker owns, and the next one is told at its start."""
-        return await self._ask(order) if self._process is not None else dict(NOTHING)
+        return await self._send(order) if self._process is not None else dict(EMPTY_RESPONSE)
 
-    async def _ask(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
-        process = await self._living()
+    async def _send(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
+        process = await self._ensure_child()
         try:
             async with asyncio.timeout(self._limit_s) as limit:
-                write(process.writer, order)
-                while (said := await read(process.reader)) == STEP:  # of several engines, each may take its time
+                write_message(process.writer, order)
+                while (
+                    said := await read_message(process.reader)
+                ) == PROGRESS:  # of several engines, each may take its time
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
-                answer = checked(said, items=items)
-            self._note(answer)
-            return self._with_unsaid(answer)
+                answer = check_response(said, items=items)
+            self._remember_state(answer)
+            return self._merge_unreported_moves(answer)
         except TimeoutError:
             await self.end()
             raise WorkerDied(f"it did not answer within {self._limit_s:g} s") from None
         except OSError:
-            raise WorkerDied(f"it ended with {await self.end(grace_s=EXIT_S)}") from None
+            raise WorkerDied(f"it ended with {await self.end(grace_s=EXIT_GRACE_S)}") from None
         except Exception as error:
             await self.end()
             raise WorkerDied(f"its answer can't be read: {type(error).__name__}: {error}") from error
@@ -281,20 +287,21 @@ class Worker:
             await self.end()
             raise
 
-    def _with_unsaid(self, answer: dict[str, Any]) -> dict[str, Any]:
+    def _merge_unreported_moves(self, response: dict[str, Any]) -> dict[str, Any]:
         """An order that is given again, with room, is one to whoever gave it; what came and went is said once."""
         moves = {
-            name: self._unsaid[name] + each if name in self._unsaid else each for name, each in answer["moves"].items()
+            name: self._unreported_moves[name] + each if name in self._unreported_moves else each
+            for name, each in response["moves"].items()
         }
-        is_given_again = answer.get("error") == HOST_FULL
-        self._unsaid = moves if is_given_again else {}
-        return answer | {"moves": asdict(Moves()) if is_given_again else moves}
+        is_given_again = response.get("error") == HOST_FULL
+        self._unreported_moves = moves if is_given_again else {}
+        return response | {"moves": asdict(ResidencyStats()) if is_given_again else moves}
 
-    def _note(self, answer: Mapping[str, Any]) -> None:
+    def _remember_state(self, response: Mapping[str, Any]) -> None:
         """What is in memory; and what the next worker has to know, and can't ask all engines about."""
-        self._states = answer["states"]
-        asleep = {name for name, state in answer.get("engines", {}).items() if state == Residence.HOST}
-        asleep |= {*self._config.asleep} & {*answer.get("unheard", ())}  # that it counts as awake says nothing of it
+        self._states = response["states"]
+        asleep = {name for name, state in response.get("engines", {}).items() if state == ResidencyState.HOST}
+        asleep |= {*self._config.asleep} & {*response.get("unheard", ())}  # that it counts as awake says nothing of it
         self._config = replace(self._config, asleep=tuple(sorted(asleep)))
 
     async def end(self, *, grace_s: float = 0.0) -> int | None:
@@ -307,9 +314,9 @@ class Worker:
         process.writer.transport.abort()
         if not grace_s:
             process.child.kill()
-        return await asyncio.to_thread(_ended, process.child, grace_s)
+        return await asyncio.to_thread(_wait_for_exit, process.child, grace_s)
 
-    async def _living(self) -> _Process:
+    async def _ensure_child(self) -> _WorkerChild:
         """One that died while it was idle costs nobody a batch."""
         process = self._process
         if process is not None and (process.child.poll() is not None or process.reader.at_eof()):
@@ -319,7 +326,7 @@ class Worker:
         except (OSError, subprocess.SubprocessError) as error:
             raise WorkerDied(f"it could not be started: {error}") from error
 
-    async def _start(self) -> _Process:
+    async def _start(self) -> _WorkerChild:
         ours, its = socket.socketpair()
         with its:
             reader, writer = await asyncio.open_connection(sock=ours)
@@ -328,28 +335,30 @@ class Worker:
             except BaseException:
                 writer.transport.abort()
                 raise
-        self._process = _Process(child, reader, writer)
+        self._process = _WorkerChild(child, reader, writer)
         log.info("worker %d started", child.pid)
         return self._process
 
     def _spawn(self, channel: socket.socket) -> "subprocess.Popen[bytes]":
-        held = tuple(sorted(engine for engine, _ in self._holders))
+        held = tuple(sorted(engine for engine, _ in self._engine_users))
         config = replace(self._config, shares_host=self._host is not None, held=held)
         argv = (*self._command, str(channel.fileno()), json.dumps(asdict(config)))
-        env = passed_on(os.environ, devices=True) | ALLOCATOR
-        env |= dict.fromkeys(THREADS, str(self._threads)) | {TOKENS_BESIDE: str(self._threads > 1).lower()}
+        env = child_environment(os.environ, devices=True) | ALLOCATOR_ENV
+        env |= dict.fromkeys(THREAD_VARIABLES, str(self._threads)) | {
+            TOKENIZER_PARALLELISM: str(self._threads > 1).lower()
+        }
         env |= {ENGINE_KEYS: json.dumps(self._engine_keys)} if self._engine_keys else {}
         return spawn(argv, env=env, output=STDERR, pass_fds=(channel.fileno(),))
 
 
-def no_room(answer: dict[str, Any]) -> dict[str, Any]:
+def as_no_room(response: dict[str, Any]) -> dict[str, Any]:
     """The same answer, where nobody will be asked for room any more."""
-    if answer.get("error") != HOST_FULL:
-        return answer
-    return answer | {"error": "no_room", "message": f"{answer['message']}, and all of it is used"}
+    if response.get("error") != HOST_FULL:
+        return response
+    return response | {"error": "no_room", "message": f"{response['message']}, and all of it is used"}
 
 
-def _ended(child: "subprocess.Popen[bytes]", grace_s: float) -> int:
+def _wait_for_exit(child: "subprocess.Popen[bytes]", grace_s: float) -> int:
     try:
         return child.wait(grace_s)
     except subprocess.TimeoutExpired:

@@ -2,7 +2,7 @@ import sys
 
 from arl_kit.app import VERSION
 from arl_kit.server import serve
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 from arl_kit.telemetry.otel import OtelSettings, TracePipeline, open_pipeline
 from arl_scheduler.app import build
 from arl_scheduler.settings import SchedulerSettings
@@ -10,7 +10,7 @@ from arl_scheduler.settings import SchedulerSettings
 
 def _pipeline() -> TracePipeline | None:
     """Open the pipeline of spans, or print why not: a variable meant for another program must not stop this one."""
-    otel = load(OtelSettings, otherwise=OtelSettings.model_construct(disabled=True))
+    otel = load_settings(OtelSettings, fallback=OtelSettings.model_construct(disabled=True))
     try:
         return open_pipeline(otel, service="scheduler", version=VERSION)
     except ValueError as error:
@@ -19,5 +19,5 @@ def _pipeline() -> TracePipeline | None:
 
 
 if __name__ == "__main__":
-    settings = load(SchedulerSettings)
+    settings = load_settings(SchedulerSettings)
     serve(build(settings, _pipeline()), settings, name="scheduler")

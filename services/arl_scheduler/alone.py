@@ -16,24 +16,24 @@ from uuid import UUID
 
 from arl_core.fairness import QueueWeight
 from arl_core.model import Grant
-from arl_core.spar import Spar
+from arl_core.spar import SparPolicy
 from arl_kit import collector
-from arl_scheduler.index import Index
+from arl_scheduler.index import SchedulerIndex
 from arl_scheduler.rows import NodeRow, PollResult
-from arl_wire.internal import QueuedAction
+from arl_wire.internal import QueuedActionRow
 
-__all__ = ["Measured", "Sizes", "measure"]
+__all__ = ["RoundMeasurement", "RoundDriverSizes", "measure_rounds"]
 
-FREED_AT_ONCE = 64
+RELEASED_PER_ROUND = 64
 """Actions that end between two rounds."""
-POLLED_EVERY = 100
+POLL_INTERVAL_ROUNDS = 100
 """Rounds: only then is it known which actions have started, and can be resized. Managers confirm at once here."""
-SETTLED_AFTER = 2 * POLLED_EVERY
+WARMUP_ROUNDS = 2 * POLL_INTERVAL_ROUNDS
 """Rounds that fill the nodes, and take back what was given while there was room; then the system is at work."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class RoundDriverSizes:
     waiting: int
     nodes: int = 100
     cores: int = 64
@@ -48,7 +48,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Measured:
+class RoundMeasurement:
     round_s: list[float] = field(default_factory=list)
     granted: list[int] = field(default_factory=list)
     admit_s: float = 0.0
@@ -56,65 +56,67 @@ class Measured:
     resized: int = 0
 
 
-def measure(sizes: Sizes) -> Measured:
+def measure_rounds(sizes: RoundDriverSizes) -> RoundMeasurement:
     """One round after the other, each after some actions ended and as many came."""
     gc.collect()
-    before, numbers = _resident(), _Numbers(sizes)
-    index, found = Index(Spar(resizing=sizes.resizing, limit=sizes.limit)), Measured()
-    index.reconcile(_poll(sizes))
+    before, numbers = _resident_bytes(), _ActionGenerator(sizes)
+    index, found = SchedulerIndex(SparPolicy(is_resizing=sizes.resizing, limit=sizes.limit)), RoundMeasurement()
+    index.reconcile(_make_poll_result(sizes))
     began = time.process_time()
     for _ in range(0, sizes.waiting, _PAGE):
-        index.admit(numbers.take(_PAGE))
+        index.admit(numbers.generate(_PAGE))
     found.admit_s = time.process_time() - began
-    collector.freeze()
-    found.bytes_waiting = _resident() - before
-    _rounds(index, numbers, sizes, found)
+    collector.freeze_heap()
+    found.bytes_waiting = _resident_bytes() - before
+    _run_rounds(index, numbers, sizes, found)
     return found
 
 
-def _rounds(index: Index, numbers: "_Numbers", sizes: Sizes, found: Measured) -> None:
+def _run_rounds(
+    index: SchedulerIndex, generator: "_ActionGenerator", sizes: RoundDriverSizes, measurement: RoundMeasurement
+) -> None:
     running: list[Grant] = []
     random, now = Random(sizes.seed), float(sizes.waiting) * 1e-4  # noqa: S311
     for number in count(1):
-        if len(found.round_s) == sizes.rounds:
+        if len(measurement.round_s) == sizes.rounds:
             return
-        if number % POLLED_EVERY == 0:
-            for hold in index.holds:
-                index.holds.started(hold, hold.started or now)
-        over = [running.pop(random.randrange(len(running))) for _ in range(min(FREED_AT_ONCE, len(running)))]
-        index.freed(grant.fence for grant in over)
-        index.holds.released()  # as the leader does, which learns from them
-        index.admit(numbers.take(len(over)))
+        if number % POLL_INTERVAL_ROUNDS == 0:
+            for hold in index.allocations:
+                index.allocations.mark_started(hold, hold.started or now)
+        over = [running.pop(random.randrange(len(running))) for _ in range(min(RELEASED_PER_ROUND, len(running)))]
+        index.release_attempts(grant.fence for grant in over)
+        index.allocations.take_released()  # as the leader does, which learns from them
+        index.admit(generator.generate(len(over)))
         now += 0.01
         began = time.process_time()
         plan = index.plan(now=now, silent_after_s=1e9, watching_since=0.0)
-        index.granted(plan.grants, now=now)
+        index.apply_grants(plan.grants, now=now)
         for resize in plan.resizes:
-            index.holds.resized(resize.fence, resize.amounts, seq=1, now=now)
+            index.allocations.apply_resize(resize.fence, resize.resources, seq=1, now=now)
         took = time.process_time() - began
         running += plan.grants
-        if number > SETTLED_AFTER:
-            found.round_s.append(took)
-            found.granted.append(len(plan.grants))
-            found.resized += len(plan.resizes)
+        if number > WARMUP_ROUNDS:
+            measurement.round_s.append(took)
+            measurement.granted.append(len(plan.grants))
+            measurement.resized += len(plan.resizes)
 
 
-class _Numbers:
+class _ActionGenerator:
     """An endless line of queued rows."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: RoundDriverSizes) -> None:
         self._sizes, self._random, self._at = sizes, Random(sizes.seed), 0  # noqa: S311
-        self._classes = [_a_class(key, self._random) for key in range(sizes.classes)]
+        self._classes = [_make_class(key, self._random) for key in range(sizes.classes)]
 
-    def take(self, count: int) -> list[QueuedAction]:
+    def generate(self, count: int) -> list[QueuedActionRow]:
         return [self._next() for _ in range(count)]
 
-    def _next(self) -> QueuedAction:
+    def _next(self) -> QueuedActionRow:
         self._at += 1
         drawn, sizes = self._random, self._sizes
         has_environment = drawn.random() < sizes.in_trajectories
         cls = self._classes[drawn.randrange(sizes.classes)]
-        return QueuedAction.model_construct(
+        return QueuedActionRow.model_construct(
             id=UUID(int=self._at << 64 | drawn.getrandbits(60)),
             queue_id=cls["class_key"] % sizes.tasks,
             submitted=self._at * 1e-4,
@@ -124,7 +126,7 @@ class _Numbers:
         )
 
 
-def _a_class(key: int, random: Random) -> dict[str, Any]:
+def _make_class(key: int, random: Random) -> dict[str, Any]:
     memory = random.choice((128, 256, 512, 1024))
     demand = {"cpu_milli": 1000, "memory_mib": memory, "disk_mib": 64}
     amdahl = {"model": "amdahl", "parallel_fraction": random.uniform(0.5, 0.95)}
@@ -141,7 +143,7 @@ def _a_class(key: int, random: Random) -> dict[str, Any]:
     return {"class_key": key, "grant_no": 0, "environment_id": None, "deadline": None, "priority": 0} | shape
 
 
-def _poll(sizes: Sizes) -> PollResult:
+def _make_poll_result(sizes: RoundDriverSizes) -> PollResult:
     capacity = {"cpu_milli": 1000 * sizes.cores, "memory_mib": 4096 * sizes.cores, "disk_mib": 16_384 * sizes.cores}
     nodes = [
         NodeRow(
@@ -150,19 +152,26 @@ def _poll(sizes: Sizes) -> PollResult:
             url="http://node",
             epoch=UUID(int=number),
             capacity=capacity,
-            enforces=frozenset(),
-            closed=False,
-            last_sign=0.0,
+            enforced=frozenset(),
+            is_cordoned=False,
+            last_heartbeat=0.0,
         )
         for number in range(1, sizes.nodes + 1)
     ]
     weights = {task: QueueWeight(project=task % 4, project_weight=1.0 + task % 2) for task in range(sizes.tasks)}
     return PollResult(
-        now=0.0, mark=1, queued=(), held=(), cancelled=(), nodes=tuple(nodes), environments=(), weights=weights
+        now=0.0,
+        checkpoint=1,
+        queued=(),
+        allocations=(),
+        cancelled=(),
+        nodes=tuple(nodes),
+        environments=(),
+        weights=weights,
     )
 
 
-def _resident() -> int:
+def _resident_bytes() -> int:
     pages = int(open("/proc/self/statm").read().split()[1])  # noqa: SIM115
     return pages * resource.getpagesize()
 
@@ -170,8 +179,8 @@ def _resident() -> int:
 _PAGE = 1000
 
 if __name__ == "__main__":
-    sizes = Sizes(**json.load(sys.stdin))
-    measured = measure(sizes)
+    sizes = RoundDriverSizes(**json.load(sys.stdin))
+    measured = measure_rounds(sizes)
     json.dump(
         {
             "round_s": measured.round_s,

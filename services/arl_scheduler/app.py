@@ -5,20 +5,20 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from arl_core.plan import Policy
-from arl_core.policies import policy_of
-from arl_kit.app import VERSION, create_app, metrics_of
-from arl_kit.hops import Hops, mount
-from arl_kit.peers import Peers
+from arl_core.plan import SchedulingPolicy
+from arl_core.policies import create_policy
+from arl_kit.app import VERSION, create_app, create_metrics
+from arl_kit.hops import InternalApi, mount_internal_apis
+from arl_kit.peers import ServiceClient
 from arl_kit.telemetry.otel import TracePipeline
-from arl_scheduler.explaining import Explaining
-from arl_scheduler.planning import ROUND, Planning
-from arl_scheduler.rounds import Rounds
-from arl_scheduler.routes import add_hops, add_questions
+from arl_scheduler.explaining import WaitExplainer
+from arl_scheduler.planning import ROUND_GRANTS, CapacityPlanner
+from arl_scheduler.rounds import SchedulingLoop
+from arl_scheduler.routes import add_notification_routes, add_query_routes
 from arl_scheduler.settings import SchedulerSettings
-from arl_scheduler.traces import Traces
+from arl_scheduler.traces import SchedulerTraces
 from arl_store.tx import open_store
-from arl_store.wake import Notifier
+from arl_store.wake import WakeNotifier
 from arl_trace.export import Exporter
 
 __all__ = ["build"]
@@ -30,15 +30,15 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
     """Without a `pipeline`, no spans are exported and no rows are read for them."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="scheduler", pool_size=settings.pool_size)
-    peers = Peers(settings.service_token.get_secret_value())
-    notifier = Notifier(url, name="scheduler")
-    metrics = metrics_of("scheduler", store)
+    peers = ServiceClient(settings.service_token.get_secret_value())
+    notifier = WakeNotifier(url, name="scheduler")
+    metrics = create_metrics("scheduler", store)
     policy = _policy(settings, limit=settings.round_limit)
     exporter = None
     if pipeline is not None:
         rows = open_store(url, name="scheduler-traces", pool_size=1)
         exporter = Exporter(rows, pipeline, version=VERSION, slow_s=settings.trace_slow_s, metrics=metrics)
-    rounds = Rounds(store, peers, notifier, settings, policy, metrics=metrics, traces=Traces(exporter))
+    rounds = SchedulingLoop(store, peers, notifier, settings, policy, metrics=metrics, traces=SchedulerTraces(exporter))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -62,13 +62,15 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
     app = create_app(
         title="tangram scheduler", lifespan=lifespan, ready=ready, max_body_bytes=MAX_BODY, metrics=metrics
     )
-    hops = Hops(settings, "admission", "cpu", "gpu", "api")
-    add_hops(hops, rounds.mailbox)
-    questions = Hops(settings, "gateway")
-    add_questions(questions, Explaining(rounds, policy), Planning(rounds, _policy(settings, limit=ROUND)))
-    mount(app, hops, questions)
+    hops = InternalApi(settings, "admission", "cpu", "gpu", "api")
+    add_notification_routes(hops, rounds.inbox)
+    questions = InternalApi(settings, "gateway")
+    add_query_routes(
+        questions, WaitExplainer(rounds, policy), CapacityPlanner(rounds, _policy(settings, limit=ROUND_GRANTS))
+    )
+    mount_internal_apis(app, hops, questions)
     return app
 
 
-def _policy(settings: SchedulerSettings, *, limit: int) -> Policy:
-    return policy_of(settings.policy, pod_cpu_milli=settings.pod_cpu_milli, limit=limit)
+def _policy(settings: SchedulerSettings, *, limit: int) -> SchedulingPolicy:
+    return create_policy(settings.policy, pod_cpu_milli=settings.pod_cpu_milli, limit=limit)

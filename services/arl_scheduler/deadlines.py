@@ -4,44 +4,44 @@ from collections.abc import Callable, Container, Iterable
 from heapq import heapify, heappop, heappush
 from uuid import UUID
 
-from arl_core.model import ActionClass, Waiting
+from arl_core.model import ActionClass, QueuedAction
 
-__all__ = ["UNREACHABLE", "Deadlines"]
+__all__ = ["UNREACHABLE", "DeadlineQueue"]
 
 UNREACHABLE = "deadline_unreachable"
 """Why an action is not started although its deadline has not passed: started now it would usually miss it."""
 
-KEPT = 1000
+MAX_STALE_ENTRIES = 1000
 """Entries of what waits no more that are not worth a look."""
 
 
-class Deadlines:
+class DeadlineQueue:
     """Earliest first. `usual_s` is what an action of a class usually takes at its widest, 0 where nobody knows."""
 
-    def __init__(self, usual_s: Callable[[ActionClass], float]) -> None:
-        self._usual_s = usual_s
+    def __init__(self, min_run_time_s: Callable[[ActionClass], float]) -> None:
+        self._min_run_time_s = min_run_time_s
         self._heap: list[tuple[float, UUID]] = []
 
     def __len__(self) -> int:
         """With what waits no more, and is not forgotten yet."""
         return len(self._heap)
 
-    def add(self, action: Waiting) -> None:
+    def add(self, action: QueuedAction) -> None:
         if action.deadline is not None:
             heappush(self._heap, (self._latest_start(action, action.deadline), action.id))
 
-    def look_again(self, ids: Iterable[UUID], at: float) -> None:
+    def reschedule(self, ids: Iterable[UUID], at: float) -> None:
         """At these, which were due and are not settled: another clock said otherwise."""
         for id in ids:
             heappush(self._heap, (at, id))
 
-    def keep(self, ids: Container[UUID], count: int) -> None:
+    def prune(self, ids: Container[UUID], count: int) -> None:
         """Forget what waits no more, once that is most of what is here. `ids`: the `count` actions that wait."""
-        if len(self._heap) > KEPT + 2 * count:
+        if len(self._heap) > MAX_STALE_ENTRIES + 2 * count:
             self._heap = [entry for entry in self._heap if entry[1] in ids]
             heapify(self._heap)
 
-    def due(self, now: float, find: Callable[[UUID], Waiting | None]) -> dict[UUID, str | None]:
+    def take_due(self, now: float, find: Callable[[UUID], QueuedAction | None]) -> dict[UUID, str | None]:
         """Those that wait and can't end in time any more, once; why, unless their deadline has passed."""
         due: dict[UUID, str | None] = {}
         while self._heap and self._heap[0][0] <= now:
@@ -59,5 +59,5 @@ class Deadlines:
     def next_at(self) -> float | None:
         return self._heap[0][0] if self._heap else None
 
-    def _latest_start(self, action: Waiting, deadline: float) -> float:
-        return deadline - self._usual_s(action.cls)
+    def _latest_start(self, action: QueuedAction, deadline: float) -> float:
+        return deadline - self._min_run_time_s(action.cls)

@@ -8,10 +8,10 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.fence import Fence
-from arl_core.states import RAN_TO_ITS_END
+from arl_core.states import COMPLETED_OUTCOMES
 from arl_store.tx import ReadTx, WriteTx
 
-__all__ = ["Run", "forget_estimates", "keep_estimates", "read_estimates", "runs_of"]
+__all__ = ["RunDuration", "delete_estimates", "save_estimates", "read_estimates", "read_runs"]
 
 READ_ESTIMATES = text("""
     select class_key, runs
@@ -19,7 +19,7 @@ READ_ESTIMATES = text("""
      order by seen_at
 """)
 
-KEEP_ESTIMATES = text("""
+SAVE_ESTIMATES = text("""
     insert into class_estimates (class_key, runs)
     select class_key, runs::json
       from unnest(cast(:keys as bigint[]), cast(:runs as text[])) as k (class_key, runs)
@@ -28,10 +28,10 @@ KEEP_ESTIMATES = text("""
        set runs = excluded.runs, seen_at = now()
 """)
 
-FORGET_ESTIMATES = text("delete from class_estimates where seen_at < now() - make_interval(days => :days)")
+DELETE_ESTIMATES = text("delete from class_estimates where seen_at < now() - make_interval(days => :days)")
 
 # That the ids are named twice lets Postgres leave out partitions before it opens them.
-RUNS_OF = text("""
+READ_RUNS = text("""
     select a.id, a.grant_no, a.run_us, r.cpu_us
       from actions as a
       join action_results as r on r.id = a.id and r.id = any(cast(:ids as uuid[]))
@@ -43,7 +43,7 @@ RUNS_OF = text("""
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RunDuration:
     """What an attempt took that ran to its own end."""
 
     run_us: int
@@ -55,16 +55,18 @@ async def read_estimates(tx: ReadTx, *, limit: int) -> dict[int, Sequence[Sequen
     return {row.class_key: json.loads(row.runs) for row in await tx.fetch(READ_ESTIMATES, {"limit": limit})}
 
 
-async def keep_estimates(tx: WriteTx, kept: Mapping[int, Sequence[Sequence[int]]]) -> None:
-    await tx.execute(KEEP_ESTIMATES, {"keys": list(kept), "runs": [json.dumps(runs) for runs in kept.values()]})
+async def save_estimates(tx: WriteTx, runs_by_class: Mapping[int, Sequence[Sequence[int]]]) -> None:
+    await tx.execute(
+        SAVE_ESTIMATES, {"keys": list(runs_by_class), "runs": [json.dumps(runs) for runs in runs_by_class.values()]}
+    )
 
 
-async def forget_estimates(tx: WriteTx, *, days: int) -> int:
+async def delete_estimates(tx: WriteTx, *, days: int) -> int:
     """Of classes that were not seen for so long."""
-    return await tx.execute(FORGET_ESTIMATES, {"days": days})
+    return await tx.execute(DELETE_ESTIMATES, {"days": days})
 
 
-async def runs_of(tx: ReadTx, ids: Collection[UUID]) -> dict[Fence, Run]:
+async def read_runs(tx: ReadTx, ids: Collection[UUID]) -> dict[Fence, RunDuration]:
     """Of those among them that settled and ran to their own end."""
-    rows = await tx.fetch(RUNS_OF, {"ids": sorted(ids), "outcomes": sorted(RAN_TO_ITS_END)})
-    return {Fence(row.id, row.grant_no): Run(row.run_us, row.cpu_us) for row in rows}
+    rows = await tx.fetch(READ_RUNS, {"ids": sorted(ids), "outcomes": sorted(COMPLETED_OUTCOMES)})
+    return {Fence(row.id, row.grant_no): RunDuration(row.run_us, row.cpu_us) for row in rows}

@@ -4,43 +4,49 @@ import asyncio
 from datetime import UTC, datetime
 from uuid import UUID
 
-from arl_core.curves import Width
-from arl_core.explain import Explanation, explain
-from arl_core.plan import Policy
-from arl_core.rules import Rule
-from arl_scheduler.homes import Standing
-from arl_scheduler.rounds import Rounds
+from arl_core.curves import ParallelismOption
+from arl_core.explain import QueueExplanation, explain
+from arl_core.plan import SchedulingPolicy
+from arl_core.rules import WaitReason
+from arl_scheduler.homes import QueuePosition
+from arl_scheduler.rounds import SchedulingLoop
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.explain import Ahead, ExpectedRun, Lack, WaitExplanation
-from arl_wire.internal import ExplainAnswer, ExplainAsk, StragglerBody, StragglersAnswer, StragglersAsk
+from arl_wire.explain import AheadCounts, ExpectedRunTime, ResourceShortfall, WaitExplanation
+from arl_wire.internal import (
+    ExplainRequest,
+    ExplainResponse,
+    FindStragglersRequest,
+    FindStragglersResponse,
+    StragglerPayload,
+)
 
-__all__ = ["Explaining"]
+__all__ = ["WaitExplainer"]
 
 
-class Explaining:
-    def __init__(self, rounds: Rounds, policy: Policy) -> None:
-        self._rounds = rounds
+class WaitExplainer:
+    def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy) -> None:
+        self._loop = loop
         self._policy = policy
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def explain(self, ask: ExplainAsk) -> ExplainAnswer:
+    async def explain(self, request: ExplainRequest) -> ExplainResponse:
         """Raises `NotFound` where no queued action has this id, `Unavailable` where another scheduler leads."""
-        async with self._one:
+        async with self._lock:
             # However many ask, rounds and requests get their turn after each.
             await asyncio.sleep(0)
-            return self._explain(ask.id)
+            return self._explain(request.id)
 
-    async def stragglers(self, ask: StragglersAsk) -> StragglersAnswer:
+    async def stragglers(self, request: FindStragglersRequest) -> FindStragglersResponse:
         """As of the last poll. Raises `Unavailable` where another scheduler leads."""
-        if self._rounds.view() is None:
-            raise _not_leading()
-        straggling = self._rounds.straggling
-        found = straggling.longest(ask.limit) if ask.only is None else straggling.of(ask.only)
-        return StragglersAnswer(
+        if self._loop.view() is None:
+            raise _not_leader_error()
+        straggling = self._loop.straggler_detector
+        found = straggling.longest(request.limit) if request.only is None else straggling.find(request.only)
+        return FindStragglersResponse(
             stragglers=[
-                StragglerBody(
+                StragglerPayload(
                     id=each.fence.action_id,
-                    amounts=dict(each.amounts),
+                    amounts=dict(each.resources),
                     elapsed_s=round(each.elapsed_s, 3),
                     limit_s=round(each.limit_s, 3),
                 )
@@ -48,57 +54,57 @@ class Explaining:
             ]
         )
 
-    def _explain(self, id: UUID) -> ExplainAnswer:
-        view = self._rounds.view()
+    def _explain(self, id: UUID) -> ExplainResponse:
+        view = self._loop.view()
         if view is None:
-            raise _not_leading()
+            raise _not_leader_error()
         index, snapshot = view
-        standing = index.standing(id)
+        standing = index.queue_position(id)
         if standing is None:
             raise NotFound(f"the scheduler knows no queued action {id}")
-        found = explain(snapshot, standing.action, self._policy, held_back=_held_back(standing))
-        return ExplainAnswer(node=found.node, wait=_answer_of(found, standing))
+        found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing))
+        return ExplainResponse(node=found.node, wait=_to_response(found, standing))
 
 
-def _not_leading() -> Unavailable:
+def _not_leader_error() -> Unavailable:
     return Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
 
 
-def _held_back(standing: Standing) -> Rule | None:
-    if standing.paused:
-        return Rule.QUEUE_PAUSED
-    if standing.action.gang is not None and not standing.action.together:
-        return Rule.WAITS_FOR_GANG
-    return None if standing.is_next else Rule.ENVIRONMENT_BUSY
+def _blocked_by(position: QueuePosition) -> WaitReason | None:
+    if position.is_paused:
+        return WaitReason.QUEUE_PAUSED
+    if position.action.gang is not None and not position.action.gang_members:
+        return WaitReason.WAITS_FOR_GANG
+    return None if position.is_next else WaitReason.ENVIRONMENT_BUSY
 
 
-def _answer_of(found: Explanation, standing: Standing) -> WaitExplanation:
-    ahead = found.ahead
+def _to_response(explanation: QueueExplanation, position: QueuePosition) -> WaitExplanation:
+    ahead = explanation.ahead
     return WaitExplanation(
-        rule=found.rule,
+        rule=explanation.reason,
         lacks=[
-            Lack(resource=each.resource, needed=each.needed, free=each.free, capacity=each.capacity)
-            for each in found.lacks
+            ResourceShortfall(resource=each.resource, needed=each.needed, free=each.available, capacity=each.capacity)
+            for each in explanation.shortages
         ],
-        unenforced=sorted(found.unenforced),
-        ahead=Ahead(
-            priority=ahead.priority, in_task=ahead.in_task, other_tasks=ahead.other_tasks, at_least=ahead.at_least
+        unenforced=sorted(explanation.unenforced),
+        ahead=AheadCounts(
+            priority=ahead.priority, in_task=ahead.in_task, other_tasks=ahead.other_tasks, at_least=ahead.is_lower_bound
         )
         if ahead is not None
         else None,
-        ahead_in_environment=standing.before if standing.action.environment is not None else None,
-        counts_from=datetime.fromtimestamp(found.counts_from, UTC),
-        lead_s=round(found.lead_s, 3),
-        debt_s=round(found.debt_s, 3),
-        part=round(found.part, 6),
-        resource=found.resource,
-        narrowest=_run_of(found.narrowest),
-        widest=_run_of(found.widest),
-        basis=found.basis,
-        runs=found.runs,
-        backlog_s=round(found.backlog_s, 3) if found.backlog_s is not None else None,
+        ahead_in_environment=position.ahead_count if position.action.environment is not None else None,
+        counts_from=datetime.fromtimestamp(explanation.effective_arrival, UTC),
+        lead_s=round(explanation.size_penalty_s, 3),
+        debt_s=round(explanation.debt_s, 3),
+        part=round(explanation.fair_share, 6),
+        resource=explanation.resource,
+        narrowest=_to_expected_run(explanation.min_parallelism),
+        widest=_to_expected_run(explanation.max_parallelism),
+        basis=explanation.basis,
+        runs=explanation.runs,
+        backlog_s=round(explanation.backlog_s, 3) if explanation.backlog_s is not None else None,
     )
 
 
-def _run_of(width: Width) -> ExpectedRun:
-    return ExpectedRun(amount=width.amount, seconds=round(width.seconds, 6))
+def _to_expected_run(option: ParallelismOption) -> ExpectedRunTime:
+    return ExpectedRunTime(amount=option.amount, seconds=round(option.seconds, 6))

@@ -4,32 +4,34 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
 from arl_core.model import Grant
-from arl_kit.peers import Peers
+from arl_kit.peers import ServiceClient
 from arl_scheduler.rows import NodeRow, PollResult
-from arl_wire.internal import GrantBatch, GrantBody
+from arl_wire.internal import GrantBatchRequest, GrantPayload
 
-__all__ = ["hint_ends", "hint_grants"]
+__all__ = ["notify_environment_ends", "notify_grants"]
 
 
-def hint_grants(peers: Peers, nodes: Mapping[int, NodeRow], grants: Iterable[Grant]) -> None:
+def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: Iterable[Grant]) -> None:
     """One request for each node."""
-    by_node: dict[int, list[GrantBody]] = defaultdict(list)
+    by_node: dict[int, list[GrantPayload]] = defaultdict(list)
     for grant in grants:
         by_node[grant.node].append(
-            GrantBody(
+            GrantPayload(
                 id=grant.fence.action_id,
                 grant_no=grant.fence.grant_no,
-                amounts=dict(grant.amounts),
+                amounts=dict(grant.resources),
                 environment_id=grant.environment,
             )
         )
     for node_id, bodies in by_node.items():
         node = nodes[node_id]
-        peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=bodies))
+        peers.notify(f"{node.url}/internal/grants", GrantBatchRequest(node_epoch=node.epoch, grants=bodies))
 
 
-def hint_ends(peers: Peers, nodes: Mapping[int, NodeRow], found: PollResult) -> None:
+def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:
     """Environments whose end was wished since the last poll: their nodes free them at once."""
-    for node_id in {row.node for row in found.environments if row.deleted and not row.gone} & nodes.keys():
+    for node_id in {
+        row.node for row in poll.environments if row.is_delete_requested and not row.is_ended
+    } & nodes.keys():
         node = nodes[node_id]
-        peers.hint(f"{node.url}/internal/grants", GrantBatch(node_epoch=node.epoch, grants=[]))
+        peers.notify(f"{node.url}/internal/grants", GrantBatchRequest(node_epoch=node.epoch, grants=[]))

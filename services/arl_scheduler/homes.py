@@ -7,187 +7,206 @@ from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Environment, Pod, Running, TrajectoryName, Waiting
+from arl_core.model import (
+    ActionClass,
+    PinnedEnvironment,
+    QueuedAction,
+    Resources,
+    RunningAction,
+    TrajectoryName,
+    TrajectoryPod,
+)
 
-__all__ = ["Hold", "Home", "Homes", "HomesByNode", "Name", "Standing"]
+__all__ = [
+    "Allocation",
+    "TrackedEnvironment",
+    "EnvironmentTable",
+    "EnvironmentsPerNode",
+    "EnvironmentName",
+    "QueuePosition",
+]
 
-Name = TrajectoryName
+EnvironmentName = TrajectoryName
 
 
 @dataclass(slots=True)
-class Home:
+class TrackedEnvironment:
     """A persistent environment, from the first action that wants it until its end."""
 
-    name: Name
+    name: EnvironmentName
     id: UUID
     node: int | None = None
-    counted: int | None = None
+    counted_on: int | None = None
     """The node among whose homes it is counted."""
-    began: float = float("inf")
+    trajectory_started_at: float = float("inf")
     """When the first action of its trajectory that is known was submitted."""
-    known: bool = False
+    is_confirmed: bool = False
     """A poll has read its row."""
-    assumed: bool = False
+    may_exist: bool = False
     """An action was granted in it, so there may be a row that no poll has read yet."""
-    gone: bool = False
-    deleted: bool = False
-    busy: UUID | None = None
+    is_ended: bool = False
+    is_delete_requested: bool = False
+    active_action: UUID | None = None
     """Its granted or running action; at first one at a time."""
-    returning: bool = False
+    is_requeueing: bool = False
     """An action of it went back to the queue: until a poll has read that, nobody may overtake it."""
-    line: list[UUID] = field(default_factory=list)
+    queue: list[UUID] = field(default_factory=list)
     """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
-    offered: tuple[UUID, UUID, int | None] | None = None
+    candidate: tuple[UUID, UUID, int | None] | None = None
     """The candidate, with the environment and node it was offered for."""
 
-    def seat(self, action: Waiting) -> Waiting:
+    def bind_action(self, action: QueuedAction) -> QueuedAction:
         """The action in this environment, where that is by now."""
         known = action.environment
         if known is not None and known.id == self.id and known.node == self.node:
             return action
-        return action._replace(environment=Environment(self.id, self.node))
+        return action._replace(environment=PinnedEnvironment(self.id, self.node))
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class QueuePosition:
     """A queued action and what keeps it from being a candidate."""
 
-    action: Waiting
+    action: QueuedAction
     """With its environment, if it has one."""
-    paused: bool
+    is_paused: bool
     is_next: bool
     """Its environment is free, and its turn; always so of one without."""
-    before: int
+    ahead_count: int
     """Actions that its environment runs or that come first in it."""
 
     @classmethod
-    def of(cls, action: Waiting, home: Home | None, *, paused: bool) -> "Standing":
-        if home is None:
-            return cls(action, paused, is_next=True, before=0)
-        is_next = home.offered is not None and home.offered[0] == action.id
-        before = home.line.index(action.id) + int(home.busy is not None)
-        return cls(home.seat(action), paused, is_next, before)
+    def from_action(
+        cls, action: QueuedAction, environment: TrackedEnvironment | None, *, is_paused: bool
+    ) -> "QueuePosition":
+        if environment is None:
+            return cls(action, is_paused, is_next=True, ahead_count=0)
+        is_next = environment.candidate is not None and environment.candidate[0] == action.id
+        before = environment.queue.index(action.id) + int(environment.active_action is not None)
+        return cls(environment.bind_action(action), is_paused, is_next, before)
 
 
-class Homes(dict[Name, Home]):
+class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
     """All environments that somebody waits for, holds or has left behind."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._tombstones: set[Name] = set()
+        self._tombstones: set[EnvironmentName] = set()
         """Those that are gone and whose names are taken still."""
-        self._awaited: set[Name] = set()
+        self._awaited: set[EnvironmentName] = set()
         """Those of them that actions wait for: they may be few of many."""
 
-    def bury(self, home: Home, *, stays: bool) -> None:
+    def set_tombstone(self, environment: TrackedEnvironment, *, is_tombstone: bool) -> None:
         """Whether it `stays` as a tombstone."""
-        (self._tombstones.add if stays else self._tombstones.discard)(home.name)
+        (self._tombstones.add if is_tombstone else self._tombstones.discard)(environment.name)
 
-    def line_changed(self, home: Home) -> None:
+    def update_awaited(self, environment: TrackedEnvironment) -> None:
         """Others wait for it than before, or nobody."""
-        is_awaited = bool(home.line) and home.name in self._tombstones
-        (self._awaited.add if is_awaited else self._awaited.discard)(home.name)
+        is_awaited = bool(environment.queue) and environment.name in self._tombstones
+        (self._awaited.add if is_awaited else self._awaited.discard)(environment.name)
 
-    def environment(self, name: Name | None) -> UUID | None:
+    def environment_id(self, name: EnvironmentName | None) -> UUID | None:
         home = self.get(name) if name is not None else None
         return home.id if home is not None else None
 
-    def is_live(self, environment: UUID | None, name: Name | None) -> bool:
+    def is_live(self, environment: UUID | None, name: EnvironmentName | None) -> bool:
         """False only for an environment that is known to be gone."""
         home = self.get(name) if name is not None else None
-        return not (home is not None and home.id == environment and home.gone)
+        return not (home is not None and home.id == environment and home.is_ended)
 
-    def is_made(self, environment: UUID | None, name: Name | None) -> bool:
+    def exists(self, environment: UUID | None, name: EnvironmentName | None) -> bool:
         """Whether the environment has a row, as far as polls have seen."""
         home = self.get(name) if name is not None else None
-        return home is not None and home.known and home.id == environment
+        return home is not None and home.is_confirmed and home.id == environment
 
-    def live_on(self, node: int) -> bool:
+    def has_live_on(self, node: int) -> bool:
         """Whether any does."""
-        return any(home.node == node and home.known and not home.gone for home in self.values())
+        return any(home.node == node and home.is_confirmed and not home.is_ended for home in self.values())
 
-    def pods(self, lent: Mapping[Name, int]) -> dict[Name, Pod]:
+    def trajectory_pods(self, pod_users: Mapping[EnvironmentName, int]) -> dict[EnvironmentName, TrajectoryPod]:
         """Of those that live; `lent` counts the actions outside of each that use its cores."""
         return {
-            name: Pod(home.node, busy=home.busy is not None or lent.get(name, 0) > 0)
+            name: TrajectoryPod(home.node, is_busy=home.active_action is not None or pod_users.get(name, 0) > 0)
             for name, home in self.items()
-            if home.node is not None and not home.gone
+            if home.node is not None and not home.is_ended
         }
 
-    def stranded(self) -> list[UUID]:
+    def stranded_actions(self) -> list[UUID]:
         """Queued actions whose environment is a tombstone: they would run in another, empty one."""
         waited_for = [self[name] for name in sorted(self._awaited)]
-        return [action_id for home in waited_for if home.busy is None for action_id in home.line]
+        return [action_id for home in waited_for if home.active_action is None for action_id in home.queue]
 
 
-class HomesByNode:
+class EnvironmentsPerNode:
     """How many each node has."""
 
     def __init__(self) -> None:
-        self._living: Counter[int] = Counter()
+        self._counts: Counter[int] = Counter()
         self._changed: set[int] = set()
 
-    def changed(self) -> set[int]:
+    def take_changed(self) -> set[int]:
         """Nodes that have more or fewer than when this was last asked."""
         changed, self._changed = self._changed, set()
         return changed
 
-    def on(self, node: int) -> int:
-        return self._living[node]
+    def count_on(self, node: int) -> int:
+        return self._counts[node]
 
-    def count(self, home: Home) -> None:
+    def update(self, environment: TrackedEnvironment) -> None:
         """Where it is now, if it lives."""
-        node = None if home.gone else home.node
-        if node == home.counted:
+        node = None if environment.is_ended else environment.node
+        if node == environment.counted_on:
             return
-        if home.counted is not None:
-            self._living[home.counted] -= 1
-            self._changed.add(home.counted)
+        if environment.counted_on is not None:
+            self._counts[environment.counted_on] -= 1
+            self._changed.add(environment.counted_on)
         if node is not None:
-            self._living[node] += 1
+            self._counts[node] += 1
             self._changed.add(node)
-        home.counted = node
+        environment.counted_on = node
 
 
-class Hold(NamedTuple):
+class Allocation(NamedTuple):
     fence: Fence
     cls: ActionClass | None
     node: int
-    amounts: Amounts
-    home: Name | None
+    resources: Resources
+    environment_name: EnvironmentName | None
     task: int
     granted: float
     started: float | None
-    pod: Name | None = None
+    pod_name: EnvironmentName | None = None
     """Whose cores it uses, without living there."""
-    amounts_seq: int = 0
+    resize_seq: int = 0
     """The resize that its amounts come from; 0 for the grant itself."""
-    spent_milli_s: float = 0.0
+    used_milli_s: float = 0.0
     """Milli-core-seconds that it had before the last resize."""
     resized_at: float | None = None
     """None where it was not, or an earlier leader did it."""
 
     def mean_milli(self, *, until: float) -> int:
         """What it had of the cores on average, as far as is known, until it ended."""
-        milli, began = self.amounts.get("cpu_milli", 0), self.started or self.granted
+        milli, began = self.resources.get("cpu_milli", 0), self.started or self.granted
         if self.resized_at is None or until <= began:
             return milli
-        mean = round((self.spent_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
+        mean = round((self.used_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
         return max(mean, 1)
 
-    def mean_amounts(self, *, until: float) -> Amounts:
+    def mean_resources(self, *, until: float) -> Resources:
         """What it had on average."""
-        return self.amounts if self.resized_at is None else {**self.amounts, "cpu_milli": self.mean_milli(until=until)}
+        return (
+            self.resources if self.resized_at is None else {**self.resources, "cpu_milli": self.mean_milli(until=until)}
+        )
 
-    def running(self) -> Running:
-        return Running(
+    def to_running_action(self) -> RunningAction:
+        return RunningAction(
             self.fence,
             self.cls,
             self.node,
-            self.amounts,
+            self.resources,
             self.granted,
             self.task,
-            since=self.started or self.granted,
+            allocated_since=self.started or self.granted,
             started=self.started,
-            at_home=self.home is not None,
+            in_environment=self.environment_name is not None,
         )

@@ -9,73 +9,80 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from uuid import UUID, uuid4
 
-from arl_core.accounts import Accounts
-from arl_core.curves import Curves
-from arl_core.fairness import total_amounts
+from arl_core.accounts import ShareAccounting
+from arl_core.curves import CurveCache
+from arl_core.fairness import total_resources
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Amounts, Environment, Gang, Grant, Plan, Waiting
-from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.refilling import RefillingLedger
-from arl_core.snapshot import Snapshot
-from arl_scheduler.classes import Classes
-from arl_scheduler.deadlines import Deadlines
-from arl_scheduler.holds import Holds
-from arl_scheduler.homes import Hold, Home, Homes, HomesByNode, Name, Standing
-from arl_scheduler.offers import Offers
-from arl_scheduler.pools import Pools
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult
-from arl_scheduler.tokens import Tokens
-from arl_store.ids import as_read
-from arl_wire.internal import QueuedAction
+from arl_core.model import ActionClass, Gang, Grant, PinnedEnvironment, QueuedAction, Resources, SchedulingPlan
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
+from arl_core.refilling import RateLimitedLedger
+from arl_core.snapshot import CellSnapshot
+from arl_scheduler.classes import ActionClassTable
+from arl_scheduler.deadlines import DeadlineQueue
+from arl_scheduler.holds import AllocationTable
+from arl_scheduler.homes import (
+    Allocation,
+    EnvironmentName,
+    EnvironmentsPerNode,
+    EnvironmentTable,
+    QueuePosition,
+    TrackedEnvironment,
+)
+from arl_scheduler.offers import CandidateQueue
+from arl_scheduler.pools import NodeTable
+from arl_scheduler.rows import AllocationRow, EnvironmentRow, NodeRow, PollResult
+from arl_scheduler.tokens import RateLimitTimer
+from arl_store.ids import to_driver_uuid
+from arl_wire.internal import QueuedActionRow
 
-__all__ = ["Index", "Name"]
+__all__ = ["SchedulerIndex", "EnvironmentName"]
 
 
-class Index:
+class SchedulerIndex:
     def __init__(
         self,
-        policy: Policy | None = None,
-        curves: Curves | None = None,
-        usual_s: Callable[[ActionClass], float] = lambda cls: 0.0,
+        policy: SchedulingPolicy | None = None,
+        curves: CurveCache | None = None,
+        min_run_time_s: Callable[[ActionClass], float] = lambda cls: 0.0,
     ) -> None:
         self._policy = policy or FirstComeFirstServed()
-        self.mark = 0
+        self.checkpoint = 0
         self.nodes: dict[int, NodeRow] = {}
-        self._ledger = RefillingLedger()
-        self._waiting = Offers()
-        self._queued: dict[UUID, Waiting] = {}
-        self._home_of: dict[UUID, Name] = {}
-        self._homes = Homes()
-        self._classes = Classes()
-        self.deadlines = Deadlines(usual_s)
-        self._accounts = Accounts()
-        self.curves = curves or Curves()
-        self.holds = Holds(self._policy, self._ledger, self.curves)
-        self._living = HomesByNode()
-        self._pools = Pools(self._ledger, self._living)
-        self.tokens = Tokens(self._ledger, self._waiting.waiting, self._pools)
+        self._ledger = RateLimitedLedger()
+        self._candidates = CandidateQueue()
+        self._queued: dict[UUID, QueuedAction] = {}
+        self._environment_of: dict[UUID, EnvironmentName] = {}
+        self._environments = EnvironmentTable()
+        self._action_classes = ActionClassTable()
+        self.deadlines = DeadlineQueue(min_run_time_s)
+        self._accounts = ShareAccounting()
+        self.curves = curves or CurveCache()
+        self.allocations = AllocationTable(self._policy, self._ledger, self.curves)
+        self._environment_counts = EnvironmentsPerNode()
+        self._node_table = NodeTable(self._ledger, self._environment_counts)
+        self.rate_limit_timer = RateLimitTimer(self._ledger, self._candidates.queue, self._node_table)
         self._paused: frozenset[int] = frozenset()
-        self._lent: Counter[Name] = Counter()
+        self._pod_users: Counter[EnvironmentName] = Counter()
         """Pods whose cores an ephemeral action uses."""
-        self._to_confirm: set[Name] = set()
-        self._confirming: set[Name] = set()
-        self._returning: set[Name] = set()
-        self._returned: set[Name] = set()
+        self._to_confirm: set[EnvironmentName] = set()
+        self._confirming: set[EnvironmentName] = set()
+        self._requeueing: set[EnvironmentName] = set()
+        self._requeued: set[EnvironmentName] = set()
 
     @property
-    def waiting(self) -> int:
+    def queued_count(self) -> int:
         return len(self._queued)
 
     @property
-    def homes(self) -> Homes:
+    def environments(self) -> EnvironmentTable:
         """For reading."""
-        return self._homes
+        return self._environments
 
     @property
-    def held(self) -> int:
-        return len(self.holds)
+    def allocation_count(self) -> int:
+        return len(self.allocations)
 
-    def queues(self) -> dict[int, tuple[int, float]]:
+    def queue_depths(self) -> dict[int, tuple[int, float]]:
         """How many actions of each queue wait, and since when the oldest does."""
         found: dict[int, tuple[int, float]] = {}
         for action in self._queued.values():
@@ -83,11 +90,11 @@ class Index:
             found[action.task] = (depth + 1, min(oldest, action.submitted))
         return found
 
-    def admit(self, rows: Iterable[QueuedAction]) -> None:
+    def admit(self, rows: Iterable[QueuedActionRow]) -> None:
         """Take queued rows in. Rows already known, or held under a later grant, are nothing new."""
         for row in rows:
-            id = as_read(row.id)
-            hold = self.holds.of(id)
+            id = to_driver_uuid(row.id)
+            hold = self.allocations.get(id)
             if hold is not None and hold.fence.grant_no > row.grant_no:
                 continue
             if hold is not None:
@@ -96,304 +103,329 @@ class Index:
             if known is not None and known.grant_no < row.grant_no:
                 self._forget_queued(id)
             if known is None or known.grant_no < row.grant_no:
-                self._queue(id, row)
+                self._enqueue(id, row)
 
-    def granted(self, grants: Iterable[Grant], *, now: float) -> None:
+    def apply_grants(self, grants: Iterable[Grant], *, now: float) -> None:
         """These grants are committed."""
         total, has_pods, share_s = self._accounts.total, self._policy.has_pods, self.curves.share_s
         for grant in grants:
-            fence, amounts = grant.fence, grant.amounts
+            fence, amounts = grant.fence, grant.resources
             id = fence.action_id
-            action, name = self._queued.pop(id), self._home_of.get(id)
+            action, name = self._queued.pop(id), self._environment_of.get(id)
             pod = self._pod_for(action.trajectory, amounts) if has_pods and name is None else None
             # It was active in its task's share, and stays so.
-            hold = Hold(fence, action.cls, grant.node, amounts, name, action.task, now, None, pod)
-            self._accounts.granted(id, action.task, share_s(action.cls, amounts, total), amounts)
+            hold = Allocation(fence, action.cls, grant.node, amounts, name, action.task, now, None, pod)
+            self._accounts.record_granted(id, action.task, share_s(action.cls, amounts, total), amounts)
             if name is None and pod is None:
-                self.holds.add(hold)
-                self._waiting.forget(id)
+                self.allocations.add(hold)
+                self._candidates.forget(id)
             else:
-                self._hold(hold)
-                self._leave(id)
+                self._allocate(hold)
+                self._leave_queue(id)
 
-    def refused(self, ids: Iterable[UUID]) -> None:
+    def drop_refused(self, ids: Iterable[UUID]) -> None:
         """Postgres did not take these: they are not queued any more, or about to be settled."""
         for action_id in ids:
             self._forget_queued(action_id)
 
-    def freed(self, fences: Iterable[Fence], *, requeued: Collection[Fence] = ()) -> None:
+    def release_attempts(self, fences: Iterable[Fence], *, requeued: Collection[Fence] = ()) -> None:
         """These attempts are over. Amounts count once, however often this is said.
 
         Those that are `requeued` keep their place in their trajectory: it waits for the poll that reads them.
         """
         for fence in fences:
-            hold = self.holds.under(fence)
+            hold = self.allocations.get_by_fence(fence)
             if hold is None:
                 continue
-            if hold.home is not None and fence in requeued:
-                self._homes[hold.home].returning = True
-                self._returning.add(hold.home)
+            if hold.environment_name is not None and fence in requeued:
+                self._environments[hold.environment_name].is_requeueing = True
+                self._requeueing.add(hold.environment_name)
             self._release(hold.fence.action_id)
 
-    def poll_begins(self) -> None:
-        self._returned, self._returning = self._returning, set()
+    def begin_poll(self) -> None:
+        self._requeued, self._requeueing = self._requeueing, set()
         self._confirming, self._to_confirm = self._to_confirm, set()
 
     def reconcile(self, poll: PollResult) -> None:
         """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
-        self.mark = poll.mark
+        self.checkpoint = poll.checkpoint
         self.nodes = {node.id: node for node in poll.nodes}
-        self._accounts.shares.weigh(poll.weights)
-        self._pause(poll.paused)
-        self.holds.limit(poll.quotas)
+        self._accounts.shares.set_weights(poll.weights)
+        self._set_paused(poll.paused)
+        self.allocations.set_quotas(poll.quotas)
         for node in poll.nodes:
             self._ledger.set_capacity(node.id, node.capacity)
-            self._ledger.set_rates(node.id, node.rates)
-        self._accounts.total = total_amounts(node.capacity for node in poll.nodes)
+            self._ledger.set_rates(node.id, node.rate_limits)
+        self._accounts.total = total_resources(node.capacity for node in poll.nodes)
         for environment in poll.environments:
-            self._learn_environment(environment)
-        held = {row.fence: row for row in poll.held}
-        for hold in self.holds:
+            self._apply_environment_row(environment)
+        held = {row.fence: row for row in poll.allocations}
+        for hold in self.allocations:
             if hold.fence not in held:
                 self._release(hold.fence.action_id)
         for fence, row in held.items():
-            known = self.holds.under(fence)
+            known = self.allocations.get_by_fence(fence)
             if known is None:
-                self._adopt(row)
+                self._adopt_allocation(row)
             elif known.started is None and row.started is not None:
-                self.holds.started(known, row.started)
+                self.allocations.mark_started(known, row.started)
         # Held rows name their environments; queued ones of the same trajectory must find them.
         self.admit(poll.queued)
-        self._forget_unmade_homes()
-        for name in self._returned:
-            if (home := self._homes.get(name)) is not None:
-                home.returning = False
-                self._promote(home)
+        self._forget_uncreated_environments()
+        for name in self._requeued:
+            if (home := self._environments.get(name)) is not None:
+                home.is_requeueing = False
+                self._update_candidate(home)
 
-    def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> Snapshot:
+    def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> CellSnapshot:
         """What a round may look at: most of it is this index's own, and changes with it."""
         self.curves.now = now
-        return Snapshot(
+        return CellSnapshot(
             now=now,
-            waiting=self._waiting.waiting,
-            running=self.holds.running,
-            pools=self._pools.of(self.nodes, now=now, silent_after_s=silent_after_s, watching_since=watching_since),
-            pods=self._homes.pods(self._lent) if self._policy.has_pods else {},
+            queue=self._candidates.queue,
+            running=self.allocations.running,
+            nodes=self._node_table.current(
+                self.nodes, now=now, silent_after_s=silent_after_s, watching_since=watching_since
+            ),
+            pods=self._environments.trajectory_pods(self._pod_users) if self._policy.has_pods else {},
             curves=self.curves,
             shares=self._accounts.shares,
             total=self._accounts.total,
-            quotas=self.holds.quotas,
+            quotas=self.allocations.quotas,
         )
 
-    def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> Plan:
+    def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> SchedulingPlan:
         """One round of this index's policy."""
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
-        self.holds.running.calm(but=plan.watched, reserved=plan.reserved)
+        self.allocations.running.mark_clean(except_nodes=plan.watched_nodes, reserved=plan.reserved)
         return plan
 
-    def standing(self, action_id: UUID) -> Standing | None:
+    def queue_position(self, action_id: UUID) -> QueuePosition | None:
         """Of a queued action; None where none is known by this id."""
-        action, name = self._queued.get(action_id), self._home_of.get(action_id)
-        home = self._homes[name] if name is not None else None
+        action, name = self._queued.get(action_id), self._environment_of.get(action_id)
+        home = self._environments[name] if name is not None else None
         if action is None:
             return None
-        return Standing.of(self._waiting.standing_for(action), home, paused=action.task in self._paused)
+        return QueuePosition.from_action(
+            self._candidates.with_gang(action), home, is_paused=action.task in self._paused
+        )
 
     @property
-    def offers(self) -> Offers:
+    def candidates(self) -> CandidateQueue:
         """For reading."""
-        return self._waiting
+        return self._candidates
 
-    def line(self, name: Name, *, first: int, limit: int) -> list[Waiting]:
+    def environment_queue(self, name: EnvironmentName, *, first: int, limit: int) -> list[QueuedAction]:
         """What waits in an environment from the `first` on; nothing where that is to end or its task held back."""
-        home, held_back = self._homes.get(name), name[0] in self._paused or name[0] in self.holds.quotas
-        if home is None or home.gone or home.deleted or held_back:
+        home, held_back = self._environments.get(name), name[0] in self._paused or name[0] in self.allocations.quotas
+        if home is None or home.is_ended or home.is_delete_requested or held_back:
             return []
-        return [home.seat(self._queued[each]) for each in home.line[first : first + limit]]
+        return [home.bind_action(self._queued[each]) for each in home.queue[first : first + limit]]
 
-    def overdue(self, now: float) -> dict[UUID, str | None]:
+    def take_missed_deadlines(self, now: float) -> dict[UUID, str | None]:
         """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""
-        self.deadlines.keep(self._queued, len(self._queued))
-        return self.deadlines.due(now, self._queued.get)
+        self.deadlines.prune(self._queued, len(self._queued))
+        return self.deadlines.take_due(now, self._queued.get)
 
     def next_deadline(self) -> float | None:
         return self.deadlines.next_at()
 
-    def _queue(self, id: UUID, row: QueuedAction) -> None:
+    def _enqueue(self, id: UUID, row: QueuedActionRow) -> None:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
         name = trajectory if row.environment["scope"] == "trajectory" else None
-        home = self._homes.get(trajectory) if trajectory is not None else None
-        began = min(home.began, row.submitted) if home is not None else None
+        home = self._environments.get(trajectory) if trajectory is not None else None
+        began = min(home.trajectory_started_at, row.submitted) if home is not None else None
         if home is None and name is not None:
-            home = self._homes[name] = Home(name, row.environment_id or uuid4())
-        action = Waiting(
+            home = self._environments[name] = TrackedEnvironment(name, row.environment_id or uuid4())
+        action = QueuedAction(
             id=id,
-            cls=self._classes.take(row),
+            cls=self._action_classes.acquire(row),
             task=row.queue_id,
             submitted=row.submitted,
             grant_no=row.grant_no,
             priority=row.priority,
             deadline=row.deadline,
-            environment=Environment(home.id, home.node) if home is not None and name is not None else None,
+            environment=PinnedEnvironment(home.id, home.node) if home is not None and name is not None else None,
             trajectory=trajectory,
-            began=began,
+            trajectory_started_at=began,
             gang=Gang(row.gang.id, row.gang.size) if row.gang is not None and row.grant_no == 0 else None,
         )
         self._queued[id] = action
-        self._waiting.know(action)
-        self._accounts.began(action.task, action.cls.demand.minimum)
+        self._candidates.register(action)
+        self._accounts.record_queued(action.task, action.cls.demand.minimum)
         self.deadlines.add(action)
         if name is None or home is None:
-            self._offer(action)
+            self._add_candidate(action)
             return
-        self._home_of[id] = name
-        home.began = min(home.began, row.submitted)
-        insort(home.line, id)
-        self._promote(home)
+        self._environment_of[id] = name
+        home.trajectory_started_at = min(home.trajectory_started_at, row.submitted)
+        insort(home.queue, id)
+        self._update_candidate(home)
 
-    def _promote(self, home: Home) -> None:
+    def _update_candidate(self, environment: TrackedEnvironment) -> None:
         """Exactly the first in line is a candidate, and only where the environment is free and not ending."""
-        if home.gone and home.deleted and home.busy is None:
-            home.id, home.node, home.began = uuid4(), None, float("inf")
-            home.known = home.assumed = home.gone = home.deleted = False
-        free = home.busy is None and not home.gone and not home.deleted and not home.returning
-        offer = (home.line[0], home.id, home.node) if home.line and free else None
-        if offer != home.offered:
-            if home.offered is not None:
-                self._waiting.discard(home.offered[0])
+        if environment.is_ended and environment.is_delete_requested and environment.active_action is None:
+            environment.id, environment.node, environment.trajectory_started_at = uuid4(), None, float("inf")
+            environment.is_confirmed = environment.may_exist = environment.is_ended = (
+                environment.is_delete_requested
+            ) = False
+        free = (
+            environment.active_action is None
+            and not environment.is_ended
+            and not environment.is_delete_requested
+            and not environment.is_requeueing
+        )
+        offer = (environment.queue[0], environment.id, environment.node) if environment.queue and free else None
+        if offer != environment.candidate:
+            if environment.candidate is not None:
+                self._candidates.discard(environment.candidate[0])
             if offer is not None:
-                self._offer(home.seat(self._queued[offer[0]]))
-            home.offered = offer
-        if not home.line and home.busy is None and not home.known and not home.assumed:
-            self._ledger.release(home.id)
-            self._homes.pop(home.name, None)
-            home.node = None
-        self._homes.line_changed(home)
-        self._living.count(home)
+                self._add_candidate(environment.bind_action(self._queued[offer[0]]))
+            environment.candidate = offer
+        if (
+            not environment.queue
+            and environment.active_action is None
+            and not environment.is_confirmed
+            and not environment.may_exist
+        ):
+            self._ledger.release(environment.id)
+            self._environments.pop(environment.name, None)
+            environment.node = None
+        self._environments.update_awaited(environment)
+        self._environment_counts.update(environment)
 
-    def _offer(self, action: Waiting) -> None:
+    def _add_candidate(self, action: QueuedAction) -> None:
         if action.task not in self._paused:
-            self._waiting.add(action)
+            self._candidates.add(action)
 
-    def _pause(self, paused: frozenset[int]) -> None:
+    def _set_paused(self, paused: frozenset[int]) -> None:
         """Take what waits in these queues out of the rounds' sight, and what waits in the resumed ones back in."""
         changed = paused ^ self._paused
         self._paused = paused
-        self._accounts.shares.pause(paused)
+        self._accounts.shares.set_paused(paused)
         for action in [each for each in self._queued.values() if each.task in changed] if changed else ():
-            self._waiting.discard(action.id)
-            name = self._home_of.get(action.id)
+            self._candidates.discard(action.id)
+            name = self._environment_of.get(action.id)
             if name is None:
-                self._offer(action)
-            elif (home := self._homes[name]).offered is not None and home.offered[0] == action.id:
-                home.offered = None
-                self._promote(home)
+                self._add_candidate(action)
+            elif (home := self._environments[name]).candidate is not None and home.candidate[0] == action.id:
+                home.candidate = None
+                self._update_candidate(home)
 
     def _forget_queued(self, action_id: UUID) -> None:
         if (action := self._queued.pop(action_id, None)) is not None:
-            self._accounts.shares.end(action.task)
-            self._classes.give_back(action.cls)
-        self._leave(action_id)
+            self._accounts.shares.remove_action(action.task)
+            self._action_classes.release(action.cls)
+        self._leave_queue(action_id)
 
-    def _leave(self, action_id: UUID) -> None:
+    def _leave_queue(self, action_id: UUID) -> None:
         """It waits no longer: its environment's next is looked at."""
-        self._waiting.forget(action_id)
-        name = self._home_of.pop(action_id, None)
-        if name is None or name not in self._homes:
+        self._candidates.forget(action_id)
+        name = self._environment_of.pop(action_id, None)
+        if name is None or name not in self._environments:
             return
-        home = self._homes[name]
-        home.line = [other for other in home.line if other != action_id]
-        if home.offered is not None and home.offered[0] == action_id:
-            home.offered = None
-        self._promote(home)
+        home = self._environments[name]
+        home.queue = [other for other in home.queue if other != action_id]
+        if home.candidate is not None and home.candidate[0] == action_id:
+            home.candidate = None
+        self._update_candidate(home)
 
-    def _hold(self, hold: Hold) -> None:
-        self.holds.add(hold)
-        if hold.pod is not None:
-            self._lent[hold.pod] += 1
-        if hold.home is None:
+    def _allocate(self, allocation: Allocation) -> None:
+        self.allocations.add(allocation)
+        if allocation.pod_name is not None:
+            self._pod_users[allocation.pod_name] += 1
+        if allocation.environment_name is None:
             return
-        home = self._homes[hold.home]
+        home = self._environments[allocation.environment_name]
         if home.node is None:
-            home.node, home.assumed = hold.node, True
-            self._ledger.take(home.id, hold.node, self._policy.environment_holds(hold.amounts))
-        home.busy = hold.fence.action_id
-        self._promote(home)
+            home.node, home.may_exist = allocation.node, True
+            self._ledger.allocate(home.id, allocation.node, self._policy.environment_allocation(allocation.resources))
+        home.active_action = allocation.fence.action_id
+        self._update_candidate(home)
 
     def _release(self, action_id: UUID) -> None:
-        hold = self.holds.remove(action_id)
+        hold = self.allocations.remove(action_id)
         held_s = self.curves.now - hold.granted
-        self._accounts.released(action_id, hold.task, hold.mean_amounts(until=self.curves.now), held_s=held_s)
-        self._accounts.shares.end(hold.task)
+        self._accounts.record_released(
+            action_id, hold.task, hold.mean_resources(until=self.curves.now), allocated_s=held_s
+        )
+        self._accounts.shares.remove_action(hold.task)
         if hold.cls is not None:
-            self._classes.give_back(hold.cls)
-        if hold.pod is not None:
-            self._lent[hold.pod] -= 1
-            if not self._lent[hold.pod]:
-                del self._lent[hold.pod]
-        home = self._homes.get(hold.home) if hold.home is not None else None
-        if home is None or home.busy != action_id:
+            self._action_classes.release(hold.cls)
+        if hold.pod_name is not None:
+            self._pod_users[hold.pod_name] -= 1
+            if not self._pod_users[hold.pod_name]:
+                del self._pod_users[hold.pod_name]
+        home = self._environments.get(hold.environment_name) if hold.environment_name is not None else None
+        if home is None or home.active_action != action_id:
             return
-        home.busy = None
-        if not home.known:
+        home.active_action = None
+        if not home.is_confirmed:
             self._to_confirm.add(home.name)
-        self._promote(home)
+        self._update_candidate(home)
 
-    def _forget_unmade_homes(self) -> None:
+    def _forget_uncreated_environments(self) -> None:
         """An environment's row commits before its first action ends; a poll begun after that reads it or it is not."""
         for name in self._confirming:
-            home = self._homes.get(name)
-            if home is not None and not home.known and home.busy is None:
+            home = self._environments.get(name)
+            if home is not None and not home.is_confirmed and home.active_action is None:
                 self._ledger.release(home.id)
-                home.node, home.assumed = None, False
-                self._promote(home)
+                home.node, home.may_exist = None, False
+                self._update_candidate(home)
 
-    def _adopt(self, row: Held) -> None:
+    def _adopt_allocation(self, row: AllocationRow) -> None:
         """A hold that this leader did not make: an earlier leader's."""
         id = row.fence.action_id
-        before = self.holds.of(id) or self._queued.get(id)
-        cls = self._classes.take_held(row, known_as=before.cls if before is not None else None)
-        if self.holds.of(id) is not None:
+        before = self.allocations.get(id) or self._queued.get(id)
+        cls = self._action_classes.acquire_granted(row, queued_as=before.cls if before is not None else None)
+        if self.allocations.get(id) is not None:
             self._release(id)
         self._forget_queued(id)
         name = (row.queue_id, row.trajectory) if row.environment is not None and row.trajectory is not None else None
         if name is not None and row.environment is not None:
-            home = self._homes.setdefault(name, Home(name, row.environment))
-            if not home.known:
+            home = self._environments.setdefault(name, TrackedEnvironment(name, row.environment))
+            if not home.is_confirmed:
                 home.id = row.environment
         trajectory = (row.queue_id, row.trajectory) if row.trajectory is not None else None
-        pod = self._pod_for(trajectory, row.amounts) if name is None else None
+        pod = self._pod_for(trajectory, row.resources) if name is None else None
         times = (row.granted, row.started)
-        self._accounts.shares.begin(row.queue_id)
-        self._hold(Hold(row.fence, cls, row.node, row.amounts, name, row.queue_id, *times, pod, row.amounts_seq))
+        self._accounts.shares.add_action(row.queue_id)
+        self._allocate(
+            Allocation(row.fence, cls, row.node, row.resources, name, row.queue_id, *times, pod, row.resize_seq)
+        )
 
-    def _learn_environment(self, row: EnvironmentRow) -> None:
+    def _apply_environment_row(self, row: EnvironmentRow) -> None:
         name = (row.queue_id, row.trajectory)
-        if name not in self._homes and row.gone and row.deleted:
+        if name not in self._environments and row.is_ended and row.is_delete_requested:
             return
-        home = self._homes.setdefault(name, Home(name, row.id))
+        home = self._environments.setdefault(name, TrackedEnvironment(name, row.id))
         if home.id != row.id:
-            if home.known or home.busy is not None or (row.gone and row.deleted):
+            if home.is_confirmed or home.active_action is not None or (row.is_ended and row.is_delete_requested):
                 return
             self._ledger.release(home.id)
             home.id = row.id
-        home.known, home.node, home.gone, home.deleted = True, row.node, row.gone, row.deleted
-        home.began = min(home.began, row.created)
-        self._homes.bury(home, stays=row.gone and not row.deleted)
-        if row.gone:
+        home.is_confirmed, home.node, home.is_ended, home.is_delete_requested = (
+            True,
+            row.node,
+            row.is_ended,
+            row.is_delete_requested,
+        )
+        home.trajectory_started_at = min(home.trajectory_started_at, row.created)
+        self._environments.set_tombstone(home, is_tombstone=row.is_ended and not row.is_delete_requested)
+        if row.is_ended:
             self._ledger.release(home.id)
-            if self._lent[name]:
-                self.holds.own_again(name)
+            if self._pod_users[name]:
+                self.allocations.detach_pod(name)
         else:
             amounts = {"memory_mib": row.memory_mib, "disk_mib": row.disk_mib}
-            self._ledger.take(home.id, row.node, self._policy.environment_holds(amounts))
-        if row.gone and row.deleted:
-            home.known = home.assumed = False
-        self._promote(home)
+            self._ledger.allocate(home.id, row.node, self._policy.environment_allocation(amounts))
+        if row.is_ended and row.is_delete_requested:
+            home.is_confirmed = home.may_exist = False
+        self._update_candidate(home)
 
-    def _pod_for(self, trajectory: Name | None, amounts: Amounts) -> Name | None:
+    def _pod_for(self, trajectory: EnvironmentName | None, resources: Resources) -> EnvironmentName | None:
         """The pod on whose cores an action runs that does not live there."""
-        if trajectory is None or not amounts.get("cpu_milli") or not self._policy.has_pods:
+        if trajectory is None or not resources.get("cpu_milli") or not self._policy.has_pods:
             return None
-        home = self._homes.get(trajectory)
-        return home.name if home is not None and home.node is not None and not home.gone else None
+        home = self._environments.get(trajectory)
+        return home.name if home is not None and home.node is not None and not home.is_ended else None

@@ -5,17 +5,17 @@ import time
 from uuid import UUID, uuid4
 
 from arl_scheduler import terms
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 
-__all__ = ["Leadership"]
+__all__ = ["LeaderElection"]
 
 log = logging.getLogger(__name__)
 
 
-class Leadership:
+class LeaderElection:
     """At most one holder of the current term. `term` is None while somebody else leads."""
 
-    def __init__(self, store: Store, *, cell: str, ttl_s: float) -> None:
+    def __init__(self, store: PostgresStore, *, cell: str, ttl_s: float) -> None:
         self._store = store
         self._cell = cell
         self._ttl_s = ttl_s
@@ -54,10 +54,10 @@ class Leadership:
         if kept:
             self._renewed_at = sent_at
         else:
-            self.lost()
+            self.mark_lost()
         return kept
 
-    def lost(self) -> None:
+    def mark_lost(self) -> None:
         log.warning("lost the lead of cell %s in term %s", self._cell, self.term)
         self.term = None
 

@@ -2,47 +2,48 @@
 
 from collections.abc import Iterable
 
-from arl_core.reclaim import HeldRow, NodeLease, Verdict, reclaim
-from arl_core.states import State
-from arl_scheduler.index import Index
+from arl_core.reclaim import ActiveAttempt, NodeLease, ReclaimDecision, reclaim
+from arl_core.states import ActionState
+from arl_scheduler.index import SchedulerIndex
 from arl_scheduler.rows import PollResult
 
-__all__ = ["lost"]
+__all__ = ["find_failed"]
 
 
-def lost(
-    index: Index, found: PollResult, *, watching_since: float, ttl_s: float, away_s: float
-) -> tuple[tuple[Verdict, ...], list[int]]:
+def find_failed(
+    index: SchedulerIndex, poll: PollResult, *, watching_since: float, ttl_s: float, environment_loss_after_s: float
+) -> tuple[tuple[ReclaimDecision, ...], list[int]]:
     """What becomes of held attempts, and the nodes whose environments are lost."""
     leases = {
         node.id: NodeLease(
             node=node.id,
             epoch=node.epoch,
-            silent_s=found.now - max(node.last_sign, watching_since),
-            drained=node.drained,
+            silent_s=poll.now - max(node.last_heartbeat, watching_since),
+            is_drain_expired=node.is_drain_expired,
         )
-        for node in found.nodes
+        for node in poll.nodes
     }
-    verdicts = reclaim(_held_rows(index, found), leases, ttl_s=ttl_s)
+    verdicts = reclaim(_active_attempts(index, poll), leases, ttl_s=ttl_s)
     away = [
         node
         for node, lease in leases.items()
-        if (lease.drained or lease.silent_s > away_s) and index.homes.live_on(node)
+        if (lease.is_drain_expired or lease.silent_s > environment_loss_after_s)
+        and index.environments.has_live_on(node)
     ]
     return verdicts, away
 
 
-def _held_rows(index: Index, found: PollResult) -> Iterable[HeldRow]:
-    for row in found.held:
+def _active_attempts(index: SchedulerIndex, poll: PollResult) -> Iterable[ActiveAttempt]:
+    for row in poll.allocations:
         name = (row.queue_id, row.trajectory) if row.trajectory is not None else None
-        yield HeldRow(
+        yield ActiveAttempt(
             fence=row.fence,
             state=row.state,
             node=row.node,
             node_epoch=row.node_epoch,
             environment=row.environment,
-            environment_live=index.homes.is_live(row.environment, name),
-            environment_made=row.state is not State.GRANTED or index.homes.is_made(row.environment, name),
+            environment_live=index.environments.is_live(row.environment, name),
+            environment_made=row.state is not ActionState.GRANTED or index.environments.exists(row.environment, name),
             failures=row.failures,
             retries=row.retries,
         )

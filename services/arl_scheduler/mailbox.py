@@ -5,42 +5,46 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from arl_core.fence import Fence
-from arl_scheduler.estimate_rows import Run
-from arl_wire.internal import QueuedAction, ResizeAnswer
+from arl_scheduler.estimate_rows import RunDuration
+from arl_wire.internal import QueuedActionRow, ResizeResult
 
-__all__ = ["Mail", "Mailbox"]
+__all__ = ["PendingNotifications", "NotificationInbox"]
 
 
 @dataclass(slots=True)
-class Mail:
-    admitted: list[QueuedAction] = field(default_factory=list)
+class PendingNotifications:
+    admitted: list[QueuedActionRow] = field(default_factory=list)
     freed: list[Fence] = field(default_factory=list)
     requeued: set[Fence] = field(default_factory=set)
-    runs: dict[Fence, Run] = field(default_factory=dict)
-    resized: list[ResizeAnswer] = field(default_factory=list)
+    runs: dict[Fence, RunDuration] = field(default_factory=dict)
+    resized: list[ResizeResult] = field(default_factory=list)
     unanswered: list[Fence] = field(default_factory=list)
 
     def __bool__(self) -> bool:
         return bool(self.admitted or self.freed)
 
 
-class Mailbox:
+class NotificationInbox:
     def __init__(self) -> None:
-        self._mail = Mail()
-        self._woken = asyncio.Event()
-        self.asked = False
+        self._pending = PendingNotifications()
+        self._wakeup = asyncio.Event()
+        self.is_poll_requested = False
         """Somebody says that rows changed which only a poll begun from now on is sure to read."""
 
-    def admitted(self, rows: Iterable[QueuedAction]) -> None:
+    def admitted(self, rows: Iterable[QueuedActionRow]) -> None:
         """A hint. Without rows it says only that a wish was recorded: look soon."""
         rows = list(rows)
         if not rows:
-            self.asked = True
-        self._mail.admitted.extend(rows)
-        self._woken.set()
+            self.is_poll_requested = True
+        self._pending.admitted.extend(rows)
+        self._wakeup.set()
 
     def freed(
-        self, fences: Iterable[Fence], *, requeued: Iterable[Fence] = (), runs: Mapping[Fence, Run] | None = None
+        self,
+        fences: Iterable[Fence],
+        *,
+        requeued: Iterable[Fence] = (),
+        runs: Mapping[Fence, RunDuration] | None = None,
     ) -> None:
         """A hint. Without fences it says that environments ended, or a node came: look soon.
 
@@ -49,26 +53,26 @@ class Mailbox:
         """
         fences = list(fences)
         if not fences:
-            self.asked = True
-        self._mail.freed.extend(fences)
-        self._mail.requeued.update(requeued)
-        self._mail.runs.update(runs or {})
-        self._woken.set()
+            self.is_poll_requested = True
+        self._pending.freed.extend(fences)
+        self._pending.requeued.update(requeued)
+        self._pending.runs.update(runs or {})
+        self._wakeup.set()
 
-    def resized(self, answers: Iterable[ResizeAnswer]) -> None:
+    def resized(self, responses: Iterable[ResizeResult]) -> None:
         """What managers say of resizes that they were asked for."""
-        self._mail.resized.extend(answers)
-        self._woken.set()
+        self._pending.resized.extend(responses)
+        self._wakeup.set()
 
     def unanswered(self, fences: Iterable[Fence]) -> None:
         """Resizes of which nobody knows whether their managers heard."""
-        self._mail.unanswered.extend(fences)
-        self._woken.set()
+        self._pending.unanswered.extend(fences)
+        self._wakeup.set()
 
-    def empty(self) -> Mail:
-        self._woken.clear()
-        mail, self._mail = self._mail, Mail()
+    def drain(self) -> PendingNotifications:
+        self._wakeup.clear()
+        mail, self._pending = self._pending, PendingNotifications()
         return mail
 
     async def wait(self) -> None:
-        await self._woken.wait()
+        await self._wakeup.wait()

@@ -6,72 +6,79 @@ import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
-from arl_core.forecast import Forecasting, Present, Working
-from arl_core.model import Demand, Waiting
-from arl_core.plan import Policy
-from arl_core.snapshot import Snapshot
-from arl_core.what_if import AsKnown, Nodes, Wave, open_cores, with_nodes, with_wave
-from arl_scheduler.index import Index
-from arl_scheduler.rounds import Rounds
-from arl_scheduler.rows import elastic_of
+from arl_core.forecast import ActiveAction, ForecastInput, ForecastSimulator
+from arl_core.model import QueuedAction, ResourceDemand
+from arl_core.plan import SchedulingPolicy
+from arl_core.snapshot import CellSnapshot
+from arl_core.what_if import (
+    BaselineDurations,
+    ExtraLoad,
+    NodeChange,
+    schedulable_cores,
+    with_extra_load,
+    with_node_change,
+)
+from arl_scheduler.index import SchedulerIndex
+from arl_scheduler.rounds import SchedulingLoop
+from arl_scheduler.rows import to_elastic_resource
 from arl_wire.errors import Conflict, Unavailable
-from arl_wire.internal import PlanAsk
-from arl_wire.plans import CapacityPlan, PlanForecast, PlanQuestion
+from arl_wire.internal import CapacityPlanRequest
+from arl_wire.plans import CapacityForecast, CapacityPlan, CapacityPlanQuery
 
-__all__ = ["ROUND", "Planning", "present_of"]
+__all__ = ["ROUND_GRANTS", "CapacityPlanner", "build_forecast_input"]
 
-SIMULATED = 2000
+MAX_SIMULATED = 2000
 """Waiting actions, at most, the members of gangs among them: they are copied in one go."""
-ROUND = 100
+ROUND_GRANTS = 100
 """Grants of one simulated round, between which the leader's own have their turn."""
-WORK_S = 4.0
+FORECAST_TIME_S = 4.0
 """For one forecast; the gateway waits for two."""
 
 
-class Planning:
-    def __init__(self, rounds: Rounds, policy: Policy, *, work_s: float = WORK_S) -> None:
+class CapacityPlanner:
+    def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy, *, work_s: float = FORECAST_TIME_S) -> None:
         """The leader's policy, with `ROUND` grants in a round at most."""
-        self._rounds = rounds
+        self._loop = loop
         self._policy = policy
         self._work_s = work_s
-        self._one = asyncio.Lock()
+        self._lock = asyncio.Lock()
 
-    async def plan(self, ask: PlanAsk) -> CapacityPlan:
+    async def plan(self, request: CapacityPlanRequest) -> CapacityPlan:
         """Raises `Unavailable` where another scheduler leads, or another plan is being made."""
         if self._policy.has_pods:
             raise Conflict("pods are held until their trajectories end, and nobody knows when that is: no plan of them")
-        if self._one.locked():
+        if self._lock.locked():
             raise Unavailable("another plan is being made; try again", retry_after_s=1)
-        async with self._one:
-            return await self._plan(ask)
+        async with self._lock:
+            return await self._make_plan(request)
 
-    async def _plan(self, ask: PlanAsk) -> CapacityPlan:
-        view = self._rounds.view()
+    async def _make_plan(self, request: CapacityPlanRequest) -> CapacityPlan:
+        view = self._loop.view()
         if view is None:
             raise Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
         index, snapshot = view
-        waiting, present = index.waiting, present_of(index, snapshot)
-        as_is = await self._forecast(present, waiting=waiting)
-        if not ask.question.changes_anything:
+        waiting, present = index.queued_count, build_forecast_input(index, snapshot)
+        as_is = await self._forecast(present, queued_count=waiting)
+        if not request.question.has_changes:
             return CapacityPlan(as_is=as_is)
-        changed = _changed(present, ask)
-        waiting += ask.question.actions
-        return CapacityPlan(as_is=as_is, changed=await self._forecast(changed, waiting=waiting))
+        changed = _apply_changes(present, request)
+        waiting += request.question.actions
+        return CapacityPlan(as_is=as_is, changed=await self._forecast(changed, queued_count=waiting))
 
-    async def _forecast(self, present: Present, *, waiting: int) -> PlanForecast:
+    async def _forecast(self, start: ForecastInput, *, queued_count: int) -> CapacityForecast:
         ends_at = time.monotonic() + self._work_s
-        forecasting = Forecasting(present, self._policy, limit=ROUND)
+        forecasting = ForecastSimulator(start, self._policy, limit=ROUND_GRANTS)
         goes_on = True
         while goes_on and time.monotonic() < ends_at:
             # Rounds and requests get their turn after each.
             await asyncio.sleep(0)
             goes_on = forecasting.step()
         found = forecasting.forecast()
-        with_cores = open_cores(present.pools)
-        return PlanForecast(
+        with_cores = schedulable_cores(start.nodes)
+        return CapacityForecast(
             nodes=len(with_cores),
             cpu_milli=sum(with_cores.values()),
-            waiting=waiting,
+            waiting=queued_count,
             simulated=found.simulated,
             starts_now=found.starts_now,
             started=found.started,
@@ -82,68 +89,71 @@ class Planning:
         )
 
 
-def present_of(index: Index, snapshot: Snapshot) -> Present:
+def build_forecast_input(index: SchedulerIndex, snapshot: CellSnapshot) -> ForecastInput:
     """Copied before anything else has its turn.
 
     Of rates nothing is counted: each call holds what it holds, and starts as soon as that is free.
     """
-    pools = index.tokens.not_counted(snapshot.pools)
-    return Present(
+    pools = index.rate_limit_timer.ignore_rate_limits(snapshot.nodes)
+    return ForecastInput(
         now=snapshot.now,
-        pools={node: replace(pool, free=dict(pool.free)) for node, pool in pools.items()},
-        working=tuple(
-            Working(snapshot.running.on(hold.node)[hold.fence.action_id], index.homes.environment(hold.home))
-            for hold in index.holds
+        nodes={node: replace(pool, available=dict(pool.available)) for node, pool in pools.items()},
+        active=tuple(
+            ActiveAction(
+                snapshot.running.on_node(hold.node)[hold.fence.action_id],
+                index.environments.environment_id(hold.environment_name),
+            )
+            for hold in index.allocations
         ),
-        stirred=snapshot.running.stirred,
-        waiting=tuple(_waiting(index, snapshot)),
+        dirty_nodes=snapshot.running.dirty_nodes,
+        queued=tuple(_queued_actions(index, snapshot)),
         shares=copy.deepcopy(snapshot.shares),
-        durations=AsKnown(snapshot.curves.durations),
+        durations=BaselineDurations(snapshot.curves.durations),
     )
 
 
-def _waiting(index: Index, snapshot: Snapshot) -> list[Waiting]:
+def _queued_actions(index: SchedulerIndex, snapshot: CellSnapshot) -> list[QueuedAction]:
     """Who may start, in order of arrival, and who comes after each in its environment."""
-    found = list(_first(each for each in snapshot.waiting.in_order() if each.task not in snapshot.quotas))
-    room = SIMULATED - sum(1 + len(action.together) for action in found)
+    found = list(_take_first(each for each in snapshot.queue.in_order() if each.task not in snapshot.quotas))
+    room = MAX_SIMULATED - sum(1 + len(action.gang_members) for action in found)
     behind = {action.trajectory: 1 for action in found if action.environment is not None}
-    busy = {hold.home: 0 for hold in index.holds if hold.home is not None}
+    busy = {hold.environment_name: 0 for hold in index.allocations if hold.environment_name is not None}
     for name, first in (behind | busy).items():
         if room <= 0:
             break
-        line = index.line(name, first=first, limit=room) if name is not None else []
+        line = index.environment_queue(name, first=first, limit=room) if name is not None else []
         found += line
         room -= len(line)
     return found
 
 
-def _first(actions: Iterable[Waiting]) -> Iterator[Waiting]:
+def _take_first(actions: Iterable[QueuedAction]) -> Iterator[QueuedAction]:
     """As many as are simulated; a gang counts as all of its members, and is taken whole or not."""
-    room = SIMULATED
+    room = MAX_SIMULATED
     for action in actions:
-        room -= 1 + len(action.together)
+        room -= 1 + len(action.gang_members)
         if room < 0:
             return
         yield action
 
 
-def _changed(present: Present, ask: PlanAsk) -> Present:
-    question = ask.question
-    closed = frozenset(ask.without)
-    nodes = with_nodes(present, Nodes(added=question.add_nodes, closed=closed))
-    part = question.cores_part(sum(open_cores(nodes.pools).values()))
-    changed = with_nodes(nodes, Nodes(cores_part=part))
-    return with_wave(changed, _wave(question)) if question.actions else changed
+def _apply_changes(start: ForecastInput, request: CapacityPlanRequest) -> ForecastInput:
+    question = request.question
+    closed = frozenset(request.without)
+    nodes = with_node_change(start, NodeChange(added=question.add_nodes, cordoned=closed))
+    part = question.core_fraction(sum(schedulable_cores(nodes.nodes).values()))
+    changed = with_node_change(nodes, NodeChange(cores_factor=part))
+    return with_extra_load(changed, _to_extra_load(question)) if question.actions else changed
 
 
-def _wave(question: PlanQuestion) -> Wave:
+def _to_extra_load(question: CapacityPlanQuery) -> ExtraLoad:
     least = max(1, round(1000 * question.cpu))
     most = max(least, round(1000 * (question.cpu_max or question.cpu)))
     minimum = {"cpu_milli": least, "memory_mib": question.memory_mib, "disk_mib": question.disk_mib}
     amdahl = {"model": "amdahl", "parallel_fraction": question.parallel_fraction}
     entry = {"resource": "cpu_milli", "min": least, "max": most, "step": 1000, "elasticity": amdahl}
-    elastic = elastic_of(entry) if most > least else None
-    return Wave(count=question.actions, demand=Demand(minimum, elastic), seconds=question.seconds)
+    elastic = to_elastic_resource(entry) if most > least else None
+    return ExtraLoad(count=question.actions, demand=ResourceDemand(minimum, elastic), run_time_s=question.seconds)
 
 
 def _rounded(seconds: float | None) -> float | None:

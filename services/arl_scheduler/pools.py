@@ -3,58 +3,60 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from arl_core.ledger import Ledger
-from arl_core.model import Pool
-from arl_scheduler.homes import HomesByNode
-from arl_scheduler.rows import NodeRow, pool_of
+from arl_core.ledger import ResourceLedger
+from arl_core.model import NodeResources
+from arl_scheduler.homes import EnvironmentsPerNode
+from arl_scheduler.rows import NodeRow, to_node_resources
 
-__all__ = ["Pools"]
+__all__ = ["NodeTable"]
 
 
-class Pools:
+class NodeTable:
     """Made anew once other nodes are read, and where something has changed since.
 
     What is free is the ledger's own and moves on with it, until other capacities are set. Those of nodes with rates are
     made each time: what is free there changes with time.
     """
 
-    def __init__(self, ledger: Ledger, living: HomesByNode) -> None:
+    def __init__(self, ledger: ResourceLedger, environment_counts: EnvironmentsPerNode) -> None:
         self._ledger = ledger
-        self._living = living
-        self._nodes: Mapping[int, NodeRow] = {}
+        self._environment_counts = environment_counts
+        self._rows: Mapping[int, NodeRow] = {}
         self._watching_since = 0.0
         self._alive: set[int] = set()
-        self._oldest_sign = float("inf")
+        self._oldest_heartbeat = float("inf")
         """Of those that are alive: who is silent stays so until nodes are read, or watched, anew."""
-        self._pools: dict[int, Pool] = {}
-        self._rated: list[NodeRow] = []
+        self._nodes: dict[int, NodeResources] = {}
+        self._rate_limited: list[NodeRow] = []
 
-    def of(
-        self, nodes: Mapping[int, NodeRow], *, now: float, silent_after_s: float, watching_since: float
-    ) -> Mapping[int, Pool]:
+    def current(
+        self, rows: Mapping[int, NodeRow], *, now: float, silent_after_s: float, watching_since: float
+    ) -> Mapping[int, NodeResources]:
         """By node. Alive is who gave a sign, or has not been watched, so long ago at most."""
-        changed = self._living.changed()
-        is_same = nodes is self._nodes and watching_since == self._watching_since
-        if not is_same or now - self._oldest_sign > silent_after_s:
-            self._nodes, self._watching_since = nodes, watching_since
-            signs = {id: max(watching_since, node.last_sign) for id, node in nodes.items()}
+        changed = self._environment_counts.take_changed()
+        is_same = rows is self._rows and watching_since == self._watching_since
+        if not is_same or now - self._oldest_heartbeat > silent_after_s:
+            self._rows, self._watching_since = rows, watching_since
+            signs = {id: max(watching_since, node.last_heartbeat) for id, node in rows.items()}
             self._alive = {id for id, sign in signs.items() if now - sign <= silent_after_s}
-            self._oldest_sign = min((signs[id] for id in self._alive), default=float("inf"))
-            self._pools = {id: self._pool(node) for id, node in nodes.items()}
-            self._rated = [node for node in nodes.values() if node.rates]
+            self._oldest_heartbeat = min((signs[id] for id in self._alive), default=float("inf"))
+            self._nodes = {id: self._build_node(node) for id, node in rows.items()}
+            self._rate_limited = [node for node in rows.values() if node.rate_limits]
         elif changed:
-            self._pools = self._pools | {id: self._pool(nodes[id]) for id in changed if id in nodes}
-        if self._rated:
-            self._pools = self._pools | {node.id: self._pool(node) for node in self._rated}
-        return self._pools
+            self._nodes = self._nodes | {id: self._build_node(rows[id]) for id in changed if id in rows}
+        if self._rate_limited:
+            self._nodes = self._nodes | {node.id: self._build_node(node) for node in self._rate_limited}
+        return self._nodes
 
     @property
-    def refilling(self) -> list[Pool]:
+    def rate_limited(self) -> list[NodeResources]:
         """Of the nodes with rates, as they were last asked for."""
-        return [self._pools[node.id] for node in self._rated]
+        return [self._nodes[node.id] for node in self._rate_limited]
 
-    def _pool(self, node: NodeRow) -> Pool:
-        homes, alive = self._living.on(node.id), node.id in self._alive
-        if node.rates:
-            node = replace(node, capacity=self._ledger.capacity(node.id))
-        return pool_of(node, free=self._ledger.left(node.id), alive=alive, homes=homes)
+    def _build_node(self, row: NodeRow) -> NodeResources:
+        homes, alive = self._environment_counts.count_on(row.id), row.id in self._alive
+        if row.rate_limits:
+            row = replace(row, capacity=self._ledger.capacity(row.id))
+        return to_node_resources(
+            row, available=self._ledger.available_view(row.id), is_alive=alive, environment_count=homes
+        )

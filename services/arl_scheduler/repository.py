@@ -8,18 +8,18 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_core.model import Grant
-from arl_core.reclaim import Verdict
-from arl_core.states import Outcome
-from arl_scheduler.rows import NewAmounts, PollResult, poll_result, queued_rows
+from arl_core.reclaim import ReclaimDecision
+from arl_core.states import ActionOutcome
+from arl_scheduler.rows import PollResult, ResizeUpdate, parse_poll_result, parse_queued_rows
 from arl_store.tx import ReadTx, WriteTx
-from arl_wire.internal import QueuedAction
+from arl_wire.internal import QueuedActionRow
 
 __all__ = [
-    "FIRST",
-    "Place",
+    "FIRST_PAGE",
+    "PagePosition",
     "ensure_partitions",
     "grant",
-    "lose_environments",
+    "mark_environments_lost",
     "poll",
     "queue_names",
     "queued_before",
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 
-Place = tuple[int, UUID]
+PagePosition = tuple[int, UUID]
 """admitted_xid and id of a queued row: the order of pages, which the index of queued rows has."""
-FIRST: Place = (0, UUID(int=0))
+FIRST_PAGE: PagePosition = (0, UUID(int=0))
 
 
 # One statement is one snapshot, so the mark it returns covers exactly the rows it did not see. A row whose
@@ -230,7 +230,7 @@ RESIZE = text("""
  returning a.id, a.grant_no
 """)
 
-LOSE_ENVIRONMENTS = text("""
+MARK_ENVIRONMENTS_LOST = text("""
     with away as (
         select id, case when drain_deadline_at <= now() then 'node_drained' else 'node_away' end as reason
           from nodes
@@ -272,21 +272,25 @@ async def queue_names(tx: ReadTx, ids: Collection[int]) -> dict[int, tuple[str, 
     return {row.id: (row.project, row.task) for row in rows}
 
 
-async def poll(tx: ReadTx, *, mark: int, in_pages: bool = False) -> PollResult:
+async def poll(tx: ReadTx, *, checkpoint: int, in_pages: bool = False) -> PollResult:
     """Everything that changed since `mark`; with mark 0 everything there is.
 
     `in_pages` leaves out what was queued before the mark that it returns: `queued_before` reads that.
     """
-    rows = await tx.fetch(POLL, {"mark": str(mark), "in_pages": in_pages})
-    return poll_result(rows[0])
+    rows = await tx.fetch(POLL, {"mark": str(checkpoint), "in_pages": in_pages})
+    return parse_poll_result(rows[0])
 
 
-async def queued_before(tx: ReadTx, *, mark: int, after: Place, limit: int) -> tuple[list[QueuedAction], Place | None]:
+async def queued_before(
+    tx: ReadTx, *, checkpoint: int, after: PagePosition, limit: int
+) -> tuple[list[QueuedActionRow], PagePosition | None]:
     """The next page of what was queued before `mark`, and where the one after it begins; None if there is none."""
-    row = (await tx.fetch(QUEUED_BEFORE, {"mark": str(mark), "xid": str(after[0]), "id": after[1], "limit": limit}))[0]
+    row = (
+        await tx.fetch(QUEUED_BEFORE, {"mark": str(checkpoint), "xid": str(after[0]), "id": after[1], "limit": limit})
+    )[0]
     if row.found == 0:
         return [], None
-    return queued_rows(row.queued), (int(row.last_xid), row.last_id) if row.found == limit else None
+    return parse_queued_rows(row.queued), (int(row.last_xid), row.last_id) if row.found == limit else None
 
 
 async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UUID]) -> frozenset[Fence]:
@@ -299,14 +303,14 @@ async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UU
             "node_ids": [grant.node for grant in grants],
             "node_epochs": [epochs[grant.node] for grant in grants],
             "environment_ids": [grant.environment for grant in grants],
-            "amounts": [json.dumps(grant.amounts) for grant in grants],
+            "amounts": [json.dumps(grant.resources) for grant in grants],
             "gangs": [grant.gang for grant in grants],
         },
     )
     return frozenset(Fence(row.id, row.grant_no) for row in rows)
 
 
-async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
+async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[ActionOutcome, str | None]]) -> frozenset[UUID]:
     ids = sorted(due)
     rows = await tx.fetch(
         SETTLE_QUEUED,
@@ -315,29 +319,29 @@ async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[Outcome, str | Non
     return frozenset(row.id for row in rows)
 
 
-async def reclaim(tx: WriteTx, verdicts: Sequence[Verdict]) -> frozenset[Fence]:
+async def reclaim(tx: WriteTx, decisions: Sequence[ReclaimDecision]) -> frozenset[Fence]:
     rows = await tx.fetch(
         RECLAIM,
         {
-            "ids": [verdict.fence.action_id for verdict in verdicts],
-            "grant_nos": [verdict.fence.grant_no for verdict in verdicts],
-            "requeues": [verdict.requeue for verdict in verdicts],
-            "states": [verdict.state.value for verdict in verdicts],
-            "faileds": [verdict.failed for verdict in verdicts],
-            "reasons": [verdict.reason for verdict in verdicts],
+            "ids": [verdict.fence.action_id for verdict in decisions],
+            "grant_nos": [verdict.fence.grant_no for verdict in decisions],
+            "requeues": [verdict.requeue for verdict in decisions],
+            "states": [verdict.state.value for verdict in decisions],
+            "faileds": [verdict.is_failure for verdict in decisions],
+            "reasons": [verdict.reason for verdict in decisions],
         },
     )
     return frozenset(Fence(row.id, row.grant_no) for row in rows)
 
 
-async def resize(tx: WriteTx, changes: Sequence[NewAmounts], *, confirmed: bool) -> frozenset[Fence]:
+async def resize(tx: WriteTx, changes: Sequence[ResizeUpdate], *, confirmed: bool) -> frozenset[Fence]:
     """Those that still run. `confirmed` by their managers, or growths that these are to be told of."""
     rows = await tx.fetch(
         RESIZE,
         {
             "ids": [change.fence.action_id for change in changes],
             "grant_nos": [change.fence.grant_no for change in changes],
-            "amounts": [json.dumps(change.amounts) for change in changes],
+            "amounts": [json.dumps(change.resources) for change in changes],
             "seqs": [change.seq for change in changes],
             "confirmed": confirmed,
         },
@@ -345,8 +349,8 @@ async def resize(tx: WriteTx, changes: Sequence[NewAmounts], *, confirmed: bool)
     return frozenset(Fence(row.id, row.grant_no) for row in rows)
 
 
-async def lose_environments(tx: WriteTx, nodes: Sequence[int], *, away_s: float) -> int:
-    return await tx.execute(LOSE_ENVIRONMENTS, {"node_ids": sorted(nodes), "away_s": away_s})
+async def mark_environments_lost(tx: WriteTx, nodes: Sequence[int], *, away_s: float) -> int:
+    return await tx.execute(MARK_ENVIRONMENTS_LOST, {"node_ids": sorted(nodes), "away_s": away_s})
 
 
 async def ensure_partitions(tx: WriteTx, *, days: int) -> None:

@@ -12,80 +12,80 @@ from collections.abc import Mapping, Sequence
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_core.gangs import within
+from arl_core.gangs import limit_grants
 from arl_core.model import Grant
-from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.reclaim import Verdict
-from arl_core.snapshot import Snapshot
-from arl_core.states import Outcome
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
+from arl_core.reclaim import ReclaimDecision
+from arl_core.snapshot import CellSnapshot
+from arl_core.states import ActionOutcome
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
-from arl_kit.peers import Peers
+from arl_kit.peers import ServiceClient
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler import repository, terms
 from arl_scheduler.backlog import read_backlog
 from arl_scheduler.clock import DatabaseClock
-from arl_scheduler.hints import hint_ends, hint_grants
-from arl_scheduler.index import Index
-from arl_scheduler.leader import Leadership
-from arl_scheduler.learning import Learning
-from arl_scheduler.losses import lost
-from arl_scheduler.mailbox import Mail, Mailbox
+from arl_scheduler.hints import notify_environment_ends, notify_grants
+from arl_scheduler.index import SchedulerIndex
+from arl_scheduler.leader import LeaderElection
+from arl_scheduler.learning import DurationLearner
+from arl_scheduler.losses import find_failed
+from arl_scheduler.mailbox import NotificationInbox, PendingNotifications
 from arl_scheduler.metrics import SchedulerMetrics
-from arl_scheduler.resizing import Resizing
-from arl_scheduler.rows import NewAmounts, PollResult
+from arl_scheduler.resizing import ResizeCoordinator
+from arl_scheduler.rows import PollResult, ResizeUpdate
 from arl_scheduler.settings import SchedulerSettings
-from arl_scheduler.straggling import Straggling
-from arl_scheduler.terms import TermLost
-from arl_scheduler.traces import Traces
-from arl_store.tx import Store, is_temporary
-from arl_store.wake import Notifier
+from arl_scheduler.straggling import StragglerDetector
+from arl_scheduler.terms import TermLostError
+from arl_scheduler.traces import SchedulerTraces
+from arl_store.tx import PostgresStore, is_temporary
+from arl_store.wake import WakeNotifier
 
-__all__ = ["Rounds"]
+__all__ = ["SchedulingLoop"]
 
 STANDBY_S = 2.0
-LATE_AGAIN_S = 1.0
+DEADLINE_RETRY_S = 1.0
 """Before what is late by our clock, and was not by that of Postgres, is looked at again."""
-AFTER_ERROR_S = 0.5
-PARTITIONS_EVERY_S = 6 * 3600
-PARTITIONS_AGAIN_S = 300
+ERROR_BACKOFF_S = 0.5
+PARTITION_INTERVAL_S = 6 * 3600
+PARTITION_RETRY_S = 300
 """After somebody had the tables locked, as a backup has."""
-PARTITIONS_AHEAD = 7
+PARTITION_DAYS_AHEAD = 7
 
 log = logging.getLogger(__name__)
 
 
-class Rounds:
+class SchedulingLoop:
     def __init__(
         self,
-        store: Store,
-        peers: Peers,
-        notifier: Notifier,
+        store: PostgresStore,
+        peers: ServiceClient,
+        notifier: WakeNotifier,
         settings: SchedulerSettings,
-        policy: Policy | None = None,
+        policy: SchedulingPolicy | None = None,
         *,
         metrics: Metrics | None = None,
-        traces: Traces | None = None,
+        traces: SchedulerTraces | None = None,
     ) -> None:
         self._store = store
         self._peers = peers
         self._notifier = notifier
         self._settings = settings
         self._policy = policy or FirstComeFirstServed()
-        self.leadership = Leadership(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
-        self._doubted: set[UUID] = set()
+        self.election = LeaderElection(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
+        self._refused_queued: set[UUID] = set()
         """What the last round was refused that waits all the same."""
         self._failpoints = Failpoints(settings.failpoints)
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
-        metrics.on_scrape(self._show)
-        self._traces = traces or Traces()
+        metrics.add_scrape_hook(self._collect_metrics)
+        self._traces = traces or SchedulerTraces()
         self._queue_names: dict[int, tuple[str, str]] = {}
-        self.learning = Learning(store)
-        self.straggling = Straggling()
-        self.mailbox = Mailbox()
-        self._resizing = Resizing(peers, self.mailbox)
-        self._index: Index | None = None
+        self.duration_learner = DurationLearner(store)
+        self.straggler_detector = StragglerDetector()
+        self.inbox = NotificationInbox()
+        self._resizer = ResizeCoordinator(peers, self.inbox)
+        self._index: SchedulerIndex | None = None
         self._clock = DatabaseClock()
         self._watching_since = 0.0
         self._next_poll = 0.0
@@ -95,7 +95,7 @@ class Rounds:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._task = asyncio.create_task(self._forever(), name="rounds")
+        self._task = asyncio.create_task(self._run(), name="rounds")
 
     async def stop(self) -> None:
         if self._task is None:
@@ -103,234 +103,244 @@ class Rounds:
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task
-        await self._resizing.stop()
+        await self._resizer.stop()
         with contextlib.suppress(Exception):
-            await self.learning.keep(self.leadership, at_once=True)
-        await self.leadership.resign()
+            await self.duration_learner.save(self.election, force=True)
+        await self.election.resign()
 
-    def view(self) -> tuple[Index, Snapshot] | None:
+    def view(self) -> tuple[SchedulerIndex, CellSnapshot] | None:
         """What a round would look at now; None of a scheduler that does not lead, or has not read everything yet."""
         index, ttl_s = self._index, self._settings.node_ttl_s
-        if index is None or self.leadership.term is None:
+        if index is None or self.election.term is None:
             return None
         times = {"now": self._clock.now(), "watching_since": self._watching_since}
         return index, index.snapshot(silent_after_s=ttl_s, **times)
 
-    async def _forever(self) -> None:
+    async def _run(self) -> None:
         while True:
             try:
-                await self._turn()
-            except TermLost:
-                self.leadership.lost()
+                await self._iterate()
+            except TermLostError:
+                self.election.mark_lost()
                 self._index = None
             except Exception as error:
                 # Whether a commit took is unknown now; rows know.
                 self._metrics.round_failures.inc()
                 log.warning("round failed, rebuilding the index: %r", error, exc_info=self._index is not None)
                 self._index = None
-                await asyncio.sleep(AFTER_ERROR_S)
+                await asyncio.sleep(ERROR_BACKOFF_S)
 
-    async def _turn(self) -> None:
-        if self.leadership.term is None and not await self.leadership.acquire():
-            self.mailbox.empty()
+    async def _iterate(self) -> None:
+        if self.election.term is None and not await self.election.acquire():
+            self.inbox.drain()
             await asyncio.sleep(STANDBY_S)
             return
         current_traceparent.set(new_traceparent())
-        if not await self.leadership.renew_if_due():
+        if not await self.election.renew_if_due():
             self._index = None
             return
         index = self._index
-        if index is None or self.mailbox.asked or time.monotonic() >= self._next_poll:
+        if index is None or self.inbox.is_poll_requested or time.monotonic() >= self._next_poll:
             index = await self._poll()
         index.curves.now = self._clock.now()
-        mail = self._empty_mailbox(index)
-        await self._write_confirmed(index, mail)
+        mail = self._drain_inbox(index)
+        await self._write_confirmed_resizes(index, mail)
         await self._settle_due(index)
-        granted = await self._round(index)
+        granted = await self._run_round(index)
         if not granted:
-            await self._wait(index)
+            await self._wait_for_work(index)
 
-    async def _wait(self, index: Index) -> None:
-        due = 0.0 if self.mailbox.asked else self._next_poll - time.monotonic()
+    async def _wait_for_work(self, index: SchedulerIndex) -> None:
+        due = 0.0 if self.inbox.is_poll_requested else self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
             due = min(due, deadline - self._clock.now() + 0.001)
-        if (refilled := index.tokens.next_at()) is not None:
+        if (refilled := index.rate_limit_timer.next_refill_at()) is not None:
             due = min(due, refilled - time.monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(due, 0.0)):
-                await self.mailbox.wait()
+                await self.inbox.wait()
 
-    def _empty_mailbox(self, index: Index) -> Mail:
-        mail = self.mailbox.empty()
+    def _drain_inbox(self, index: SchedulerIndex) -> PendingNotifications:
+        mail = self.inbox.drain()
         if mail:
             self._poll_interval = self._settings.poll_busy_s
             self._next_poll = min(self._next_poll, time.monotonic() + self._poll_interval)
         index.admit(mail.admitted)
-        index.freed(mail.freed, requeued=mail.requeued)
-        self._ended(index, mail)
+        index.release_attempts(mail.freed, requeued=mail.requeued)
+        self._report_released(index, mail)
         return mail
 
-    async def _write_confirmed(self, index: Index, mail: Mail) -> None:
+    async def _write_confirmed_resizes(self, index: SchedulerIndex, notifications: PendingNotifications) -> None:
         """What managers said of resizes: only now is free what shrinks gave back."""
-        self._resizing.unanswered(mail.unanswered)
-        written, asked = self._resizing.confirmed(index.holds, mail.resized)
+        self._resizer.mark_unconfirmed(notifications.unanswered)
+        written, asked = self._resizer.process_responses(index.allocations, notifications.resized)
         if written:
             self._failpoints.hit("scheduler.before_shrink_commit")
             async with self._store.write() as tx:
-                await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
+                await terms.lock_term(tx, cell=self.election.cell, term=self._require_term())
                 taken = await repository.resize(tx, written, confirmed=True)
-            self._resized(index, [change for change in written if change.fence in taken], "shrunk")
-        self._resizing.ask(index.holds, index.nodes, asked)
+            self._apply_resizes(index, [change for change in written if change.fence in taken], "shrunk")
+        self._resizer.send(index.allocations, index.nodes, asked)
 
-    def _resized(self, index: Index, changes: Sequence[NewAmounts], how: str) -> None:
+    def _apply_resizes(self, index: SchedulerIndex, changes: Sequence[ResizeUpdate], direction: str) -> None:
         """Their rows say so."""
         for change in changes:
-            index.holds.resized(change.fence, change.amounts, seq=change.seq, now=self._clock.now())
-        self._metrics.resizes.labels(how).inc(len(changes))
+            index.allocations.apply_resize(change.fence, change.resources, seq=change.seq, now=self._clock.now())
+        self._metrics.resizes.labels(direction).inc(len(changes))
 
-    def _ended(self, index: Index, mail: Mail) -> None:
+    def _report_released(self, index: SchedulerIndex, notifications: PendingNotifications) -> None:
         """Tell everybody who cares what is held no longer."""
-        released = index.holds.released()
+        released = index.allocations.take_released()
         if released:
-            self._traces.over(hold.fence.action_id for hold in released)
-        self.learning.ended(released, mail.runs, told=frozenset(mail.freed), now=self._clock.now())
+            self._traces.mark_finished(hold.fence.action_id for hold in released)
+        self.duration_learner.record_released(
+            released, notifications.runs, notified=frozenset(notifications.freed), now=self._clock.now()
+        )
 
-    async def _poll(self) -> Index:
-        await self.learning.begin(term=self._term())
-        index = self._index or Index(self._policy, self.learning.curves, self.learning.usual_s)
+    async def _poll(self) -> SchedulerIndex:
+        await self.duration_learner.begin(term=self._require_term())
+        index = self._index or SchedulerIndex(
+            self._policy, self.duration_learner.curves, self.duration_learner.min_run_time_s
+        )
         rebuilding = self._index is None
-        index.poll_begins()
-        self.mailbox.asked = False
+        index.begin_poll()
+        self.inbox.is_poll_requested = False
         with self._metrics.polls.time():
             async with self._store.read() as tx:
-                found = await repository.poll(tx, mark=index.mark, in_pages=rebuilding)
+                found = await repository.poll(tx, checkpoint=index.checkpoint, in_pages=rebuilding)
             self._clock.set(found.now)
-            self._watch(found, begun=rebuilding)
-            index.tokens.refill(time.monotonic())
+            self._update_watching_since(found, is_rebuilding=rebuilding)
+            index.rate_limit_timer.refill(time.monotonic())
             index.reconcile(found)
-            hint_ends(self._peers, index.nodes, found)
+            notify_environment_ends(self._peers, index.nodes, found)
             if rebuilding:
-                self._traces.begins_anew()
-                self._resizing.begin(index.holds)
-                await read_backlog(self._store, self.leadership, index, page_rows=self._settings.rebuild_page)
+                self._traces.reset()
+                self._resizer.begin(index.allocations)
+                await read_backlog(self._store, self.election, index, page_rows=self._settings.rebuild_page)
         self._index = index
-        busy = bool(found.queued or found.held or index.waiting)
+        busy = bool(found.queued or found.allocations or index.queued_count)
         step = self._settings.poll_busy_s
         self._poll_interval = step if busy else min(self._poll_interval * 2, self._settings.poll_idle_s)
         self._next_poll = time.monotonic() + self._poll_interval
         await self._reclaim(index, found)
-        await self._settle(index, dict.fromkeys(found.cancelled, (Outcome.CANCELLED, None)))
+        await self._settle(index, dict.fromkeys(found.cancelled, (ActionOutcome.CANCELLED, None)))
         if rebuilding:
-            await self._settle(index, index.offers.torn())
-        self._resizing.look(index.holds, index.nodes)
-        await self.learning.look(now=self._clock.now())
-        self.straggling.look(index.holds, self.learning.estimates, now=self._clock.now())
-        self._traces.straggle(self.straggling)
-        await self.learning.keep(self.leadership)
-        await self._keep_partitions()
+            await self._settle(index, index.candidates.incomplete_gangs())
+        self._resizer.retry_unconfirmed(index.allocations, index.nodes)
+        await self.duration_learner.read_missed_runs(now=self._clock.now())
+        self.straggler_detector.update(index.allocations, self.duration_learner.estimates, now=self._clock.now())
+        self._traces.mark_stragglers(self.straggler_detector)
+        await self.duration_learner.save(self.election)
+        await self._ensure_partitions()
         return index
 
-    def _watch(self, found: PollResult, *, begun: bool) -> None:
+    def _update_watching_since(self, poll: PollResult, *, is_rebuilding: bool) -> None:
         """Silence counts only while this leader could have seen a beat.
 
         A poll that comes late, because this process, its loop or Postgres stood still, gives every node a whole lease.
         """
         now = time.monotonic()
         late = now - self._polled_at > self._poll_interval + self._settings.node_ttl_s / 2
-        if begun or late:
-            self._watching_since = found.now
+        if is_rebuilding or late:
+            self._watching_since = poll.now
         self._polled_at = now
 
-    async def _reclaim(self, index: Index, found: PollResult) -> None:
+    async def _reclaim(self, index: SchedulerIndex, poll: PollResult) -> None:
         ttl_s, away_s = self._settings.node_ttl_s, self._settings.node_away_s
-        verdicts, away = lost(index, found, watching_since=self._watching_since, ttl_s=ttl_s, away_s=away_s)
+        verdicts, away = find_failed(
+            index, poll, watching_since=self._watching_since, ttl_s=ttl_s, environment_loss_after_s=away_s
+        )
         if verdicts or away:
             await self._apply_reclaim(index, verdicts, away)
 
-    async def _apply_reclaim(self, index: Index, verdicts: tuple[Verdict, ...], away: list[int]) -> None:
+    async def _apply_reclaim(
+        self, index: SchedulerIndex, decisions: tuple[ReclaimDecision, ...], lost_nodes: list[int]
+    ) -> None:
         async with self._store.write() as tx:
-            await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
-            if away:
-                await repository.lose_environments(tx, away, away_s=self._settings.node_away_s)
-            reclaimed = await repository.reclaim(tx, verdicts) if verdicts else frozenset()
+            await terms.lock_term(tx, cell=self.election.cell, term=self._require_term())
+            if lost_nodes:
+                await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.node_away_s)
+            reclaimed = await repository.reclaim(tx, decisions) if decisions else frozenset()
         self._metrics.reclaimed.inc(len(reclaimed))
-        log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), away)
-        requeued = {verdict.fence for verdict in verdicts if verdict.requeue}
-        index.freed(reclaimed, requeued=requeued & reclaimed)
+        log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), lost_nodes)
+        requeued = {verdict.fence for verdict in decisions if verdict.requeue}
+        index.release_attempts(reclaimed, requeued=requeued & reclaimed)
         self._next_poll = 0.0
         self._notifier.notify()
 
-    async def _settle_due(self, index: Index) -> None:
-        stranded = index.homes.stranded()
-        await self._settle(index, dict.fromkeys(stranded, (Outcome.INFRA_ERROR, "environment_lost")))
+    async def _settle_due(self, index: SchedulerIndex) -> None:
+        stranded = index.environments.stranded_actions()
+        await self._settle(index, dict.fromkeys(stranded, (ActionOutcome.INFRA_ERROR, "environment_lost")))
         # What did not settle now was no longer queued: a hint that came late.
-        index.refused(stranded)
-        overdue = index.overdue(now := self._clock.now())
-        settled = await self._settle(index, {id: (Outcome.DEADLINE_IN_QUEUE, why) for id, why in overdue.items()})
-        index.deadlines.look_again(overdue.keys() - settled, now + LATE_AGAIN_S)
+        index.drop_refused(stranded)
+        overdue = index.take_missed_deadlines(now := self._clock.now())
+        settled = await self._settle(index, {id: (ActionOutcome.DEADLINE_IN_QUEUE, why) for id, why in overdue.items()})
+        index.deadlines.reschedule(overdue.keys() - settled, now + DEADLINE_RETRY_S)
 
-    async def _settle(self, index: Index, due: Mapping[UUID, tuple[Outcome, str | None]]) -> frozenset[UUID]:
+    async def _settle(
+        self, index: SchedulerIndex, due: Mapping[UUID, tuple[ActionOutcome, str | None]]
+    ) -> frozenset[UUID]:
         if not due:
             return frozenset()
         async with self._store.write() as tx:
-            await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            await terms.lock_term(tx, cell=self.election.cell, term=self._require_term())
             settled = await repository.settle_queued(tx, due)
-            if mates := index.offers.broken({id: due[id] for id in settled}):
+            if mates := index.candidates.gang_failures({id: due[id] for id in settled}):
                 due = {**due, **mates}
                 settled |= await repository.settle_queued(tx, mates)
-        index.refused(settled)
-        self._traces.over(settled)
+        index.drop_refused(settled)
+        self._traces.mark_finished(settled)
         for id in settled:
             self._metrics.settled.labels(due[id][0].value).inc()
         if settled:
             self._notifier.notify()
         return settled
 
-    async def _round(self, index: Index) -> bool:
+    async def _run_round(self, index: SchedulerIndex) -> bool:
         """True if something was granted, so that the mailbox is looked at again at once."""
-        if not index.waiting and not index.holds.any_resizable:
+        if not index.queued_count and not index.allocations.has_resizable:
             return False
         with self._metrics.rounds.time():
             return await self._decide(index)
 
-    async def _decide(self, index: Index) -> bool:
+    async def _decide(self, index: SchedulerIndex) -> bool:
         began = now = self._clock.now()
-        index.tokens.refill(time.monotonic())
+        index.rate_limit_timer.refill(time.monotonic())
         plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
-        decided = within(plan.grants, self._settings.round_limit)
-        growths = self._resizing.growths(index.holds, plan.resizes)
-        shrinks = self._resizing.shrinks(index.holds, plan.resizes)
+        decided = limit_grants(plan.grants, self._settings.round_limit)
+        growths = self._resizer.growths(index.allocations, plan.resizes)
+        shrinks = self._resizer.shrinks(index.allocations, plan.resizes)
         decided_at = self._clock.now()
         granted, grown = await self._commit(index, decided, growths)
-        index.tokens.committed(time.monotonic())
+        index.rate_limit_timer.mark_committed(time.monotonic())
         taken = [grant for grant in decided if grant.fence in granted]
-        index.granted(taken, now=now)
+        index.apply_grants(taken, now=now)
         growths = [change for change in growths if change.fence in grown]
-        self._resized(index, growths, "grown")
+        self._apply_resizes(index, growths, "grown")
         if taken:
-            self._traces.round(taken, began=began, decided=decided_at, ended=self._clock.now())
-        hint_grants(self._peers, index.nodes, taken)
-        self._resizing.ask(index.holds, index.nodes, [*shrinks, *growths])
+            self._traces.export_round(taken, started=began, decided=decided_at, ended=self._clock.now())
+        notify_grants(self._peers, index.nodes, taken)
+        self._resizer.send(index.allocations, index.nodes, [*shrinks, *growths])
         missing = [grant.fence for grant in decided if grant.fence not in granted]
         await self._drop_refused(index, {fence.action_id: fence.grant_no for fence in missing})
         return bool(decided)
 
     async def _commit(
-        self, index: Index, decided: Sequence[Grant], growths: Sequence[NewAmounts]
+        self, index: SchedulerIndex, grants: Sequence[Grant], growths: Sequence[ResizeUpdate]
     ) -> tuple[frozenset[Fence], frozenset[Fence]]:
         """The grants that took, and the growths: both from what was free, in one commit."""
         granted: frozenset[Fence] = frozenset()
         grown: frozenset[Fence] = frozenset()
-        if not decided and not growths:
+        if not grants and not growths:
             return granted, grown
         epochs = {node.id: node.epoch for node in index.nodes.values()}
         self._failpoints.hit("leader.between_decision_and_lock")
         async with self._store.write() as tx:
-            await terms.hold_term(tx, cell=self.leadership.cell, term=self._term())
+            await terms.lock_term(tx, cell=self.election.cell, term=self._require_term())
             self._failpoints.hit("leader.between_lock_and_update")
-            if decided:
-                granted = await repository.grant(tx, decided, epochs=epochs)
+            if grants:
+                granted = await repository.grant(tx, grants, epochs=epochs)
             if growths:
                 grown = await repository.resize(tx, growths, confirmed=False)
         self._failpoints.hit("scheduler.after_grant_commit")
@@ -339,50 +349,50 @@ class Rounds:
         self._metrics.grants.inc(len(granted))
         return granted, grown
 
-    async def _drop_refused(self, index: Index, refused: Mapping[UUID, int]) -> None:
+    async def _drop_refused(self, index: SchedulerIndex, refused: Mapping[UUID, int]) -> None:
         """What Postgres did not grant was cancelled or is late, is over, or waits for a wish that the next poll reads.
 
         Refused after that poll too, it shows that the index is stale.
         """
-        left = refused.keys() - await self._settle(index, dict.fromkeys(refused, (Outcome.CANCELLED, None)))
-        left -= await self._settle(index, dict.fromkeys(left, (Outcome.DEADLINE_IN_QUEUE, None)))
+        left = refused.keys() - await self._settle(index, dict.fromkeys(refused, (ActionOutcome.CANCELLED, None)))
+        left -= await self._settle(index, dict.fromkeys(left, (ActionOutcome.DEADLINE_IN_QUEUE, None)))
         if not left:
-            self._doubted = set()
+            self._refused_queued = set()
             return
         async with self._store.read() as tx:
             waiting = await repository.still_queued(tx, {id: refused[id] for id in left})
-        index.refused(left - waiting)
-        self.mailbox.asked = True
-        doubted, self._doubted = self._doubted, waiting
+        index.drop_refused(left - waiting)
+        self.inbox.is_poll_requested = True
+        doubted, self._refused_queued = self._refused_queued, waiting
         if waiting & doubted:
             log.warning("%d actions that seem to fit are refused, rebuilding the index", len(waiting))
             self._index = None
-            await asyncio.sleep(AFTER_ERROR_S)
+            await asyncio.sleep(ERROR_BACKOFF_S)
 
-    async def _keep_partitions(self) -> None:
-        if time.monotonic() - self._partitions_at < PARTITIONS_EVERY_S:
+    async def _ensure_partitions(self) -> None:
+        if time.monotonic() - self._partitions_at < PARTITION_INTERVAL_S:
             return
         self._partitions_at = time.monotonic()
         try:
             async with self._store.write() as tx:
-                await repository.ensure_partitions(tx, days=PARTITIONS_AHEAD + 1)
+                await repository.ensure_partitions(tx, days=PARTITION_DAYS_AHEAD + 1)
         except Exception as error:
             if not is_temporary(error):
                 raise
-            self._partitions_at += PARTITIONS_AGAIN_S - PARTITIONS_EVERY_S
+            self._partitions_at += PARTITION_RETRY_S - PARTITION_INTERVAL_S
             log.info("partitions are made later: %s", error)
-        await self.learning.forget(self.leadership)
+        await self.duration_learner.delete_old(self.election)
 
-    async def _show(self) -> None:
+    async def _collect_metrics(self) -> None:
         """For a scrape: the queues by name, of the leader only."""
-        index = self._index if self.leadership.term is not None else None
-        self._metrics.leader.set(self.leadership.term is not None)
-        self._metrics.held.set(index.held if index is not None else 0)
-        self._metrics.stragglers.set(len(self.straggling) if index is not None else 0)
-        self._metrics.classes.set(self.learning.estimates.classes if index is not None else 0)
+        index = self._index if self.election.term is not None else None
+        self._metrics.leader.set(self.election.term is not None)
+        self._metrics.allocated.set(index.allocation_count if index is not None else 0)
+        self._metrics.stragglers.set(len(self.straggler_detector) if index is not None else 0)
+        self._metrics.classes.set(self.duration_learner.estimates.class_count if index is not None else 0)
         self._metrics.depth.clear()
         self._metrics.oldest.clear()
-        queues = index.queues() if index is not None else {}
+        queues = index.queue_depths() if index is not None else {}
         if unnamed := queues.keys() - self._queue_names.keys():
             async with self._store.read() as tx:
                 self._queue_names |= await repository.queue_names(tx, unnamed)
@@ -391,7 +401,7 @@ class Rounds:
             self._metrics.depth.labels(*names).set(depth)
             self._metrics.oldest.labels(*names).set(max(0.0, self._clock.now() - submitted))
 
-    def _term(self) -> int:
-        if self.leadership.term is None:
-            raise TermLost
-        return self.leadership.term
+    def _require_term(self) -> int:
+        if self.election.term is None:
+            raise TermLostError
+        return self.election.term

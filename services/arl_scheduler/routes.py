@@ -1,34 +1,42 @@
 """Hints for the leader, and what it is asked."""
 
 from arl_core.fence import Fence
-from arl_kit.hops import Hops
-from arl_scheduler.estimate_rows import Run
-from arl_scheduler.explaining import Explaining
-from arl_scheduler.mailbox import Mailbox
-from arl_scheduler.planning import Planning
-from arl_store.ids import as_read
-from arl_wire.internal import AdmittedHint, ExplainAsk, FenceBody, FreedHint, PlanAsk, RunBody, StragglersAsk
+from arl_kit.hops import InternalApi
+from arl_scheduler.estimate_rows import RunDuration
+from arl_scheduler.explaining import WaitExplainer
+from arl_scheduler.mailbox import NotificationInbox
+from arl_scheduler.planning import CapacityPlanner
+from arl_store.ids import to_driver_uuid
+from arl_wire.internal import (
+    ActionsAdmittedNotification,
+    CapacityPlanRequest,
+    ExplainRequest,
+    FencePayload,
+    FindStragglersRequest,
+    ResourcesFreedNotification,
+    RunReport,
+)
 
-__all__ = ["add_hops", "add_questions"]
-
-
-def add_hops(hops: Hops, mailbox: Mailbox) -> None:
-    async def admitted(hint: AdmittedHint) -> None:
-        mailbox.admitted(hint.actions)
-
-    async def freed(hint: FreedHint) -> None:
-        runs = {_fence(run): Run(run.run_us, run.cpu_us) for run in hint.runs}
-        mailbox.freed([*map(_fence, hint.fences), *runs], requeued=map(_fence, hint.requeued), runs=runs)
-
-    hops.add("/internal/admitted", AdmittedHint, admitted)
-    hops.add("/internal/freed", FreedHint, freed)
+__all__ = ["add_notification_routes", "add_query_routes"]
 
 
-def add_questions(hops: Hops, explaining: Explaining, planning: Planning) -> None:
-    hops.add("/internal/explain", ExplainAsk, explaining.explain)
-    hops.add("/internal/stragglers", StragglersAsk, explaining.stragglers)
-    hops.add("/internal/plan", PlanAsk, planning.plan)
+def add_notification_routes(api: InternalApi, inbox: NotificationInbox) -> None:
+    async def admitted(hint: ActionsAdmittedNotification) -> None:
+        inbox.admitted(hint.actions)
+
+    async def freed(hint: ResourcesFreedNotification) -> None:
+        runs = {_to_fence(run): RunDuration(run.run_us, run.cpu_us) for run in hint.runs}
+        inbox.freed([*map(_to_fence, hint.fences), *runs], requeued=map(_to_fence, hint.requeued), runs=runs)
+
+    api.add_route("/internal/admitted", ActionsAdmittedNotification, admitted)
+    api.add_route("/internal/freed", ResourcesFreedNotification, freed)
 
 
-def _fence(body: FenceBody | RunBody) -> Fence:
-    return Fence(as_read(body.id), body.grant_no)
+def add_query_routes(api: InternalApi, explainer: WaitExplainer, planner: CapacityPlanner) -> None:
+    api.add_route("/internal/explain", ExplainRequest, explainer.explain)
+    api.add_route("/internal/stragglers", FindStragglersRequest, explainer.stragglers)
+    api.add_route("/internal/plan", CapacityPlanRequest, planner.plan)
+
+
+def _to_fence(body: FencePayload | RunReport) -> Fence:
+    return Fence(to_driver_uuid(body.id), body.grant_no)

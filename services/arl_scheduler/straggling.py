@@ -5,63 +5,65 @@ from dataclasses import dataclass
 from uuid import UUID
 
 from arl_core.curves import main_resource
-from arl_core.estimates import Estimates
+from arl_core.estimates import DurationEstimates
 from arl_core.fence import Fence
-from arl_core.model import Amounts
-from arl_core.stragglers import UNCOUNTED, straggling_after_s
-from arl_scheduler.holds import Holds
+from arl_core.model import Resources
+from arl_core.stragglers import IGNORED_OVERRUN, straggler_limit_s
+from arl_scheduler.holds import AllocationTable
 
-__all__ = ["Straggler", "Straggling"]
+__all__ = ["DetectedStraggler", "StragglerDetector"]
 
 
 @dataclass(frozen=True, slots=True)
-class Straggler:
+class DetectedStraggler:
     """An action that runs for longer than `limit_s`."""
 
     fence: Fence
     node: int
-    amounts: Amounts
+    resources: Resources
     elapsed_s: float
     limit_s: float
 
 
-class Straggling:
+class StragglerDetector:
     def __init__(self) -> None:
-        self._known: dict[Fence, Straggler] = {}
+        self._detected: dict[Fence, DetectedStraggler] = {}
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._detected)
 
-    def longest(self, limit: int) -> list[Straggler]:
+    def longest(self, limit: int) -> list[DetectedStraggler]:
         """Those that are the furthest beyond their limits, first."""
-        order = sorted(self._known.values(), key=lambda each: (-each.elapsed_s / each.limit_s, each.fence))
+        order = sorted(self._detected.values(), key=lambda each: (-each.elapsed_s / each.limit_s, each.fence))
         return order[:limit]
 
-    def __iter__(self) -> Iterator[Straggler]:
-        return iter(self._known.values())
+    def __iter__(self) -> Iterator[DetectedStraggler]:
+        return iter(self._detected.values())
 
-    def of(self, action_id: UUID) -> list[Straggler]:
+    def find(self, action_id: UUID) -> list[DetectedStraggler]:
         """It, if it is one."""
-        return [each for fence, each in self._known.items() if fence.action_id == action_id]
+        return [each for fence, each in self._detected.items() if fence.action_id == action_id]
 
-    def look(self, holds: Holds, estimates: Estimates, *, now: float) -> None:
+    def update(self, allocations: AllocationTable, estimates: DurationEstimates, *, now: float) -> None:
         """Mark those that run; a mark that does not change stirs no node."""
         limits: dict[tuple[int, int], float | None] = {}
-        found: dict[Fence, Straggler] = {}
-        for hold in holds:
+        found: dict[Fence, DetectedStraggler] = {}
+        for hold in allocations:
             if hold.started is None or hold.cls is None:
                 continue
-            amounts = hold.mean_amounts(until=now)
+            amounts = hold.mean_resources(until=now)
             key = (hold.cls.key, amounts.get(main_resource(hold.cls) or "", 0))
             if key not in limits:
-                limits[key] = straggling_after_s(estimates, hold.cls, amounts)
+                limits[key] = straggler_limit_s(estimates, hold.cls, amounts)
             limit_s = limits[key]
             times = (now - hold.started) / limit_s if limit_s else 0.0
             if limit_s and times > 1.0:
-                found[hold.fence] = Straggler(hold.fence, hold.node, hold.amounts, now - hold.started, limit_s)
-            holds.mark(hold, overrun=_step(times))
-        self._known = found
+                found[hold.fence] = DetectedStraggler(
+                    hold.fence, hold.node, hold.resources, now - hold.started, limit_s
+                )
+            allocations.set_overrun(hold, overrun=_overrun_level(times))
+        self._detected = found
 
 
-def _step(times: float) -> float:
-    return UNCOUNTED if times > UNCOUNTED else float(times > 1.0)
+def _overrun_level(times: float) -> float:
+    return IGNORED_OVERRUN if times > IGNORED_OVERRUN else float(times > 1.0)

@@ -4,13 +4,13 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_store.locks import WISHES
+from arl_store.locks import DESIRED_STATE_LOCK
 from arl_store.tx import WriteTx
 
-__all__ = ["TermLost", "acquire_term", "ensure_cell", "hold_term", "renew_lease", "resign"]
+__all__ = ["TermLostError", "acquire_term", "ensure_cell", "lock_term", "renew_lease", "resign"]
 
 
-class TermLost(Exception):
+class TermLostError(Exception):
     """Another scheduler leads; nothing of this transaction was written."""
 
 
@@ -42,8 +42,8 @@ RENEW_LEASE = text("""
 RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :cell and term = :term")
 
 # Take-over updates this row and so waits for the last transaction of the old leader.
-HOLD_TERM = text(f"""
-    select pg_advisory_xact_lock_shared({WISHES}) from leader_term where cell = :cell and term = :term for share
+LOCK_TERM = text(f"""
+    select pg_advisory_xact_lock_shared({DESIRED_STATE_LOCK}) from leader_term where cell = :cell and term = :term for share
 """)  # noqa: S608 - a constant
 
 
@@ -64,7 +64,7 @@ async def resign(tx: WriteTx, *, cell: str, term: int) -> None:
     await tx.execute(RESIGN, {"cell": cell, "term": term})
 
 
-async def hold_term(tx: WriteTx, *, cell: str, term: int) -> None:
+async def lock_term(tx: WriteTx, *, cell: str, term: int) -> None:
     """First statement of every leader transaction: until its commit nobody else takes over."""
-    if await tx.first(HOLD_TERM, {"cell": cell, "term": term}) is None:
-        raise TermLost
+    if await tx.first(LOCK_TERM, {"cell": cell, "term": term}) is None:
+        raise TermLostError

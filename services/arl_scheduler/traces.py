@@ -5,39 +5,39 @@ from uuid import UUID
 
 from arl_core.model import Grant
 from arl_kit.telemetry import current_traceparent, new_traceparent
-from arl_scheduler.straggling import Straggler
+from arl_scheduler.straggling import DetectedStraggler
 from arl_trace.export import Exporter, Round
 
-__all__ = ["Traces"]
+__all__ = ["SchedulerTraces"]
 
 
-class Traces:
+class SchedulerTraces:
     """Without an exporter nothing is kept and nothing is read."""
 
     def __init__(self, exporter: Exporter | None = None) -> None:
         self._exporter = exporter
 
-    def begins_anew(self) -> None:
+    def reset(self) -> None:
         """The index is made from rows: what settled just before, it does not know of."""
         if self._exporter is not None:
             self._exporter.look_back()
 
-    def over(self, ids: Iterable[UUID]) -> None:
+    def mark_finished(self, ids: Iterable[UUID]) -> None:
         """These settled, or are queued again."""
         if self._exporter is not None:
             self._exporter.over(ids)
 
-    def straggle(self, found: Iterable[Straggler]) -> None:
+    def mark_stragglers(self, stragglers: Iterable[DetectedStraggler]) -> None:
         """These run far longer than others of their classes."""
         if self._exporter is not None:
-            for each in found:
+            for each in stragglers:
                 self._exporter.straggles(*each.fence, limit_s=each.limit_s)
 
-    def round(self, taken: Sequence[Grant], *, began: float, decided: float, ended: float) -> None:
+    def export_round(self, grants: Sequence[Grant], *, started: float, decided: float, ended: float) -> None:
         """A round is committed; times by the database's clock. Its hops go under the same trace."""
         if self._exporter is None:
             return
         _, trace_id, span_id, _ = (current_traceparent.get() or new_traceparent()).split("-")
         link = bytes.fromhex(trace_id), bytes.fromhex(span_id)
-        granted = [(grant.fence.action_id, grant.fence.grant_no) for grant in taken]
-        self._exporter.round(Round(link=link, began=began, decided=decided, ended=ended, granted=granted))
+        granted = [(grant.fence.action_id, grant.fence.grant_no) for grant in grants]
+        self._exporter.round(Round(link=link, began=started, decided=decided, ended=ended, granted=granted))

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from arl_tangram import Action, AsyncTangram, Outcome, exec_action
-from arl_tangram.leftovers import Leftovers
+from arl_tangram import Action, ActionOutcome, AsyncTangram, exec_action
+from arl_tangram.leftovers import HostResourceScanner
 from support.conditions import eventually, is_running
 from support.machine import Machine, a_machine
 
@@ -30,7 +30,7 @@ class Churn:
     def __init__(self, client: AsyncTangram) -> None:
         self._client = client
         self._lives = dict.fromkeys(range(ENVIRONMENTS), 0)
-        self.outcomes: Counter[tuple[Outcome | None, str | None]] = Counter()
+        self.outcomes: Counter[tuple[ActionOutcome | None, str | None]] = Counter()
 
     async def turn(self) -> None:
         """One exec in each environment."""
@@ -52,7 +52,7 @@ class Churn:
 
 
 def _lost(action: Action) -> bool:
-    return action.outcome is Outcome.INFRA_ERROR
+    return action.outcome is ActionOutcome.INFRA_ERROR
 
 
 def launcher_of(machine: Machine) -> int:
@@ -119,14 +119,14 @@ async def test_nothing_piles_up_over_many_execs_with_agents_and_manager_killed(t
             await churn.end()
             await until_empty(client)
         print(dict(churn.outcomes))
-        assert {outcome for outcome, _ in churn.outcomes} <= {Outcome.OK, Outcome.INFRA_ERROR}
-        assert churn.outcomes[Outcome.OK, None] >= EXECS * 0.8
+        assert {outcome for outcome, _ in churn.outcomes} <= {ActionOutcome.OK, ActionOutcome.INFRA_ERROR}
+        assert churn.outcomes[ActionOutcome.OK, None] >= EXECS * 0.8
         assert launcher_of(machine) == launcher
         await eventually(lambda: files_of(launcher) <= files)
         assert machine.cli("audit", check=False).returncode == 0
         pids = machine.pids() | set(agents(launcher))
     assert not [pid for pid in pids if is_running(pid)]
-    assert not list(Leftovers(machine.directory).findings())
+    assert not list(HostResourceScanner(machine.directory).findings())
 
 
 async def until_empty(client: AsyncTangram) -> None:

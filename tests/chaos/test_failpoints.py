@@ -8,10 +8,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from arl_core.states import State
-from arl_tangram import AsyncTangram, Outcome, SubmitAction, exec_action
+from arl_core.states import ActionState
+from arl_tangram import ActionOutcome, AsyncTangram, SubmitActionRequest, exec_action
 from arl_wire.actions import Action
-from arl_wire.audit import Audit
+from arl_wire.audit import ConsistencyReport
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
@@ -33,7 +33,7 @@ RESIZING = {"TANGRAM_POLICY": "spar_m"}
 STATES = "select count(*), count(distinct id) from actions where state = 'settled'"
 
 
-def workload() -> list[SubmitAction]:
+def workload() -> list[SubmitActionRequest]:
     """Chains of steps that each check the one before, and fresh environments that need no retry to be right."""
     step = (
         "import pathlib; p = pathlib.Path('steps'); n = len(p.read_text()) if p.exists() else 0\n"
@@ -97,22 +97,24 @@ async def a_wide_one(client: AsyncTangram, release: Path) -> UUID:
         resizable="any",
     )
     async with asyncio.timeout(20):
-        while (await client.get(action.id)).state == State.QUEUED:
+        while (await client.get(action.id)).state == ActionState.QUEUED:
             await asyncio.sleep(0.02)
     return action.id
 
 
 def expect_one_truth(actions: list[Action]) -> None:
     """What ran in a kept environment is never a false failure of its code."""
-    failed = [(a.outcome, a.reason, a.trajectory, a.message, a.result) for a in actions if a.outcome != Outcome.OK]
-    assert Counter(action.outcome for action in actions) == {Outcome.OK: ACTIONS}, failed
+    failed = [
+        (a.outcome, a.reason, a.trajectory, a.message, a.result) for a in actions if a.outcome != ActionOutcome.OK
+    ]
+    assert Counter(action.outcome for action in actions) == {ActionOutcome.OK: ACTIONS}, failed
 
 
 async def until_nothing_is_held(system: System) -> None:
     async with system.client() as client, asyncio.timeout(30):
         while True:
             answer = await client.get("/v1/admin/audit")
-            audit = Audit.model_validate_json(answer.content)
+            audit = ConsistencyReport.model_validate_json(answer.content)
             if not any(entry.held for entry in audit.held) and not any(node.environments for node in audit.nodes):
                 break
             await asyncio.sleep(0.1)

@@ -30,7 +30,7 @@ async def test_a_postgres_that_was_frozen_costs_no_running_action() -> None:
                 async with asyncio.timeout(10):
                     while (await client.get(f"/v1/actions/{id}")).json()["state"] != "running":
                         await asyncio.sleep(0.02)
-                postmaster = int((server.home.data / "postmaster.pid").read_text().splitlines()[0])
+                postmaster = int((server.paths.data / "postmaster.pid").read_text().splitlines()[0])
                 frozen = tree_of(postmaster)
                 for pid in frozen:
                     os.kill(pid, signal.SIGSTOP)

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from arl_wire.audit import Audit
+from arl_wire.audit import ConsistencyReport
 from support.bookings import LOG_EDGES
 from support.conditions import eventually
 from support.postgres import Databases
@@ -60,10 +60,10 @@ async def until_states(rows: Rows, ids: dict[str, str], expected: dict[str, tupl
     await rows.until(reached, timeout_s=20)
 
 
-async def until_nothing_is_held(client: httpx.AsyncClient) -> Audit:
+async def until_nothing_is_held(client: httpx.AsyncClient) -> ConsistencyReport:
     async with asyncio.timeout(20):
         while True:
-            audit = Audit.model_validate_json((await client.get("/v1/admin/audit")).content)
+            audit = ConsistencyReport.model_validate_json((await client.get("/v1/admin/audit")).content)
             if not any(entry.held for entry in audit.held):
                 return audit
             await asyncio.sleep(0.05)

@@ -10,7 +10,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from arl_tangram import Action, AsyncTangram, Outcome, SubmitAction, call_action
+from arl_tangram import Action, ActionOutcome, AsyncTangram, SubmitActionRequest, call_action
 from support.endpoint import Asked, External, external
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -57,7 +57,7 @@ async def kill_now_and_then(system: System, random_: random.Random) -> None:
         await system.start(name)
 
 
-def a_call(number: int) -> SubmitAction:
+def a_call(number: int) -> SubmitActionRequest:
     """Every other one may not be sent twice."""
     if number % 2:
         return call_action("e", f"post/{number}", body=str(number), task="chaos")
@@ -69,7 +69,7 @@ async def test_calls_settle_once_and_none_that_may_not_is_sent_twice(system: Sys
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     random_ = random.Random(seed)
-    async with AsyncTangram(system.url, API_KEY, patience_s=PATIENCE_S) as client:
+    async with AsyncTangram(system.url, API_KEY, retry_timeout_s=PATIENCE_S) as client:
         killing = asyncio.create_task(kill_now_and_then(system, random_))
         ids: list[UUID] = []
         for first in range(0, CALLS, 50):
@@ -87,9 +87,9 @@ async def test_calls_settle_once_and_none_that_may_not_is_sent_twice(system: Sys
 
 def expect_one_truth(number: int, action: Action, carried_out: Counter[str]) -> None:
     """What is said of it is what happened."""
-    assert action.outcome in (Outcome.OK, Outcome.INFRA_ERROR), action
+    assert action.outcome in (ActionOutcome.OK, ActionOutcome.INFRA_ERROR), action
     times = carried_out[f"/{'post' if number % 2 else 'get'}/{number}"]
-    if action.outcome is Outcome.OK:
+    if action.outcome is ActionOutcome.OK:
         assert times >= 1, action
         assert action.result is not None
         assert action.result.response is not None
@@ -97,4 +97,4 @@ def expect_one_truth(number: int, action: Action, carried_out: Counter[str]) -> 
     if number % 2:
         assert times <= 1, f"call {number} was carried out {times} times: {action}"
     else:
-        assert action.outcome is Outcome.OK, action
+        assert action.outcome is ActionOutcome.OK, action

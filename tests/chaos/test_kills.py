@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from arl_store.embedded import EmbeddedPostgres
-from arl_tangram import AsyncTangram, Outcome
-from arl_tangram.leftovers import Leftovers
+from arl_tangram import ActionOutcome, AsyncTangram
+from arl_tangram.leftovers import HostResourceScanner
 from support.conditions import eventually, is_running
 from support.load import Load
 from support.machine import Machine, an_armed_machine
@@ -119,7 +119,7 @@ async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_pat
         tell("clean; stopping")
     tell("stopped")
     assert not [pid for pid in pids if is_running(pid)], "processes outlive `down`"
-    assert not list(Leftovers(machine.directory).findings())
+    assert not list(HostResourceScanner(machine.directory).findings())
     assert not machine.directory.exists()
 
 
@@ -127,11 +127,11 @@ async def expect_one_truth(client: AsyncTangram, load: Load) -> None:
     """What ran in a kept environment is never a false failure of its code, and ran once and in order."""
     outcomes = Counter(truth[:2] for truth in load.truth.values())
     print(dict(outcomes))
-    failed = [id for id, truth in load.truth.items() if truth[0] not in (Outcome.OK, Outcome.INFRA_ERROR)]
+    failed = [id for id, truth in load.truth.items() if truth[0] not in (ActionOutcome.OK, ActionOutcome.INFRA_ERROR)]
     assert not failed, [(await client.get(id)).model_dump() for id in failed[:3]]
-    assert outcomes[Outcome.OK, None] >= load.acknowledged * 0.9
+    assert outcomes[ActionOutcome.OK, None] >= load.acknowledged * 0.9
     for id, (_, step) in load.steps.items():
-        if load.truth[id][0] == Outcome.OK:
+        if load.truth[id][0] == ActionOutcome.OK:
             result = (await client.get(id)).result
             assert result is not None
             assert result.stdout.text.split()[-1] == str(step)

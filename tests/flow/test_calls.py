@@ -122,7 +122,7 @@ async def test_a_task_has_no_more_calls_of_an_endpoint_than_its_quota(site: Site
     site.there.answer = soon
     async with AsyncTangram(site.system.url, API_KEY) as tangram:
         await tangram.call("many", task="modest")
-        queue = await tangram.quota_queue("modest", endpoints={"many": 2})
+        queue = await tangram.set_queue_quota("modest", endpoints={"many": 2})
         assert queue.quota is not None
         assert queue.quota.endpoints == {"many": 2}
         site.there.most = 0

@@ -8,13 +8,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_core.stragglers import RUNS_TO_TELL
+from arl_core.stragglers import MIN_STRAGGLER_RUNS
 from arl_tangram import AsyncTangram, BatchRefused, exec_action
 from arl_tangram.cli.explain import sentences
-from arl_tangram.cli.plan import table_of
+from arl_tangram.cli.plan import capacity_table
 from arl_tangram.cli.top import stragglers_table
-from arl_wire.plans import PlanQuestion
-from arl_wire.stragglers import Straggler
+from arl_wire.plans import CapacityPlanQuery
+from arl_wire.stragglers import StragglerInfo
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -173,10 +173,10 @@ async def test_a_gang_that_cannot_be_one_is_refused_item_by_item(api: httpx.Asyn
 async def test_what_runs_far_longer_than_others_like_it_is_shown(system: System, api: httpx.AsyncClient) -> None:
     alike = {"task": "t", "profile": "suite", "cpu": 0.1}
     async with AsyncTangram(system.url, API_KEY) as tangram:
-        quick = [exec_action(argv=["sleep", "0.02"], **alike) for _ in range(RUNS_TO_TELL)]
+        quick = [exec_action(argv=["sleep", "0.02"], **alike) for _ in range(MIN_STRAGGLER_RUNS)]
         ended = await tangram.wait(await tangram.submit_many(quick), timeout_s=20)
         slow = await tangram.submit(argv=["sleep", "300"], **alike)
-        found: list[Straggler] = []
+        found: list[StragglerInfo] = []
 
         async def is_seen() -> bool:
             found[:] = await tangram.stragglers()
@@ -201,14 +201,14 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     id = await submit(api)
     await explained(api, id, "waits_for_capacity")
     async with AsyncTangram(system.url, API_KEY) as tangram:
-        found = await tangram.plan(PlanQuestion(add_nodes=1, actions=3, cpu=0.5, seconds=60))
+        found = await tangram.plan_capacity(CapacityPlanQuery(add_nodes=1, actions=3, cpu=0.5, seconds=60))
     before, after = found.as_is, found.changed
     assert after is not None
     assert (before.nodes, before.cpu_milli, before.waiting, before.starts_now) == (1, 1000, 1, 0)
     assert (after.nodes, after.cpu_milli, after.waiting, after.starts_now) == (2, 2000, 4, 1)
     assert (before.started, after.started) == (1, 4)
     assert before.complete
-    assert [str(cell) for cell in table_of(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
+    assert [str(cell) for cell in capacity_table(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
     node = (await api.get("/v1/admin/nodes")).json()["items"][0]["name"]
     for change in ({"cores": "50%"}, {"without": [node]}):
         (without,) = [(await api.get("/v1/admin/plan", params=change)).json()["changed"]]

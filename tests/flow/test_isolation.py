@@ -14,7 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_core.stragglers import RUNS_TO_TELL
+from arl_core.stragglers import MIN_STRAGGLER_RUNS
 from arl_gateway.app import build
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key
@@ -229,7 +229,7 @@ async def test_a_list_has_only_ones_own(
 async def a_straggler(api: httpx.AsyncClient) -> None:
     """One that runs for long, after enough like it that did not."""
     alike = LONG | {"profile": "suite"}
-    quick = [alike | {"argv": ["sleep", "0.01"]}] * RUNS_TO_TELL
+    quick = [alike | {"argv": ["sleep", "0.01"]}] * MIN_STRAGGLER_RUNS
     items = (await api.post("/v1/actions:batch", json={"actions": quick})).json()["items"]
     ids = [item["id"] for item in items]
     assert not (await api.post("/v1/actions:wait", json={"ids": ids, "timeout_s": 20})).json()["pending"]

@@ -12,7 +12,7 @@ import pytest
 import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
-from arl_tangram import AsyncTangram, NotFound, Output, OutputEnd, OutputEvent, Tangram
+from arl_tangram import AsyncTangram, NotFound, OutputData, OutputEnd, OutputEvent, Tangram
 from support.events import following
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -229,7 +229,7 @@ class TestClient:
             id = UUID(await submitted(api, ECHO, stdin_open=True))
             seen, sent = b"", 0
             async for event in tangram.stream(id):
-                if isinstance(event, Output) and event.stream == "stdout":
+                if isinstance(event, OutputData) and event.stream == "stdout":
                     assert event.offset == len(seen)
                     seen += event.data
                 if seen == b"ready\n" and sent == 0:
@@ -252,7 +252,7 @@ class TestClient:
                 return list(tangram.stream(action.id))
 
         seen = await asyncio.to_thread(follow)
-        stdout = b"".join(event.data for event in seen if isinstance(event, Output) and event.stream == "stdout")
+        stdout = b"".join(event.data for event in seen if isinstance(event, OutputData) and event.stream == "stdout")
         assert stdout == b"ready\ngot one\nover\n"
         assert isinstance(seen[-1], OutputEnd)
 

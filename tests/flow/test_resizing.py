@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from arl_tangram import AsyncTangram
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
@@ -48,7 +48,7 @@ async def until_cores(client: AsyncTangram, action: object, milli: int) -> None:
 async def test_a_running_command_gives_a_core_and_gets_it_back(system: System) -> None:
     async with AsyncTangram(system.url, API_KEY) as client:
         wide = await client.submit(
-            SubmitAction.model_validate(
+            SubmitActionRequest.model_validate(
                 {"task": "t", "source": SAYS_ITS_CORES, "demand": FROM_ONE_TO_TWO, "elasticity": RESIZABLE}
             )
         )

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from arl_core.residency import Residence
+from arl_core.residency import ResidencyState
 from support.conditions import eventually, is_running
 from support.postgres import Databases
 from support.system import System, running_system
@@ -72,8 +72,10 @@ async def test_items_of_many_clients_are_each_answered_once_and_right(api: httpx
     said = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
     assert float(said["tangram_gpu_items_total"]) >= 150
     assert float(said["tangram_gpu_batches_total"]) < 150
-    states = {state: float(said[f'tangram_gpu_residency{{service="minilm",state="{state}"}}']) for state in Residence}
-    assert states == {**dict.fromkeys(Residence, 0.0), Residence.RESIDENT: 1.0}
+    states = {
+        state: float(said[f'tangram_gpu_residency{{service="minilm",state="{state}"}}']) for state in ResidencyState
+    }
+    assert states == {**dict.fromkeys(ResidencyState, 0.0), ResidencyState.RESIDENT: 1.0}
     assert float(said["tangram_gpu_restore_seconds_count"]) == 1
 
 

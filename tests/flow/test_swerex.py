@@ -17,8 +17,8 @@ import pytest
 import pytest_asyncio
 
 from arl_cpu.templates.importing import import_template
-from arl_cpu.templates.store import Store
-from arl_cpu.templates.streams import Budget
+from arl_cpu.templates.store import TemplateStore
+from arl_cpu.templates.streams import ImportBudget
 from arl_store.migrate import ensure_api_key
 from support.conditions import eventually
 from support.images import a_root
@@ -36,7 +36,12 @@ def templates() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="tangram-templates-"))
     directory.chmod(0o755)
     root = a_root(directory / "root", programs=PROGRAMS, files={"root/.bashrc": "FROM=bashrc\n"})
-    import_template(Store(directory / "templates"), root, "small", budget=Budget(max_bytes=1 << 30, max_members=10_000))
+    import_template(
+        TemplateStore(directory / "templates"),
+        root,
+        "small",
+        budget=ImportBudget(max_bytes=1 << 30, max_members=10_000),
+    )
     yield directory / "templates"
     shutil.rmtree(directory)
 

@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_span_id, format_trace_id
 
-from arl_core.stragglers import RUNS_TO_TELL
+from arl_core.stragglers import MIN_STRAGGLER_RUNS
 from arl_store.migrate import ensure_api_key
 from arl_tangram import AsyncTangram
 from support.collector import Collector, a_collector
@@ -201,7 +201,7 @@ class TestExport:
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         alike = {**TRUE, "profile": "straggles", "argv": ["sleep", "0.02"]}
-        for _ in range(RUNS_TO_TELL):
+        for _ in range(MIN_STRAGGLER_RUNS):
             await settled(api, alike)
         trace_id = secrets.token_hex(16)
         headers = {"traceparent": f"00-{trace_id}-{secrets.token_hex(8)}-00"}

@@ -66,7 +66,7 @@ async def test_what_a_verifier_does_not_take_is_refused(api: httpx.AsyncClient) 
 
 async def test_the_sdk_scores_with_a_verifier_as_with_any_service(api: httpx.AsyncClient, system: System) -> None:
     async with AsyncTangram(system.url, API_KEY) as tangram:
-        assert "exact" in {service.name for service in await tangram.services() if service.available}
+        assert "exact" in {service.name for service in await tangram.reward_services() if service.available}
         assert [entry.score for entry in await tangram.score("exact", [("a", "a"), ("a", "b")])] == [1.0, 0.0]
 
 

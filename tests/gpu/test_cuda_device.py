@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arl_core.eviction import Eviction
-from arl_core.residency import Residence
+from arl_core.eviction import EvictionPolicy
+from arl_core.residency import ResidencyState
 from arl_gpu.device import DeviceFull
-from arl_gpu.residency import NoRoom, Residency
+from arl_gpu.residency import DeviceResidency, InsufficientMemory
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -38,29 +38,29 @@ def weights(size: int, seed: int) -> Bytes:
 
 
 def test_bytes_arrive_as_they_are_and_leave_without_a_copy_back(device: Any) -> None:
-    residency = Residency(device, eviction=Eviction.LRU)
+    residency = DeviceResidency(device, eviction=EvictionPolicy.LRU)
     kept = {name: weights(300 * MIB + at, seed=at) for at, name in enumerate(("a", "b", "c"))}
     for name, each in kept.items():
         residency.load(name, each)
     for name in ("a", "b", "c", "a"):
-        with residency.using(name) as content:
+        with residency.use(name) as content:
             assert bytes(content.cpu().numpy()) == kept[name].content
         assert device.used == residency.used <= CAPACITY
-    assert residency.states["b"] is Residence.HOST
+    assert residency.states["b"] is ResidencyState.HOST
     residency.close()
     assert device.used == 0
 
 
 def test_a_copy_ahead_disturbs_no_forward(device: Any) -> None:
-    residency = Residency(device)
+    residency = DeviceResidency(device)
     first, second = weights(300 * MIB, seed=1), weights(300 * MIB, seed=2)
     residency.load("a", first)
     residency.load("b", second)
-    with residency.using("a") as content:
+    with residency.use("a") as content:
         total = content.to(torch.int64).sum()
         assert residency.prefetch(["b"]) == "b"
         assert int(total) == int(content.to(torch.int64).sum())
-    with residency.using("b") as content:
+    with residency.use("b") as content:
         assert bytes(content[:MIB].cpu().numpy()) == second.content[:MIB]
     residency.close()
 
@@ -77,9 +77,9 @@ def test_memory_that_can_not_be_pinned_is_copied_all_the_same_and_no_forward_hea
 
 
 def test_what_does_not_fit_takes_nothing(device: Any) -> None:
-    residency = Residency(device)
+    residency = DeviceResidency(device)
     residency.load("large", Bytes(memoryview(bytearray(CAPACITY + 1))))
-    with pytest.raises(NoRoom), residency.using("large"):
+    with pytest.raises(InsufficientMemory), residency.use("large"):
         pass
     assert device.used == residency.used == 0
     with pytest.raises(DeviceFull):
@@ -112,9 +112,9 @@ def test_what_leaves_a_device_that_is_shared_is_there_for_an_engine() -> None:
     device.copy_async(block, content).wait()
     assert bytes(block.view().cpu().numpy()) == content
     assert free - torch.cuda.mem_get_info(0)[0] >= 300 * MIB
-    lent = device.lend(400 * MIB)
+    lent = device.reserve_external(400 * MIB)
     with pytest.raises(DeviceFull):
-        device.lend(1)
+        device.reserve_external(1)
     device.free(block)
     assert free - torch.cuda.mem_get_info(0)[0] < 64 * MIB
     assert device.used == 400 * MIB

@@ -16,9 +16,9 @@ import pytest
 
 from arl_cpu.templates.importing import import_template, remove_template
 from arl_cpu.templates.records import Template
-from arl_cpu.templates.refused import Refused
-from arl_cpu.templates.store import TREE, InUse, Store, UnknownTemplate
-from arl_cpu.templates.streams import Budget
+from arl_cpu.templates.refused import TemplateError
+from arl_cpu.templates.store import LAYER_TREE, TemplateInUse, TemplateStore, UnknownTemplate
+from arl_cpu.templates.streams import ImportBudget
 from arl_cpu.templates.unpack import OPAQUE
 from support.conditions import eventually
 from support.images import a_docker_archive, a_layer, a_link, a_symlink, an_oci_layout, member
@@ -29,31 +29,33 @@ UP = "../" * 12
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path / "store")
+def store(tmp_path: Path) -> TemplateStore:
+    return TemplateStore(tmp_path / "store")
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
     """No partial layer, nothing outside the store, and every layer belongs to a template."""
     yield
-    store = Store(tmp_path / "store")
+    store = TemplateStore(tmp_path / "store")
     assert not (tmp_path / PLANTED).exists()
-    needed = {layer for template in store.list() for layer in template.layers}
-    assert {path.name for path in store.layers.iterdir()} == needed
+    needed = {layer for template in store.list_templates() for layer in template.layers}
+    assert {path.name for path in store.layers_dir.iterdir()} == needed
 
 
-def a_budget(**changed: int) -> Budget:
-    return Budget(**{"max_bytes": 64 << 20, "max_members": 1000, **changed})
+def a_budget(**changed: int) -> ImportBudget:
+    return ImportBudget(**{"max_bytes": 64 << 20, "max_members": 1000, **changed})
 
 
-def imported(store: Store, *layers: bytes, name: str = "t", budget: Budget | None = None, **image: Any) -> Template:
+def imported(
+    store: TemplateStore, *layers: bytes, name: str = "t", budget: ImportBudget | None = None, **image: Any
+) -> Template:
     path = store.directory.parent / f"image-{name}-{len(os.listdir(store.directory.parent))}"
     return import_template(store, an_oci_layout(path, layers, **image), name, budget=budget or a_budget())
 
 
-def tree_of(store: Store, template: Template, layer: int = -1) -> Path:
-    return store.layers / template.layers[layer] / TREE
+def tree_of(store: TemplateStore, template: Template, layer: int = -1) -> Path:
+    return store.layers_dir / template.layers[layer] / LAYER_TREE
 
 
 class TestWhatIsRefused:
@@ -76,30 +78,30 @@ class TestWhatIsRefused:
         ],
         ids=lambda members: members[-1][0].name[:40],
     )
-    def test_a_path_that_leads_out_or_nowhere(self, store: Store, members: list[Any]) -> None:
-        with pytest.raises(Refused):
+    def test_a_path_that_leads_out_or_nowhere(self, store: TemplateStore, members: list[Any]) -> None:
+        with pytest.raises(TemplateError):
             imported(store, a_layer(*members))
-        assert store.list() == ()
+        assert store.list_templates() == ()
 
-    def test_what_unpacks_to_too_much_however_small_it_was(self, store: Store) -> None:
+    def test_what_unpacks_to_too_much_however_small_it_was(self, store: TemplateStore) -> None:
         """10 GiB of zeros are 10 MiB as they come."""
         layer = a_layer(member("bomb", bytes(128 << 20)))
-        with pytest.raises(Refused, match="more than 64 MiB; --max-mib"):
+        with pytest.raises(TemplateError, match="more than 64 MiB; --max-mib"):
             imported(store, layer)
 
-    def test_a_file_of_holes_counts_with_its_holes(self, store: Store) -> None:
+    def test_a_file_of_holes_counts_with_its_holes(self, store: TemplateStore) -> None:
         sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s"}
         sparse["GNU.sparse.realsize"] = str(10 << 30)
         content = b"1\n0\n1\n".ljust(512, b"\0") + b"x".ljust(512, b"\0")
-        with pytest.raises(Refused, match="more than 64 MiB"):
+        with pytest.raises(TemplateError, match="more than 64 MiB"):
             imported(store, a_layer(member("s", content, pax_headers=sparse)))
 
-    def test_too_many_files(self, store: Store) -> None:
-        with pytest.raises(Refused, match="more than 10 files; --max-members"):
+    def test_too_many_files(self, store: TemplateStore) -> None:
+        with pytest.raises(TemplateError, match="more than 10 files; --max-members"):
             imported(store, a_layer(*(member(f"{n}") for n in range(11))), budget=a_budget(max_members=10))
 
     @pytest.mark.parametrize("what", ["digest", "diff_id", "truncated", "garbage", "zstd"])
-    def test_a_layer_that_is_not_what_the_image_says(self, store: Store, tmp_path: Path, what: str) -> None:
+    def test_a_layer_that_is_not_what_the_image_says(self, store: TemplateStore, tmp_path: Path, what: str) -> None:
         layer = a_layer(member("a", os.urandom(9000)))
         path = an_oci_layout(tmp_path / "image", [layer])
         blob = max((path / "blobs/sha256").iterdir(), key=lambda each: each.stat().st_size)
@@ -111,39 +113,39 @@ class TestWhatIsRefused:
             "zstd": b"\x28\xb5\x2f\xfd0000",
         }[what]
         blob.write_bytes(content)
-        with pytest.raises(Refused, match="gzip" if what == "zstd" and sys.version_info < (3, 14) else "damaged"):
+        with pytest.raises(TemplateError, match="gzip" if what == "zstd" and sys.version_info < (3, 14) else "damaged"):
             import_template(store, path, "t", budget=a_budget())
-        assert store.list() == ()
+        assert store.list_templates() == ()
 
-    def test_a_layer_that_the_configuration_does_not_know(self, store: Store, tmp_path: Path) -> None:
+    def test_a_layer_that_the_configuration_does_not_know(self, store: TemplateStore, tmp_path: Path) -> None:
         """What `docker save` writes says no other digests."""
         path = a_docker_archive(tmp_path / "image.tar", [a_layer(member("a", "1"))])
         content = path.read_bytes()
         path.write_bytes(content.replace(a_layer(member("a", "1")), a_layer(member("a", "2"))))
         assert path.read_bytes() != content
-        with pytest.raises(Refused, match="damaged"):
+        with pytest.raises(TemplateError, match="damaged"):
             import_template(store, path, "t", budget=a_budget())
 
     @pytest.mark.parametrize("content", [b"", b"x" * 2000, b"{}", b"[" * 100_000])
-    def test_what_is_no_image(self, store: Store, tmp_path: Path, content: bytes) -> None:
+    def test_what_is_no_image(self, store: TemplateStore, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "image.tar").write_bytes(content)
         layout = an_oci_layout(tmp_path / "layout", [a_layer()])
         (layout / "index.json").write_bytes(content)
         for path in (tmp_path / "image.tar", layout, tmp_path / "missing"):
-            with pytest.raises(Refused):
+            with pytest.raises(TemplateError):
                 import_template(store, path, "t", budget=a_budget())
-        store.make()
+        store.create_directories()
 
-    def test_a_docker_archive_whose_parts_lie_outside_it(self, store: Store, tmp_path: Path) -> None:
+    def test_a_docker_archive_whose_parts_lie_outside_it(self, store: TemplateStore, tmp_path: Path) -> None:
         path = a_docker_archive(tmp_path / "image.tar", [a_layer()])
         manifest = '[{"Config": "../../../../etc/passwd", "Layers": ["/etc/passwd"]}]'
         path.write_bytes(a_layer(member("manifest.json", manifest)))
-        with pytest.raises(Refused, match="is not in it"):
+        with pytest.raises(TemplateError, match="is not in it"):
             import_template(store, path, "t", budget=a_budget())
 
 
 class TestWhatIsContained:
-    def test_links_are_followed_inside_the_layer_only(self, store: Store, tmp_path: Path) -> None:
+    def test_links_are_followed_inside_the_layer_only(self, store: TemplateStore, tmp_path: Path) -> None:
         """As with the image's root for the root: an absolute link leads to the layer's own directory."""
         (tmp_path / "outside").mkdir()
         outside = str(tmp_path / "outside")
@@ -152,19 +154,21 @@ class TestWhatIsContained:
         assert list((tmp_path / "outside").iterdir()) == []
         assert (tree_of(store, template) / outside.lstrip("/") / PLANTED).read_text() == "x"
 
-    def test_a_layer_does_not_write_through_a_link_of_the_one_below(self, store: Store, tmp_path: Path) -> None:
+    def test_a_layer_does_not_write_through_a_link_of_the_one_below(self, store: TemplateStore, tmp_path: Path) -> None:
         template = imported(store, a_layer(a_symlink("way", str(tmp_path))), a_layer(member(f"way/{PLANTED}", "x")))
         assert (tree_of(store, template) / "way" / PLANTED).read_text() == "x"
         assert (tree_of(store, template, 0) / "way").is_symlink()
 
-    def test_a_file_replaces_a_link_of_its_name_and_not_what_that_leads_to(self, store: Store, tmp_path: Path) -> None:
+    def test_a_file_replaces_a_link_of_its_name_and_not_what_that_leads_to(
+        self, store: TemplateStore, tmp_path: Path
+    ) -> None:
         victim = tmp_path / "victim"
         victim.write_text("mine")
         template = imported(store, a_layer(a_symlink("f", str(victim)), member("f", "x"), a_symlink("f", "y")))
         assert victim.read_text() == "mine"
         assert os.readlink(tree_of(store, template) / "f") == "y"
 
-    def test_no_device_no_pipe_and_no_set_uid_bit_come_through(self, store: Store) -> None:
+    def test_no_device_no_pipe_and_no_set_uid_bit_come_through(self, store: TemplateStore) -> None:
         kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
         nodes = [member(f"n{n}", type=kind, devmajor=1, devminor=3) for n, kind in enumerate(kinds)]
         template = imported(store, a_layer(*nodes, member("su", "x", mode=0o6755), member("d/", mode=0o7777)))
@@ -174,7 +178,7 @@ class TestWhatIsContained:
 
     @pytest.mark.root
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-    def test_no_file_of_a_layer_is_roots(self, store: Store) -> None:
+    def test_no_file_of_a_layer_is_roots(self, store: TemplateStore) -> None:
         layer = a_layer(member("a/b/c", "x"), a_symlink("s", "x"), member("d/", uid=0), a_link("l", "a/b/c"))
         tree = tree_of(store, imported(store, layer))
         assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {1000}
@@ -182,7 +186,7 @@ class TestWhatIsContained:
 
 
 class TestLayers:
-    def test_marks_become_those_of_overlayfs(self, store: Store) -> None:
+    def test_marks_become_those_of_overlayfs(self, store: TemplateStore) -> None:
         layer = a_layer(
             member(".wh.gone"),
             *(member("kept", "x"), member(".wh.kept")),
@@ -199,14 +203,14 @@ class TestLayers:
         assert opaque == {"new", "again", "d"}
         assert {path.name for path in tree.iterdir()} == {"gone", "kept", "new", "again", "d"}
 
-    def test_links_times_and_modes_are_kept_and_the_owner_may_write(self, store: Store) -> None:
+    def test_links_times_and_modes_are_kept_and_the_owner_may_write(self, store: TemplateStore) -> None:
         layer = a_layer(member("a", "x", mode=0o555), a_link("b", "a"), member("d/", mode=0o555), member("d/e"))
         tree = tree_of(store, imported(store, layer))
         assert (tree / "a").samefile(tree / "b")
         assert [stat.S_IMODE((tree / name).stat().st_mode) for name in ("a", "d")] == [0o755, 0o755]
         assert {(tree / name).stat().st_mtime for name in ("a", "d", "d/e")} == {1_700_000_000}
 
-    def test_the_three_forms_of_an_image_are_the_same_template(self, store: Store, tmp_path: Path) -> None:
+    def test_the_three_forms_of_an_image_are_the_same_template(self, store: TemplateStore, tmp_path: Path) -> None:
         layers = [a_layer(member("a", "1")), a_layer(member("b", "2"))]
         layout = an_oci_layout(tmp_path / "layout", layers, config={"Env": ["A=1"], "WorkingDir": "/w"})
         with tarfile.open(tmp_path / "layout.tar", "w") as archive:
@@ -217,9 +221,9 @@ class TestLayers:
             for number, path in enumerate((layout, tmp_path / "layout.tar", docker))
         ]
         assert len({(template.layers, template.env["A"], template.workdir, template.digest) for template in made}) == 1
-        assert len(list(store.layers.iterdir())) == 2
+        assert len(list(store.layers_dir.iterdir())) == 2
 
-    def test_a_directory_is_copied_and_known_again(self, store: Store, tmp_path: Path) -> None:
+    def test_a_directory_is_copied_and_known_again(self, store: TemplateStore, tmp_path: Path) -> None:
         tree = tmp_path / "tree"
         (tree / "root").mkdir(parents=True)
         (tree / "root" / "a").write_text("1")
@@ -234,35 +238,35 @@ class TestLayers:
         assert (copy / "b").read_text() == "1"
         assert import_template(store, tree, "t", budget=a_budget()).digest != first.digest
 
-    def test_a_directory_that_is_too_large_is_refused(self, store: Store, tmp_path: Path) -> None:
+    def test_a_directory_that_is_too_large_is_refused(self, store: TemplateStore, tmp_path: Path) -> None:
         (tmp_path / "tree").mkdir()
         (tmp_path / "tree" / "a").write_bytes(bytes(1 << 20))
-        with pytest.raises(Refused, match="--max-mib"):
+        with pytest.raises(TemplateError, match="--max-mib"):
             import_template(store, tmp_path / "tree", "t", budget=a_budget(max_bytes=1 << 20))
 
 
 class TestStore:
-    def test_a_layer_that_is_there_is_not_unpacked_again(self, store: Store) -> None:
+    def test_a_layer_that_is_there_is_not_unpacked_again(self, store: TemplateStore) -> None:
         base, top = a_layer(member("a", "1")), a_layer(member("b", "2"))
         before = (tree_of(store, imported(store, base, name="one")) / "a").stat().st_ino
         both = imported(store, base, top, name="two", budget=a_budget(max_bytes=len(top)))
         assert (tree_of(store, both, 0) / "a").stat().st_ino == before
 
-    def test_layers_go_with_the_last_template_that_has_them(self, store: Store) -> None:
+    def test_layers_go_with_the_last_template_that_has_them(self, store: TemplateStore) -> None:
         base = a_layer(member("a", "1"))
         imported(store, base, name="one")
         imported(store, base, a_layer(member("b")), name="two")
         remove_template(store, "two")
-        assert len(list(store.layers.iterdir())) == 1
+        assert len(list(store.layers_dir.iterdir())) == 1
         remove_template(store, "one")
-        assert list(store.layers.iterdir()) == []
+        assert list(store.layers_dir.iterdir()) == []
         with pytest.raises(UnknownTemplate):
             remove_template(store, "one")
 
-    def test_what_is_in_use_stays_until_it_is_not(self, store: Store) -> None:
+    def test_what_is_in_use_stays_until_it_is_not(self, store: TemplateStore) -> None:
         imported(store, a_layer(member("a", "1")))
         used = store.open("t")
-        with pytest.raises(InUse):
+        with pytest.raises(TemplateInUse):
             remove_template(store, "t")
         other = imported(store, a_layer(member("a", "2")))
         assert used.template.layers != other.layers
@@ -271,37 +275,39 @@ class TestStore:
         imported(store, a_layer(member("a", "2")))
         assert not tree_of(store, used.template).exists()
 
-    def test_what_an_environment_began_with_stays_by_its_name_when_that_is_imported_anew(self, store: Store) -> None:
+    def test_what_an_environment_began_with_stays_by_its_name_when_that_is_imported_anew(
+        self, store: TemplateStore
+    ) -> None:
         imported(store, a_layer(member("a", "1")))
         used = store.open("t")
         imported(store, a_layer(member("a", "2")))
-        with pytest.raises(InUse):
+        with pytest.raises(TemplateInUse):
             remove_template(store, "t")
         used.close()
         remove_template(store, "t")
-        assert list(store.names.iterdir()) == []
+        assert list(store.records_dir.iterdir()) == []
 
-    def test_a_record_that_cannot_be_read_is_in_nobodys_way(self, store: Store) -> None:
+    def test_a_record_that_cannot_be_read_is_in_nobodys_way(self, store: TemplateStore) -> None:
         kept = imported(store, a_layer(member("a", "1")), name="bad")
-        store.path_of("bad").write_text("{")
+        store.record_path("bad").write_text("{")
         imported(store, a_layer(member("b", "2")), name="good")
-        assert [each.name for each in store.list()] == ["good"]
-        assert list(store.damaged()) == ["bad"]
+        assert [each.name for each in store.list_templates()] == ["good"]
+        assert list(store.damaged_records()) == ["bad"]
         assert tree_of(store, kept).exists(), "another version may know what it says"
         arguments = [sys.executable, "-m", "arl_cpu.templates", str(store.directory), "list"]
         shown = subprocess.run(arguments, capture_output=True, text=True, check=True)
         assert '"good"' in shown.stdout
         assert "bad" in shown.stderr
         remove_template(store, "bad")
-        assert [path.name for path in store.layers.iterdir()] == list(store.list()[0].layers)
+        assert [path.name for path in store.layers_dir.iterdir()] == list(store.list_templates()[0].layers)
 
-    def test_a_layer_whose_root_hides_all_below_it_is_the_lowest(self, store: Store) -> None:
+    def test_a_layer_whose_root_hides_all_below_it_is_the_lowest(self, store: TemplateStore) -> None:
         top = a_layer(member(".wh..wh..opq"), member("b", "2"))
         template = imported(store, a_layer(member("a", "1")), top, a_layer(member("c", "3")))
         assert len(template.layers) == 2
         assert (tree_of(store, template, 0) / "b").exists()
 
-    def test_an_import_that_was_killed_leaves_nothing_that_counts(self, store: Store, tmp_path: Path) -> None:
+    def test_an_import_that_was_killed_leaves_nothing_that_counts(self, store: TemplateStore, tmp_path: Path) -> None:
         layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", bytes(1 << 20)))])
         arguments = [str(store.directory), "import", str(layout), "t", "100", "100"]
         command = f"""
@@ -312,12 +318,12 @@ sys.exit(__main__.main({arguments!r}))
 """
         killed = subprocess.run([sys.executable, "-c", command], check=False)
         assert killed.returncode == -signal.SIGKILL
-        assert [path.name.startswith(".partial-") for path in store.layers.iterdir()] == [True]
-        assert store.list() == ()
+        assert [path.name.startswith(".partial-") for path in store.layers_dir.iterdir()] == [True]
+        assert store.list_templates() == ()
         assert import_template(store, layout, "t", budget=a_budget()).layers
 
-    async def test_two_imports_at_once_wait_for_each_other(self, store: Store, tmp_path: Path) -> None:
-        store.make()
+    async def test_two_imports_at_once_wait_for_each_other(self, store: TemplateStore, tmp_path: Path) -> None:
+        store.create_directories()
         layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", "1"))])
         made: list[Template] = []
 
@@ -325,14 +331,14 @@ sys.exit(__main__.main({arguments!r}))
             made.append(import_template(store, layout, name, budget=a_budget()))
 
         threads = [threading.Thread(target=make, args=(name,)) for name in ("one", "two")]
-        with store.changing():
+        with store.exclusive_lock():
             for thread in threads:
                 thread.start()
             await eventually(lambda: waiting_for(store.directory / "lock") == 2)
-            assert store.list() == ()
+            assert store.list_templates() == ()
         for thread in threads:
             thread.join()
-        assert {template.name for template in store.list()} == {"one", "two"}
+        assert {template.name for template in store.list_templates()} == {"one", "two"}
         assert made[0].layers == made[1].layers
 
 

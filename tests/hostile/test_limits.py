@@ -78,7 +78,7 @@ class TestTimeout:
         assert (report.outcome in ends_of_a_bomb(sandbox), report.environment_lost) == (True, False), report
         assert report.run_us < 3_000_000
         after = await sandbox.run(a_command("sh", "-c", COUNT, environment=environment))
-        assert int(after.stdout.kept) <= 4
+        assert int(after.stdout.data) <= 4
         assert sandbox.launcher is not None
         assert len(living_descendants(sandbox.launcher.pid)) <= 4  # zygote, agent, and what starts an agent
         await sandbox.destroy(environment.id)
@@ -94,9 +94,9 @@ class TestTimeout:
     ) -> None:
         environment = an_environment(scope=scope)
         report = await sandbox.run(a_program(DAEMON + "time.sleep(600)", environment=environment, timeout_s=0.3))
-        assert (report.outcome, report.stdout.kept) == ("user_timeout", b"started\n")
+        assert (report.outcome, report.stdout.data) == ("user_timeout", b"started\n")
         after = await sandbox.run(a_command("sh", "-c", COUNT, environment=environment))
-        assert int(after.stdout.kept) <= 4
+        assert int(after.stdout.data) <= 4
         assert sandbox.launcher is not None
         assert len(living_descendants(sandbox.launcher.pid)) <= 4  # zygote, agent, and what starts an agent
         await sandbox.destroy(environment.id)
@@ -105,7 +105,7 @@ class TestTimeout:
 class TestOddInput:
     async def test_a_command_has_its_three_files_and_no_other(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("python3", "-c", OPEN_FILES, stdin=b"x"))
-        assert report.stdout.kept == b"[0, 1, 2]\n", report
+        assert report.stdout.data == b"[0, 1, 2]\n", report
 
     async def test_text_that_is_no_text_is_a_user_error(self, sandbox: Bench) -> None:
         lone = "\ud800"
@@ -174,8 +174,8 @@ class TestOutput:
         report = await sandbox.run(
             a_program("import sys; sys.stdout.write('x' * 10_000_000); print('e', file=sys.stderr)")
         )
-        assert (report.outcome, report.stdout.truncated, report.stdout.total_bytes) == ("ok", True, 10_000_000)
-        assert (len(report.stdout.kept), report.stderr.kept) == (1 << 20, b"e\n")
+        assert (report.outcome, report.stdout.is_truncated, report.stdout.total_bytes) == ("ok", True, 10_000_000)
+        assert (len(report.stdout.data), report.stderr.data) == (1 << 20, b"e\n")
 
     async def test_a_flood_is_stopped(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("cat", "/dev/zero", output_kill_bytes=8 << 20))
@@ -234,7 +234,7 @@ class TestDisk:
         fill, tidy = f"exec dd if=/dev/zero of={place}/x bs=1M", f"exec rm {place}/x"
         report = await sandbox.run(a_command("sh", "-c", fill, environment=trajectory))
         if place == "/dev/shm" and sandbox.state.driver == "landlock":
-            assert (report.outcome, b"Permission denied" in report.stderr.kept) == ("user_error", True)
+            assert (report.outcome, b"Permission denied" in report.stderr.data) == ("user_error", True)
             return
         assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
         assert (await sandbox.run(a_command("sh", "-c", tidy, environment=trajectory))).outcome == "ok"
@@ -276,11 +276,11 @@ class TestProcesses:
             waiting = a_program(f"{source}\ntime.sleep(5)", environment=an_environment(scope="ephemeral", pids=16))
             late = await sandbox.run(waiting)
             found = (late.outcome, late.reason) == ("limit_exceeded", "pids")
-            assert found or b"BlockingIOError" in late.stderr.kept  # the dam for all of the user's processes was met
+            assert found or b"BlockingIOError" in late.stderr.data  # the dam for all of the user's processes was met
             return
         else:
             assert report.outcome == "user_error"
-        assert b"BlockingIOError" in report.stderr.kept
+        assert b"BlockingIOError" in report.stderr.data
 
     async def test_left_behind_processes_get_no_cpu(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         spin = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass"
@@ -304,7 +304,7 @@ except OSError:
 print(sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"])
 """
         report = await sandbox.run(a_program(source, cores=(0,), cpu_milli=1000))
-        assert report.stdout.kept == b"[0] 1\n"
+        assert report.stdout.data == b"[0] 1\n"
 
     async def test_a_quota_is_a_ceiling(self, sandbox: Bench) -> None:
         if sandbox.enforcement["cpu_quota"] != "enforced":

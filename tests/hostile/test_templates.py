@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import Capability, EnvironmentSpec, Report, WorkRefused
+from arl_cpu.executor import EnvironmentSpec, ExecutionReport, FileOperationError, NodeCapability
 from arl_cpu.templates.importing import import_template, remove_template
 from arl_cpu.templates.records import Template
-from arl_cpu.templates.store import InUse, Store
-from arl_cpu.templates.streams import Budget
+from arl_cpu.templates.store import TemplateInUse, TemplateStore
+from arl_cpu.templates.streams import ImportBudget
 from support.conditions import eventually
 from support.images import a_layer, a_root, a_symlink, an_oci_layout, member, packed
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
@@ -68,21 +68,23 @@ def imported(sandbox: Bench, name: str, *layers: bytes, **image: Any) -> Templat
     store = store_of(sandbox)
     path = an_oci_layout(store.directory.parent / f"image-{name}", layers, **image)
     try:
-        return import_template(store, path, name, budget=Budget(max_bytes=1 << 30, max_members=10_000))
+        return import_template(store, path, name, budget=ImportBudget(max_bytes=1 << 30, max_members=10_000))
     finally:
         shutil.rmtree(path)
 
 
-def store_of(sandbox: Bench) -> Store:
+def store_of(sandbox: Bench) -> TemplateStore:
     assert sandbox.launcher is not None
-    return Store(sandbox.launcher.directory / "templates")
+    return TemplateStore(sandbox.launcher.directory / "templates")
 
 
-def capability(sandbox: Bench) -> Capability:
+def capability(sandbox: Bench) -> NodeCapability:
     return next(each for each in sandbox.state.capabilities if each.name == "templates")
 
 
-async def shell(sandbox: Bench, text: str, environment: EnvironmentSpec | None = None, **changes: Any) -> Report:
+async def shell(
+    sandbox: Bench, text: str, environment: EnvironmentSpec | None = None, **changes: Any
+) -> ExecutionReport:
     environment = environment or an_environment(scope="ephemeral", template="plain")
     return await sandbox.run(a_command("sh", "-c", text, environment=environment, **changes))
 
@@ -104,19 +106,19 @@ def digest_of(tree: Path) -> str:
 class TestWhatAnActionSees:
     async def test_the_layers_as_one_tree_without_what_the_upper_ones_hide(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat kept; ls; ls old")
-        assert report.stdout.kept == b"below\nkept\nnew\nold\n", report
+        assert report.stdout.data == b"below\nkept\nnew\nold\n", report
 
     async def test_what_the_image_asks_for_and_nothing_of_the_host(self, sandbox: Bench) -> None:
         report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/passwd /sys')
-        shown = report.stdout.kept.decode().splitlines()
+        shown = report.stdout.data.decode().splitlines()
         assert shown[0] == "/data /root blue /nowhere:/bin"
         assert {"bin", "data", "dev", "etc", "proc", "root", "tmp", "workspace"} <= set(shown[1:])
         assert not {"home", "usr", "var", "layers", "area"} & set(shown[1:])
-        assert b"/usr" in report.stderr.kept
+        assert b"/usr" in report.stderr.data
 
     async def test_what_the_action_asks_for_goes_first(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "echo $COLOUR; pwd", env={"COLOUR": "red"}, cwd="old")
-        assert report.stdout.kept == b"red\n/data/old\n"
+        assert report.stdout.data == b"red\n/data/old\n"
 
     @pytest.mark.usefixtures("changeable")
     async def test_files_go_to_its_working_directory_and_come_from_there(self, sandbox: Bench) -> None:
@@ -132,7 +134,7 @@ class TestWhatAnActionSees:
             cat kept /etc/release; ls old; stat -c %u:%a /bin/ls
         """
         report = await shell(sandbox, text)
-        assert (report.outcome, report.stdout.kept) == ("ok", b"above\nx\nb\n1000:700\n"), report
+        assert (report.outcome, report.stdout.data) == ("ok", b"above\nx\nb\n1000:700\n"), report
 
     @pytest.mark.usefixtures("changeable")
     async def test_what_was_changed_can_be_put_into_another_environment(self, sandbox: Bench) -> None:
@@ -144,7 +146,7 @@ class TestWhatAnActionSees:
         await shell(sandbox, "touch old/c /tmp/u", target)
         await moved(sandbox, source, target)
         report = await shell(sandbox, "ls old kept /tmp /dev/shm; stat -c %a /bin/ls; ls /bin/cat", target)
-        assert report.stdout.kept == b"/dev/shm:\n\n/tmp:\nt\nu\n\nkept:\n\nold:\nb\n700\n", report
+        assert report.stdout.data == b"/dev/shm:\n\n/tmp:\nt\nu\n\nkept:\n\nold:\nb\n700\n", report
         await sandbox.destroy(source.id, target.id)
 
     @pytest.mark.usefixtures("changeable")
@@ -155,7 +157,7 @@ class TestWhatAnActionSees:
         imported(sandbox, "anew", base, a_layer(member("other")))
         target = an_environment(template="anew")
         await shell(sandbox, "true", target)
-        with pytest.raises(WorkRefused, match="imported anew"):
+        with pytest.raises(FileOperationError, match="imported anew"):
             await moved(sandbox, source, target)
         await sandbox.destroy(source.id, target.id)
         remove_template(store_of(sandbox), "anew")
@@ -163,15 +165,15 @@ class TestWhatAnActionSees:
     async def test_devices_and_proc_are_the_sandboxs_own(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"
         report = await shell(sandbox, text)
-        assert b"full\nnull\nrandom\nshm\n" in report.stdout.kept
-        assert report.stdout.kept.endswith(b"refused\n")
-        assert report.stdout.kept.count(b"/proc/") < 5
+        assert b"full\nnull\nrandom\nshm\n" in report.stdout.data
+        assert report.stdout.data.endswith(b"refused\n")
+        assert report.stdout.data.count(b"/proc/") < 5
 
     async def test_its_mounts_tell_nothing_of_where_the_layers_lie(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat /proc/self/mountinfo")
         assert report.outcome == "ok"
-        assert str(store_of(sandbox).directory).encode() not in report.stdout.kept
-        assert b"sha256" not in report.stdout.kept
+        assert str(store_of(sandbox).directory).encode() not in report.stdout.data
+        assert b"sha256" not in report.stdout.data
 
 
 @pytest.mark.usefixtures("plain")
@@ -201,9 +203,9 @@ class TestSource:
                 source, files={"local.py": b"X = 7"}, environment=an_environment(scope="ephemeral", template="python")
             )
         )
-        assert report.stdout.kept == b"image 7 __main__ main.py ['main.py']\n", report.stderr.kept.decode()
+        assert report.stdout.data == b"image 7 __main__ main.py ['main.py']\n", report.stderr.data.decode()
         assert (report.outcome, report.exit_code) == ("user_error", 1)
-        trace = report.stderr.kept.decode().splitlines()
+        trace = report.stderr.data.decode().splitlines()
         assert trace[:3] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>', "    1 / 0"]
 
 
@@ -223,7 +225,7 @@ class TestLimits:
             sandbox, "echo x >>/large", an_environment(scope="ephemeral", template="large", disk_mib=8)
         )
         assert report.outcome == "user_error"  # what was copied is gone again, so nothing is full
-        assert b"No space left on device" in report.stderr.kept
+        assert b"No space left on device" in report.stderr.data
 
     @pytest.mark.usefixtures("changeable")
     async def test_no_end_of_files_can_be_made(self, sandbox: Bench) -> None:
@@ -239,36 +241,36 @@ class TestSeparation:
         first, second = (a_layer(member("data/which", text)) for text in ("first", "second"))
         imported(sandbox, "repeated", base, first, second, first)
         environment = an_environment(scope="ephemeral", template="repeated")
-        assert (await shell(sandbox, "cat /data/which", environment)).stdout.kept == b"first"
+        assert (await shell(sandbox, "cat /data/which", environment)).stdout.data == b"first"
 
     @pytest.mark.usefixtures("changeable")
     async def test_two_environments_do_not_see_what_the_other_writes_and_the_template_stays(
         self, sandbox: Bench
     ) -> None:
-        before = digest_of(store_of(sandbox).layers)
+        before = digest_of(store_of(sandbox).layers_dir)
         environments = [an_environment(template="plain") for _ in range(2)]
         write = "rm -rf old /root; echo mine >>written; echo x >/bin/new; ls /bin/new /data"
         for environment in environments:
             assert (await shell(sandbox, write, environment)).outcome == "ok"
-            assert (await shell(sandbox, "cat written", environment)).stdout.kept == b"mine\n"
+            assert (await shell(sandbox, "cat written", environment)).stdout.data == b"mine\n"
         await sandbox.destroy(*(environment.id for environment in environments))
-        assert digest_of(store_of(sandbox).layers) == before
+        assert digest_of(store_of(sandbox).layers_dir) == before
 
     async def test_an_environment_keeps_its_template_and_the_template_its_layers(
         self, sandbox: Bench, base: bytes
     ) -> None:
         imported(sandbox, "kept", base, a_layer(member("data/which", "first")))
         environment = an_environment(template="kept")
-        assert (await shell(sandbox, "cat /data/which", environment)).stdout.kept == b"first"
-        with pytest.raises(InUse):
+        assert (await shell(sandbox, "cat /data/which", environment)).stdout.data == b"first"
+        with pytest.raises(TemplateInUse):
             remove_template(store_of(sandbox), "kept")
         imported(sandbox, "kept", base, a_layer(member("data/which", "second")))
-        assert (await shell(sandbox, "cat /data/which", environment)).stdout.kept == b"first"
+        assert (await shell(sandbox, "cat /data/which", environment)).stdout.data == b"first"
         other = EnvironmentSpec(**{**as_dict(environment), "template": "plain"})
         refused = await shell(sandbox, "true", other)
         assert (refused.outcome, refused.reason) == ("infra_error", "setup_failed")
         unsaid = EnvironmentSpec(**{**as_dict(environment), "template": None})
-        assert (await shell(sandbox, "cat /data/which", unsaid)).stdout.kept == b"first"
+        assert (await shell(sandbox, "cat /data/which", unsaid)).stdout.data == b"first"
         await sandbox.destroy(environment.id)
         await eventually(lambda: is_removed(sandbox, "kept"))
 
@@ -292,7 +294,7 @@ class TestHostileImages:
         text = "ls /proc/self/stat /dev/null && ls -d /dev /proc /tmp && pwd"
         report = await shell(sandbox, text, an_environment(scope="ephemeral", template="links"))
         assert report.outcome == "ok", report
-        assert report.stdout.kept.endswith(b"/dev\n/proc\n/tmp\n/data\n")
+        assert report.stdout.data.endswith(b"/dev\n/proc\n/tmp\n/data\n")
 
     @pytest.mark.parametrize("place", ["dev", "proc", "tmp"])
     async def test_a_file_in_the_place_of_a_directory_is_replaced(
@@ -314,8 +316,8 @@ class TestHostileImages:
         sh = Path("/bin/sh").read_bytes()
         imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
         report = await shell(sandbox, "su -p -c id", an_environment(scope="ephemeral", template="setuid"))
-        assert report.stdout.kept.startswith(b"uid=1000 gid=1000"), report
-        assert b"euid" not in report.stdout.kept
+        assert report.stdout.data.startswith(b"uid=1000 gid=1000"), report
+        assert b"euid" not in report.stdout.data
 
     @pytest.mark.usefixtures("changeable")
     async def test_a_module_in_the_image_is_not_imported_by_the_agent(self, sandbox: Bench, base: bytes) -> None:
@@ -329,7 +331,7 @@ class TestHostileImages:
         for text in ("true", "ls /data", "exit 3"):
             report = await shell(sandbox, text, environment, files={"in": b"x"}, fetch=("in",))
             assert report.outcome in ("ok", "user_error")
-            assert b"trapped" not in report.stdout.kept
+            assert b"trapped" not in report.stdout.data
         await sandbox.destroy(environment.id)
 
     def test_an_agent_without_its_modules_imports_none(self) -> None:
@@ -351,6 +353,6 @@ def as_dict(environment: EnvironmentSpec) -> dict[str, Any]:
 def is_removed(sandbox: Bench, name: str) -> bool:
     try:
         remove_template(store_of(sandbox), name)
-    except InUse:
+    except TemplateInUse:
         return False
     return True

@@ -43,8 +43,8 @@ async def what_worked(sandbox: Bench, attempts: str, environment: EnvironmentSpe
     """Run named attempts inside; those that did not raise."""
     source = f"{REFUSED}\nsurvivors({attempts})"
     report = await sandbox.run(a_program(source, environment=environment or an_environment(scope="ephemeral")))
-    assert report.outcome == "ok", report.stderr.kept
-    worked: list[str] = json.loads(report.stdout.kept)
+    assert report.outcome == "ok", report.stderr.data
+    worked: list[str] = json.loads(report.stdout.data)
     return worked
 
 
@@ -89,13 +89,13 @@ class TestFiles:
         )
         found = await sandbox.run(a_command("sh", "-c", f"grep -rs {marker} $HOME $TMPDIR /tmp /dev/shm"))
         assert (found.outcome, found.stdout.total_bytes) == ("user_error", 0)
-        place = (await sandbox.run(a_command("pwd", environment=trajectory))).stdout.kept.decode().strip()
+        place = (await sandbox.run(a_command("pwd", environment=trajectory))).stdout.data.decode().strip()
         for attempt in (f"cat {place}/mine", f"ls {place}/..", f"echo > {place}/mine"):
             if sandbox.enforcement["files"] != "enforced":  # else both have the same name for their own
                 assert (await sandbox.run(a_command("sh", "-c", attempt))).outcome == "user_error"
         assert (
             await sandbox.run(a_command("cat", "mine", environment=trajectory))
-        ).stdout.kept == f"{marker}\n".encode()
+        ).stdout.data == f"{marker}\n".encode()
 
     async def test_a_link_cannot_make_the_agent_read_or_write_outside_the_workspace(self, sandbox: Bench) -> None:
         environment = an_environment()
@@ -232,7 +232,7 @@ print(sum(sets.raw), sum(prctl(23, each, 0, 0, 0) > 0 for each in range(64)), pr
     prctl(21, 0, 0, 0, 0), *os.getresuid(), *os.getresgid(), os.getgroups())
 """
         report = await sandbox.run(a_program(source))
-        held, may_gain, *rest, groups = report.stdout.kept.decode().split()
+        held, may_gain, *rest, groups = report.stdout.data.decode().split()
         assert (held, rest[:2]) == ("0", ["1", "2"])
         assert len(set(rest[2:])) <= 2  # one uid, one gid
         if sandbox.enforcement["uid_separation"] == "enforced" or has_own_network(sandbox):
@@ -262,11 +262,11 @@ print(sum(sets.raw), sum(prctl(23, each, 0, 0, 0) > 0 for each in range(64)), pr
 
 class TestOtherProcesses:
     async def test_the_names_of_cgroups_are_not_shown(self, sandbox: Bench) -> None:
-        assert b"tangram" not in (await sandbox.run(a_command("cat", "/proc/self/cgroup"))).stdout.kept
+        assert b"tangram" not in (await sandbox.run(a_command("cat", "/proc/self/cgroup"))).stdout.data
 
     async def test_only_the_environment_s_own_processes_exist(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", COUNT))
-        assert int(report.stdout.kept) <= 4  # the agent, sh, ls, wc
+        assert int(report.stdout.data) <= 4  # the agent, sh, ls, wc
 
     async def test_the_agent_cannot_be_killed_stopped_or_read(
         self, sandbox: Bench, trajectory: EnvironmentSpec
@@ -337,9 +337,9 @@ except OSError:
         self, sandbox: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         report = await sandbox.run(a_program("print(open('/proc/self/environ').read(), __import__('os').environ)"))
-        assert b"SECRET" not in report.stdout.kept.upper()
+        assert b"SECRET" not in report.stdout.data.upper()
         command = await sandbox.run(a_command("env"))
-        names = {line.split(b"=")[0].decode() for line in command.stdout.kept.splitlines()}
+        names = {line.split(b"=")[0].decode() for line in command.stdout.data.splitlines()}
         assert names - {"PWD"} == {
             "PATH", "HOME", "LANG", "TMPDIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS",
             "NUMEXPR_NUM_THREADS", "PYTHON_CPU_COUNT",
@@ -355,7 +355,7 @@ import gc
 half = {marker[:16]!r}
 print(sum(half + {marker[16:]!r} in repr(each)[:4096] for each in gc.get_objects() if each is not globals()))
 """
-        assert (await sandbox.run(a_program(search))).stdout.kept.strip() == b"0"
+        assert (await sandbox.run(a_program(search))).stdout.data.strip() == b"0"
 
     async def test_open_files_are_the_three_standard_ones(self, sandbox: Bench) -> None:
         source = """
@@ -367,7 +367,7 @@ def is_open(number):
         return False
 print([number for number in range(4096) if is_open(number)])
 """
-        assert (await sandbox.run(a_program(source))).stdout.kept == b"[0, 1, 2]\n"
+        assert (await sandbox.run(a_program(source))).stdout.data == b"[0, 1, 2]\n"
 
 
 def has_own_network(sandbox: Bench) -> bool:

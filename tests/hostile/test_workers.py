@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec, Work, WorkRefused
+from arl_cpu.executor import EnvironmentSpec, FileOperation, FileOperationError
 from support.conditions import eventually
 from support.sandbox import Bench, a_command, a_program, an_environment, children_of
 from support.work import begun, moved
@@ -20,7 +20,7 @@ from support.work import begun, moved
 async def packed(sandbox: Bench, environment: EnvironmentSpec, path: str = "") -> dict[str, tarfile.TarInfo]:
     work = await begun(sandbox, environment, "pack", path=path)
     try:
-        await work.answer()
+        await work.read_response()
         content = b"".join([chunk async for chunk in work.output()])
     finally:
         await work.close()
@@ -31,16 +31,16 @@ async def packed(sandbox: Bench, environment: EnvironmentSpec, path: str = "") -
 async def unpacked(sandbox: Bench, environment: EnvironmentSpec, content: bytes) -> Mapping[str, Any]:
     work = await begun(sandbox, environment, "unpack")
     try:
-        await work.answer()
+        await work.read_response()
         feeding = asyncio.create_task(fed(work, content))
-        answer = await work.answer()
+        answer = await work.read_response()
         await feeding
         return answer
     finally:
         await work.close()
 
 
-async def fed(work: Work, content: bytes) -> None:
+async def fed(work: FileOperation, content: bytes) -> None:
     """Nobody reads to the end what was refused before."""
     with suppress(ConnectionError):
         await work.send(content)
@@ -63,7 +63,7 @@ async def test_files_belong_to_the_environment_that_they_are_put_into(
     await sandbox.run(a_command("true", environment=trajectory))
     assert await unpacked(sandbox, trajectory, an_archive(a=b"one", b=b"two")) == {"members": 2, "bytes": 6}
     report = await sandbox.run(a_command("sh", "-c", "stat -c %a a; echo more >> a; cat a b", environment=trajectory))
-    assert (report.outcome, report.stdout.kept) == ("ok", b"777\nonemore\ntwo")
+    assert (report.outcome, report.stdout.data) == ("ok", b"777\nonemore\ntwo")
     assert sorted(await packed(sandbox, trajectory)) == ["a", "b"]
 
 
@@ -83,8 +83,8 @@ async def test_nothing_is_done_to_an_environment_in_which_an_action_runs(
     running = a_command("sleep", "30", environment=trajectory)
     report = await sandbox.begin(running)
     work = await begun(sandbox, trajectory, "pack")
-    with pytest.raises(WorkRefused, match="at work"):
-        await work.answer()
+    with pytest.raises(FileOperationError, match="at work"):
+        await work.read_response()
     await work.close()
     await sandbox.executor.kill([running.fence])
     await report
@@ -94,10 +94,10 @@ async def test_an_action_that_comes_too_early_waits_for_the_files(sandbox: Bench
     """Those of a manager that is no more, which are being broken off."""
     await sandbox.run(a_command("true", environment=trajectory))
     work = await begun(sandbox, trajectory, "unpack")
-    await work.answer()
+    await work.read_response()
     report = await sandbox.begin(a_command("ls", "-A", environment=trajectory))
     await work.close()
-    assert (await report).stdout.kept == b""
+    assert (await report).stdout.data == b""
 
 
 async def test_the_working_directory_may_be_a_link_to_the_host(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
@@ -105,7 +105,7 @@ async def test_the_working_directory_may_be_a_link_to_the_host(sandbox: Bench, t
     program = "import os; w = os.getcwd(); os.chdir('/'); os.rename(w, w + '2'); os.symlink('/etc', w)"
     report = await sandbox.run(a_program(program, environment=trajectory))
     if report.outcome == "ok":
-        with pytest.raises(WorkRefused):
+        with pytest.raises(FileOperationError):
             await packed(sandbox, trajectory)
     else:
         assert await packed(sandbox, trajectory) == {}
@@ -115,18 +115,18 @@ async def test_links_lead_the_work_nowhere(sandbox: Bench, trajectory: Environme
     script = "ln -s / root; ln -s /proc/self/root self; ln -s ../../../../.. up; mkfifo pipe"
     await sandbox.run(a_command("sh", "-c", script, environment=trajectory))
     for path in ("root/etc/passwd", "self/etc/passwd", "up/etc/passwd", "root", "up", "pipe/x"):
-        with pytest.raises(WorkRefused):
+        with pytest.raises(FileOperationError):
             await packed(sandbox, trajectory, path)
     assert {member.type for member in (await packed(sandbox, trajectory)).values()} == {tarfile.SYMTYPE}
 
 
 async def test_a_disk_that_fills_up_is_a_limit_and_stays_usable(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("sh", "-c", "echo old > f", environment=trajectory))
-    with pytest.raises(WorkRefused) as refused:
+    with pytest.raises(FileOperationError) as refused:
         await unpacked(sandbox, trajectory, an_archive(e=b"e", f=os.urandom(33 << 20)))
     assert refused.value.code == "disk"
     report = await sandbox.run(a_command("sh", "-c", "cat f; ls -A", environment=trajectory))
-    assert report.stdout.kept == b"old\ne\nf\n"
+    assert report.stdout.data == b"old\ne\nf\n"
 
 
 async def test_what_is_unpacked_is_memory_of_the_environment(sandbox: Bench) -> None:
@@ -136,21 +136,21 @@ async def test_what_is_unpacked_is_memory_of_the_environment(sandbox: Bench) -> 
         pytest.skip("its files lie on a disk, and are no memory")
     environment = an_environment(memory_mib=64, disk_mib=256)
     await sandbox.run(a_command("sh", "-c", "sleep 300 & echo old > f", environment=environment))
-    with pytest.raises(WorkRefused) as refused:
+    with pytest.raises(FileOperationError) as refused:
         await unpacked(sandbox, environment, an_archive(big=bytes(160 << 20)))
     assert refused.value.code == "memory"
     report = await sandbox.run(a_command("sh", "-c", "cat f; ls", environment=environment))
-    assert (report.outcome, report.stdout.kept) == ("ok", b"old\nf\n")
+    assert (report.outcome, report.stdout.data) == ("ok", b"old\nf\n")
     await sandbox.destroy(environment.id)
 
 
 async def test_the_end_of_an_environment_is_the_end_of_work_in_it(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("true", environment=trajectory))
     work = await begun(sandbox, trajectory, "unpack")
-    await work.answer()
+    await work.read_response()
     await asyncio.wait_for(sandbox.destroy(trajectory.id), 10)
     with pytest.raises(ConnectionError):
-        await work.answer()
+        await work.read_response()
     await work.close()
 
 
@@ -158,8 +158,8 @@ async def test_a_place_to_go_on_from_may_be_long_and_ends_nothing(sandbox: Bench
     await sandbox.run(a_command("touch", "f", environment=trajectory))
     for after, refused in (("e" * 60_000, False), ("e" * 300_000, True)):
         work = await begun(sandbox, trajectory, "list", recursive=False, limit=10, after=after)
-        with pytest.raises(WorkRefused, match="longer") if refused else nullcontext():
-            assert [entry["path"] for entry in (await work.answer())["entries"]] == ["f"]
+        with pytest.raises(FileOperationError, match="longer") if refused else nullcontext():
+            assert [entry["path"] for entry in (await work.read_response())["entries"]] == ["f"]
         await work.close()
     assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
 
@@ -167,9 +167,9 @@ async def test_a_place_to_go_on_from_may_be_long_and_ends_nothing(sandbox: Bench
 async def test_work_ends_when_its_time_is_up(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("true", environment=trajectory))
     work = await begun(sandbox, trajectory, "unpack", limit_s=1)
-    await work.answer()
-    with pytest.raises(WorkRefused) as refused:
-        await work.answer()
+    await work.read_response()
+    with pytest.raises(FileOperationError) as refused:
+        await work.read_response()
     assert refused.value.code == "time"
     await work.close()
 
@@ -179,9 +179,9 @@ async def test_time_that_is_up_in_the_middle_of_an_archive_makes_it_no_whole_one
 ) -> None:
     await sandbox.run(a_command("sh", "-c", "head -c 15000000 /dev/urandom > f", environment=trajectory))
     work = await begun(sandbox, trajectory, "pack", limit_s=1)
-    await work.answer()
+    await work.read_response()
     await asyncio.sleep(1.5)  # the time of the other process, which nothing but time takes
-    with pytest.raises(WorkRefused) as refused:
+    with pytest.raises(FileOperationError) as refused:
         [_ async for _ in work.output()]
     assert refused.value.code == "time"
     await work.close()
@@ -190,7 +190,7 @@ async def test_time_that_is_up_in_the_middle_of_an_archive_makes_it_no_whole_one
 async def test_who_does_not_read_keeps_no_environment(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("sh", "-c", "head -c 15000000 /dev/urandom > f", environment=trajectory))
     work = await begun(sandbox, trajectory, "pack", limit_s=1)
-    await work.answer()
+    await work.read_response()
     report = await sandbox.begin(a_command("true", environment=trajectory))
     assert (await asyncio.wait_for(report, 10)).outcome == "ok"
     with pytest.raises(ConnectionError):
@@ -207,7 +207,7 @@ async def test_nothing_is_left_open_by_what_was_done_or_broken_off(sandbox: Benc
         await packed(sandbox, trajectory)
         work = await begun(sandbox, trajectory, "unpack")
         if number % 2:
-            await work.answer()
+            await work.read_response()
         await work.close()
     launcher = sandbox.launcher
     await eventually(lambda: open_files(launcher.pid) == files and children_of(launcher) == children)
@@ -227,5 +227,5 @@ async def test_all_that_was_written_can_be_put_into_another_environment(
     await sandbox.run(a_command("sh", "-c", "echo old > a; mkdir l", environment=other))
     await moved(sandbox, trajectory, other)
     report = await sandbox.run(a_command("sh", "-c", "cat l $TMPDIR/t; find . | sort", environment=other))
-    assert report.stdout.kept == b"a\nt\n.\n./a\n./d\n./d/e\n./l\n"
+    assert report.stdout.data == b"a\nt\n.\n./a\n./d\n./d/e\n./l\n"
     await sandbox.destroy(other.id)

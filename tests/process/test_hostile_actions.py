@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from arl_tangram import Action, Outcome, Tangram
+from arl_tangram import Action, ActionOutcome, Tangram
 from support.machine import Machine, a_machine
 
 
@@ -23,7 +23,7 @@ def tangram(machine: Machine) -> Iterator[Tangram]:
     """After each test the system answers, and nothing of the test runs or is held on the node."""
     with machine.client() as tangram:
         yield tangram
-        assert tangram.run(task="after", argv=["true"], wait_timeout_s=20).outcome is Outcome.OK
+        assert tangram.run(task="after", argv=["true"], wait_timeout_s=20).outcome is ActionOutcome.OK
         assert not any(node.running for node in tangram.nodes().items)
 
 
@@ -70,18 +70,18 @@ for path in {sockets!r}:
 print(reached)
 """
         action = tangram.run(task="hostile", source=code)
-        assert (action.outcome, printed(action)) == (Outcome.OK, "[]\n")
+        assert (action.outcome, printed(action)) == (ActionOutcome.OK, "[]\n")
 
     def test_no_secret_of_the_system_can_be_read(self, machine: Machine, tangram: Tangram) -> None:
         secrets = [str(path) for path in (machine.directory / "api_key", *(machine.directory / "tokens").iterdir())]
         for path in (*secrets, "/etc/shadow", str(Path(__file__))):
-            assert tangram.run(task="hostile", argv=["cat", path]).outcome is Outcome.USER_ERROR, path
+            assert tangram.run(task="hostile", argv=["cat", path]).outcome is ActionOutcome.USER_ERROR, path
         variables = printed(tangram.run(task="hostile", argv=["env"]))
         assert "TANGRAM" not in variables
 
     def test_no_sysctl_can_be_written(self, tangram: Tangram) -> None:
         action = tangram.run(task="hostile", source="open('/proc/sys/kernel/core_pattern', 'w')")
-        assert action.outcome is Outcome.USER_ERROR
+        assert action.outcome is ActionOutcome.USER_ERROR
 
     def test_another_trajectory_s_files_are_not_there(self, tangram: Tangram) -> None:
         tangram.put_files("hostile", "victim", {"mine": "secret"})
@@ -94,7 +94,7 @@ print(reached)
     def test_the_agent_cannot_be_killed(self, tangram: Tangram) -> None:
         source = "import os, signal\nfor number in (9, 15, 19):\n    os.kill(1, number)\nprint('still here')"
         action = tangram.run(task="hostile", trajectory="killer", source=source)
-        assert (action.outcome, printed(action)) == (Outcome.OK, "still here\n")
+        assert (action.outcome, printed(action)) == (ActionOutcome.OK, "still here\n")
         tangram.end_trajectory("hostile", "killer")
 
 
@@ -103,17 +103,17 @@ class TestExcess:
         marker = f"31{os.getpid()}"
         command = f"setsid sh -c 'sleep {marker} & sleep {marker}' & (sleep {marker} &) ; sleep {marker}"
         action = tangram.run(task="hostile", argv=["sh", "-c", command], timeout_s=0.5)
-        assert action.outcome is Outcome.USER_TIMEOUT
+        assert action.outcome is ActionOutcome.USER_TIMEOUT
         assert processes_with(marker) == []
 
     def test_a_fork_bomb_ends_with_its_timeout(self, tangram: Tangram) -> None:
         source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
         action = tangram.run(task="hostile", source=source, timeout_s=1.0, pids=64)
-        assert action.outcome is Outcome.USER_TIMEOUT
+        assert action.outcome is ActionOutcome.USER_TIMEOUT
 
     def test_ten_megabytes_of_output_are_truncated_and_counted(self, tangram: Tangram) -> None:
         action = tangram.run(task="hostile", source="import sys\nfor _ in range(10): sys.stdout.write('x' * 10**6)")
-        assert action.outcome is Outcome.OK
+        assert action.outcome is ActionOutcome.OK
         assert action.result is not None
         stream = action.result.stdout
         assert (stream.truncated, stream.total_bytes, len(stream.text)) == (True, 10**7, 1 << 20)
@@ -125,9 +125,9 @@ class TestExcess:
         assert action.result is not None
         assert action.result.peak_memory_mib < 256
         if levels["memory"] == "enforced":
-            assert (action.outcome, action.reason) == (Outcome.LIMIT_EXCEEDED, "memory")
+            assert (action.outcome, action.reason) == (ActionOutcome.LIMIT_EXCEEDED, "memory")
         else:
-            assert action.outcome in (Outcome.USER_ERROR, Outcome.LIMIT_EXCEEDED)
+            assert action.outcome in (ActionOutcome.USER_ERROR, ActionOutcome.LIMIT_EXCEEDED)
 
     def test_a_result_that_is_no_text_arrives_as_it_was(self, tangram: Tangram) -> None:
         action = tangram.run(task="hostile", source="import sys; sys.stdout.buffer.write(bytes(range(256)))")

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pytest
 import pytest_asyncio
 
-from arl_store.embedded_home import Home
+from arl_store.embedded_home import PostgresPaths
 from arl_tangram.cli.state import LocalState
 from support.conditions import eventually, is_running
 
@@ -54,7 +54,7 @@ class Machine:
 
     @property
     def is_ready(self) -> bool:
-        return self.state.supervisor() is not None and self.state.processes().get("phase") == "ready"
+        return self.state.supervisor_pid() is not None and self.state.processes().get("phase") == "ready"
 
     def pids(self) -> dict[str, int]:
         return {name: process["pid"] for name, process in self.state.processes()["processes"].items()}
@@ -73,7 +73,7 @@ class Machine:
 def a_machine() -> Iterator[Machine]:
     """A machine that is taken down and removed; nothing of it may stay."""
     machine = Machine(Path(tempfile.mkdtemp(prefix="tangram-test-")))
-    home = Home.of(machine.directory)
+    home = PostgresPaths.for_state_dir(machine.directory)
     try:
         yield machine
     finally:
@@ -102,7 +102,7 @@ async def ready() -> AsyncIterator[Machine]:
 
 class TestUp:
     def test_every_service_answers_at_its_endpoint(self, ready: Machine) -> None:
-        endpoints = ready.state.endpoints()
+        endpoints = ready.state.service_urls()
         assert endpoints.keys() == EVERYBODY - {"postgres", "cpu-launcher"}
         for url in endpoints.values():
             with urlopen(f"{url}/readyz") as answer:
@@ -117,7 +117,7 @@ class TestUp:
     def test_each_process_is_told_only_what_it_uses(self, ready: Machine) -> None:
         told = {name: ready.environment_of(name).keys() for name in EVERYBODY}
         assert not any("TOKEN" in key or "DATABASE" in key for key in told["cpu-launcher"] | told["postgres"])
-        urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.endpoints()}
+        urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.service_urls()}
         assert len(urls) == 6
         assert "TANGRAM_LAUNCHER_SOCKET" not in told["gateway"] | told["admission"] | told["scheduler"]
 
@@ -151,7 +151,7 @@ class TestUp:
         before = ready.pids()
         assert run(*MACHINE, "--dir", str(ready.directory)).returncode == 4
         attached = run(*TANGRAM, "up", "--dir", str(ready.directory), "-o", "json")
-        assert json.loads(attached.stdout)["endpoints"] == ready.state.endpoints()
+        assert json.loads(attached.stdout)["endpoints"] == ready.state.service_urls()
         assert ready.pids() == before
 
     def test_status_tells_programs_what_runs(self, ready: Machine) -> None:
@@ -211,13 +211,13 @@ class TestCrash:
         self, stopped: Machine
     ) -> None:
         supervisor = await stopped.up()
-        pids, endpoints, key = stopped.pids(), stopped.state.endpoints(), stopped.state.api_key()
+        pids, endpoints, key = stopped.pids(), stopped.state.service_urls(), stopped.state.api_key()
         supervisor.kill()
         supervisor.wait()
         await eventually(lambda: not any(map(is_running, pids.values())))
-        assert stopped.state.supervisor() is None
+        assert stopped.state.supervisor_pid() is None
         await stopped.up()
-        assert (stopped.state.endpoints(), stopped.state.api_key()) == (endpoints, key)
+        assert (stopped.state.service_urls(), stopped.state.api_key()) == (endpoints, key)
         stopped.end()
 
     @pytest.mark.parametrize("victim", ["postgres", "gateway"])

@@ -12,7 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 
-from arl_tangram import Action, Outcome, Tangram
+from arl_tangram import Action, ActionOutcome, Tangram
 from support.machine import Machine, a_machine
 
 pytestmark = pytest.mark.slow
@@ -103,7 +103,7 @@ def unpack(client: Tangram, sources: Sources, trajectory: str) -> None:
         memory_mib=1024,
         disk_mib=128,
     )
-    assert ended.outcome is Outcome.OK, ended
+    assert ended.outcome is ActionOutcome.OK, ended
 
 
 def run_suite(client: Tangram, trajectory: str, *options: str, cores: int) -> Action:
@@ -135,7 +135,7 @@ def test_a_suite_ends_inside_exactly_as_outside(machine: Machine, runner: Path, 
         for width in (1, 2)[:cores]:
             for options in ((), ("-p", "xdist.plugin", "-n", "auto")):
                 ended = run_suite(client, sources.name, *options, cores=width)
-                assert ended.outcome is Outcome.OK, ended.result and ended.result.stdout.text
+                assert ended.outcome is ActionOutcome.OK, ended.result and ended.result.stdout.text
                 assert outcomes(fetched(ended)) == expected, (width, options)
         client.end_trajectory("packages", sources.name)
 
@@ -150,11 +150,11 @@ def test_edit_test_patch_test_in_one_environment(machine: Machine, runner: Path,
         def step(*argv: str) -> Action:
             return client.run(task="packages", trajectory="chain", argv=argv, memory_mib=1024, disk_mib=128)
 
-        assert step("sh", "-c", edit).outcome is Outcome.OK
+        assert step("sh", "-c", edit).outcome is ActionOutcome.OK
         failing = run_suite(client, "chain", cores=1)
-        assert (failing.outcome, failing.result and failing.result.exit_code) == (Outcome.USER_ERROR, 1)
+        assert (failing.outcome, failing.result and failing.result.exit_code) == (ActionOutcome.USER_ERROR, 1)
         patch = "cd toolz && diff -u functoolz.py functoolz.py.orig | patch functoolz.py"
-        assert step("sh", "-c", patch).outcome is Outcome.OK
+        assert step("sh", "-c", patch).outcome is ActionOutcome.OK
         passing = run_suite(client, "chain", cores=1)
-        assert passing.outcome is Outcome.OK, passing
+        assert passing.outcome is ActionOutcome.OK, passing
         client.end_trajectory("packages", "chain")

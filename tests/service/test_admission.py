@@ -10,12 +10,12 @@ import pytest
 import pytest_asyncio
 
 from arl_admission.normalise import NewAction, normalise
-from arl_admission.service import Admission
+from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_kit.ids import uuid7
 from arl_scheduler.repository import poll
-from arl_store.tx import Store
-from arl_wire.internal import AdmitItem, AdmittedHint, CancelWish, EndTrajectoryWish
+from arl_store.tx import PostgresStore
+from arl_wire.internal import ActionsAdmittedNotification, AdmitItem, CancelActionsRequest, EndTrajectoryRequest
 from support.builders import a_submission
 from support.conditions import eventually
 from support.peers import RecordingPeers
@@ -25,7 +25,7 @@ SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def store(shared: str) -> AsyncIterator[Store]:
+async def store(shared: str) -> AsyncIterator[PostgresStore]:
     async with store_of(shared, "admission") as store:
         yield store
 
@@ -36,8 +36,8 @@ def peers() -> RecordingPeers:
 
 
 @pytest.fixture
-def admission(store: Store, peers: RecordingPeers) -> Admission:
-    return Admission(store, peers, SETTINGS)
+def admission(store: PostgresStore, peers: RecordingPeers) -> AdmissionService:
+    return AdmissionService(store, peers, SETTINGS)
 
 
 def an_item(rows: Rows, *, key: str | None = None, **changed: Any) -> AdmitItem:
@@ -46,39 +46,43 @@ def an_item(rows: Rows, *, key: str | None = None, **changed: Any) -> AdmitItem:
     return AdmitItem(project_id=rows.project, action=action, key=key, body_hash=body_hash)
 
 
-async def admitted(admission: Admission, *items: AdmitItem) -> list[UUID]:
+async def admitted(admission: AdmissionService, *items: AdmitItem) -> list[UUID]:
     answers = (await admission.admit(items)).items
     assert [answer.problem for answer in answers] == [None] * len(items)
     return [answer.id for answer in answers if answer.id is not None]
 
 
 class TestAdmit:
-    async def test_a_batch_is_one_insert(self, admission: Admission, rows: Rows) -> None:
+    async def test_a_batch_is_one_insert(self, admission: AdmissionService, rows: Rows) -> None:
         ids = await admitted(admission, *(an_item(rows, task=f"t{number % 3}") for number in range(50)))
         sql = "select count(*), count(distinct (xmin::text, cmin::text)) from actions where id = any($1)"
         assert tuple(await rows.pool.fetchrow(sql, ids)) == (50, 1)
 
     async def test_the_hint_carries_what_the_schedulers_poll_would_read(
-        self, admission: Admission, rows: Rows, peers: RecordingPeers, shared: str
+        self, admission: AdmissionService, rows: Rows, peers: RecordingPeers, shared: str
     ) -> None:
         ids = await admitted(admission, *(an_item(rows, deadline_s=9.5, trajectory="x") for _ in range(3)))
         (hint,) = peers.bodies("/internal/admitted")
         async with store_of(shared, "scheduler") as scheduler, scheduler.read() as tx:
-            polled = {row.id: row for row in (await poll(tx, mark=0)).queued}
-        assert isinstance(hint, AdmittedHint)
+            polled = {row.id: row for row in (await poll(tx, checkpoint=0)).queued}
+        assert isinstance(hint, ActionsAdmittedNotification)
         assert hint.actions == [polled[id] for id in ids]
 
-    async def test_ids_are_in_the_order_of_the_batch(self, admission: Admission, rows: Rows) -> None:
+    async def test_ids_are_in_the_order_of_the_batch(self, admission: AdmissionService, rows: Rows) -> None:
         ids = await admitted(admission, *(an_item(rows) for _ in range(20)))
         assert ids == sorted(ids)
 
-    async def test_submissions_that_come_together_share_an_insert(self, admission: Admission, rows: Rows) -> None:
+    async def test_submissions_that_come_together_share_an_insert(
+        self, admission: AdmissionService, rows: Rows
+    ) -> None:
         answers = await asyncio.gather(*(admitted(admission, an_item(rows)) for _ in range(30)))
         ids = [id for answer in answers for id in answer]
         inserts = await rows.value("select count(distinct xmin::text) from actions where id = any($1)", ids)
         assert inserts <= 3
 
-    async def test_one_that_can_not_be_stored_keeps_none_of_the_others(self, admission: Admission, rows: Rows) -> None:
+    async def test_one_that_can_not_be_stored_keeps_none_of_the_others(
+        self, admission: AdmissionService, rows: Rows
+    ) -> None:
         items = [an_item(rows) for _ in range(3)]
         items[1].action = items[1].action.model_copy(update={"timeout_s": 1e-46})
         answers = (await admission.admit(items)).items
@@ -86,7 +90,7 @@ class TestAdmit:
         there = {answer.id for answer in answers} - {None}
         assert await rows.value("select count(*) from actions where id = any($1)", list(there)) == 2
 
-    async def test_a_deadline_is_absolute_from_the_insert(self, admission: Admission, rows: Rows) -> None:
+    async def test_a_deadline_is_absolute_from_the_insert(self, admission: AdmissionService, rows: Rows) -> None:
         (id,) = await admitted(admission, an_item(rows, deadline_s=12.5))
         row = await rows.of(id)
         assert (row["deadline_at"] - row["created_at"]).total_seconds() == 12.5
@@ -94,41 +98,41 @@ class TestAdmit:
 
 class TestIdempotencyKey:
     async def test_the_same_key_and_body_stand_for_one_action(
-        self, admission: Admission, rows: Rows, peers: RecordingPeers
+        self, admission: AdmissionService, rows: Rows, peers: RecordingPeers
     ) -> None:
         first = await admitted(admission, an_item(rows, key="again"))
         assert await admitted(admission, an_item(rows, key="again")) == first
         assert len(peers.hints) == 1
 
-    async def test_the_same_key_with_another_body_is_refused(self, admission: Admission, rows: Rows) -> None:
+    async def test_the_same_key_with_another_body_is_refused(self, admission: AdmissionService, rows: Rows) -> None:
         await admitted(admission, an_item(rows, key="other"))
         (answer,) = (await admission.admit([an_item(rows, key="other", argv=["false"])])).items
         assert answer.problem is not None
         assert (answer.problem.code, answer.problem.status) == ("idempotency_key_reused", 422)
         assert answer.problem.errors[0].field == "header.Idempotency-Key"
 
-    async def test_twice_in_one_batch_is_once(self, admission: Admission, rows: Rows) -> None:
+    async def test_twice_in_one_batch_is_once(self, admission: AdmissionService, rows: Rows) -> None:
         first, second = await admitted(admission, an_item(rows, key="both"), an_item(rows, key="both"))
         assert first == second
 
-    async def test_two_admissions_at_once_make_one_row(self, store: Store, shared: str, rows: Rows) -> None:
+    async def test_two_admissions_at_once_make_one_row(self, store: PostgresStore, shared: str, rows: Rows) -> None:
         trajectory = "raced"
         async with store_of(shared, "admission") as other:
-            pair = [Admission(each, RecordingPeers(), SETTINGS) for each in (store, other)]
+            pair = [AdmissionService(each, RecordingPeers(), SETTINGS) for each in (store, other)]
             for number in range(10):
                 item = an_item(rows, key=f"race-{number}", trajectory=trajectory)
                 one, two = await asyncio.gather(*(admitted(each, item) for each in pair))
                 assert one == two
         assert await rows.value("select count(*) from actions where trajectory = $1", trajectory) == 10
 
-    async def test_a_key_whose_retention_is_over_is_free_again(self, admission: Admission, rows: Rows) -> None:
+    async def test_a_key_whose_retention_is_over_is_free_again(self, admission: AdmissionService, rows: Rows) -> None:
         first = await admitted(admission, an_item(rows, key="old"))
         await rows.execute("update submissions set expires_at = now() - interval '1 second' where key = 'old'")
         second = await admitted(admission, an_item(rows, key="old", argv=["false"]))
         assert second != first
         assert await admitted(admission, an_item(rows, key="old", argv=["false"])) == second
 
-    async def test_a_key_belongs_to_its_project(self, admission: Admission, rows: Rows) -> None:
+    async def test_a_key_belongs_to_its_project(self, admission: AdmissionService, rows: Rows) -> None:
         other = await rows.value("insert into projects (name) values ('q') returning id")
         item = an_item(rows, key="mine")
         mine, theirs = await admitted(admission, item, item.model_copy(update={"project_id": other}))
@@ -141,7 +145,7 @@ class TestRefusals:
             await rows.node(cores=4, memory_mib=1000)
             items = [an_item(rows), an_item(rows, demand={"cpu": {"min": 5, "max": 9}}), an_item(rows)]
             items.append(an_item(rows, demand={"memory_mib": 1001}))
-            answers = (await Admission(store, RecordingPeers(), SETTINGS).admit(items)).items
+            answers = (await AdmissionService(store, RecordingPeers(), SETTINGS).admit(items)).items
             assert [answer.id is not None for answer in answers] == [True, False, True, False]
             problems = [answer.problem for answer in answers if answer.problem is not None]
             assert [problem.code for problem in problems] == ["demand_impossible"] * 2
@@ -151,7 +155,7 @@ class TestRefusals:
     async def test_the_first_ones_of_all_wait_for_the_first_look_at_the_nodes(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=2)
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             large = [admission.admit([an_item(rows, demand={"cpu": 64})]) for _ in range(3)]
             answers = [each.items[0] for each in await asyncio.gather(*large)]
             assert [answer.problem and answer.problem.code for answer in answers] == ["demand_impossible"] * 3
@@ -161,14 +165,14 @@ class TestRefusals:
             await rows.node("wide", cores=8, memory_mib=1000)
             await rows.node("deep", cores=1, memory_mib=8000)
             item = an_item(rows, demand={"cpu": 8, "memory_mib": 8000})
-            (answer,) = (await Admission(store, RecordingPeers(), SETTINGS).admit([item])).items
+            (answer,) = (await AdmissionService(store, RecordingPeers(), SETTINGS).admit([item])).items
             assert answer.problem is not None
             assert answer.problem.errors[0].field == "demand"
 
     async def test_a_required_limit_that_no_node_enforces_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(enforced=("memory",))
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             items = [an_item(rows, require=["memory"]), an_item(rows, require=["pids"])]
             enforced, not_enforced = (await admission.admit(items)).items
             assert enforced.id is not None
@@ -180,7 +184,7 @@ class TestRefusals:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("one", templates=("debian",))
             await rows.node("two", templates=("alpine", "debian"))
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             await admitted(admission, *(an_item(rows, environment={"template": name}) for name in ("host", "debian")))
             (answer,) = (await admission.admit([an_item(rows, environment={"template": "moon"})])).items
             assert answer.problem is not None
@@ -192,7 +196,7 @@ class TestRefusals:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("small", cores=1, templates=("debian",))
             await rows.node("large", cores=8)
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             wide = an_item(rows, demand={"cpu": 4}, environment={"template": "debian"})
             (answer,) = (await admission.admit([wide])).items
             assert answer.problem is not None
@@ -201,7 +205,7 @@ class TestRefusals:
     async def test_a_template_that_has_come_since_the_last_look_is_looked_for_again(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node()
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             item = an_item(rows, environment={"template": "new"})
             assert (await admission.admit([item])).items[0].problem is not None
             await rows.execute('update nodes set templates = \'[{"name": "new"}]\'')
@@ -221,7 +225,7 @@ class TestRefusals:
                 disk_mib=128,
                 pids=256,
             )
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             scope = {"scope": "trajectory"}
             same = [{**scope, "template": "debian"}, scope]
             await admitted(admission, *(an_item(rows, trajectory="x", environment=each) for each in same))
@@ -238,7 +242,7 @@ class TestRefusals:
             there = await rows.node("there", cores=8)
             await rows.unguarded("""update nodes set capacity = capacity || '{"npu": 4}' where id = $1""", there)
             await rows.environment("x", here, memory_mib=512, disk_mib=128, pids=256)
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             for demand, field in (({"resources": {"npu": 1}}, "demand.resources.npu"), ({"cpu": 4}, "demand.cpu")):
                 at_home = an_item(rows, trajectory="x", environment={"scope": "trajectory"}, demand=demand)
                 (answer,) = (await admission.admit([at_home])).items
@@ -251,7 +255,7 @@ class TestRefusals:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("strict", enforced=("memory",))
             await rows.environment("x", await rows.node("plain"), memory_mib=512, disk_mib=128, pids=256)
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             wanted: dict[str, Any] = {"environment": {"scope": "trajectory"}, "require": ["memory"]}
             (answer,) = (await admission.admit([an_item(rows, trajectory="x", **wanted)])).items
             assert answer.problem is not None
@@ -260,7 +264,7 @@ class TestRefusals:
 
     async def test_a_key_stands_for_its_action_whatever_its_environment_became_since(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
-            admission, node = Admission(store, RecordingPeers(), SETTINGS), await rows.node()
+            admission, node = AdmissionService(store, RecordingPeers(), SETTINGS), await rows.node()
             wanted: dict[str, Any] = {"trajectory": "x", "environment": {"scope": "trajectory"}, "key": "first"}
             item = an_item(rows, **wanted, demand={"memory_mib": 1024})
             (id,) = await admitted(admission, item)
@@ -270,7 +274,7 @@ class TestRefusals:
     async def test_more_than_the_living_environment_has_is_refused_and_its_key_stays_free(self, database: str) -> None:
         """A key that stood for an action nobody inserted would answer with its id for a day."""
         async with rows_in(database) as rows, store_of(database, "admission") as store:
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             await rows.environment("small", await rows.node(), memory_mib=100)
             wanted: dict[str, Any] = {"trajectory": "small", "environment": {"scope": "trajectory"}, "key": "larger"}
             item = an_item(rows, **wanted, demand={"memory_mib": 200})
@@ -281,32 +285,32 @@ class TestRefusals:
             (id,) = await admitted(admission, item)
             assert await rows.value("select array_agg(id) from actions") == [id]
 
-    async def test_while_no_node_is_known_nothing_is_impossible(self, admission: Admission, rows: Rows) -> None:
+    async def test_while_no_node_is_known_nothing_is_impossible(self, admission: AdmissionService, rows: Rows) -> None:
         await admitted(admission, an_item(rows, demand={"cpu": 4096}, require=["disk"]))
 
 
 class TestWishes:
     async def test_a_cancel_reaches_unsettled_actions_of_the_project_once(
-        self, admission: Admission, rows: Rows, peers: RecordingPeers
+        self, admission: AdmissionService, rows: Rows, peers: RecordingPeers
     ) -> None:
         other = await rows.value("insert into projects (name) values ('r') returning id")
         queued, settled = await rows.action(), await rows.action(state="settled", outcome="ok")
         foreign = await rows.action(project_id=other)
-        wish = CancelWish(project_id=rows.project, ids=[settled, queued, foreign, uuid7()])
+        wish = CancelActionsRequest(project_id=rows.project, ids=[settled, queued, foreign, uuid7()])
         assert (await admission.cancel(wish)).count == 1
         assert (await admission.cancel(wish)).count == 0
         wished = [(await rows.of(id))["cancel_requested_at"] is not None for id in (queued, settled, foreign)]
         assert wished == [True, False, False]
-        assert peers.bodies("/internal/admitted") == [AdmittedHint(actions=[])]
+        assert peers.bodies("/internal/admitted") == [ActionsAdmittedNotification(actions=[])]
 
     async def test_ending_a_trajectory_cancels_its_actions_and_asks_for_its_environments_end(
-        self, admission: Admission, rows: Rows
+        self, admission: AdmissionService, rows: Rows
     ) -> None:
         node = await rows.node("n-end")
         environment = await rows.environment("ends", node)
         mine, other = await rows.action(trajectory="ends"), await rows.action(trajectory="stays")
         done = await rows.action(trajectory="ends", state="settled", outcome="ok")
-        wish = EndTrajectoryWish(project_id=rows.project, task="t", trajectory="ends")
+        wish = EndTrajectoryRequest(project_id=rows.project, task="t", trajectory="ends")
         assert (await admission.end_trajectory(wish)).count == 2
         wished = [(await rows.of(id))["cancel_requested_at"] is not None for id in (mine, other, done)]
         assert wished == [True, False, False]
@@ -320,7 +324,7 @@ class TestNormalise:
         return normalise(AdmitItem(project_id=1, action=a_submission(**changed)), id=UUID(int=1), queue_id=1)
 
     def row(self, **changed: Any) -> Any:
-        return self.new(**changed).queued(submitted=0.0, deadline=None)
+        return self.new(**changed).to_queued_row(submitted=0.0, deadline=None)
 
     @pytest.mark.parametrize(("cores", "milli"), [(1, 1000), (0.5, 500), (0.0101, 10), (1.1, 1100), (4096, 4096000)])
     def test_cores_are_integers_of_milli_cores(self, cores: float, milli: int) -> None:

@@ -7,9 +7,9 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from arl_cpu.launcher.channel import Channel
-from arl_cpu.launcher.orders import Order
-from arl_cpu.launcher.walls import Setup
+from arl_cpu.launcher.channel import PacketChannel
+from arl_cpu.launcher.orders import AgentRequest
+from arl_cpu.launcher.walls import AgentSetup
 from support.conditions import eventually, is_running
 
 AN_AGENT = """
@@ -28,12 +28,12 @@ async def test_a_launcher_that_dies_as_an_action_starts_leaves_nothing_of_it(tmp
         process = subprocess.Popen([sys.executable, "-c", AN_AGENT, str(theirs.fileno())], pass_fds=[theirs.fileno()])
     with process:
         with ours:
-            launcher = Channel(ours)
+            launcher = PacketChannel(ours)
             launcher.send({"op": "prepare", "base_prefix": sys.base_prefix})
             assert launcher.receive() == ({"op": "prepared"}, [])
             launcher.send({"op": "bind", **asdict(a_setup(tmp_path))})
             assert launcher.receive() == ({"op": "ready"}, [])
-            order = Order(
+            order = AgentRequest(
                 mode="run",
                 argv=("sh", "-c", f"echo $$ > {told}.new && mv {told}.new {told}; exec sleep 600"),
                 env={"PATH": os.environ["PATH"]},
@@ -47,8 +47,8 @@ async def test_a_launcher_that_dies_as_an_action_starts_leaves_nothing_of_it(tmp
         await eventually(lambda: not told.exists() or not is_running(int(told.read_text())))
 
 
-def a_setup(workspace: Path) -> Setup:
-    return Setup(
+def a_setup(workspace: Path) -> AgentSetup:
+    return AgentSetup(
         workspace=str(workspace),
         is_host=True,
         base_prefix=sys.base_prefix,

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from arl_kit.app import create_app
-from arl_kit.hops import Hops, mount
+from arl_kit.hops import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
-from arl_kit.peers import Peers
+from arl_kit.peers import ServiceClient
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Conflict
 
@@ -30,7 +30,7 @@ def refusing(answered: threading.Event) -> Iterator[str]:
     """The address of a service that refuses a body after its first bytes, and says when it has."""
     accept = {"gateway": sha256(TOKEN.encode()).hexdigest()}
     secrets = {"database_url": SecretStr("postgresql://none"), "service_token": SecretStr(TOKEN)}
-    hops = Hops(ServiceSettings(port=1, accept=accept, **secrets), "gateway")
+    hops = InternalApi(ServiceSettings(port=1, accept=accept, **secrets), "gateway")
 
     async def serve(request: Request) -> Response:
         async for _ in request.stream():
@@ -39,7 +39,7 @@ def refusing(answered: threading.Event) -> Iterator[str]:
 
     hops.add_stream("/internal/work", serve)
     app = create_app(title="t", lifespan=lifespan, ready=ready, max_body_bytes=16 << 20, metrics=Metrics())
-    mount(app, hops)
+    mount_internal_apis(app, hops)
 
     async def telling(scope: Scope, receive: Receive, send: Send) -> None:
         async def sent(message: Message) -> None:
@@ -79,7 +79,7 @@ async def archive(answered: threading.Event) -> AsyncIterator[bytes]:
 
 async def test_a_refusal_in_the_middle_of_an_archive_is_what_its_sender_hears() -> None:
     answered = threading.Event()
-    peers = Peers(TOKEN)
+    peers = ServiceClient(TOKEN)
     await peers.start()
     try:
         with refusing(answered) as url, pytest.raises(Conflict, match="'f' does not fit"):

@@ -131,14 +131,14 @@ async def test_one_whose_fence_was_lost_is_cut_off_and_changes_nothing(broker: B
 
 async def test_after_a_lapse_of_the_lease_nothing_is_sent_before_the_rows_were_read_again(broker: Broker) -> None:
     manager = broker.manager
-    await manager._grants.stop_looking()  # from now on the test says when it polls
-    assert manager._may_send()
+    await manager._grants.stop_polling()  # from now on the test says when it polls
+    assert manager._can_send()
     heartbeat = manager._grants._heartbeat
     assert heartbeat is not None
-    heartbeat.lapses += 1
-    assert not manager._may_send()
+    heartbeat.lease_lapses += 1
+    assert not manager._can_send()
     await manager.poll()
-    assert manager._may_send()
+    assert manager._can_send()
 
 
 async def test_running_rows_that_were_never_sent_are_sent(broker: Broker) -> None:

@@ -9,19 +9,19 @@ from time import monotonic
 
 import pytest
 
-from arl_gpu.messages import STEP, read_blocking, write_blocking
-from arl_gpu.services import available
-from arl_gpu.worker import Config, serve
-from arl_gpu.worker_client import COMMAND, Worker
+from arl_gpu.messages import PROGRESS, read_blocking, write_blocking
+from arl_gpu.services import installed_services
+from arl_gpu.worker import WorkerConfig, serve
+from arl_gpu.worker_client import WORKER_COMMAND, WorkerClient
 
-SPEC = next(iter(available(["minilm"]))).spec
-CONFIG = Config(services={name: SPEC | {"name": name} for name in "abc"}, device_mib=512, copy_mib_per_s=None)
+SPEC = next(iter(installed_services(["minilm"]))).spec
+CONFIG = WorkerConfig(services={name: SPEC | {"name": name} for name in "abc"}, device_mib=512, copy_mib_per_s=None)
 A = {"text": "a", "reference": "b"}
 
 
 @asynccontextmanager
-async def a_worker(config: Config) -> AsyncIterator[Worker]:
-    worker = Worker(config, threads=1, limit_s=60.0, command=COMMAND)
+async def a_worker(config: WorkerConfig) -> AsyncIterator[WorkerClient]:
+    worker = WorkerClient(config, threads=1, limit_s=60.0, command=WORKER_COMMAND)
     try:
         yield worker
     finally:
@@ -36,7 +36,7 @@ def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkey
     thread.start()
     write_blocking(ours, {"op": "restore", "name": "a"})
     steps = 0
-    while (answer := read_blocking(ours)) == STEP:
+    while (answer := read_blocking(ours)) == PROGRESS:
         steps += 1
     ours.close()
     thread.join()

@@ -6,8 +6,8 @@ from uuid import uuid4
 import pytest_asyncio
 
 from arl_gateway import repository
-from arl_gateway.views import audit_of
-from arl_wire.audit import Audit
+from arl_gateway.views import consistency_from_row
+from arl_wire.audit import ConsistencyReport
 from support.rows import Rows, rows_in, store_of
 
 CAPACITY = {"cpu_milli": 2000, "memory_mib": 10_000, "disk_mib": 10_000}
@@ -20,9 +20,9 @@ async def rows(database: str) -> AsyncIterator[Rows]:
         yield rows
 
 
-async def audit(rows: Rows) -> Audit:
+async def audit(rows: Rows) -> ConsistencyReport:
     async with store_of(rows.owner_url, "gateway") as store, store.read() as tx:
-        return audit_of(await repository.audit(tx))
+        return consistency_from_row(await repository.check_consistency(tx))
 
 
 async def found(rows: Rows) -> set[tuple[str, str]]:

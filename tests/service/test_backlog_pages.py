@@ -8,9 +8,9 @@ import pytest
 
 from arl_scheduler import repository
 from arl_scheduler.backlog import read_backlog
-from arl_scheduler.index import Index
-from arl_scheduler.leader import Leadership
-from arl_scheduler.repository import FIRST, Place, poll, queued_before
+from arl_scheduler.index import SchedulerIndex
+from arl_scheduler.leader import LeaderElection
+from arl_scheduler.repository import FIRST_PAGE, PagePosition, poll, queued_before
 from arl_store.tx import ReadTx
 from support.rows import rows_in, store_of
 
@@ -25,11 +25,11 @@ async def test_a_backlog_read_in_pages_has_each_row_once_whatever_is_queued_mean
         await transaction.start()
         await late.fetchval("select pg_current_xact_id()")
         before += [await rows.action() for _ in range(3)]
-        first = await poll(tx, mark=0, in_pages=True)
-        hidden, meanwhile, place = await rows.action(), [], FIRST
+        first = await poll(tx, checkpoint=0, in_pages=True)
+        hidden, meanwhile, place = await rows.action(), [], FIRST_PAGE
         seen = [row.id for row in first.queued]
         while place is not None:
-            page, place = await queued_before(tx, mark=first.mark, after=place, limit=2)
+            page, place = await queued_before(tx, checkpoint=first.checkpoint, after=place, limit=2)
             assert len(page) <= 2
             seen += [row.id for row in page]
             meanwhile.append(await rows.action())
@@ -39,8 +39,8 @@ async def test_a_backlog_read_in_pages_has_each_row_once_whatever_is_queued_mean
         await late.execute(sql, held)
         await transaction.commit()
         await rows.pool.release(late)
-        second = await poll(tx, mark=first.mark)
-    assert {row.fence.action_id for row in first.held} == {held}
+        second = await poll(tx, checkpoint=first.checkpoint)
+    assert {row.fence.action_id for row in first.allocations} == {held}
     assert len(seen) == len(set(seen))
     assert set(before) <= set(seen)
     assert len(meanwhile) >= 3
@@ -54,10 +54,10 @@ async def test_rows_of_one_transaction_do_not_fit_in_one_page(database: str) -> 
         async with rows.pool.acquire() as one, one.transaction():
             await one.execute("set local session_replication_role = replica")
             await one.execute("update actions set admitted_xid = pg_current_xact_id()")
-        first = await poll(tx, mark=0, in_pages=True)
-        seen, place = [], FIRST
+        first = await poll(tx, checkpoint=0, in_pages=True)
+        seen, place = [], FIRST_PAGE
         while place is not None:
-            page, place = await queued_before(tx, mark=first.mark, after=place, limit=2)
+            page, place = await queued_before(tx, checkpoint=first.checkpoint, after=place, limit=2)
             seen += [row.id for row in page]
     assert first.queued == ()
     assert sorted(seen) == queued
@@ -70,22 +70,22 @@ async def test_what_was_read_of_a_backlog_that_failed_is_not_kept(
         async def renew_if_due(self) -> bool:
             return True
 
-    async def breaks_off(tx: ReadTx, *, mark: int, after: Place, limit: int) -> Any:
-        if after != FIRST:
+    async def breaks_off(tx: ReadTx, *, mark: int, after: PagePosition, limit: int) -> Any:
+        if after != FIRST_PAGE:
             raise ConnectionResetError
-        return await queued_before(tx, mark=mark, after=after, limit=limit)
+        return await queued_before(tx, checkpoint=mark, after=after, limit=limit)
 
     async with rows_in(database) as rows, store_of(database, "scheduler") as store:
         for _ in range(3):
             await rows.action()
         async with store.read() as tx:
-            mark = (await poll(tx, mark=0, in_pages=True)).mark
+            mark = (await poll(tx, checkpoint=0, in_pages=True)).checkpoint
         monkeypatch.setattr(repository, "queued_before", breaks_off)
-        index = Index()
-        index.mark = mark
+        index = SchedulerIndex()
+        index.checkpoint = mark
         with pytest.raises(ConnectionResetError):
-            await read_backlog(store, cast(Leadership, AsLeader()), index, page_rows=2)
-    assert index.waiting == 2
+            await read_backlog(store, cast(LeaderElection, AsLeader()), index, page_rows=2)
+    assert index.queued_count == 2
     read = weakref.ref(index)
     del index
     gc.collect()

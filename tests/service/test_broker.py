@@ -8,8 +8,8 @@ from typing import Any
 import pytest_asyncio
 from aiohttp import web
 
-from arl_api.broker import Broker
-from arl_api.call import Call, Report
+from arl_api.broker import EndpointBroker
+from arl_api.call import CallReport, EndpointCall
 from arl_api.metrics import ApiMetrics
 from arl_api.settings import EndpointSettings
 from arl_core.fence import Fence
@@ -31,20 +31,20 @@ class Lease:
 
 @asynccontextmanager
 async def a_broker(
-    there: External, reports: list[Report], lease: Lease | None = None, **settings: Any
-) -> AsyncIterator[Broker]:
+    there: External, reports: list[CallReport], lease: Lease | None = None, **settings: Any
+) -> AsyncIterator[EndpointBroker]:
     lease = lease or Lease()
     endpoints = {"e": EndpointSettings(url=there.url, **settings)}
-    broker = Broker(endpoints, ApiMetrics(Metrics()), report=reports.append, may_send=lambda: lease.counts)
+    broker = EndpointBroker(endpoints, ApiMetrics(Metrics()), report=reports.append, can_send=lambda: lease.counts)
     try:
         yield broker
     finally:
         await broker.stop(0.0)
 
 
-def a_call(**fields: Any) -> Call:
+def a_call(**fields: Any) -> EndpointCall:
     basic = {"fence": Fence(uuid7(), 1), "endpoint": "e", "method": "GET", "path": "", "query": {}, "raw_query": ""}
-    return Call(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 30.0, **fields})
+    return EndpointCall(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 30.0, **fields})
 
 
 async def test_whoever_waits_hears_that_it_is_too_much_before_its_turn(there: External) -> None:
@@ -52,23 +52,23 @@ async def test_whoever_waits_hears_that_it_is_too_much_before_its_turn(there: Ex
     async with a_broker(there, [], concurrency=1) as broker:
         for _ in range(3):
             broker.add(a_call())
-        lane = broker.lanes["e"]
-        await eventually(lambda: lane.closed_for_s > 0 and lane.in_flight == 0)
+        lane = broker.queues["e"]
+        await eventually(lambda: lane.blocked_for_s > 0 and lane.in_flight == 0)
         assert len(there.asked) == 1
 
 
 async def test_without_a_lease_nothing_is_sent_and_with_it_again_all_is(there: External) -> None:
-    reports, lease = list[Report](), Lease()
+    reports, lease = list[CallReport](), Lease()
     async with a_broker(there, reports, lease) as broker:
         lease.counts = False
         broker.add(a_call())
         for _ in range(20):  # its turn comes at once
             await asyncio.sleep(0)
-        assert (there.asked, broker.lanes["e"].requests) == ([], 0)
+        assert (there.asked, broker.queues["e"].requests) == ([], 0)
         lease.counts = True
         await eventually(lambda: bool(reports))
     assert ([each.outcome for each in reports], reports[0].tries, len(there.asked)) == (["ok"], 1, 1)
-    assert broker.lanes["e"].requests == 1
+    assert broker.queues["e"].requests == 1
 
 
 async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> None:
@@ -77,17 +77,17 @@ async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> No
         raise AssertionError
 
     there.answer = never
-    reports: list[Report] = []
+    reports: list[CallReport] = []
     async with a_broker(there, reports) as broker:
         broker.add(a_call(timeout_s=0.1))
         await eventually(lambda: bool(reports))
         assert (reports[0].outcome, reports[0].reason) == ("infra_error", "endpoint_timeout")
-        assert broker.lanes["e"].health == "endpoint_timeout: no answer within 0.1 s"
+        assert broker.queues["e"].health == "endpoint_timeout: no answer within 0.1 s"
 
 
 async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
     there.answers(429, Retry_After="30")
-    reports: list[Report] = []
+    reports: list[CallReport] = []
     async with a_broker(there, reports, tries=1) as broker:
         broker.add(a_call())
         await eventually(lambda: len(reports) == 1)

@@ -5,8 +5,8 @@ import contextlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from arl_kit.peers import Peers
-from arl_wire.internal import FreedHint
+from arl_kit.peers import ServiceClient
+from arl_wire.internal import ResourcesFreedNotification
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 
@@ -42,12 +42,12 @@ async def test_calls_to_one_that_hangs_keep_none_from_being_made_to_others() -> 
         writer.write(ANSWER)
         await writer.drain()
 
-    peers = Peers("t" * 16, per_peer=4)
+    peers = ServiceClient("t" * 16, max_per_service=4)
     await peers.start()
     try:
         async with serving(hanging) as silent, serving(answering) as other:
             for _ in range(40):
-                peers.hint(silent, FreedHint(fences=[]))
+                peers.notify(silent, ResourcesFreedNotification(fences=[]))
             for _ in range(4):
                 await arrived.get()
             assert await asyncio.wait_for(peers.call(other, "{}"), 2) == b"{}"

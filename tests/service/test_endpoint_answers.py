@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from arl_api.call import Call
-from arl_api.sender import Heard, Sender
+from arl_api.call import EndpointCall
+from arl_api.sender import EndpointSender, RequestResult
 from arl_api.settings import EndpointSettings
-from arl_api.verdicts import Verdict
+from arl_api.verdicts import CallVerdict
 from arl_core.fence import Fence
 from arl_kit.ids import uuid7
 
@@ -22,9 +22,9 @@ PACKED = gzip.compress(b"found " * 100, mtime=0)
 KEY = "sk-0123456789abcdef"
 
 
-def a_call(**fields: Any) -> Call:
+def a_call(**fields: Any) -> EndpointCall:
     basic = {"fence": Fence(uuid7(), 1), "endpoint": "e", "method": "GET", "path": "", "query": {}, "raw_query": ""}
-    return Call(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 5.0, **fields})
+    return EndpointCall(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 5.0, **fields})
 
 
 @asynccontextmanager
@@ -47,16 +47,16 @@ async def listening(serve: Serve) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serving(serve: Serve, **settings: Any) -> AsyncIterator[Sender]:
+async def serving(serve: Serve, **settings: Any) -> AsyncIterator[EndpointSender]:
     async with listening(serve) as url:
-        sender = Sender(EndpointSettings(url=url, **settings))
+        sender = EndpointSender(EndpointSettings(url=url, **settings))
         try:
             yield sender
         finally:
             await sender.close()
 
 
-async def heard(answer: bytes, *, call: Call | None = None, **settings: Any) -> Heard:
+async def heard(answer: bytes, *, call: EndpointCall | None = None, **settings: Any) -> RequestResult:
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(answer)
@@ -82,14 +82,14 @@ async def heard(answer: bytes, *, call: Call | None = None, **settings: Any) -> 
 )
 async def test_what_is_no_whole_answer_is_none(answer: bytes) -> None:
     found = await heard(answer)
-    assert (found.verdict, found.answer) == (Verdict.BROKE_OFF, None)
+    assert (found.verdict, found.response) == (CallVerdict.CONNECTION_LOST, None)
 
 
 async def test_what_is_packed_unasked_is_unpacked() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED)
     found = await heard(head + PACKED)
-    assert found.answer is not None
-    assert (found.answer.body, found.answer.headers) == (b"found " * 100, {})
+    assert found.response is not None
+    assert (found.response.body, found.response.headers) == (b"found " * 100, {})
 
 
 @pytest.mark.parametrize(
@@ -104,15 +104,15 @@ async def test_what_is_packed_unasked_is_unpacked() -> None:
 async def test_every_form_of_packing_is_read_to_its_end(packing: str, packed: bytes) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {packing}\r\nContent-Length: {len(packed)}\r\n\r\n"
     found = await heard(head.encode() + packed)
-    assert found.answer is not None
-    assert found.answer.body == b"first second"
+    assert found.response is not None
+    assert found.response.body == b"first second"
 
 
 async def test_one_that_is_as_long_as_may_be_kept_and_longer_is_cut() -> None:
     long = b"x" * ((16 << 20) + 5)
     found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, keep_kib=16 << 10)
-    assert found.answer is not None
-    assert found.answer.total_bytes > len(found.answer.body)
+    assert found.response is not None
+    assert found.response.total_bytes > len(found.response.body)
 
 
 async def test_the_operators_parameters_are_nobodys_to_change() -> None:
@@ -132,38 +132,38 @@ async def test_few_bytes_that_are_packed_gigabytes_are_cut() -> None:
     bomb = gzip.compress(b"\0" * (64 << 20))
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     found = await heard(head + bomb)
-    assert found.answer is not None
-    assert len(found.answer.body) == 1 << 20
-    assert 16 << 20 <= found.answer.total_bytes < 17 << 20
+    assert found.response is not None
+    assert len(found.response.body) == 1 << 20
+    assert 16 << 20 <= found.response.total_bytes < 17 << 20
 
 
 async def test_headers_are_ascii_and_those_of_one_name_together() -> None:
     odd = "X-Title: 日本\r\nLink: <a>\r\nLink: <b>\r\nX-Bell: a\x07b\r\nSet-Cookie: s=1\r\n".encode()
     found = await heard(TEXT + odd + b"\r\nfound")
-    if found.answer is None:  # a parser may take a bell for the end of it
+    if found.response is None:  # a parser may take a bell for the end of it
         found = await heard(TEXT + odd.replace(b"\x07", b"") + b"\r\nfound")
-    assert found.answer is not None
-    assert found.answer.headers["x-title"] == "%E6%97%A5%E6%9C%AC"
-    assert found.answer.headers["link"] == "<a>, <b>"
-    assert "set-cookie" not in found.answer.headers
-    assert all(" " <= each <= "~" for value in found.answer.headers.values() for each in value)
+    assert found.response is not None
+    assert found.response.headers["x-title"] == "%E6%97%A5%E6%9C%AC"
+    assert found.response.headers["link"] == "<a>, <b>"
+    assert "set-cookie" not in found.response.headers
+    assert all(" " <= each <= "~" for value in found.response.headers.values() for each in value)
 
 
 async def test_no_date_of_retry_after_spoils_an_answer() -> None:
     odd = b"Retry-After: Mon, 01 Jan 99999999999999999999 00:00:00 GMT\r\n"
-    assert (await heard(TEXT + odd + b"\r\nfound")).verdict is Verdict.ANSWERED
+    assert (await heard(TEXT + odd + b"\r\nfound")).verdict is CallVerdict.ANSWERED
 
 
 async def test_an_answer_that_repeats_the_key_is_whole_and_one_that_is_cut_in_it_has_none_of_it() -> None:
     said = f"you are {KEY}".encode()
     found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(said) + said, key=KEY)
-    assert found.answer is not None
-    assert (found.answer.body, found.answer.total_bytes) == (b"you are [hidden]", len(b"you are [hidden]"))
+    assert found.response is not None
+    assert (found.response.body, found.response.total_bytes) == (b"you are [hidden]", len(b"you are [hidden]"))
     long = KEY.encode() * 40 + b"." * ((1 << 10) - 40 * len(KEY) - 10) + KEY.encode()
     found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, key=KEY, keep_kib=1)
-    assert found.answer is not None
-    assert found.answer.body.endswith(b"...")
-    assert found.answer.total_bytes == len(long)
+    assert found.response is not None
+    assert found.response.body.endswith(b"...")
+    assert found.response.total_bytes == len(long)
 
 
 async def test_what_is_not_secret_stays_as_it_was() -> None:
@@ -171,8 +171,8 @@ async def test_what_is_not_secret_stays_as_it_was() -> None:
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said) + said
     own = {"User-Agent": "acme research agent", "Accept": "application/json"}
     found = await heard(answer, key=KEY, headers=own, query={"api-version": "2024-06-01"})
-    assert found.answer is not None
-    assert (found.answer.body, found.answer.headers["content-type"]) == (said, "application/json")
+    assert found.response is not None
+    assert (found.response.body, found.response.headers["content-type"]) == (said, "application/json")
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
@@ -188,14 +188,14 @@ async def test_nothing_is_sent_again_that_nobody_counts(method: str) -> None:
 
     async with serving(serve) as sender:
         first, second = [await sender.send(a_call(method=method)) for _ in range(2)]
-    assert (first.verdict, second.verdict, len(asked)) == (Verdict.ANSWERED, Verdict.BROKE_OFF, 2)
+    assert (first.verdict, second.verdict, len(asked)) == (CallVerdict.ANSWERED, CallVerdict.CONNECTION_LOST, 2)
 
 
 async def test_why_there_is_no_connection_is_said_without_the_address() -> None:
-    sender = Sender(EndpointSettings(url="http://127.0.0.1:9"))
+    sender = EndpointSender(EndpointSettings(url="http://127.0.0.1:9"))
     found = await sender.send(a_call())
     await sender.close()
-    assert (found.verdict, found.said) == (Verdict.UNREACHED, "no connection: connection refused")
+    assert (found.verdict, found.message) == (CallVerdict.UNREACHABLE, "no connection: connection refused")
 
 
 async def test_nobodys_netrc_is_read_and_proxies_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
@@ -212,9 +212,9 @@ async def test_nobodys_netrc_is_read_and_proxies_are(monkeypatch: pytest.MonkeyP
 
     async with listening(serve) as proxy:
         monkeypatch.setenv("http_proxy", proxy)
-        sender = Sender(EndpointSettings(url="http://search.example"))
+        sender = EndpointSender(EndpointSettings(url="http://search.example"))
         found = await sender.send(a_call(path="find"))
         await sender.close()
-    assert found.verdict is Verdict.ANSWERED
+    assert found.verdict is CallVerdict.ANSWERED
     assert asked[0].startswith(b"GET http://search.example/find HTTP/1.1")
     assert b"authorization" not in asked[0].lower()

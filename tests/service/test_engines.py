@@ -15,8 +15,8 @@ import pytest
 import pytest_asyncio
 
 from arl_gpu.engine import EngineSpec
-from arl_gpu.worker import MIB, Config
-from arl_gpu.worker_client import Worker
+from arl_gpu.worker import MIB, WorkerConfig
+from arl_gpu.worker_client import WorkerClient
 from support.conditions import eventually
 from support.engine import KEY, RunningEngine, running_engine
 
@@ -38,29 +38,29 @@ def spec_of(engine: RunningEngine, mib: int = 6) -> dict[str, Any]:
 @asynccontextmanager
 async def working(
     *engines: RunningEngine, device_mib: int = 8, limit_s: float = 30.0, directory: Path | None = None, **mib: int
-) -> AsyncIterator[Worker]:
+) -> AsyncIterator[WorkerClient]:
     specs = {(name := f"e{at}"): spec_of(each, mib.get(name, 6)) for at, each in enumerate(engines)}
     services = {f"judge{at}": {"name": f"judge{at}", "kind": "judge", "engine": f"e{at}"} for at in range(len(specs))}
-    config = Config(
+    config = WorkerConfig(
         services={**services, "own": COMPANION},
         device_mib=device_mib,
         copy_mib_per_s=None,
         engines=specs,
         engines_dir=str(directory) if directory is not None else None,
     )
-    worker = Worker(config, threads=1, limit_s=limit_s, engine_keys=dict.fromkeys(specs, KEY))
+    worker = WorkerClient(config, threads=1, limit_s=limit_s, engine_keys=dict.fromkeys(specs, KEY))
     try:
         yield worker
     finally:
         await worker.end()
 
 
-async def held(worker: Worker, engine: str) -> dict[str, Any]:
+async def held(worker: WorkerClient, engine: str) -> dict[str, Any]:
     """Once it is awake, or has failed to."""
     answers: list[dict[str, Any]] = []
 
     async def is_decided() -> bool:
-        answers.append(await worker.hold(engine))
+        answers.append(await worker.acquire_engine(engine))
         return "error" in answers[-1] or answers[-1]["held"]
 
     await eventually(is_decided)
@@ -75,8 +75,8 @@ async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_on
         assert (answer["states"]["judge0"], answer["used_bytes"]) == ("resident", 6 * MIB)
         assert (await engine.state())["wakes"] == 0, "it was awake already"
         assert (await other.state())["asleep"], "there is room for one of them"
-        assert (await worker.hold("e1"))["error"] == "no_room"
-        await worker.release("e0")
+        assert (await worker.acquire_engine("e1"))["error"] == "no_room"
+        await worker.release_engine("e0")
         answer = await held(worker, "e1")
         assert answer["engines"] == {"e0": "host", "e1": "resident"}
         assert [(await each.state())["asleep"] for each in (engine, other)] == [True, False]
@@ -93,19 +93,19 @@ async def test_one_that_can_not_be_asked_at_the_start_has_its_room_and_its_users
         answer = await held(worker, "e1")
         assert (answer["error"], answer["used_bytes"], answer["unheard"]) == ("no_room", 6 * MIB, ["e0"])
         assert (await worker.evict("judge0"))["error"] == "busy", "whoever held it before does still"
-        await worker.release("e0")
+        await worker.release_engine("e0")
         assert (await held(worker, "e1"))["error"] == "no_room", "nobody has heard that it sleeps"
         await engine.start()
         async with httpx.AsyncClient() as somebody:
             await somebody.post(f"{engine.url}/sleep")
-        answer = await worker.look_at("e0")
+        answer = await worker.check_engine("e0")
         assert (answer["engines"]["e0"], answer["used_bytes"], answer["unheard"]) == ("host", 0, [])
         assert (await held(worker, "e1"))["held"]
 
 
 async def test_one_that_is_larger_than_its_device_is_refused_by_name(engine: RunningEngine) -> None:
     async with working(engine, device_mib=5) as worker:
-        for answer in (await worker.look_at("e0"), await worker.hold("e0")):
+        for answer in (await worker.check_engine("e0"), await worker.acquire_engine("e0")):
             assert (answer["error"], answer["message"]) == (
                 "engine_too_large",
                 "engine e0 takes 6 MiB, and its device has 5 MiB in all",
@@ -115,11 +115,11 @@ async def test_one_that_is_larger_than_its_device_is_refused_by_name(engine: Run
 
 async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_worker(engine: RunningEngine) -> None:
     async with working(engine) as worker:
-        await worker.look_at("e0")
+        await worker.check_engine("e0")
         await engine.tell(refuses_sleep=True)
         answer, pid = await worker.evict("judge0"), worker.pid
         assert (answer["error"], answer["used_bytes"], answer["unheard"]) == ("engine_trouble", 6 * MIB, ["e0"])
-        answer = await worker.look_at("e0")
+        answer = await worker.check_engine("e0")
         assert (answer["engines"], answer["unheard"]) == ({"e0": "resident"}, [])
         assert worker.pid == pid
 
@@ -127,20 +127,20 @@ async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_wo
 async def test_an_engine_has_each_of_its_users_once_whichever_worker_hears_of_them(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         for holder in ("requests", "load"):
-            assert (await worker.hold("e0", holder=holder))["held"]
+            assert (await worker.acquire_engine("e0", user=holder))["held"]
         assert worker.pid is not None
         os.kill(worker.pid, signal.SIGKILL)
         await asyncio.to_thread(os.waitid, os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
-        await worker.release("e0", holder="load")
+        await worker.release_engine("e0", user="load")
         assert (await worker.evict("judge0"))["error"] == "busy"
-        assert (await worker.hold("e0", holder="requests"))["held"]
-        await worker.release("e0", holder="requests")
+        assert (await worker.acquire_engine("e0", user="requests"))["held"]
+        await worker.release_engine("e0", user="requests")
         assert (await worker.evict("judge0"))["engines"] == {"e0": "host"}
 
 
 async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_gone(engine: RunningEngine) -> None:
     async with running_engine() as other, working(engine, other) as worker:
-        await worker.look_at("e0")
+        await worker.check_engine("e0")
         await worker.pin("judge0", on=True)
         assert (await held(worker, "e1"))["error"] == "no_room"
         await worker.forget("judge0")
@@ -150,7 +150,7 @@ async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_g
 async def test_a_wake_that_fails_takes_nothing_and_the_next_one_may_succeed(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await held(worker, "e0")
-        await worker.release("e0")
+        await worker.release_engine("e0")
         await worker.evict("judge0")
         await engine.tell(wakes_that_fail=1)
         answer = await held(worker, "e0")
@@ -165,14 +165,14 @@ async def test_what_says_that_it_sleeps_and_does_not_keeps_its_bytes_until_it_is
 ) -> None:
     async with running_engine() as other, working(engine, other) as worker:
         await held(worker, "e0")
-        await worker.release("e0")
+        await worker.release_engine("e0")
         await engine.tell(sleep_frees_nothing=True)
         answer = await held(worker, "e1")
         assert (answer["error"], answer["used_bytes"], answer["states"]["judge0"]) == ("no_room", 6 * MIB, "resident")
-        assert (await worker.hold("e1"))["error"] == "no_room"
+        assert (await worker.acquire_engine("e1"))["error"] == "no_room"
         assert (await engine.state())["sleeps"] == 1, "it was asked once"
         await engine.tell(sleep_frees_nothing=False)
-        await worker.look_at("e0")
+        await worker.check_engine("e0")
         assert (await held(worker, "e1"))["used_bytes"] == 6 * MIB
 
 
@@ -183,7 +183,7 @@ async def test_several_that_leave_for_one_may_together_take_longer_than_a_worker
         running_engine() as large,
         working(engine, other, large, device_mib=12, limit_s=3.0, e2=12) as worker,
     ):
-        assert (await worker.look_at("e2"))["used_bytes"] == 12 * MIB
+        assert (await worker.check_engine("e2"))["used_bytes"] == 12 * MIB
         for each in (engine, other):
             await each.tell(slow_sleep_s=1.6)
         assert (await held(worker, "e2"))["engines"] == {"e0": "host", "e1": "host", "e2": "resident"}
@@ -193,7 +193,7 @@ async def test_several_that_leave_for_one_may_together_take_longer_than_a_worker
 async def test_one_that_somebody_else_put_to_sleep_is_woken_before_it_is_used(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await held(worker, "e0")
-        await worker.release("e0")
+        await worker.release_engine("e0")
         async with httpx.AsyncClient() as other:
             await other.post(f"{engine.url}/sleep")
         assert (await held(worker, "e0"))["used_bytes"] == 6 * MIB
@@ -203,10 +203,10 @@ async def test_one_that_somebody_else_put_to_sleep_is_woken_before_it_is_used(en
 @pytest.mark.slow
 async def test_while_one_wakes_up_others_are_served_and_nothing_takes_its_room(engine: RunningEngine) -> None:
     async with working(engine) as worker:
-        await worker.look_at("e0")
+        await worker.check_engine("e0")
         await worker.evict("judge0")
         await engine.tell(slow_wake_s=0.5)
-        answer = await worker.hold("e0")
+        answer = await worker.acquire_engine("e0")
         assert (answer["held"], answer["states"]["judge0"], answer["used_bytes"]) == (False, "restoring", 6 * MIB)
         assert (await worker.evict("judge0"))["error"] == "busy", "nobody is kept waiting for it"
         scored = await worker.score("own", [{"text": "a"}])
@@ -221,12 +221,12 @@ async def test_what_is_in_use_is_so_for_the_next_worker_and_what_sleeps_is_not_t
     async with running_engine(family) as engine, working(engine) as worker:
         await held(worker, "e0")
         await worker.end()
-        await worker.look_at("e0")
+        await worker.check_engine("e0")
         assert (await worker.evict("judge0"))["error"] == "busy"
-        await worker.release("e0")
+        await worker.release_engine("e0")
         await worker.evict("judge0")
         await worker.end()
-        assert (await worker.look_at("e0"))["engines"] == {"e0": "host"}
+        assert (await worker.check_engine("e0"))["engines"] == {"e0": "host"}
         assert (await held(worker, "e0"))["held"]
         state = await engine.state()
         assert (state["sleeps"], state["wakes"], state["asleep"]) == (1, 1, False)
@@ -237,13 +237,13 @@ async def test_what_is_in_use_is_so_for_the_next_worker_and_what_sleeps_is_not_t
 async def test_one_that_died_is_trouble_until_it_is_back_and_then_it_is_awake(family: str) -> None:
     async with running_engine(family) as engine, working(engine) as worker:
         await held(worker, "e0")
-        await worker.release("e0")
+        await worker.release_engine("e0")
         await worker.evict("judge0")
         engine.kill()
         answer = await held(worker, "e0")
         assert (answer["error"], answer["used_bytes"]) == ("wake_failed", 6 * MIB), "it may be back at any time"
         await engine.start()
-        answer = await worker.look_at("e0", restarted=True)
+        answer = await worker.check_engine("e0", restarted=True)
         assert (answer["engines"], answer["used_bytes"]) == ({"e0": "resident"}, 6 * MIB)
         assert (await held(worker, "e0"))["held"]
         assert (await engine.state())["wakes"] == 0
@@ -259,7 +259,7 @@ async def test_one_that_still_works_on_what_was_cancelled_sleeps_when_it_is_done
         async with httpx.AsyncClient(base_url=engine.url, headers=headers) as client:
             with pytest.raises(httpx.ReadTimeout):
                 await client.post("/v1/chat/completions", json={}, timeout=0.3)
-        await worker.release("e0")
+        await worker.release_engine("e0")
         assert (await worker.evict("judge0"))["engines"] == {"e0": "host"}
         state = await engine.state()
         assert (state["asleep"], state["aborted"], state["in_flight"]) == (True, 1, 0)
@@ -270,7 +270,7 @@ async def test_one_that_was_not_started_for_it_says_how_it_has_to_be() -> None:
     async with running_engine("sglang") as engine:
         engine.family = "vllm"
         async with working(engine) as worker:
-            answer = await worker.hold("e0")
+            answer = await worker.acquire_engine("e0")
             assert (answer["error"], "VLLM_SERVER_DEV_MODE=1" in answer["message"]) == ("engine_trouble", True)
 
 
@@ -280,23 +280,23 @@ async def test_what_one_that_can_not_be_asked_was_told_is_known_to_a_later_manag
 ) -> None:
     async with running_engine("sglang") as engine:
         async with working(engine, directory=tmp_path) as worker:
-            await worker.look_at("e0")
+            await worker.check_engine("e0")
             await worker.evict("judge0")
         async with working(engine, directory=tmp_path) as worker:
-            assert (await worker.look_at("e0"))["engines"] == {"e0": "host"}
+            assert (await worker.check_engine("e0"))["engines"] == {"e0": "host"}
             assert (await held(worker, "e0"))["held"]
-            await worker.release("e0")
+            await worker.release_engine("e0")
             await worker.evict("judge0")
         engine.kill()
         await engine.start()
         async with working(engine, directory=tmp_path) as worker:
-            assert (await worker.look_at("e0"))["engines"] == {"e0": "resident"}
+            assert (await worker.check_engine("e0"))["engines"] == {"e0": "resident"}
             await worker.evict("judge0")
             assert (await engine.state())["asleep"]
         await engine.tell(seed=1)  # by which it could be any
         async with working(engine, directory=tmp_path) as worker:
-            assert (await worker.look_at("e0"))["engines"] == {"e0": "resident"}
+            assert (await worker.check_engine("e0"))["engines"] == {"e0": "resident"}
             assert "not known" in (await worker.evict("judge0"))["message"]
             assert (await engine.state())["asleep"], "it was told nothing that ends it"
-            await worker.look_at("e0", restarted=True)
+            await worker.check_engine("e0", restarted=True)
         assert json.loads((tmp_path / "e0.json").read_text())["sleeps"] is False

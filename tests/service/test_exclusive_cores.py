@@ -8,9 +8,9 @@ from uuid import uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_cpu.holdings import Attempt, Holdings
-from arl_cpu.resizes import Resizes
-from arl_wire.internal import ResizeBody
+from arl_cpu.holdings import AttemptAllocation, NodeAllocations
+from arl_cpu.resizes import AttemptResizer
+from arl_wire.internal import ResizePayload
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, living_descendants, sandboxes
 
@@ -24,16 +24,16 @@ class Node:
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
-        self.holdings = Holdings({"cpu_milli": 1000 * len(CORES)}, CORES)
-        self.resizes = Resizes(self.holdings, bench.executor)
+        self.holdings = NodeAllocations({"cpu_milli": 1000 * len(CORES)}, CORES)
+        self.resizes = AttemptResizer(self.holdings, bench.executor)
         self.pids: dict[Fence, int] = {}
         self._seq = 0
 
     async def start(self, cpu_milli: int) -> None:
         assert self.bench.launcher is not None
         launcher = self.bench.launcher.pid
-        attempt = Attempt(Fence(uuid4(), 1), {"cpu_milli": cpu_milli}, None)
-        assert self.holdings.take(attempt)
+        attempt = AttemptAllocation(Fence(uuid4(), 1), {"cpu_milli": cpu_milli}, None)
+        assert self.holdings.allocate(attempt)
         cores = self.holdings.assign_cores(attempt)
         await self.bench.begin(a_command("sleep", "60", fence=attempt.fence, cpu_milli=cpu_milli, cores=cores))
         known = set(self.pids.values())
@@ -47,14 +47,14 @@ class Node:
     async def resize(self, *amounts: int) -> list[str]:
         self._seq += 1
         bodies = [
-            ResizeBody(id=fence.action_id, grant_no=fence.grant_no, cpu_milli=cpu_milli, amounts_seq=self._seq)
+            ResizePayload(id=fence.action_id, grant_no=fence.grant_no, cpu_milli=cpu_milli, amounts_seq=self._seq)
             for fence, cpu_milli in zip(self.pids, amounts, strict=True)
         ]
         return [answer.status for answer in await self.resizes.apply(bodies)]
 
     def cores_by_amount(self) -> list[tuple[int, set[int]]]:
         """What each holds, and where the kernel lets it run."""
-        held = [self.holdings.attempt(fence) for fence in self.pids]
+        held = [self.holdings.get(fence) for fence in self.pids]
         return [
             (attempt.cpu_milli, os.sched_getaffinity(pid))
             for attempt, pid in zip(held, self.pids.values(), strict=True)

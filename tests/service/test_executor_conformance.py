@@ -105,14 +105,14 @@ class TestRealExecutors:
     async def test_output_exit_code_and_streams_come_back(self, real: Bench) -> None:
         report = await real.run(a_command("sh", "-c", "cat; echo no >&2; exit 3", stdin=b"yes\xff"))
         assert (report.outcome, report.exit_code, report.signal) == ("user_error", 3, None)
-        assert (report.stdout.kept, report.stderr.kept) == (b"yes\xff", b"no\n")
-        assert not report.stdout.truncated
+        assert (report.stdout.data, report.stderr.data) == (b"yes\xff", b"no\n")
+        assert not report.stdout.is_truncated
 
     async def test_the_standard_streams_can_be_opened_by_name(self, real: Bench) -> None:
         report = await real.run(
             a_command("sh", "-c", "cat /dev/stdin > /dev/stdout; echo e > /dev/stderr", stdin=b"in")
         )
-        assert (report.stdout.kept, report.stderr.kept) == (b"in", b"e\n")
+        assert (report.stdout.data, report.stderr.data) == (b"in", b"e\n")
 
     async def test_a_signal_of_its_own_is_a_user_error_with_that_signal(self, real: Bench) -> None:
         report = await real.run(a_command("sh", "-c", "kill -SEGV $$"))
@@ -121,18 +121,18 @@ class TestRealExecutors:
     async def test_a_command_that_is_not_there_is_a_user_error_with_127(self, real: Bench) -> None:
         report = await real.run(a_command("no-such-command"))
         assert (report.outcome, report.exit_code) == ("user_error", 127)
-        assert b"no-such-command" in report.stderr.kept
+        assert b"no-such-command" in report.stderr.data
 
     async def test_source_runs_as_main_with_stdin_arguments_and_variables(self, real: Bench) -> None:
         source = "import os, sys\nprint(__name__, sys.argv, sys.stdin.read(), os.environ['WHO'])"
         report = await real.run(a_program(source, stdin=b"in", env={"WHO": "me"}))
-        assert (report.outcome, report.stdout.kept) == ("ok", b"__main__ ['main.py'] in me\n")
+        assert (report.outcome, report.stdout.data) == ("ok", b"__main__ ['main.py'] in me\n")
 
     async def test_an_uncaught_exception_shows_the_source_line_and_exits_with_1(self, real: Bench) -> None:
         report = await real.run(a_program("def f():\n    return 1 / 0\nf()\n"))
         assert (report.outcome, report.exit_code) == ("user_error", 1)
-        assert b'File "main.py", line 2, in f\n    return 1 / 0' in report.stderr.kept
-        assert b"arl_cpu" not in report.stderr.kept
+        assert b'File "main.py", line 2, in f\n    return 1 / 0' in report.stderr.data
+        assert b"arl_cpu" not in report.stderr.data
 
     @pytest.mark.parametrize(("statement", "code"), [("0", 0), ("7", 7), ("'bad'", 1), ("", 0)])
     async def test_sys_exit_sets_the_exit_code(self, real: Bench, statement: str, code: int) -> None:
@@ -141,14 +141,14 @@ class TestRealExecutors:
     async def test_source_that_does_not_compile_is_a_user_error(self, real: Bench) -> None:
         report = await real.run(a_program("def"))
         assert report.exit_code == 1
-        assert b"SyntaxError" in report.stderr.kept
+        assert b"SyntaxError" in report.stderr.data
 
     async def test_exit_handlers_and_threads_of_source_are_waited_for(self, real: Bench) -> None:
         source = (
             "import atexit, threading\natexit.register(print, 'exit')\n"
             "threading.Timer(0.05, print, ('thread',)).start()\nprint('main')"
         )
-        assert (await real.run(a_program(source))).stdout.kept == b"main\nthread\nexit\n"
+        assert (await real.run(a_program(source))).stdout.data == b"main\nthread\nexit\n"
 
     @pytest.mark.parametrize(
         ("source", "written"),
@@ -165,26 +165,26 @@ class TestRealExecutors:
     ) -> None:
         helper = {"helper.py": b"file = open('out', 'w')"}
         report = await real.run(a_program(source, fetch=("out",), files=helper))
-        assert (report.exit_code, report.files, report.stderr.kept) == (0, {"out": written}, b"")
+        assert (report.exit_code, report.files, report.stderr.data) == (0, {"out": written}, b"")
 
     async def test_a_source_can_be_asked_for_its_own_lines(self, real: Bench) -> None:
         source = "import inspect\ndef f():\n    return 1\nprint(inspect.getsource(f), end='')"
-        assert (await real.run(a_program(source))).stdout.kept == b"def f():\n    return 1\n"
+        assert (await real.run(a_program(source))).stdout.data == b"def f():\n    return 1\n"
 
     async def test_threads_that_nobody_waits_for_end_in_silence(self, real: Bench) -> None:
         busy = "import threading\ndef f(x): return x + 1\ndef g():\n x = 0\n while True: x = f(x)\n"
         start = "for _ in range(3): threading.Thread(target=g, daemon=True).start()\nprint('done')"
         report = await real.run(a_program(busy + start))
-        assert (report.exit_code, report.stdout.kept, report.stderr.kept) == (0, b"done\n", b"")
+        assert (report.exit_code, report.stdout.data, report.stderr.data) == (0, b"done\n", b"")
 
     async def test_the_time_zone_of_an_action_is_that_of_its_source(self, real: Bench) -> None:
         source = "import time; print(time.tzname[0], time.strftime('%H', time.localtime(0)))"
-        assert (await real.run(a_program(source, env={"TZ": "JST-9"}))).stdout.kept == b"JST 09\n"
+        assert (await real.run(a_program(source, env={"TZ": "JST-9"}))).stdout.data == b"JST 09\n"
 
     async def test_a_source_that_is_interrupted_ends_by_that_signal(self, real: Bench) -> None:
         report = await real.run(a_program("raise KeyboardInterrupt"))
         assert (report.exit_code, report.signal) == (None, 2)
-        assert b"KeyboardInterrupt" in report.stderr.kept
+        assert b"KeyboardInterrupt" in report.stderr.data
 
     async def test_files_go_in_and_come_out(self, real: Bench) -> None:
         blob = bytes(range(256)) * 4096
@@ -196,14 +196,14 @@ class TestRealExecutors:
 
     async def test_source_and_files_larger_than_a_packet_arrive(self, real: Bench) -> None:
         source = f"text = {'x' * 2_000_000!r}\nprint(len(text))"
-        assert (await real.run(a_program(source))).stdout.kept == b"2000000\n"
+        assert (await real.run(a_program(source))).stdout.data == b"2000000\n"
 
     @pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "a/../../b", "."])
     async def test_a_path_that_leads_out_is_a_user_error_that_names_it(self, real: Bench, path: str) -> None:
         for command in (a_command("true", files={path: b""}), a_command("true", fetch=(path,))):
             report = await real.run(command)
             assert report.outcome == "user_error"
-            assert path.encode() in report.stderr.kept
+            assert path.encode() in report.stderr.data
 
     async def test_fetch_is_limited_with_a_message(self, real: Bench) -> None:
         report = await real.run(a_command("truncate", "-s", "9M", "big", fetch=("big",)))
@@ -219,8 +219,8 @@ class TestRealExecutors:
 
     async def test_output_past_the_cap_is_drained_counted_and_marked(self, real: Bench) -> None:
         report = await real.run(a_command("head", "-c", "10000000", "/dev/zero"))
-        assert (report.outcome, len(report.stdout.kept)) == ("ok", 1 << 20)
-        assert (report.stdout.total_bytes, report.stdout.truncated) == (10_000_000, True)
+        assert (report.outcome, len(report.stdout.data)) == ("ok", 1 << 20)
+        assert (report.stdout.total_bytes, report.stdout.is_truncated) == (10_000_000, True)
 
     async def test_an_output_flood_is_a_limit_exceeded(self, real: Bench) -> None:
         report = await real.run(a_command("cat", "/dev/zero", output_kill_bytes=4 << 20))
@@ -228,7 +228,7 @@ class TestRealExecutors:
 
     async def test_output_before_a_timeout_is_kept(self, real: Bench) -> None:
         report = await real.run(a_command("sh", "-c", "echo early; sleep 30", timeout_s=0.3))
-        assert (report.outcome, report.stdout.kept) == ("user_timeout", b"early\n")
+        assert (report.outcome, report.stdout.data) == ("user_timeout", b"early\n")
 
     async def test_what_an_action_leaves_behind_is_kept_and_counted_in_a_trajectory(self, real: Bench) -> None:
         environment = an_environment()

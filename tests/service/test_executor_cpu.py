@@ -71,7 +71,7 @@ class TestCores:
     @pytest.mark.parametrize("count", [1, pytest.param(2, marks=two_cores)])
     async def test_a_program_counts_the_cores_it_was_granted(self, bench: Bench, program: str, count: int) -> None:
         report = await bench.run(a_command(*COUNTED_BY[program], cores=CORES[:count], cpu_milli=1000 * count))
-        assert report.stdout.kept == b"%d\n" % count
+        assert report.stdout.data == b"%d\n" % count
 
     @two_cores
     @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
@@ -83,7 +83,7 @@ class TestCores:
         report = await bench.begin(spec)
         await until_it_sleeps(bench)
         assert await bench.resize(spec, 1000 * after, *CORES[:after])
-        assert ((await report).outcome, (await report).stdout.kept) == ("ok", b"%d\n" % after)
+        assert ((await report).outcome, (await report).stdout.data) == ("ok", b"%d\n" % after)
 
     @two_cores
     async def test_a_resize_from_one_core_to_another_leaves_the_first(self, bench: Bench) -> None:
@@ -91,14 +91,14 @@ class TestCores:
         report = await bench.begin(spec)
         await until_it_sleeps(bench)
         assert await bench.resize(spec, 1000, CORES[1])
-        assert (await report).stdout.kept == b"1\n"
+        assert (await report).stdout.data == b"1\n"
 
     async def test_a_resize_before_the_environment_is_made_is_what_the_action_starts_with(self, bench: Bench) -> None:
         spec = a_command(*COUNTED_BY["shell"], cores=CORES)
         report = bench.report_of(spec.fence)
         await bench.executor.start([spec])
         assert await bench.resize(spec, 500, CORES[0])
-        assert (await report).stdout.kept == b"1\n"
+        assert (await report).stdout.data == b"1\n"
 
     @two_cores
     async def test_cores_that_the_machine_lacks_are_not_confirmed_and_change_nothing(self, bench: Bench) -> None:
@@ -107,7 +107,7 @@ class TestCores:
         await until_it_sleeps(bench)
         assert not await bench.resize(spec, 1000, 10_000, seq=2)
         assert await bench.resize(spec, 1000, CORES[0], seq=1)
-        assert (await report).stdout.kept == b"1\n"
+        assert (await report).stdout.data == b"1\n"
 
     @two_cores
     async def test_what_was_left_behind_moves_to_the_cores_of_the_next_action(self, bench: Bench) -> None:
@@ -115,7 +115,7 @@ class TestCores:
         await bench.run(a_command("sh", "-c", "sleep 60 & echo $! >pid", cores=CORES[:1], environment=environment))
         look = "import os; print(os.sched_getaffinity(int(open('pid').read())))"
         report = await bench.run(a_program(look, cores=CORES[1:2], environment=environment))
-        assert report.stdout.kept == b"{%d}\n" % CORES[1]
+        assert report.stdout.data == b"{%d}\n" % CORES[1]
         await bench.destroy(environment.id)
 
 
@@ -127,11 +127,11 @@ class TestThreadVariables:
         self, bench: Bench, cpu_milli: int, widest: int, threads: int
     ) -> None:
         show = a_command("printenv", *THREADS, cpu_milli=cpu_milli, widest_cpu_milli=widest)
-        assert (await bench.run(show)).stdout.kept.split() == [b"%d" % threads] * len(THREADS)
+        assert (await bench.run(show)).stdout.data.split() == [b"%d" % threads] * len(THREADS)
 
     async def test_what_the_action_sets_itself_wins(self, bench: Bench) -> None:
         show = a_command("printenv", *THREADS, cpu_milli=2000, env={"OMP_NUM_THREADS": "7"})
-        assert (await bench.run(show)).stdout.kept.split() == [b"7", *[b"2"] * (len(THREADS) - 1)]
+        assert (await bench.run(show)).stdout.data.split() == [b"7", *[b"2"] * (len(THREADS) - 1)]
 
 
 class TestMemory:
@@ -144,7 +144,7 @@ class TestMemory:
             spec = a_command(*ALLOCATED_BY[program], env={"MIB": str(mib)}, environment=environment)
             report = await bench.run(spec)
             assert (report.outcome, report.reason) == outcome, report
-            assert outcome[0] != "ok" or report.stdout.kept == b"%d\n" % (mib << 20)
+            assert outcome[0] != "ok" or report.stdout.data == b"%d\n" % (mib << 20)
 
 
 class TestBetweenActions:

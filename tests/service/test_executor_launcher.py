@@ -15,7 +15,7 @@ import pytest
 
 import arl_core
 import arl_cpu
-from arl_cpu.executor import Report
+from arl_cpu.executor import ExecutionReport
 from arl_cpu.launcher.drivers import DRIVERS as ALL_DRIVERS
 from arl_cpu.launcher_client import LauncherClient
 from support.conditions import eventually, is_running
@@ -52,12 +52,12 @@ class TestReconnect:
         lost_manager = LauncherClient(launcher_of(bench).socket)
         await lost_manager.connect()
         await lost_manager.start([spec])
-        assert isinstance(await anext(lost_manager.events()), Report)
+        assert isinstance(await anext(lost_manager.events()), ExecutionReport)
         await lost_manager.close()
 
         manager = LauncherClient(launcher_of(bench).socket)
         (report,) = (await manager.connect()).reports
-        assert (report.fence, report.stdout.kept) == (spec.fence, b"kept\n")
+        assert (report.fence, report.stdout.data) == (spec.fence, b"kept\n")
         await manager.acknowledge([spec.fence])
         assert (await manager.connect()).reports == ()
         await manager.close()
@@ -76,8 +76,8 @@ class TestReconnect:
         assert state.environments == (environment.id,)
         assert [(each.fence, each.environment) for each in state.running] == [(spec.fence, environment.id)]
         report = await anext(manager.events())
-        assert isinstance(report, Report)
-        assert (report.outcome, report.stdout.kept) == ("ok", b"before\nafter\n")
+        assert isinstance(report, ExecutionReport)
+        assert (report.outcome, report.stdout.data) == ("ok", b"before\nafter\n")
         await manager.close()
 
     async def test_a_new_manager_replaces_the_old_one(self, bench: Bench) -> None:

@@ -28,7 +28,7 @@ async def real(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
 async def until_said(bench: Bench, spec: ExecSpec, size: int) -> bytes:
     seen = b""
     while len(seen) < size:
-        output = await bench.executor.follow(spec.fence, stdout=len(seen), stderr=0)
+        output = await bench.executor.poll_output(spec.fence, stdout=len(seen), stderr=0)
         assert output is not None
         seen += output.stdout.data
     return seen
@@ -44,12 +44,12 @@ class TestFollow:
         spec = a_command("sh", "-c", "echo one; read x; echo $x", stdin_open=True)
         report = await real.begin(spec)
         assert await until_said(real, spec, 4) == b"one\n"
-        more = asyncio.ensure_future(real.executor.follow(spec.fence, stdout=4, stderr=0))
-        assert (await real.executor.feed(spec.fence, b"two\n", offset=None, end=False)).status == "taken"
+        more = asyncio.ensure_future(real.executor.poll_output(spec.fence, stdout=4, stderr=0))
+        assert (await real.executor.feed_stdin(spec.fence, b"two\n", offset=None, end=False)).status == "taken"
         output = await more
         assert output is not None
         assert output.stdout.data == b"two\n"
-        assert (await report).stdout.kept == b"one\ntwo\n"
+        assert (await report).stdout.data == b"one\ntwo\n"
 
     async def test_an_ended_attempt_says_all_until_its_report_is_acknowledged(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local") as bench:
@@ -59,12 +59,12 @@ class TestFollow:
             spec = a_command("echo", "kept")
             await manager.start([spec])
             await anext(manager.events())
-            output = await manager.follow(spec.fence, stdout=1, stderr=0)
+            output = await manager.poll_output(spec.fence, stdout=1, stderr=0)
             assert output is not None
             assert (output.ended, output.stdout.data) == (True, b"ept\n")
             await manager.acknowledge([spec.fence])
-            assert await manager.follow(spec.fence, stdout=0, stderr=0) is None
-            assert await manager.follow(Fence(uuid4(), 1), stdout=0, stderr=0) is None
+            assert await manager.poll_output(spec.fence, stdout=0, stderr=0) is None
+            assert await manager.poll_output(Fence(uuid4(), 1), stdout=0, stderr=0) is None
             await manager.close()
 
     async def test_output_past_what_is_kept_is_told_once_and_then_only_counted(self, real: Bench) -> None:
@@ -72,16 +72,16 @@ class TestFollow:
         spec = a_command("sh", "-c", script, output_keep_bytes=KEEP, stdin_open=True)
         report = await real.begin(spec)
         assert await until_said(real, spec, KEEP) == bytes(KEEP)
-        output = await real.executor.follow(spec.fence, stdout=KEEP, stderr=0)
+        output = await real.executor.poll_output(spec.fence, stdout=KEEP, stderr=0)
         assert output is not None
         told = output.stdout.total_bytes
-        assert (output.stdout.data, output.stdout.kept_bytes) == (b"", KEEP)
+        assert (output.stdout.data, output.stdout.retained_bytes) == (b"", KEEP)
         assert KEEP < told <= 3 * KEEP
-        await real.executor.feed(spec.fence, b"\n", offset=None, end=False)
-        output = await real.executor.follow(spec.fence, stdout=told, stderr=0)
+        await real.executor.feed_stdin(spec.fence, b"\n", offset=None, end=False)
+        output = await real.executor.poll_output(spec.fence, stdout=told, stderr=0)
         assert output is not None
         assert (output.stdout.data, output.stderr.data) == (b"", b".\n"), "more of stdout is no news"
-        await real.executor.feed(spec.fence, b"\n", offset=None, end=False)
+        await real.executor.feed_stdin(spec.fence, b"\n", offset=None, end=False)
         assert (await report).stdout.total_bytes == 4 * KEEP
 
     async def test_a_question_that_is_withdrawn_or_whose_manager_is_gone_is_forgotten(self, tmp_path: Path) -> None:
@@ -90,11 +90,11 @@ class TestFollow:
             report = await bench.begin(spec)
             await until_said(bench, spec, 6)
             for _ in range(100):
-                waiting = asyncio.ensure_future(bench.executor.follow(spec.fence, stdout=6, stderr=0))
+                waiting = asyncio.ensure_future(bench.executor.poll_output(spec.fence, stdout=6, stderr=0))
                 await asyncio.sleep(0)
                 waiting.cancel()
-            await bench.executor.feed(spec.fence, b"\n", offset=None, end=False)
-            assert (await report).stdout.kept == b"ready\ndone\n"
+            await bench.executor.feed_stdin(spec.fence, b"\n", offset=None, end=False)
+            assert (await report).stdout.data == b"ready\ndone\n"
 
 
 class TestFeed:
@@ -102,34 +102,36 @@ class TestFeed:
         spec = a_command("cat", stdin=b"first ", stdin_open=True)
         report = await real.begin(spec)
         await until_said(real, spec, 6)
-        fed = await real.executor.feed(spec.fence, b"then\xff", offset=0, end=True)
+        fed = await real.executor.feed_stdin(spec.fence, b"then\xff", offset=0, end=True)
         assert (fed.status, fed.offset) == ("taken", 5)
-        assert (await report).stdout.kept == b"first then\xff"
+        assert (await report).stdout.data == b"first then\xff"
 
     async def test_the_input_can_be_opened_by_its_name(self, real: Bench) -> None:
         spec = a_command("sh", "-c", "echo ready; cat /dev/stdin", stdin_open=True)
         report = await real.begin(spec)
         await until_said(real, spec, 6)
-        await real.executor.feed(spec.fence, b"named", offset=None, end=True)
-        assert (await report).stdout.kept == b"ready\nnamed"
+        await real.executor.feed_stdin(spec.fence, b"named", offset=None, end=True)
+        assert (await report).stdout.data == b"ready\nnamed"
 
     async def test_repeated_and_overlapping_input_is_given_once_and_a_gap_is_refused(self, real: Bench) -> None:
         spec = a_command("cat", stdin_open=True)
         report = await real.begin(spec)
         for data, offset in ((b"abc", 0), (b"abc", 0), (b"cde", 2)):
-            assert (await real.executor.feed(spec.fence, data, offset=offset, end=False)).status == "taken"
-        fed = await real.executor.feed(spec.fence, b"x", offset=9, end=False)
+            assert (await real.executor.feed_stdin(spec.fence, data, offset=offset, end=False)).status == "taken"
+        fed = await real.executor.feed_stdin(spec.fence, b"x", offset=9, end=False)
         assert (fed.status, fed.offset) == ("gap", 5)
         for _ in range(2):
-            assert (await real.executor.feed(spec.fence, b"", offset=5, end=True)).status in ("taken", "absent")
-        assert (await report).stdout.kept == b"abcde"
+            assert (await real.executor.feed_stdin(spec.fence, b"", offset=5, end=True)).status in ("taken", "absent")
+        assert (await report).stdout.data == b"abcde"
 
     async def test_a_program_that_does_not_read_is_given_a_bounded_amount(self, real: Bench) -> None:
         spec = a_command("sleep", "30", stdin_open=True)
         report = await real.begin(spec)
-        answers = [(await real.executor.feed(spec.fence, bytes(1 << 20), offset=None, end=False)) for _ in range(3)]
+        answers = [
+            (await real.executor.feed_stdin(spec.fence, bytes(1 << 20), offset=None, end=False)) for _ in range(3)
+        ]
         assert [fed.status for fed in answers[1:]] == ["full", "full"]
-        assert (await real.run(a_command("echo", "served"))).stdout.kept == b"served\n"
+        assert (await real.run(a_command("echo", "served"))).stdout.data == b"served\n"
         await real.executor.kill([spec.fence])
         assert (await report).outcome == "cancelled"
 
@@ -139,7 +141,7 @@ class TestFeed:
         await until_said(real, spec, 7)
 
         async def is_closed() -> bool:
-            return (await real.executor.feed(spec.fence, b"x", offset=None, end=False)).status == "closed"
+            return (await real.executor.feed_stdin(spec.fence, b"x", offset=None, end=False)).status == "closed"
 
         await eventually(is_closed)
         await real.executor.kill([spec.fence])
@@ -148,10 +150,10 @@ class TestFeed:
     async def test_one_without_open_input_and_one_that_ended_take_none(self, real: Bench) -> None:
         spec = a_command("sleep", "30")
         report = await real.begin(spec)
-        assert (await real.executor.feed(spec.fence, b"x", offset=None, end=False)).status == "unopened"
+        assert (await real.executor.feed_stdin(spec.fence, b"x", offset=None, end=False)).status == "unopened"
         await real.executor.kill([spec.fence])
         await report
-        assert (await real.executor.feed(spec.fence, b"x", offset=None, end=False)).status == "absent"
+        assert (await real.executor.feed_stdin(spec.fence, b"x", offset=None, end=False)).status == "absent"
 
     async def test_no_file_stays_open_in_the_launcher(self, real: Bench) -> None:
         environment = an_environment()
@@ -160,7 +162,7 @@ class TestFeed:
         for script in ("true", "cat", "exec <&-; sleep 0.01"):
             spec = a_command("sh", "-c", script, environment=environment, stdin_open=True)
             report = await real.begin(spec)
-            await real.executor.feed(spec.fence, b"x" * 200_000, offset=0, end=True)
+            await real.executor.feed_stdin(spec.fence, b"x" * 200_000, offset=0, end=True)
             await report
         assert files_of(real) == before
         await real.destroy(environment.id)
@@ -174,9 +176,9 @@ class TestSimulated:
         bench = Bench(executor, await executor.connect())
         spec = a_command("sleep", "0.05", stdin_open=True)
         report = await bench.begin(spec)
-        assert (await executor.feed(spec.fence, b"abc", offset=None, end=False)).offset == 3
-        assert (await executor.feed(spec.fence, b"abc", offset=0, end=False)).offset == 3
-        output = await executor.follow(spec.fence, stdout=0, stderr=0)
+        assert (await executor.feed_stdin(spec.fence, b"abc", offset=None, end=False)).offset == 3
+        assert (await executor.feed_stdin(spec.fence, b"abc", offset=0, end=False)).offset == 3
+        output = await executor.poll_output(spec.fence, stdout=0, stderr=0)
         assert output is not None
         assert (output.ended, output.stdout.total_bytes) == (True, 0)
         await report

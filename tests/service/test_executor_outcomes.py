@@ -4,49 +4,49 @@ import struct
 
 import pytest
 
-from arl_cpu.launcher.attempt import Ended, outcome_of
+from arl_cpu.launcher.attempt import AttemptEnd, outcome_of
 from arl_cpu.launcher.protocol import (
     FrameReader,
+    decode_report,
+    decode_spec,
     encode_frame,
-    report_from,
-    report_to,
-    spec_from,
-    spec_to,
+    encode_report,
+    encode_spec,
 )
-from arl_cpu.launcher.seccomp import program
+from arl_cpu.launcher.seccomp import build_filter
 from support.sandbox import a_command, a_program, a_report
 
 
 @pytest.mark.parametrize(
     ("ended", "outcome"),
     [
-        (Ended(exit_status=0), ("ok", None)),
-        (Ended(exit_status=1), ("user_error", None)),
-        (Ended(exit_status=-11), ("user_error", None)),
-        (Ended(exit_status=-9), ("user_error", None)),
-        (Ended(cause="timeout", exit_status=-9), ("user_timeout", None)),
-        (Ended(cause="timeout", exit_status=0), ("ok", None)),
-        (Ended(cause="timeout", exit_status=None), ("user_timeout", None)),
-        (Ended(cause="timeout", exit_status=-9, oom_kills=1), ("user_timeout", None)),
-        (Ended(cause="cancelled", exit_status=-9), ("cancelled", None)),
-        (Ended(cause="cancelled", exit_status=3), ("user_error", None)),
-        (Ended(cause="output", exit_status=-9), ("limit_exceeded", "output")),
-        (Ended(cause="setup", exit_status=None), ("infra_error", "setup_failed")),
-        (Ended(cause="stopped", exit_status=None), ("infra_error", "node_stopped")),
-        (Ended(exit_status=None), ("infra_error", "environment_lost")),
-        (Ended(exit_status=None, oom_kills=1), ("limit_exceeded", "memory")),
-        (Ended(exit_status=-9, oom_kills=1), ("limit_exceeded", "memory")),
-        (Ended(exit_status=0, oom_kills=1), ("ok", None)),
-        (Ended(exit_status=1, over_memory=True), ("limit_exceeded", "memory")),
-        (Ended(exit_status=1, pids_refused=3), ("limit_exceeded", "pids")),
-        (Ended(exit_status=0, pids_refused=3), ("ok", None)),
-        (Ended(exit_status=1, limit_if_failed="disk"), ("limit_exceeded", "disk")),
-        (Ended(exit_status=0, limit_if_failed="disk"), ("ok", None)),
-        (Ended(limit="pids"), ("limit_exceeded", "pids")),
-        (Ended(refused=True), ("user_error", None)),
+        (AttemptEnd(exit_status=0), ("ok", None)),
+        (AttemptEnd(exit_status=1), ("user_error", None)),
+        (AttemptEnd(exit_status=-11), ("user_error", None)),
+        (AttemptEnd(exit_status=-9), ("user_error", None)),
+        (AttemptEnd(cause="timeout", exit_status=-9), ("user_timeout", None)),
+        (AttemptEnd(cause="timeout", exit_status=0), ("ok", None)),
+        (AttemptEnd(cause="timeout", exit_status=None), ("user_timeout", None)),
+        (AttemptEnd(cause="timeout", exit_status=-9, oom_kills=1), ("user_timeout", None)),
+        (AttemptEnd(cause="cancelled", exit_status=-9), ("cancelled", None)),
+        (AttemptEnd(cause="cancelled", exit_status=3), ("user_error", None)),
+        (AttemptEnd(cause="output", exit_status=-9), ("limit_exceeded", "output")),
+        (AttemptEnd(cause="setup", exit_status=None), ("infra_error", "setup_failed")),
+        (AttemptEnd(cause="stopped", exit_status=None), ("infra_error", "node_stopped")),
+        (AttemptEnd(exit_status=None), ("infra_error", "environment_lost")),
+        (AttemptEnd(exit_status=None, oom_kills=1), ("limit_exceeded", "memory")),
+        (AttemptEnd(exit_status=-9, oom_kills=1), ("limit_exceeded", "memory")),
+        (AttemptEnd(exit_status=0, oom_kills=1), ("ok", None)),
+        (AttemptEnd(exit_status=1, over_memory=True), ("limit_exceeded", "memory")),
+        (AttemptEnd(exit_status=1, pids_refused=3), ("limit_exceeded", "pids")),
+        (AttemptEnd(exit_status=0, pids_refused=3), ("ok", None)),
+        (AttemptEnd(exit_status=1, limit_if_failed="disk"), ("limit_exceeded", "disk")),
+        (AttemptEnd(exit_status=0, limit_if_failed="disk"), ("ok", None)),
+        (AttemptEnd(limit="pids"), ("limit_exceeded", "pids")),
+        (AttemptEnd(refused=True), ("user_error", None)),
     ],
 )
-def test_an_end_has_one_outcome(ended: Ended, outcome: tuple[str, str | None]) -> None:
+def test_an_end_has_one_outcome(ended: AttemptEnd, outcome: tuple[str, str | None]) -> None:
     assert outcome_of(ended) == outcome
 
 
@@ -54,14 +54,14 @@ class TestProtocol:
     @pytest.mark.parametrize("spec", [a_command("a", "b", stdin=b"\xff", files={"x": b"\0"}), a_program("pass")])
     def test_a_spec_survives_the_wire(self, spec: object) -> None:
         frames = FrameReader()
-        wire = encode_frame(spec_to(spec))  # type: ignore[arg-type]
+        wire = encode_frame(encode_spec(spec))  # type: ignore[arg-type]
         (message,) = (each for byte in wire for each in frames.feed(bytes([byte])))
-        assert spec_from(message) == spec
+        assert decode_spec(message) == spec
 
     def test_a_report_survives_the_wire(self) -> None:
         report = a_report()
-        (message,) = FrameReader().feed(encode_frame(report_to(report)))
-        assert report_from(message) == report
+        (message,) = FrameReader().feed(encode_frame(encode_report(report)))
+        assert decode_report(message) == report
 
     def test_a_frame_without_end_is_refused(self) -> None:
         with pytest.raises(ValueError, match="above the limit"):
@@ -71,7 +71,7 @@ class TestProtocol:
 class TestFilter:
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
     def test_the_program_ends_in_allow_and_no_jump_leaves_it(self, machine: str) -> None:
-        code = program(has_cgroup=False, machine=machine)
+        code = build_filter(has_cgroup=False, machine=machine)
         instructions = list(struct.iter_unpack("HBBI", code))
         assert instructions[-1] == (0x06, 0, 0, 0x7FFF0000)
         assert len(instructions) < 4096

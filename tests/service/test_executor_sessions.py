@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec, ExecSpec, Report
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, a_session_command, an_environment, sandboxes
 
@@ -33,7 +33,7 @@ class Shell:
     def spec(self, command: str, **changes: Any) -> ExecSpec:
         return a_session_command(self.name, command, environment=self.environment, **changes)
 
-    async def run(self, command: str, **changes: Any) -> Report:
+    async def run(self, command: str, **changes: Any) -> ExecutionReport:
         async with asyncio.timeout(30):
             return await self.bench.run(self.spec(command, **changes))
 
@@ -41,7 +41,7 @@ class Shell:
         report = await self.run(command, **changes)
         assert report.outcome == "ok", report
         assert report.stderr.total_bytes == 0
-        return report.stdout.kept.decode()
+        return report.stdout.data.decode()
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ class TestWhatIsKept:
         first = await shell.run("mkdir d; cd d; x=5; export y=6; f() { echo f $x; }; shopt -s nullglob")
         assert (first.outcome, first.message) == ("ok", "session 'main' began with this command")
         said = await shell.run("basename $PWD; f; sh -c 'echo $y'; echo *.none")
-        assert (said.stdout.kept, said.message) == (b"d\nf 5\n6\n\n", None)
+        assert (said.stdout.data, said.message) == (b"d\nf 5\n6\n\n", None)
 
     async def test_a_background_job(self, shell: Shell) -> None:
         started = await shell.run("sleep 60 &")
@@ -79,14 +79,14 @@ class TestWhatIsKept:
     async def test_an_ordinary_action_between_two_commands(self, shell: Shell) -> None:
         await shell.run("x=1; echo hello > file")
         report = await shell.bench.run(a_command("cat", "file", environment=shell.environment))
-        assert report.stdout.kept == b"hello\n"
+        assert report.stdout.data == b"hello\n"
         assert await shell.says("echo $x") == "1\n"
 
 
 class TestCommands:
     async def test_the_status_is_that_of_the_command(self, shell: Shell) -> None:
         report = await shell.run("echo out; echo err >&2; (exit 3)")
-        assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 3, b"out\nerr\n")
+        assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 3, b"out\nerr\n")
         assert await shell.says("echo still") == "still\n"
 
     @pytest.mark.parametrize(
@@ -108,13 +108,13 @@ class TestCommands:
         await shell.run("x=1")
         report = await shell.run("if then fi")
         assert (report.outcome, report.exit_code) == ("user_error", 2)
-        assert b"syntax error" in report.stdout.kept
+        assert b"syntax error" in report.stdout.data
         assert await shell.says("echo $x") == "1\n"
 
     async def test_much_output_comes_whole_and_before_the_end(self, shell: Shell) -> None:
         report = await shell.run("seq 1 150000; echo last")
         expected = "".join(f"{n}\n" for n in range(1, 150001)) + "last\n"
-        assert (report.stdout.total_bytes, report.stdout.kept) == (len(expected), expected.encode()[: 1 << 20])
+        assert (report.stdout.total_bytes, report.stdout.data) == (len(expected), expected.encode()[: 1 << 20])
 
     async def test_a_long_command_arrives(self, shell: Shell) -> None:
         assert await shell.says(f"echo {'x' * 200_000} | wc -c") == "200001\n"
@@ -141,7 +141,7 @@ class TestCommands:
             await shell.bench.run(a_command("sleep", "1.3", environment=shell.environment))
         for _ in range(2):
             report = await shell.run("echo hello; (exit 1)")
-            assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 1, b"hello\n"), report
+            assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 1, b"hello\n"), report
             assert report.message is None
 
     async def test_of_what_is_traced_only_the_command_is_shown(self, shell: Shell) -> None:
@@ -163,18 +163,18 @@ class TestCommands:
     async def test_it_reads_what_is_sent_to_it(self, shell: Shell) -> None:
         spec = shell.spec("echo ready; read x; echo got $x; cat", stdin_open=True)
         report = await shell.bench.begin(spec)
-        output = await shell.bench.executor.follow(spec.fence, stdout=0, stderr=0)
+        output = await shell.bench.executor.poll_output(spec.fence, stdout=0, stderr=0)
         assert output is not None
         assert output.stdout.data == b"ready\n"
         for data, end in ((b"one\n", False), (b"rest", True)):
-            assert (await shell.bench.executor.feed(spec.fence, data, offset=None, end=end)).status == "taken"
-        assert (await report).stdout.kept == b"ready\ngot one\nrest"
+            assert (await shell.bench.executor.feed_stdin(spec.fence, data, offset=None, end=end)).status == "taken"
+        assert (await report).stdout.data == b"ready\ngot one\nrest"
         assert await shell.says("echo after") == "after\n"
 
     async def test_what_one_command_did_not_read_is_not_the_next_ones(self, shell: Shell) -> None:
         await shell.run("true", stdin=b"unread\n")
         report = await shell.run("read x; echo [$x]", stdin=b"mine\n")
-        assert report.stdout.kept == b"[mine]\n"
+        assert report.stdout.data == b"[mine]\n"
 
     async def test_a_terminal_that_was_left_raw_is_as_before_for_the_next(self, shell: Shell) -> None:
         before = await shell.says("stty -a")
@@ -194,16 +194,16 @@ class TestTerminal:
     @pytest.mark.parametrize("given", [b"one\ntwo\n", b"one\ntwo", b"line\n" * 20_000])
     async def test_given_input_ends(self, shell: Shell, given: bytes) -> None:
         report = await shell.run("cat", stdin=given, timeout_s=5)
-        assert (report.outcome, report.stdout.kept) == ("ok", given)
+        assert (report.outcome, report.stdout.data) == ("ok", given)
 
     async def test_one_that_was_left_not_to_block_blocks_for_the_next(self, shell: Shell) -> None:
         await shell.run("python3 -c 'import os; os.set_blocking(0, False)'")
         spec = shell.spec("echo ready; cat", stdin_open=True)
         report = await shell.bench.begin(spec)
-        await shell.bench.executor.follow(spec.fence, stdout=0, stderr=0)
+        await shell.bench.executor.poll_output(spec.fence, stdout=0, stderr=0)
         await asyncio.sleep(0.1)
-        await shell.bench.executor.feed(spec.fence, b"late\n", offset=None, end=True)
-        assert (await report).stdout.kept == b"ready\nlate\n"
+        await shell.bench.executor.feed_stdin(spec.fence, b"late\n", offset=None, end=True)
+        assert (await report).stdout.data == b"ready\nlate\n"
 
     async def test_one_that_was_stopped_goes_on_for_the_next(self, shell: Shell) -> None:
         await shell.run("x=1; python3 -c 'import termios; termios.tcflow(0, termios.TCOOFF)'", timeout_s=1)
@@ -212,11 +212,11 @@ class TestTerminal:
     async def test_one_that_was_made_into_something_else_costs_only_the_session(self, shell: Shell) -> None:
         first = await shell.run("python3 -c 'import fcntl, struct; fcntl.ioctl(0, 0x5423, struct.pack(\"i\", 27))'")
         report = await shell.run("echo hello")
-        assert (report.outcome, report.stdout.kept) == ("ok", b"hello\n")
+        assert (report.outcome, report.stdout.data) == ("ok", b"hello\n")
         if first.outcome == "ok":
             assert report.message == "session 'main' began with this command"
         else:
-            assert b"Operation not permitted" in first.stdout.kept
+            assert b"Operation not permitted" in first.stdout.data
         assert await shell.says("echo again") == "again\n"
 
 
@@ -230,7 +230,7 @@ class TestStopping:
         await shell.run("x=1")
         report = await shell.run(f"echo begun; {command}", timeout_s=0.3)
         assert (report.outcome, report.message) == ("user_timeout", None)
-        assert report.stdout.kept.startswith(b"begun\n")
+        assert report.stdout.data.startswith(b"begun\n")
         assert await shell.says("echo $x") == "1\n"
 
     async def test_one_that_ignores_an_interrupt_is_killed_and_the_session_lives_on(self, shell: Shell) -> None:
@@ -245,7 +245,7 @@ class TestStopping:
         assert report.outcome == "user_timeout"
         assert "ended with this command" in (report.message or "")
         again = await shell.run("echo [$x]")
-        assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+        assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
 
     async def test_a_cancelled_command_is_cancelled_and_the_session_lives_on(self, shell: Shell) -> None:
         await shell.run("x=1")
@@ -260,10 +260,10 @@ class TestEnd:
     async def test_an_exit_ends_it_and_the_next_command_begins_another(self, shell: Shell) -> None:
         await shell.run("x=1")
         report = await shell.run("echo bye; exit 3")
-        assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 3, b"bye\n")
+        assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 3, b"bye\n")
         assert report.message == "session 'main' ended with this command; the next one begins another"
         again = await shell.run("echo [$x]")
-        assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+        assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
 
     async def test_a_shell_that_kills_itself_says_nothing_and_is_known_to_be_gone(self, shell: Shell) -> None:
         report = await shell.run("kill -9 $$")
@@ -282,7 +282,7 @@ class TestEnd:
         await shell.run("x=1; echo $$ > pid")
         await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))
         again = await shell.run("echo [$x]")
-        assert (again.stdout.kept, again.message) == (b"[]\n", "session 'main' began with this command")
+        assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
 
     @pytest.mark.parametrize("between", [False, True])
     async def test_one_whose_death_a_job_outlives_is_known_to_be_gone(self, shell: Shell, between: bool) -> None:
@@ -297,7 +297,7 @@ class TestEnd:
             assert (report.outcome, report.signal) == ("user_error", KILLED)
             assert "session 'main' ended with this command" in (report.message or "")
         again = await shell.run("echo hello", timeout_s=5)
-        assert (again.stdout.kept, again.message) == (b"hello\n", "session 'main' began with this command")
+        assert (again.stdout.data, again.message) == (b"hello\n", "session 'main' began with this command")
 
     async def test_one_that_was_interrupted_between_two_commands_lives_on(self, shell: Shell) -> None:
         await shell.run("x=1; echo $$ > pid")

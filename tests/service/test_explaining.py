@@ -5,10 +5,10 @@ from uuid import uuid4
 import pytest
 
 from arl_core.plan import FirstComeFirstServed
-from arl_core.rules import Rule
-from arl_scheduler.explaining import Explaining
+from arl_core.rules import WaitReason
+from arl_scheduler.explaining import WaitExplainer
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.internal import ExplainAsk
+from arl_wire.internal import ExplainRequest
 from support.conditions import eventually
 from support.rows import rows_in
 from support.scheduler import leading
@@ -22,9 +22,9 @@ async def test_a_standby_says_to_try_again_and_the_leader_answers(database: str)
         action = await rows.action()
         async with leading(rows) as standby:
             with pytest.raises(Unavailable, match="does not lead"):
-                await Explaining(standby, POLICY).explain(ExplainAsk(id=action))
-        await eventually(lambda: (view := leader.view()) is not None and view[0].standing(action) is not None)
-        answer = await Explaining(leader, POLICY).explain(ExplainAsk(id=action))
-        assert (answer.node, answer.wait.rule) == (None, Rule.NO_NODE_FITS)
+                await WaitExplainer(standby, POLICY).explain(ExplainRequest(id=action))
+        await eventually(lambda: (view := leader.view()) is not None and view[0].queue_position(action) is not None)
+        answer = await WaitExplainer(leader, POLICY).explain(ExplainRequest(id=action))
+        assert (answer.node, answer.wait.rule) == (None, WaitReason.NO_NODE_FITS)
         with pytest.raises(NotFound):
-            await Explaining(leader, POLICY).explain(ExplainAsk(id=uuid4()))
+            await WaitExplainer(leader, POLICY).explain(ExplainRequest(id=uuid4()))

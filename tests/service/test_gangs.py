@@ -6,11 +6,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from arl_admission.service import Admission
+from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_core.fence import Fence
 from arl_core.model import Grant
-from arl_core.spar import Spar
+from arl_core.spar import SparPolicy
 from arl_scheduler import repository
 from arl_wire.internal import AdmitItem, AdmitResponse
 from support.builders import EPOCH, a_submission
@@ -44,7 +44,7 @@ def codes(answer: AdmitResponse) -> list[str | None]:
 
 class TestScheduling:
     async def test_a_gang_is_granted_in_one_commit_once_there_is_room_for_all(self, database: str) -> None:
-        async with rows_in(database) as rows, leading(rows, policy=Spar(resizing=True)) as leader:
+        async with rows_in(database) as rows, leading(rows, policy=SparPolicy(is_resizing=True)) as leader:
             await eventually(lambda: leader.view() is not None)
             await rows.node("small", cores=2)
             gang = await a_gang(rows, 3)
@@ -53,7 +53,7 @@ class TestScheduling:
             assert await states(rows, gang) == {"queued"}
             view = leader.view()
             assert view is not None
-            assert all(view[0].standing(id) is not None for id in gang)
+            assert all(view[0].queue_position(id) is not None for id in gang)
             await rows.node("large", cores=2)
             await eventually(lambda: is_granted(rows, gang[0]))
             assert await states(rows, gang) == {"granted"}
@@ -65,7 +65,7 @@ class TestScheduling:
             gang, alone = await a_gang(rows, 2), await rows.action(demand=AMOUNTS)
             await rows.unguarded("update actions set cancel_requested_at = now() where id = $1", gang[1])
             grants = [
-                Grant(fence=Fence(id, 1), node=node, amounts=AMOUNTS, gang=UUID(int=9) if id in gang else None)
+                Grant(fence=Fence(id, 1), node=node, resources=AMOUNTS, gang=UUID(int=9) if id in gang else None)
                 for id in (*gang, alone)
             ]
             async with store.write() as tx:
@@ -133,7 +133,7 @@ class TestAdmission:
     async def test_all_are_there_after_one_commit_and_a_repetition_adds_nobody(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             peers = RecordingPeers()
-            admission = Admission(store, peers, SETTINGS)
+            admission = AdmissionService(store, peers, SETTINGS)
             gang = [item(rows, key=f"k:{n}") for n in range(3)]
             first, second = await admission.admit_gang(gang), await admission.admit_gang(gang)
             assert codes(first) == [None] * 3
@@ -151,7 +151,7 @@ class TestAdmission:
     async def test_nobody_is_there_where_one_is_refused_or_not_all_could_ever_run(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=2, memory_mib=4096)
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             answer = await admission.admit_gang([item(rows), item(rows, demand={"cpu": 3})])
             assert codes(answer) == ["gang_refused", "demand_impossible"]
             answer = await admission.admit_gang([item(rows)] * 3)
@@ -163,14 +163,14 @@ class TestAdmission:
     async def test_a_queue_that_has_not_room_for_all_takes_none(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             settings = SETTINGS.model_copy(update={"queue_limit": 2})
-            admission = Admission(store, RecordingPeers(), settings)
+            admission = AdmissionService(store, RecordingPeers(), settings)
             assert codes(await admission.admit_gang([item(rows)] * 3)) == ["queue_full"] * 3
             assert codes(await admission.admit_gang([item(rows)] * 2)) == [None] * 2
 
     async def test_gangs_that_come_at_once_fill_a_queue_and_no_more(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             settings = SETTINGS.model_copy(update={"queue_limit": 8})
-            admission = Admission(store, RecordingPeers(), settings)
+            admission = AdmissionService(store, RecordingPeers(), settings)
             gangs = [admission.admit_gang([item(rows)] * 3) for _ in range(6)]
             singles = [admission.admit([item(rows)] * 3) for _ in range(6)]
             await asyncio.gather(*gangs, *singles)
@@ -180,10 +180,10 @@ class TestAdmission:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=4)
             gang, alone = [item(rows, key=f"k:{n}") for n in range(4)], [item(rows, key="s", demand={"cpu": 2})]
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             first, single = await admission.admit_gang(gang), await admission.admit(alone)
             await rows.unguarded("""update nodes set capacity = capacity || '{"cpu_milli": 1000}'""")
-            admission = Admission(store, RecordingPeers(), SETTINGS)
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             assert [each.id for each in (await admission.admit_gang(gang)).items] == [each.id for each in first.items]
             assert (await admission.admit(alone)).items[0].id == single.items[0].id
             other = [each.model_copy(update={"body_hash": "11"}) for each in (*gang, *alone)]

@@ -13,11 +13,11 @@ from fastapi import FastAPI
 
 from arl_gateway.app import build
 from arl_gateway.auth import Caller
-from arl_gateway.service import Actions
+from arl_gateway.service import ActionService
 from arl_gateway.settings import GatewaySettings
-from arl_gateway.waiters import Waiters
+from arl_gateway.waiters import ActionWaiters
 from arl_store.migrate import ensure_api_key, role_url
-from arl_store.tx import ReadTx, Store
+from arl_store.tx import PostgresStore, ReadTx
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of
@@ -253,8 +253,8 @@ class TestWait:
         caller = Caller(1, rows.project, "p", frozenset())
         async with store_of(shared, "gateway") as store:
             counting = CountingStore(store)
-            waiters = Waiters(counting, poll_s=1.0)  # type: ignore[arg-type]
-            actions = Actions(counting, RecordingPeers(), waiters, admission_url="http://a")  # type: ignore[arg-type]
+            waiters = ActionWaiters(counting, poll_s=1.0)  # type: ignore[arg-type]
+            actions = ActionService(counting, RecordingPeers(), waiters, admission_url="http://a")  # type: ignore[arg-type]
             waiters.start()
             waiting = [asyncio.create_task(actions.get(id, caller, wait_s=30)) for id in ids]
             await rows.until(counting.has_looked)
@@ -269,7 +269,7 @@ class TestWait:
 class CountingStore:
     """Counts how often somebody reads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self.reads = 0
 

@@ -16,10 +16,10 @@ from sqlalchemy import text
 
 from arl_core.fence import Fence
 from arl_gpu.repository import publish_services
-from arl_gpu.scoring import DEATHS_APART
+from arl_gpu.scoring import MAX_WORKER_DEATHS
 from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
-from arl_wire.internal import GrantBody
+from arl_wire.internal import GrantPayload
 from support.conditions import eventually
 from support.gpu import MOVES, NOTHING, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in, store_of
@@ -52,12 +52,14 @@ class Twin:
     async def polled(self) -> None:
         """What is wished is carried out."""
         await self.gpu.manager.poll()
-        await self.gpu.manager.registry.offer_all()
+        await self.gpu.manager.reconciler.apply_offers()
 
     async def offered(self, **columns: Any) -> UUID:
         slot, items = {"slots:twin": 1}, [{"text": "a", "reference": "r"}]
         action = await self.gpu.granted(payload={"service": "twin", "items": items}, amounts=slot, **columns)
-        await self.gpu.manager.offer([GrantBody(id=action, grant_no=1, amounts=slot)], epoch=self.gpu.manager.epoch)
+        await self.gpu.manager.accept_grants(
+            [GrantPayload(id=action, grant_no=1, amounts=slot)], epoch=self.gpu.manager.epoch
+        )
         return action
 
     @property
@@ -72,7 +74,7 @@ async def twin(rows: Rows, tmp_path: Path) -> AsyncIterator[Twin]:
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text("{}")
     async with driving(rows, models=tmp_path) as gpu:
-        await gpu.manager._grants.stop_looking()
+        await gpu.manager._grants.stop_polling()
         twin = Twin(gpu, tmp_path)
         await twin.register("old")
         await twin.polled()
@@ -138,14 +140,14 @@ async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gp
 async def test_a_wish_to_cancel_that_is_read_before_the_items_are_here_is_kept(gpu: Gpu) -> None:
     """As when a poll reads it while the running edge is on its way back: here, one that has no row at all."""
     fence = Fence(uuid4(), 1)
-    assert gpu.manager.take(GrantBody(id=fence.action_id, grant_no=1, amounts=SLOT))
+    assert gpu.manager.allocate(GrantPayload(id=fence.action_id, grant_no=1, amounts=SLOT))
     await eventually(lambda: gpu.manager._grants.is_killed(fence))
     items = json.dumps({"service": "minilm", "items": [{"text": "a", "reference": "r"}]})
     row = SimpleNamespace(
         id=fence.action_id, grant_no=1, cancel=False, timeout_s=300.0, payload=items, registered_at=None
     )
     await gpu.manager.launch({fence: row})  # type: ignore[dict-item]
-    assert gpu.manager.scoring.jobs == 0
+    assert gpu.manager.dispatcher.job_count == 0
     await eventually(lambda: not gpu.manager.has(fence))
 
 
@@ -208,7 +210,7 @@ async def test_workers_that_die_of_whatever_they_are_given_are_not_started_for_e
     others = [await gpu.granted(text) for text in ("bb", "ccc", "dddd")]
     await gpu.offer(*others)
     await gpu.scoring(jobs=4)
-    for _ in range(DEATHS_APART + 1):
+    for _ in range(MAX_WORKER_DEATHS + 1):
         answer.set_exception(WorkerDied("killed by the test"))
         _, answer = await gpu.worker.next_order()
     answer.set_exception(WorkerDied("killed by the test"))
@@ -312,7 +314,7 @@ async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(tw
         await twin.gpu.worker.answer_next()
         assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
     await poll
-    await twin.gpu.manager.registry.offer_all()
+    await twin.gpu.manager.reconciler.apply_offers()
     assert twin.sources == ["old", "new"]
 
 
@@ -321,15 +323,15 @@ async def test_what_was_registered_anew_does_not_wait_for_what_is_loaded_meanwhi
     try:
         await rows.execute("insert into services (name, load_requested_at) values ('minilm', now())")
         await twin.gpu.manager.poll()
-        await eventually(lambda: twin.gpu.manager.registry._moving.locked())
+        await eventually(lambda: twin.gpu.manager.reconciler._move_lock.locked())
         await rows.execute("delete from services where name = 'twin'")
         await rows.execute("insert into services (name, kind, source) values ('twin', 'similarity', 'new')")
         action = await twin.offered()
         await twin.gpu.worker.answer_next()
         assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
-        assert twin.gpu.manager.registry._moving.locked()
+        assert twin.gpu.manager.reconciler._move_lock.locked()
         await twin.gpu.manager.poll()
-        assert not twin.gpu.manager.registry.is_behind, "the load is somebody's already"
+        assert not twin.gpu.manager.reconciler.has_pending_changes, "the load is somebody's already"
     finally:
         twin.gpu.worker.may_restore.set()
 
@@ -339,7 +341,7 @@ async def test_what_a_node_offers_no_more_is_not_granted_to_it_again(twin: Twin,
     action = await twin.offered(retries=1)
     assert (await rows.until_state(action, "queued"))["failures"] == 1
     assert json.loads(await rows.value("select capacity::text from nodes")) == SLOTS_OF_MINILM
-    assert not twin.gpu.manager.take(GrantBody(id=action, grant_no=2, amounts={"slots:twin": 1}))
+    assert not twin.gpu.manager.allocate(GrantPayload(id=action, grant_no=2, amounts={"slots:twin": 1}))
 
 
 async def test_a_worker_that_dies_of_what_was_registered_anew_is_the_reason_that_is_said(
@@ -360,8 +362,8 @@ async def test_an_action_that_waits_for_what_was_registered_anew_can_be_cancelle
     await twin.gpu.manager.poll()
     assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
     twin.gpu.worker.may_offer.set()
-    await twin.gpu.manager.registry.offer_all()
-    assert (twin.sources, twin.gpu.manager.scoring.jobs) == (["old", "new"], 0)
+    await twin.gpu.manager.reconciler.apply_offers()
+    assert (twin.sources, twin.gpu.manager.dispatcher.job_count) == (["old", "new"], 0)
 
 
 async def test_an_action_waits_while_what_is_registered_can_not_be_read(twin: Twin, rows: Rows) -> None:

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from arl_gpu.groups import Groups
+from arl_gpu.groups import DeviceGroups
 from arl_gpu.host_memory import HostMemory
-from arl_gpu.services import available
-from arl_gpu.worker import Config
-from arl_gpu.worker_client import COMMAND, Worker, WorkerDied
+from arl_gpu.services import installed_services
+from arl_gpu.worker import WorkerConfig
+from arl_gpu.worker_client import WORKER_COMMAND, WorkerClient, WorkerDied
 from support.conditions import eventually
 
-CONFIG = Config(
+CONFIG = WorkerConfig(
     services={"broken": {"name": "broken", "kind": "similarity", "directory": "/nowhere"}},
     device_mib=128,
     copy_mib_per_s=None,
@@ -59,16 +59,18 @@ MISBEHAVING = {
     ),
 }
 
-Start = Callable[..., Worker]
+Start = Callable[..., WorkerClient]
 
 
 @pytest_asyncio.fixture
 async def start() -> AsyncIterator[Start]:
-    workers: list[Worker] = []
+    workers: list[WorkerClient] = []
 
-    def started(script: str | None = None, *, limit_s: float = 30.0, command: tuple[str, ...] = COMMAND) -> Worker:
+    def started(
+        script: str | None = None, *, limit_s: float = 30.0, command: tuple[str, ...] = WORKER_COMMAND
+    ) -> WorkerClient:
         argv = command if script is None else (sys.executable, "-P", "-c", BEGIN + script)
-        workers.append(Worker(CONFIG, threads=1, limit_s=limit_s, command=argv))
+        workers.append(WorkerClient(CONFIG, threads=1, limit_s=limit_s, command=argv))
         return workers[-1]
 
     yield started
@@ -81,7 +83,7 @@ def files_open() -> int:
 
 
 @asynccontextmanager
-async def dying(worker: Worker, saying: str) -> AsyncIterator[None]:
+async def dying(worker: WorkerClient, saying: str) -> AsyncIterator[None]:
     with pytest.raises(WorkerDied, match=saying):
         yield
     assert worker.pid is None
@@ -198,7 +200,7 @@ async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_work
 
 
 async def test_what_is_registered_anew_is_read_anew_also_from_the_same_place(start: Start, tmp_path: Path) -> None:
-    [files] = available(["minilm"])
+    [files] = installed_services(["minilm"])
     (tmp_path / "weights").symlink_to(files.directory)
     registered = replace(files, directory=tmp_path / "weights", registered_at=1.0)
     worker = start()
@@ -213,10 +215,10 @@ async def test_what_is_registered_anew_is_read_anew_also_from_the_same_place(sta
 
 @pytest.mark.slow
 async def test_two_workers_have_a_service_s_weights_in_host_memory_once_and_score_alike() -> None:
-    [files] = available(["minilm"])
-    config = Config(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=None)
+    [files] = installed_services(["minilm"])
+    config = WorkerConfig(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=None)
     host = HostMemory()
-    workers = [Worker(config, threads=1, limit_s=60.0, host=host) for _ in range(2)]
+    workers = [WorkerClient(config, threads=1, limit_s=60.0, host=host) for _ in range(2)]
     answers = [await worker.score("minilm", [A]) for worker in workers]
     maps = [Path(f"/proc/{worker.pid}/maps").read_text().splitlines() for worker in workers]
     inodes = {line.split()[4] for lines in maps for line in lines if "memfd:weights-minilm" in line}
@@ -231,18 +233,18 @@ async def test_two_workers_have_a_service_s_weights_in_host_memory_once_and_scor
 
 @pytest.mark.slow
 async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
-    [files] = available(["minilm"])
+    [files] = installed_services(["minilm"])
     services = {name: files.spec | {"name": name} for name in "abc"}
-    config = Config(services=services, device_mib=128, copy_mib_per_s=None)
-    size = (await (alone := Worker(config, threads=1, limit_s=60.0)).score("a", [A]))["used_bytes"]
+    config = WorkerConfig(services=services, device_mib=128, copy_mib_per_s=None)
+    size = (await (alone := WorkerClient(config, threads=1, limit_s=60.0)).score("a", [A]))["used_bytes"]
     await alone.end()
     host = HostMemory(2 * size)
-    one, other = (Worker(config, threads=1, limit_s=60.0, host=host) for _ in range(2))
+    one, other = (WorkerClient(config, threads=1, limit_s=60.0, host=host) for _ in range(2))
     answers = [await one.score("a", [A]), await one.score("b", [A])]
     answers += [await other.restore("c"), await other.score("c", [A]), await one.score("b", [A])]
     assert all(answer.get("entries", answers[0]["entries"]) == answers[0]["entries"] for answer in answers), answers
     assert (answers[2]["states"]["c"], one.has("a"), one.has("b")) == ("resident", False, True)
-    assert host.written == host.granted == 2 * size
+    assert host.written_bytes == host.reserved_bytes == 2 * size
     for name in "bc":
         await (one if name == "b" else other).pin(name, on=True)
     refused = await other.score("a", [A])
@@ -255,8 +257,8 @@ async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
     again = await other.score("a", [A])
     assert again.get("entries") == answers[0]["entries"], ("a worker that ended has nothing", again)
     await other.end()
-    await host.empty()
-    assert (host.granted, host.written) == (0, 0)
+    await host.release_unmapped()
+    assert (host.reserved_bytes, host.written_bytes) == (0, 0)
     host.close()
 
 
@@ -271,7 +273,7 @@ while (order := read_blocking(channel)) is not None:
 """
     host = HostMemory(8192)
     command = (sys.executable, "-P", "-c", BEGIN + script)
-    worker = Worker(CONFIG, threads=1, limit_s=30.0, host=host, command=command)
+    worker = WorkerClient(CONFIG, threads=1, limit_s=30.0, host=host, command=command)
     first, second = await worker.score("a", [A]), await worker.score("a", [A])
     await worker.end()
     host.close()
@@ -281,30 +283,32 @@ while (order := read_blocking(channel)) is not None:
 
 @pytest.mark.slow
 async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -> None:
-    [files] = available(["minilm"])
-    config = Config(services={name: files.spec | {"name": name} for name in "ab"}, device_mib=128, copy_mib_per_s=None)
+    [files] = installed_services(["minilm"])
+    config = WorkerConfig(
+        services={name: files.spec | {"name": name} for name in "ab"}, device_mib=128, copy_mib_per_s=None
+    )
     host = HostMemory()
-    worker = Worker(config, threads=1, limit_s=60.0, host=host)
+    worker = WorkerClient(config, threads=1, limit_s=60.0, host=host)
     for name in "ab":
         await worker.restore(name)
-    both = host.written
+    both = host.written_bytes
     await worker.forget("a")
-    assert both == 2 * host.written > 0
+    assert both == 2 * host.written_bytes > 0
     assert worker.pid is not None
     os.kill(worker.pid, signal.SIGSTOP)
-    going = asyncio.create_task(Groups([worker]).score("b", 0, [A], lambda number: ()))
+    going = asyncio.create_task(DeviceGroups([worker]).score("b", 0, [A], lambda number: ()))
     await asyncio.sleep(0)
     os.kill(worker.pid, signal.SIGKILL)
-    assert "worker_died" in (await going).answer["error"]
-    assert (host.written, host.granted) == (0, 0)
+    assert "worker_died" in (await going).response["error"]
+    assert (host.written_bytes, host.reserved_bytes) == (0, 0)
     host.close()
 
 
 @pytest.mark.slow
 async def test_a_worker_killed_in_mid_restore_or_while_resident_is_followed_by_one_that_scores_the_same() -> None:
-    [files] = available(["minilm"])
-    config = Config(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=200.0)
-    worker = Worker(config, threads=1, limit_s=60.0)
+    [files] = installed_services(["minilm"])
+    config = WorkerConfig(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=200.0)
+    worker = WorkerClient(config, threads=1, limit_s=60.0)
     first = await worker.score("minilm", [A])
     for op in ("restore", "score"):
         await worker.evict("minilm")
@@ -326,8 +330,8 @@ def faults_of(pid: int | None) -> int:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
 async def test_a_forward_works_in_the_memory_that_the_one_before_it_left() -> None:
-    spec = next(iter(available(["minilm"]))).spec
-    worker = Worker(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0)
+    spec = next(iter(installed_services(["minilm"]))).spec
+    worker = WorkerClient(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0)
     text = "one of several texts, each of which has more than ten words"
     items = [{"text": f"{number} {text}", "reference": f"{text} {number}"} for number in range(8)]
     try:

@@ -11,9 +11,9 @@ from fastapi import FastAPI
 from pydantic import BaseModel
 
 from arl_kit.app import create_app
-from arl_kit.hops import Hops, mount
+from arl_kit.hops import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
-from arl_kit.peers import Peers
+from arl_kit.peers import ServiceClient
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Conflict, Unavailable
 
@@ -54,9 +54,9 @@ async def caller() -> AsyncIterator[httpx.AsyncClient]:
         service_token=TOKEN,
         accept={"cpu": sha256(TOKEN.encode()).hexdigest()},
     )
-    hops = Hops(settings, "cpu")
-    hops.add("/internal/double", Asked, _answer)
-    mount(app, hops)
+    hops = InternalApi(settings, "cpu")
+    hops.add_route("/internal/double", Asked, _answer)
+    mount_internal_apis(app, hops)
     transport = httpx.ASGITransport(app, raise_app_exceptions=False)
     headers = {"authorization": f"Bearer {TOKEN}"}
     async with httpx.AsyncClient(transport=transport, base_url="http://test", headers=headers) as client:
@@ -95,11 +95,11 @@ async def test_text_that_is_no_unicode_names_its_field(caller: httpx.AsyncClient
 def test_second_fast_route_with_one_path_is_refused() -> None:
     app = create_app(title="test", lifespan=_nothing, ready=_ready, max_body_bytes=100, metrics=Metrics())
     settings = ServiceSettings(port=1, database_url="postgresql://nowhere", service_token=TOKEN)
-    hops = [Hops(settings, name) for name in ("cpu", "gpu")]
+    hops = [InternalApi(settings, name) for name in ("cpu", "gpu")]
     for each in hops:
-        each.add("/internal/double", Asked, _answer)
+        each.add_route("/internal/double", Asked, _answer)
     with pytest.raises(ValueError, match="more than one route"):
-        mount(app, *hops)
+        mount_internal_apis(app, *hops)
 
 
 async def test_hops_are_counted_by_their_route(caller: httpx.AsyncClient) -> None:
@@ -120,7 +120,7 @@ async def test_a_service_that_another_does_not_know_is_our_trouble_and_not_the_c
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     host, port = runner.addresses[0][:2]
-    peers = Peers(TOKEN)
+    peers = ServiceClient(TOKEN)
     await peers.start()
     try:
         with pytest.raises(Unavailable):

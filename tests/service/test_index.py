@@ -7,12 +7,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from arl_core.fence import Fence
-from arl_core.model import Amounts, Environment, Grant
+from arl_core.model import Grant, PinnedEnvironment, Resources
 from arl_core.plan import FirstComeFirstServed
-from arl_core.states import State
-from arl_scheduler.index import Index
+from arl_core.states import ActionState
+from arl_scheduler.index import SchedulerIndex
 from arl_scheduler.repository import poll
-from arl_wire.internal import QueuedAction
+from arl_wire.internal import QueuedActionRow
 from support.builders import (
     a_held_action,
     a_node_row,
@@ -27,32 +27,32 @@ from support.scheduler_model import Database
 NOW = 1000.0
 
 
-def an_index(*queued: QueuedAction) -> Index:
+def an_index(*queued: QueuedActionRow) -> SchedulerIndex:
     """One node of two cores and 1000 MiB, known by a first poll."""
-    index = Index()
+    index = SchedulerIndex()
     index.reconcile(a_poll(queued=queued))
     return index
 
 
-def a_round(index: Index) -> tuple[Grant, ...]:
+def a_round(index: SchedulerIndex) -> tuple[Grant, ...]:
     """What a round grants; Postgres agrees with all of it."""
     snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
     grants = FirstComeFirstServed().plan(snapshot).grants
-    index.granted(grants, now=NOW)
+    index.apply_grants(grants, now=NOW)
     return grants
 
 
-def free(index: Index, node: int = 1) -> Amounts:
+def free(index: SchedulerIndex, node: int = 1) -> Resources:
     snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
-    return snapshot.pools[node].free
+    return snapshot.nodes[node].available
 
 
 def ids(grants: tuple[Grant, ...]) -> list[int]:
     return [grant.fence.action_id.int for grant in grants]
 
 
-def settled(index: Index, grants: tuple[Grant, ...]) -> None:
-    index.freed(grant.fence for grant in grants)
+def settled(index: SchedulerIndex, grants: tuple[Grant, ...]) -> None:
+    index.release_attempts(grant.fence for grant in grants)
 
 
 class TestLateCommits:
@@ -63,15 +63,15 @@ class TestLateCommits:
             await transaction.start()
             await late.fetchval("select pg_current_xact_id()")
             early = await rows.action()
-            first = await poll(tx, mark=0)
+            first = await poll(tx, checkpoint=0)
             sql = "update actions set admitted_xid = pg_current_xact_id() where id = $1"
             hidden = await rows.action()
             await late.execute("set local session_replication_role = replica")
             await late.execute(sql, hidden)
             await transaction.commit()
             await rows.pool.release(late)
-            second = await poll(tx, mark=first.mark)
-            third = await poll(tx, mark=second.mark)
+            second = await poll(tx, checkpoint=first.checkpoint)
+            third = await poll(tx, checkpoint=second.checkpoint)
         assert [row.id for row in first.queued] == [early]
         assert hidden in {row.id for row in second.queued}
         assert third.queued == ()
@@ -81,58 +81,58 @@ class TestLateCommits:
             environment = await rows.environment("x", await rows.node())
             async with rows.pool.acquire() as late, late.transaction():
                 await late.execute("update environments set lost_at = now(), changed_xid = pg_current_xact_id()")
-                first = await poll(tx, mark=0)
-            second = await poll(tx, mark=first.mark)
-        assert [(row.id, row.gone) for row in first.environments] == [(environment, False)]
-        assert [(row.id, row.gone) for row in second.environments] == [(environment, True)]
+                first = await poll(tx, checkpoint=0)
+            second = await poll(tx, checkpoint=first.checkpoint)
+        assert [(row.id, row.is_ended) for row in first.environments] == [(environment, False)]
+        assert [(row.id, row.is_ended) for row in second.environments] == [(environment, True)]
 
 
 class TestHints:
     def test_a_row_known_already_is_nothing_new(self) -> None:
         index = an_index(a_queued_row(1))
         index.admit([a_queued_row(1)])
-        assert index.waiting == 1
+        assert index.queued_count == 1
 
     def test_a_hint_about_a_held_action_does_no_harm(self) -> None:
         index = an_index(a_queued_row(1))
         a_round(index)
         index.admit([a_queued_row(1)])
-        assert (index.waiting, index.held) == (0, 1)
+        assert (index.queued_count, index.allocation_count) == (0, 1)
 
     def test_amounts_that_are_freed_twice_count_once(self) -> None:
         index = an_index(a_queued_row(1), a_queued_row(2))
         first, _ = a_round(index)
         for _ in range(2):
-            index.freed([first.fence])
+            index.release_attempts([first.fence])
         assert free(index)["cpu_milli"] == 1000
 
     def test_a_late_word_about_an_earlier_attempt_frees_nothing(self) -> None:
         index = an_index(a_queued_row(1))
         (first,) = a_round(index)
-        index.freed([first.fence])
+        index.release_attempts([first.fence])
         index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)]))
         (second,) = a_round(index)
-        index.freed([first.fence])
+        index.release_attempts([first.fence])
         assert second.fence.grant_no == 2
         assert free(index)["cpu_milli"] == 1000
 
     def test_a_poll_brings_a_requeued_row_up_to_date_that_a_stale_hint_brought_back(self) -> None:
         """The hint was under way during a whole grant; with the old fence Postgres would refuse every grant."""
         full = a_held_action(Fence(numbered(9), 1), amounts={"cpu_milli": 2000})
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(held=[full]))
         index.admit([a_queued_row(1, grant_no=0)])
         index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)], held=[full]))
-        index.freed([full.fence])
+        index.release_attempts([full.fence])
         assert [grant.fence for grant in a_round(index)] == [Fence(numbered(1), 2)]
 
     def test_an_action_that_was_queued_again_is_granted_once(self) -> None:
         """Another of its class waits all the time, so that the class's queue lives on."""
         other = a_held_action(Fence(numbered(9), 1))
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(queued=[a_queued_row(1), a_queued_row(2)], held=[other]))
         (first,) = a_round(index)
-        index.freed([first.fence])
+        index.release_attempts([first.fence])
         index.reconcile(a_poll(queued=[a_queued_row(1, grant_no=1)]))
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
         again = [grant.fence for grant in FirstComeFirstServed().plan(snapshot).grants]
@@ -142,12 +142,12 @@ class TestHints:
         index = an_index(a_queued_row(1))
         a_round(index)
         index.reconcile(a_poll())
-        assert (index.held, free(index)["cpu_milli"]) == (0, 2000)
+        assert (index.allocation_count, free(index)["cpu_milli"]) == (0, 2000)
 
     def test_a_poll_adopts_what_another_leader_granted(self) -> None:
         index = an_index(a_queued_row(1))
         index.reconcile(a_poll(held=[a_held_action(Fence(numbered(1), 1))]))
-        assert (index.waiting, index.held, free(index)["cpu_milli"]) == (0, 1, 1000)
+        assert (index.queued_count, index.allocation_count, free(index)["cpu_milli"]) == (0, 1, 1000)
 
 
 class TestEnvironments:
@@ -181,7 +181,7 @@ class TestEnvironments:
         assert free(index) == {"cpu_milli": 2000, "memory_mib": 900, "disk_mib": 990}
 
     def test_memory_is_free_again_at_its_end(self) -> None:
-        index = Index()
+        index = SchedulerIndex()
         environment = uuid4()
         index.reconcile(a_poll(environments=[an_environment_row(environment)]))
         held = free(index)["memory_mib"]
@@ -207,10 +207,10 @@ class TestEnvironments:
         rows = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
         index = an_index(*rows)
         (grant,) = a_round(index)
-        index.freed([grant.fence])
+        index.release_attempts([grant.fence])
         nodes = [a_node_row(1, last_sign=0.0), a_node_row(2)]
         requeued = rows[0].model_copy(update={"grant_no": 1, "environment_id": grant.environment})
-        index.poll_begins()
+        index.begin_poll()
         index.reconcile(a_poll(queued=[requeued], nodes=nodes))
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=0.0)
         assert [grant.node for grant in FirstComeFirstServed().plan(snapshot).grants] == [2]
@@ -218,7 +218,7 @@ class TestEnvironments:
     def test_an_action_goes_where_its_environment_lives(self) -> None:
         environment = uuid4()
         nodes = [a_node_row(1), a_node_row(2)]
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(environments=[an_environment_row(environment, node=2)], nodes=nodes))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
         (grant,) = a_round(index)
@@ -227,36 +227,36 @@ class TestEnvironments:
     def test_a_tombstone_strands_its_queued_actions(self) -> None:
         environment = uuid4()
         queued = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(queued=queued, environments=[an_environment_row(environment, gone=True)]))
         assert a_round(index) == ()
-        assert index.homes.stranded() == [numbered(1), numbered(2)]
+        assert index.environments.stranded_actions() == [numbered(1), numbered(2)]
 
     def test_a_deleted_environment_is_made_anew_once_it_has_ended(self) -> None:
         environment = uuid4()
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(environments=[an_environment_row(environment, deleted=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
-        assert (a_round(index), index.homes.stranded()) == ((), [])
+        assert (a_round(index), index.environments.stranded_actions()) == ((), [])
         index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
         (grant,) = a_round(index)
         assert grant.environment not in (None, environment)
 
     def test_one_that_is_deleted_after_it_was_lost_is_made_anew(self) -> None:
         environment = uuid4()
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True)]))
         index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
         (grant,) = a_round(index)
-        assert (grant.environment != environment, index.homes.stranded()) == (True, [])
+        assert (grant.environment != environment, index.environments.stranded_actions()) == (True, [])
 
     def test_an_action_that_goes_back_to_the_queue_is_not_overtaken(self) -> None:
         index = an_index(*(a_queued_row(number, trajectory="a", persistent=True) for number in (1, 2)))
         (first,) = a_round(index)
-        index.freed([first.fence], requeued={first.fence})
+        index.release_attempts([first.fence], requeued={first.fence})
         assert a_round(index) == (), "the second waits for the poll that reads the first"
-        index.poll_begins()
+        index.begin_poll()
         row = a_queued_row(1, trajectory="a", persistent=True, grant_no=1, environment_id=first.environment)
         index.reconcile(a_poll(queued=[row]))
         assert ids(a_round(index)) == [1]
@@ -264,9 +264,9 @@ class TestEnvironments:
     def test_a_new_leader_finds_the_environment_of_an_action_that_runs_before_its_row(self) -> None:
         """The queued one must not invent another environment while the first one's row is being written."""
         held = a_held_action(Fence(numbered(1), 1), trajectory="a", environment=numbered(100))
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(queued=[a_queued_row(2, trajectory="a", persistent=True)], held=[held]))
-        index.freed([held.fence])
+        index.release_attempts([held.fence])
         (second,) = a_round(index)
         assert second.environment == numbered(100)
 
@@ -274,10 +274,10 @@ class TestEnvironments:
         environment = uuid4()
         held = a_held_action(Fence(numbered(1), 1), trajectory="x", environment=environment)
         queued = [a_queued_row(2, trajectory="x", persistent=True)]
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(queued=queued, held=[held], environments=[an_environment_row(environment)]))
         assert a_round(index) == ()
-        index.freed([held.fence])
+        index.release_attempts([held.fence])
         assert [(grant.environment, grant.node) for grant in a_round(index)] == [(environment, 1)]
 
 
@@ -287,7 +287,7 @@ class LeaderAndRows(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rows = Database()
-        self.index = Index()
+        self.index = SchedulerIndex()
         self.poll()
 
     @rule(trajectory=st.sampled_from([None, "x", "y"]), hint=st.booleans())
@@ -302,30 +302,30 @@ class LeaderAndRows(RuleBasedStateMachine):
         decided = FirstComeFirstServed().plan(snapshot).grants
         taken = [grant for grant in decided if self.rows.take(grant)]
         assert len(taken) == len(decided)
-        self.index.granted(taken, now=NOW)
+        self.index.apply_grants(taken, now=NOW)
 
-    @precondition(lambda self: self.rows.in_state(State.GRANTED))
+    @precondition(lambda self: self.rows.in_state(ActionState.GRANTED))
     @rule(data=st.data(), starts=st.sampled_from([True, True, True, False]), hint=st.booleans())
     def start_or_refuse(self, data: st.DataObject, starts: bool, hint: bool) -> None:
-        row = data.draw(st.sampled_from(self.rows.in_state(State.GRANTED)))
+        row = data.draw(st.sampled_from(self.rows.in_state(ActionState.GRANTED)))
         if starts:
             assert self.rows.start(row), "a living environment was passed over"
             return
         self.rows.requeue(row)
         if hint:
-            self.index.freed([Fence(row.id, row.grant_no)])
+            self.index.release_attempts([Fence(row.id, row.grant_no)])
 
-    @precondition(lambda self: self.rows.in_state(State.RUNNING))
+    @precondition(lambda self: self.rows.in_state(ActionState.RUNNING))
     @rule(data=st.data(), again=st.booleans(), hint=st.booleans())
     def end(self, data: st.DataObject, again: bool, hint: bool) -> None:
-        row = data.draw(st.sampled_from(self.rows.in_state(State.RUNNING)))
+        row = data.draw(st.sampled_from(self.rows.in_state(ActionState.RUNNING)))
         fence = Fence(row.id, row.grant_no)
         if again:
             self.rows.requeue(row)
         else:
-            row.state = State.SETTLED
+            row.state = ActionState.SETTLED
         if hint:
-            self.index.freed([fence, fence])
+            self.index.release_attempts([fence, fence])
 
     @precondition(lambda self: any(not self.rows.users(each) for each in self.rows.live()))
     @rule(data=st.data(), lost=st.booleans())
@@ -335,7 +335,7 @@ class LeaderAndRows(RuleBasedStateMachine):
         environment = data.draw(st.sampled_from(idle))
         if not lost:
             self.rows.change(environment, deleted=True)
-            self.index.refused(self.rows.cancel(environment.trajectory))
+            self.index.drop_refused(self.rows.cancel(environment.trajectory))
             self.poll()
             environment = self.rows.environments[environment.id][1]
         self.rows.change(environment, gone=True)
@@ -343,33 +343,33 @@ class LeaderAndRows(RuleBasedStateMachine):
 
     @rule()
     def poll(self) -> None:
-        self.index.poll_begins()
-        self.index.reconcile(self.rows.poll(self.index.mark))
-        stranded = self.index.homes.stranded()
+        self.index.begin_poll()
+        self.index.reconcile(self.rows.poll(self.index.checkpoint))
+        stranded = self.index.environments.stranded_actions()
         for id in stranded:
-            self.rows.rows[id].state = State.SETTLED
-        self.index.refused(stranded)
+            self.rows.rows[id].state = ActionState.SETTLED
+        self.index.drop_refused(stranded)
 
     @rule()
     def compare(self) -> None:
         """Two polls: the first confirms or forgets environments that no poll has seen yet."""
         self.poll()
         self.poll()
-        rebuilt = Index()
+        rebuilt = SchedulerIndex()
         rebuilt.reconcile(self.rows.poll(0))
         assert self.view(self.index) == self.view(rebuilt)
 
-    def view(self, index: Index) -> object:
+    def view(self, index: SchedulerIndex) -> object:
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
         candidates = {
             action.id: (action.grant_no, action.environment and self.known(action.environment))
-            for action in snapshot.waiting.in_order()
+            for action in snapshot.queue.in_order()
         }
-        running = [each for node in snapshot.pools for each in snapshot.running.on(node).values()]
-        held = {each.fence: (each.node, dict(each.amounts)) for each in running}
-        return index.waiting, candidates, held, [dict(pool.free) for pool in snapshot.pools.values()]
+        running = [each for node in snapshot.nodes for each in snapshot.running.on_node(node).values()]
+        held = {each.fence: (each.node, dict(each.resources)) for each in running}
+        return index.queued_count, candidates, held, [dict(pool.available) for pool in snapshot.nodes.values()]
 
-    def known(self, environment: Environment) -> tuple[UUID | None, int | None]:
+    def known(self, environment: PinnedEnvironment) -> tuple[UUID | None, int | None]:
         """What nobody has made yet has no name that counts."""
         return (environment.id if environment.id in self.rows.environments else None), environment.node
 

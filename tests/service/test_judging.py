@@ -13,17 +13,17 @@ import pytest
 import pytest_asyncio
 
 from arl_core.fence import Fence
-from arl_gpu.completions import Completions, EngineFailed
+from arl_gpu.completions import ChatCompletionClient, EngineRequestFailed
 from arl_gpu.engine import EngineSpec
-from arl_gpu.jobs import Job, Report
-from arl_gpu.judging import Judging
+from arl_gpu.jobs import ScoreJob, ScoreReport
+from arl_gpu.judging import EngineDispatcher
 from arl_gpu.kinds.model import Entry
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scoring
+from arl_gpu.scoring import BatchDispatcher
 from arl_gpu.settings import EngineSettings
-from arl_gpu.turns import Part, Turns
-from arl_gpu.worker import MIB, Config
-from arl_gpu.worker_client import Worker
+from arl_gpu.turns import BatchPart, BatchScheduler
+from arl_gpu.worker import MIB, WorkerConfig
+from arl_gpu.worker_client import WorkerClient
 from arl_kit.metrics import Metrics
 from support.conditions import eventually
 from support.desk import files_of, judge_texts, judging_by, said
@@ -37,26 +37,26 @@ class Judged:
     """A worker's device and what is beside it, without the manager around them."""
 
     engines: list[RunningEngine]
-    worker: Worker
-    scoring: Scoring
-    judging: Judging
-    reports: "asyncio.Queue[Report]"
-    jobs: dict[Fence, Job] = field(default_factory=dict)
+    worker: WorkerClient
+    scoring: BatchDispatcher
+    judging: EngineDispatcher
+    reports: "asyncio.Queue[ScoreReport]"
+    jobs: dict[Fence, ScoreJob] = field(default_factory=dict)
 
-    def add(self, service: str, *texts: str, timeout_s: float = 60.0) -> Job:
-        job = Job(Fence(uuid4(), 1), service, timeout_s, [{"text": text} for text in texts], [10] * len(texts))
+    def add(self, service: str, *texts: str, timeout_s: float = 60.0) -> ScoreJob:
+        job = ScoreJob(Fence(uuid4(), 1), service, timeout_s, [{"text": text} for text in texts], [10] * len(texts))
         self.jobs[job.fence] = job
         self.scoring.add(job)
         return job
 
-    async def ends(self) -> dict[Fence, Report]:
+    async def ends(self) -> dict[Fence, ScoreReport]:
         """One of each job, and no more."""
         found = [await asyncio.wait_for(self.reports.get(), 60) for _ in self.jobs]
         assert {report.fence for report in found} == self.jobs.keys()
         assert self.reports.empty()
         return {report.fence: report for report in found}
 
-    def is_right(self, report: Report) -> bool:
+    def is_right(self, report: ScoreReport) -> bool:
         """Of each item that the engine did not fail of, and some."""
         texts = [item["text"] for item in self.jobs[report.fence].items]
         right = [1.0 if verdict_of(text) == "good" else 0.0 for text in texts]
@@ -129,8 +129,8 @@ async def test_a_release_that_went_wrong_is_told_again_or_its_engine_is_held_ane
 
 async def test_what_nobody_foresaw_of_an_item_ends_its_action_and_releases_its_engine() -> None:
     async with judging_by(said) as (judging, desk):
-        job = Job(Fence(uuid4(), 1), "j", 60.0, [{"text": None}], [1])
-        judging.begin(files_of("j", "e"), [Part(job, 0, 1)])
+        job = ScoreJob(Fence(uuid4(), 1), "j", 60.0, [{"text": None}], [1])
+        judging.enqueue(files_of("j", "e"), [BatchPart(job, 0, 1)])
         await asyncio.wait_for(desk.released.wait(), 5)
         assert desk.broken == ["order_failed"]
 
@@ -157,7 +157,7 @@ async def test_a_worker_is_asked_less_and_less_what_it_dies_of_or_about_one_that
         wanted = "worker_died: it could not be started" if dies else "ok"
         assert judging.health(files_of("j", "e")) == wanted
         desk.dies = False
-        judging.hear(0, {"unheard": [], "engines": {"e": "host"}})
+        judging.update_device(0, {"unheard": [], "engines": {"e": "host"}})
         await eventually(lambda: judging.health(files_of("j", "e")) == "ok")
 
 
@@ -165,7 +165,7 @@ async def test_one_that_is_larger_than_its_device_says_so_before_anybody_needs_i
     async with judging_by(said) as (judging, desk):
         desk.found = {"error": "engine_too_large", "message": "engine e takes 9 MiB"}
         await eventually(lambda: judging.health(files_of("j", "e")) == "engine_too_large: engine e takes 9 MiB")
-        assert (desk.given_up, judging.closed(0, makes_room=False)) == (["j"], {"j"})
+        assert (desk.given_up, judging.blocked_services(0, makes_room=False)) == (["j"], {"j"})
 
 
 async def test_an_answer_that_is_none_is_its_item_s_error_and_the_others_keep_their_scores() -> None:
@@ -185,18 +185,26 @@ async def judged() -> AsyncIterator[Judged]:
         engines = {"e0": first, "e1": second}
         specs = {n: asdict(EngineSpec(url=e.url, family=e.family, size=6 * MIB)) for n, e in engines.items()}  # type: ignore[arg-type]
         services = {f"j{at}": {"name": f"j{at}", "kind": "judge", "engine": f"e{at}"} for at in range(2)}
-        config = Config(services=services, device_mib=8, copy_mib_per_s=None, engines=specs)
-        worker = Worker(config, threads=1, limit_s=60, engine_keys=dict.fromkeys(engines, KEY))
-        judging = Judging(
+        config = WorkerConfig(services=services, device_mib=8, copy_mib_per_s=None, engines=specs)
+        worker = WorkerClient(config, threads=1, limit_s=60, engine_keys=dict.fromkeys(engines, KEY))
+        judging = EngineDispatcher(
             {n: EngineSettings.model_validate(e.settings(6, requests=4, patience_s=0.3)) for n, e in engines.items()},
             [worker],
             lambda: [files_of(name, str(spec["engine"])) for name, spec in services.items()],
-            look_s=0.1,
+            health_check_s=0.1,
         )
-        reports: asyncio.Queue[Report] = asyncio.Queue()
-        turns, metrics = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=0.05), GpuMetrics(Metrics())
-        scoring = Scoring(
-            [worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics, judging=judging
+        reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
+        turns, metrics = (
+            BatchScheduler(batch_tokens=100, max_inflight_tokens=1000, model_swap_delay_s=0.05),
+            GpuMetrics(Metrics()),
+        )
+        scoring = BatchDispatcher(
+            [worker],
+            reports.put_nowait,
+            on_failure=pytest.fail,
+            scheduler=turns,
+            metrics=metrics,
+            engine_dispatcher=judging,
         )  # type: ignore[arg-type]
         scoring.start()
         yield Judged([first, second], worker, scoring, judging, reports)
@@ -214,8 +222,8 @@ HEARD = '{"choices": [{"message": {"content": "a"}, "finish_reason": "%s"}], "us
 async def test_an_answer_that_can_not_be_kept_is_the_engine_s_failure(answer: str) -> None:
     async with running_engine() as engine:
         await engine.tell(answer=answer)
-        completions = Completions(EngineSettings.model_validate(engine.settings(6)))
-        with pytest.raises(EngineFailed) as failed:
+        completions = ChatCompletionClient(EngineSettings.model_validate(engine.settings(6)))
+        with pytest.raises(EngineRequestFailed) as failed:
             await completions.complete({"messages": []})
         await completions.close()
     assert failed.value.reason == "engine_failed"
@@ -223,7 +231,7 @@ async def test_an_answer_that_can_not_be_kept_is_the_engine_s_failure(answer: st
 
 async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> None:
     await judged.engines[0].tell(answer=HEARD % ("stop", json.dumps("x" * (3 << 20))))
-    job = Job(Fence(uuid4(), 1), "j0", 60.0, [{"chat": {}, "messages": []} for _ in range(6)], [10] * 6)
+    job = ScoreJob(Fence(uuid4(), 1), "j0", 60.0, [{"chat": {}, "messages": []} for _ in range(6)], [10] * 6)
     judged.jobs[job.fence] = job
     judged.scoring.add(job)
     entries = json.loads((await judged.ends())[job.fence].scores or "[]")
@@ -281,7 +289,7 @@ async def test_engines_that_do_not_fit_together_have_the_device_in_turns(judged:
 @pytest.mark.slow
 async def test_nobody_waits_for_ever_for_one_that_does_not_come_back(judged: Judged) -> None:
     judged.engines[0].kill()
-    await eventually(lambda: "j0" in judged.judging.closed(0, makes_room=False))
+    await eventually(lambda: "j0" in judged.judging.blocked_services(0, makes_room=False))
     job = judged.add("j0", "text")
     assert (await judged.ends())[job.fence].reason == "engine_gone"
     judged.jobs.clear()

@@ -13,10 +13,10 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from arl_gateway.app import build
-from arl_gateway.auth import Keys
+from arl_gateway.auth import KeyAuthenticator
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of
 
@@ -218,11 +218,11 @@ class TestExpiry:
         digest = sha256(key.encode()).digest()
         await rows.execute("update api_keys set expires_at = now() + interval '0.5 s' where hash = $1", digest)
         async with store_of(shared, "gateway") as store:
-            keys = Keys(store, cache_s=3600)
+            keys = KeyAuthenticator(store, cache_s=3600)
 
             async def is_refused() -> bool:
                 try:
-                    await keys.caller(f"Bearer {key}")
+                    await keys.authenticate(f"Bearer {key}")
                 except Exception as error:  # noqa: BLE001
                     return type(error).__name__ == "Unauthenticated"
                 return False
@@ -234,7 +234,7 @@ class TestExpiry:
 class Counted:
     """A store that counts who reads."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: PostgresStore) -> None:
         self._store, self.reads = store, 0
 
     def read(self) -> Any:
@@ -247,12 +247,12 @@ async def test_those_who_come_at_once_are_looked_up_once_and_those_after_a_revoc
     await ensure_api_key(shared, "other", key)
     async with store_of(shared, "gateway") as store:
         counted = Counted(store)
-        keys = Keys(counted, cache_s=3600)  # type: ignore[arg-type]
-        coming = [asyncio.create_task(keys.caller(f"Bearer {key}")) for _ in range(8)]
+        keys = KeyAuthenticator(counted, cache_s=3600)  # type: ignore[arg-type]
+        coming = [asyncio.create_task(keys.authenticate(f"Bearer {key}")) for _ in range(8)]
         await asyncio.sleep(0)
         coming[0].cancel()
-        keys.forget(0)
-        late = [asyncio.create_task(keys.caller(f"Bearer {key}")) for _ in range(8)]
+        keys.invalidate(0)
+        late = [asyncio.create_task(keys.authenticate(f"Bearer {key}")) for _ in range(8)]
         found = await asyncio.gather(*coming[1:], *late)
     assert {each.project for each in found} == {"other"}
     assert counted.reads == 2

@@ -3,21 +3,21 @@
 import asyncio
 from typing import Any
 
-from arl_api.lane import Lane
+from arl_api.lane import EndpointQueue
 from arl_api.settings import EndpointSettings
-from arl_api.verdicts import Verdict
-from arl_core.rate import Rate, TokenBucket
+from arl_api.verdicts import CallVerdict
+from arl_core.rate import RateLimit, TokenBucket
 from support.conditions import eventually
 
 
-def a_lane(**settings: Any) -> Lane:
-    return Lane(EndpointSettings(url="http://e", **settings))
+def a_lane(**settings: Any) -> EndpointQueue:
+    return EndpointQueue(EndpointSettings(url="http://e", **settings))
 
 
 class Visits:
     """Those who take a turn, until they are told to leave."""
 
-    def __init__(self, lane: Lane) -> None:
+    def __init__(self, lane: EndpointQueue) -> None:
         self.lane = lane
         self.inside: list[str] = []
         self.leave: dict[str, asyncio.Event] = {}
@@ -30,7 +30,7 @@ class Visits:
             await asyncio.sleep(0)
 
     async def _visit(self, name: str, *, again: bool) -> None:
-        async with self.lane.turn(again=again):
+        async with self.lane.acquire_slot(is_retry=again):
             self.inside.append(name)
             await self.leave[name].wait()
 
@@ -57,7 +57,7 @@ async def test_those_who_come_again_go_before_those_who_have_not_begun() -> None
 async def test_who_gives_up_as_his_turn_comes_leaves_it_to_the_next() -> None:
     lane = a_lane(concurrency=1)
     visits = Visits(lane)
-    first = lane.turn(again=False)
+    first = lane.acquire_slot(is_retry=False)
     await first.__aenter__()
     await visits.begin("b", "c")
     await first.__aexit__(None, None, None)  # without a step of the loop: it is b's turn, and b has not run yet
@@ -71,9 +71,9 @@ async def test_what_waits_when_the_endpoint_wants_nothing_goes_on_by_itself_then
     lane = a_lane(concurrency=4)
     visits, loop = Visits(lane), asyncio.get_running_loop()
     begun = loop.time()
-    lane.learn(Verdict.THROTTLED, "429", sent=begun, asked_for_s=0.2)
+    lane.record_result(CallVerdict.THROTTLED, "429", sent_at=begun, retry_after_s=0.2)
     await visits.begin("a")
-    assert 0 < lane.closed_for_s <= 0.2
+    assert 0 < lane.blocked_for_s <= 0.2
     await eventually(lambda: visits.inside == ["a"])
     assert loop.time() - begun >= 0.2
     await visits.end("a")
@@ -82,12 +82,12 @@ async def test_what_waits_when_the_endpoint_wants_nothing_goes_on_by_itself_then
 async def test_after_too_much_fewer_are_let_in_and_more_again_after_success() -> None:
     lane = a_lane(concurrency=4)
     visits = Visits(lane)
-    lane.learn(Verdict.THROTTLED, "429", sent=asyncio.get_running_loop().time(), asked_for_s=None)
+    lane.record_result(CallVerdict.THROTTLED, "429", sent_at=asyncio.get_running_loop().time(), retry_after_s=None)
     await visits.begin("a", "b", "c")
     await eventually(lambda: len(visits.inside) == 2)
     assert (lane.window.size, lane.in_flight, lane.throttled) == (2, 2, 1)
     assert lane.health == "endpoint_throttled: 429"
-    lane.learn(Verdict.ANSWERED, "200", sent=0.0, asked_for_s=None)
+    lane.record_result(CallVerdict.ANSWERED, "200", sent_at=0.0, retry_after_s=None)
     assert lane.health == "ok"
     await visits.cancel()
     assert lane.in_flight == 0
@@ -100,7 +100,7 @@ async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
 
     async def visit() -> None:
         for again in (False, True):
-            async with lane.turn(again=again):
+            async with lane.acquire_slot(is_retry=again):
                 moments.append(loop.time())
 
     begun = loop.time()
@@ -114,14 +114,14 @@ async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
 async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> None:
     """The endpoint's bucket is full until then."""
     lane = a_lane(concurrency=64, per_s=50, burst=6)
-    there, loop = TokenBucket(Rate(50, 6), now=0.0), asyncio.get_running_loop()
+    there, loop = TokenBucket(RateLimit(50, 6), now=0.0), asyncio.get_running_loop()
     early: list[float] = []
 
     async def request(late_s: float) -> None:
-        async with lane.turn(again=False):
+        async with lane.acquire_slot(is_retry=False):
             await asyncio.sleep(late_s)
             arrived = loop.time()
-            if there.free(arrived) < 1:
+            if there.available(arrived) < 1:
                 early.append(arrived)
             there.take(1, now=arrived)
 
@@ -131,10 +131,10 @@ async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> 
 
 async def test_too_much_when_tokens_are_used_up_halves_nothing_unless_it_is_so_again() -> None:
     lane = a_lane(concurrency=8, per_s=1, burst=1)
-    async with lane.turn(again=False):
+    async with lane.acquire_slot(is_retry=False):
         sent = asyncio.get_running_loop().time()
         for _ in range(2):  # of requests that were under way together
-            lane.learn(Verdict.THROTTLED, "429", sent=sent, asked_for_s=None)
+            lane.record_result(CallVerdict.THROTTLED, "429", sent_at=sent, retry_after_s=None)
         assert (lane.window.size, lane.throttled) == (8, 2)
-        lane.learn(Verdict.THROTTLED, "429", sent=sent + 1, asked_for_s=None)
+        lane.record_result(CallVerdict.THROTTLED, "429", sent_at=sent + 1, retry_after_s=None)
         assert (lane.window.size, lane.throttled) == (4, 3)

@@ -10,9 +10,9 @@ import pytest_asyncio
 from arl_core.fence import Fence
 from arl_core.model import Grant
 from arl_scheduler import repository, terms
-from arl_scheduler.leader import Leadership
-from arl_scheduler.terms import TermLost
-from arl_store.tx import Store
+from arl_scheduler.leader import LeaderElection
+from arl_scheduler.terms import TermLostError
+from arl_store.tx import PostgresStore
 from support.rows import Rows, rows_in, store_of
 
 LEASE_RAN_OUT = "update leader_lease set expires_at = now() - interval '1 millisecond'"
@@ -28,24 +28,24 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 
 @pytest_asyncio.fixture
-async def store(database: str) -> AsyncIterator[Store]:
+async def store(database: str) -> AsyncIterator[PostgresStore]:
     async with store_of(database, "scheduler") as store:
         yield store
 
 
-def a_contender(store: Store, *, ttl_s: float = 10.0) -> Leadership:
-    return Leadership(store, cell="default", ttl_s=ttl_s)
+def a_contender(store: PostgresStore, *, ttl_s: float = 10.0) -> LeaderElection:
+    return LeaderElection(store, cell="default", ttl_s=ttl_s)
 
 
 class TestAcquire:
-    async def test_nobody_takes_over_before_the_lease_ran_out(self, rows: Rows, store: Store) -> None:
+    async def test_nobody_takes_over_before_the_lease_ran_out(self, rows: Rows, store: PostgresStore) -> None:
         first, second = a_contender(store), a_contender(store)
         assert (await first.acquire(), await second.acquire()) == (True, False)
         await rows.execute(LEASE_RAN_OUT)
         assert await second.acquire()
         assert (first.term, second.term) == (1, 2)
 
-    async def test_of_two_contenders_one_leads(self, rows: Rows, store: Store) -> None:
+    async def test_of_two_contenders_one_leads(self, rows: Rows, store: PostgresStore) -> None:
         for _ in range(5):
             await rows.execute(LEASE_RAN_OUT)
             contenders = [a_contender(store) for _ in range(4)]
@@ -53,43 +53,43 @@ class TestAcquire:
         assert await rows.value("select term from leader_term") == 5
 
     async def test_take_over_waits_for_the_old_leaders_transaction_and_ends_its_writing(
-        self, rows: Rows, store: Store
+        self, rows: Rows, store: PostgresStore
     ) -> None:
         node, action = await rows.node(), await rows.action()
         old, new = a_contender(store), a_contender(store)
         await old.acquire()
         await rows.execute(LEASE_RAN_OUT)
-        grant = Grant(fence=Fence(action, 1), node=node, amounts={"cpu_milli": 1000})
+        grant = Grant(fence=Fence(action, 1), node=node, resources={"cpu_milli": 1000})
         async with store.write() as tx:
-            await terms.hold_term(tx, cell="default", term=1)
+            await terms.lock_term(tx, cell="default", term=1)
             taking_over = asyncio.create_task(new.acquire())
             await rows.until_value(1, WAITS_FOR_A_LOCK)
             granted = await repository.grant(tx, [grant], epochs={node: UUID(int=7)})
             assert not taking_over.done()
         assert granted == {grant.fence}
         assert await taking_over
-        with pytest.raises(TermLost):
+        with pytest.raises(TermLostError):
             async with store.write() as tx:
-                await terms.hold_term(tx, cell="default", term=1)
+                await terms.lock_term(tx, cell="default", term=1)
         assert (await rows.of(action))["grant_no"] == 1
 
 
 class TestRenew:
-    async def test_a_lease_is_extended_at_half_of_its_life(self, rows: Rows, store: Store) -> None:
+    async def test_a_lease_is_extended_at_half_of_its_life(self, rows: Rows, store: PostgresStore) -> None:
         leader = a_contender(store, ttl_s=0.0)
         await leader.acquire()
         before = await rows.value("select expires_at from leader_lease")
         assert await leader.renew_if_due()
         assert await rows.value("select expires_at from leader_lease") > before
 
-    async def test_a_fresh_lease_costs_no_statement(self, rows: Rows, store: Store) -> None:
+    async def test_a_fresh_lease_costs_no_statement(self, rows: Rows, store: PostgresStore) -> None:
         leader = a_contender(store)
         await leader.acquire()
         before = await rows.value("select xmin::text from leader_lease")
         assert await leader.renew_if_due()
         assert await rows.value("select xmin::text from leader_lease") == before
 
-    async def test_after_a_take_over_the_old_leader_learns_that_it_lost(self, rows: Rows, store: Store) -> None:
+    async def test_after_a_take_over_the_old_leader_learns_that_it_lost(self, rows: Rows, store: PostgresStore) -> None:
         old, new = a_contender(store, ttl_s=0.0), a_contender(store)
         await old.acquire()
         await rows.execute(LEASE_RAN_OUT)
@@ -97,23 +97,25 @@ class TestRenew:
         assert not await old.renew_if_due()
         assert (old.term, new.term) == (None, 2)
 
-    async def test_renewing_writes_nothing_that_leader_transactions_hold(self, rows: Rows, store: Store) -> None:
+    async def test_renewing_writes_nothing_that_leader_transactions_hold(
+        self, rows: Rows, store: PostgresStore
+    ) -> None:
         leader = a_contender(store, ttl_s=0.0)
         await leader.acquire()
         async with store.write() as tx:
-            await terms.hold_term(tx, cell="default", term=1)
+            await terms.lock_term(tx, cell="default", term=1)
             assert await asyncio.wait_for(leader.renew_if_due(), 5)
 
 
 class TestResign:
-    async def test_a_standby_takes_over_at_once(self, rows: Rows, store: Store) -> None:
+    async def test_a_standby_takes_over_at_once(self, rows: Rows, store: PostgresStore) -> None:
         leader, standby = a_contender(store), a_contender(store)
         await leader.acquire()
         await leader.resign()
         assert leader.term is None
         assert await standby.acquire()
 
-    async def test_who_lost_the_lead_resigns_nobody_elses(self, rows: Rows, store: Store) -> None:
+    async def test_who_lost_the_lead_resigns_nobody_elses(self, rows: Rows, store: PostgresStore) -> None:
         old, new = a_contender(store), a_contender(store)
         await old.acquire()
         await rows.execute(LEASE_RAN_OUT)

@@ -10,16 +10,16 @@ import pytest
 import pytest_asyncio
 
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Shape
-from arl_scheduler.estimate_rows import Run
-from arl_scheduler.leader import Leadership
-from arl_scheduler.learning import KEPT_AT_ONCE, Learning
-from arl_store.tx import Store
+from arl_core.model import ActionClass, ResourceDemand, ResourceShape
+from arl_scheduler.estimate_rows import RunDuration
+from arl_scheduler.leader import LeaderElection
+from arl_scheduler.learning import SAVE_BATCH, DurationLearner
+from arl_store.tx import PostgresStore
 from support.builders import a_class
 from support.rows import AMOUNTS, Rows, rows_in
 from support.scheduler import leading
 
-RUN = Run(run_us=2_000_000, cpu_us=500_000)
+RUN = RunDuration(run_us=2_000_000, cpu_us=500_000)
 SETTLED = "update actions set state = 'settled', outcome = $2, run_us = $3, settled_at = now() where id = $1"
 
 
@@ -58,19 +58,19 @@ async def until_kept(rows: Rows, count: int) -> None:
 
 async def class_of(rows: Rows, action: UUID) -> ActionClass:
     key = await rows.value("select class_key from action_specs where id = $1", action)
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(AMOUNTS))
+    return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(AMOUNTS))
 
 
 async def test_a_run_that_a_hint_brought_is_known_to_the_next_leader(rows: Rows) -> None:
     async with leading(rows) as rounds:
         fence = await granted(rows)
         await settle(rows, fence)
-        rounds.mailbox.freed([fence], runs={fence: RUN})
+        rounds.inbox.freed([fence], runs={fence: RUN})
         await until_kept(rows, 1)
     assert await kept(rows) == [[[1000, RUN.run_us, RUN.cpu_us, 1]]]
     async with leading(rows) as rounds:
         await granted(rows)
-        assert rounds.learning.estimates.seconds(await class_of(rows, fence.action_id), 1000) == 2.0
+        assert rounds.duration_learner.estimates.seconds(await class_of(rows, fence.action_id), 1000) == 2.0
 
 
 async def test_what_was_learnt_last_is_kept_when_a_leader_goes_in_peace(rows: Rows) -> None:
@@ -78,9 +78,9 @@ async def test_what_was_learnt_last_is_kept_when_a_leader_goes_in_peace(rows: Ro
         for _ in range(2):
             fence = await granted(rows)
             await settle(rows, fence)
-            rounds.mailbox.freed([fence], runs={fence: RUN})
+            rounds.inbox.freed([fence], runs={fence: RUN})
             following = await granted(rows)  # by a round after that mail was read
-            rounds.mailbox.freed([following])
+            rounds.inbox.freed([following])
     assert sum(map(len, await kept(rows))) == 2
 
 
@@ -104,10 +104,10 @@ async def test_a_leader_whose_term_is_taken_keeps_nothing(rows: Rows) -> None:
         fence = await granted(rows)
         await rows.execute("update leader_term set term = term + 1")
         await settle(rows, fence)
-        rounds.mailbox.freed([fence], runs={fence: RUN})
+        rounds.inbox.freed([fence], runs={fence: RUN})
 
         async def has_lost() -> bool:
-            return rounds.leadership.term is None
+            return rounds.election.term is None
 
         await rows.until(has_lost)
     assert await kept(rows) == []
@@ -120,7 +120,7 @@ async def test_a_new_leader_knows_the_class_of_what_runs_already(rows: Rows) -> 
     async with leading(rows) as rounds:
         await granted(rows)
         await settle(rows, fence)
-        rounds.mailbox.freed([fence], runs={fence: RUN})
+        rounds.inbox.freed([fence], runs={fence: RUN})
         await until_kept(rows, 1)
 
 
@@ -140,11 +140,11 @@ class Failing:
 
 
 async def test_a_write_that_fails_holds_up_one_poll_and_not_those_that_follow() -> None:
-    learning = Learning(cast(Store, Failing()))
-    for key in range(KEPT_AT_ONCE):
+    learning = DurationLearner(cast(PostgresStore, Failing()))
+    for key in range(SAVE_BATCH):
         learning.estimates.observe(a_class(key), amount=1000, run_s=1.0)
-    leadership = cast(Leadership, SimpleNamespace(cell=0, term=1))
+    leadership = cast(LeaderElection, SimpleNamespace(cell=0, term=1))
     with pytest.raises(OSError, match="no room"):
-        await learning.keep(leadership)
-    await learning.keep(leadership)
-    assert len(learning.estimates.changes(limit=KEPT_AT_ONCE)) == KEPT_AT_ONCE
+        await learning.save(leadership)
+    await learning.save(leadership)
+    assert len(learning.estimates.take_changes(limit=SAVE_BATCH)) == SAVE_BATCH

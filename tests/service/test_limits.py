@@ -9,16 +9,16 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_admission.backlog import Backlog
-from arl_admission.service import Admission
+from arl_admission.backlog import QueueBacklog
+from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_gateway.app import build
 from arl_gateway.rate import RateLimiter
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 from arl_wire.errors import RateLimited
-from arl_wire.internal import AdmitAnswer, AdmitItem
+from arl_wire.internal import AdmitItem, AdmitItemResult
 from support.builders import a_submission
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
@@ -34,19 +34,19 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 
 @pytest_asyncio.fixture
-async def store(database: str) -> AsyncIterator[Store]:
+async def store(database: str) -> AsyncIterator[PostgresStore]:
     async with store_of(database, "admission") as store:
         yield store
 
 
-def an_admission(store: Store, *, queue_limit: int) -> Admission:
+def an_admission(store: PostgresStore, *, queue_limit: int) -> AdmissionService:
     settings = AdmissionSettings(
         port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s", queue_limit=queue_limit
     )
-    return Admission(store, RecordingPeers(), settings)  # type: ignore[arg-type]
+    return AdmissionService(store, RecordingPeers(), settings)  # type: ignore[arg-type]
 
 
-async def admit(admission: Admission, rows: Rows, *keys: str | None, **changed: Any) -> list[AdmitAnswer]:
+async def admit(admission: AdmissionService, rows: Rows, *keys: str | None, **changed: Any) -> list[AdmitItemResult]:
     items = [
         AdmitItem(project_id=rows.project, action=a_submission(**changed), key=key, body_hash="00" if key else None)
         for key in keys
@@ -54,12 +54,12 @@ async def admit(admission: Admission, rows: Rows, *keys: str | None, **changed: 
     return (await admission.admit(items)).items
 
 
-def codes(answers: list[AdmitAnswer]) -> list[str | None]:
+def codes(answers: list[AdmitItemResult]) -> list[str | None]:
     return [answer.problem.code if answer.problem is not None else None for answer in answers]
 
 
 class TestQueueLimit:
-    async def test_what_fits_is_accepted_and_the_rest_told_to_come_back(self, store: Store, rows: Rows) -> None:
+    async def test_what_fits_is_accepted_and_the_rest_told_to_come_back(self, store: PostgresStore, rows: Rows) -> None:
         admission = an_admission(store, queue_limit=3)
         answers = await admit(admission, rows, *[None] * 5)
         assert codes(answers) == [None, None, None, "queue_full", "queue_full"]
@@ -69,69 +69,69 @@ class TestQueueLimit:
         assert codes(await admit(admission, rows, None)) == ["queue_full"]
         assert codes(await admit(admission, rows, None, task="another")) == [None]
 
-    async def test_a_queues_own_limit_goes_before_the_default(self, store: Store, rows: Rows) -> None:
+    async def test_a_queues_own_limit_goes_before_the_default(self, store: PostgresStore, rows: Rows) -> None:
         await rows.execute("update queues set max_queued = 1 where id = $1", rows.queue)
         assert codes(await admit(an_admission(store, queue_limit=100), rows, None, None)) == [None, "queue_full"]
 
-    async def test_what_waited_before_this_admission_began_counts(self, store: Store, rows: Rows) -> None:
+    async def test_what_waited_before_this_admission_began_counts(self, store: PostgresStore, rows: Rows) -> None:
         await rows.action()
         await rows.action(state="settled", outcome="ok")
         assert codes(await admit(an_admission(store, queue_limit=2), rows, None, None)) == [None, "queue_full"]
 
-    async def test_a_repeated_request_finds_its_action_in_a_full_queue(self, store: Store, rows: Rows) -> None:
+    async def test_a_repeated_request_finds_its_action_in_a_full_queue(self, store: PostgresStore, rows: Rows) -> None:
         admission = an_admission(store, queue_limit=1)
         (first,) = await admit(admission, rows, "again")
         again, other = await admit(admission, rows, "again", "other")
         assert again.id == first.id
         assert codes([other]) == ["queue_full"]
 
-    async def test_a_refused_key_stays_free(self, store: Store, rows: Rows) -> None:
+    async def test_a_refused_key_stays_free(self, store: PostgresStore, rows: Rows) -> None:
         admission = an_admission(store, queue_limit=1)
         assert codes(await admit(admission, rows, None, "later")) == [None, "queue_full"]
         assert await rows.value("select count(*) from submissions where key = 'later'") == 0
 
 
 class TestBacklog:
-    async def test_room_comes_back_with_the_next_count(self, store: Store, rows: Rows) -> None:
+    async def test_room_comes_back_with_the_next_count(self, store: PostgresStore, rows: Rows) -> None:
         now = 0.0
-        backlog = Backlog(store, default_limit=2, clock=lambda: now)
+        backlog = QueueBacklog(store, default_limit=2, clock=lambda: now)
         wanted = {rows.queue: 1}
         actions = [await rows.action() for _ in range(2)]
-        await backlog.look(wanted)
-        assert backlog.room(rows.queue) == 0
+        await backlog.refresh(wanted)
+        assert backlog.remaining(rows.queue) == 0
         await rows.execute("alter table actions disable trigger check_edge")
         await rows.execute("update actions set state = 'settled', outcome = 'ok' where id = $1", actions[0])
         now = 0.5
-        await backlog.look(wanted)
-        assert backlog.room(rows.queue) == 0
+        await backlog.refresh(wanted)
+        assert backlog.remaining(rows.queue) == 0
         now = 1.5
-        await backlog.look(wanted)
-        assert backlog.room(rows.queue) == 1
+        await backlog.refresh(wanted)
+        assert backlog.remaining(rows.queue) == 1
 
-    async def test_a_thousand_batches_cost_one_count(self, rows: Rows, store: Store) -> None:
-        backlog = Backlog(store, default_limit=1_000_000, clock=lambda: 0.0)
+    async def test_a_thousand_batches_cost_one_count(self, rows: Rows, store: PostgresStore) -> None:
+        backlog = QueueBacklog(store, default_limit=1_000_000, clock=lambda: 0.0)
         for _ in range(1000):
-            await backlog.look({rows.queue: 100})
-            backlog.inserted({rows.queue: 100})
-        assert backlog.room(rows.queue) == 900_000
+            await backlog.refresh({rows.queue: 100})
+            backlog.record_inserted({rows.queue: 100})
+        assert backlog.remaining(rows.queue) == 900_000
 
 
 class TestRateLimiter:
     def test_a_quota_at_once_and_then_as_time_gives_it_back(self) -> None:
         now = 0.0
         limiter = RateLimiter(quota=10, window_s=5, clock=lambda: now)
-        left = [limiter.take(1)["ratelimit"] for _ in range(10)]
+        left = [limiter.acquire(1)["ratelimit"] for _ in range(10)]
         assert (left[0], left[-1]) == ('"default";r=9;t=1', '"default";r=0;t=5')
         with pytest.raises(RateLimited) as refused:
-            limiter.take(1)
+            limiter.acquire(1)
         assert refused.value.retry_after_s == 1
         assert refused.value.headers == {"ratelimit-policy": '"default";q=10;w=5', "ratelimit": '"default";r=0;t=5'}
-        limiter.take(2)
+        limiter.acquire(2)
         now = 1.0
-        limiter.take(1)
-        limiter.take(1)
+        limiter.acquire(1)
+        limiter.acquire(1)
         with pytest.raises(RateLimited):
-            limiter.take(1)
+            limiter.acquire(1)
 
 
 def client_of(app: Any) -> httpx.AsyncClient:

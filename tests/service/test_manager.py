@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, ExecSpec, Stream
+from arl_cpu.executor import CapturedStream, ExecSpec, NodeCapability
 from arl_cpu.templates.importing import import_template, remove_template
-from arl_cpu.templates.store import Store
-from arl_cpu.templates.streams import Budget
-from arl_wire.internal import FreedHint
+from arl_cpu.templates.store import TemplateStore
+from arl_cpu.templates.streams import ImportBudget
+from arl_wire.internal import ResourcesFreedNotification
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.cpu import Cpu, managing
@@ -40,7 +40,7 @@ async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
 
 
 def was_freed(cpu: Cpu, fence: Fence) -> bool:
-    hints = [body for body in cpu.peers.bodies("/internal/freed") if isinstance(body, FreedHint)]
+    hints = [body for body in cpu.peers.bodies("/internal/freed") if isinstance(body, ResourcesFreedNotification)]
     return fence in [Fence(each.id, each.grant_no) for hint in hints for each in (*hint.fences, *hint.runs)]
 
 
@@ -98,7 +98,7 @@ class TestStart:
 
     async def test_a_grant_to_an_earlier_life_of_the_node_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
         action = await cpu.granted(node_epoch=UUID(int=99))
-        await cpu.manager.offer([], epoch=UUID(int=99))
+        await cpu.manager.accept_grants([], epoch=UUID(int=99))
         await cpu.running()
         assert (await rows.of(action))["state"] == "granted"
 
@@ -120,17 +120,17 @@ class TestStart:
         self, cpu: Cpu, elastic: dict[str, object] | None, widest: int
     ) -> None:
         await cpu.offer(await cpu.granted(elastic=elastic))
-        assert (await cpu.executor.next_start()).widest_cpu_milli == widest
+        assert (await cpu.executor.next_start()).max_cpu_milli == widest
 
 
 class TestTemplates:
     async def test_those_of_the_node_are_published_and_again_when_they_change(self, rows: Rows, tmp_path: Path) -> None:
-        store = Store(tmp_path / "store")
+        store = TemplateStore(tmp_path / "store")
         (tmp_path / "tree").mkdir()
-        budget = Budget(max_bytes=1 << 20, max_members=10)
+        budget = ImportBudget(max_bytes=1 << 20, max_members=10)
         first = import_template(store, tmp_path / "tree", "first", budget=budget)
         executor = FakeExecutor()
-        can = Capability(name="templates", level="enforced", mechanism="test")
+        can = NodeCapability(name="templates", level="enforced", mechanism="test")
         executor.state = replace(executor.state, capabilities=(can,))
         async with managing(rows, executor, templates_dir=store.directory):
             assert await published(rows) == [{"name": "first", "digest": first.digest, "bytes": first.bytes}]
@@ -140,9 +140,9 @@ class TestTemplates:
             await eventually(lambda: has_published(rows, ["second"]))
 
     async def test_a_node_that_cannot_use_them_publishes_none(self, rows: Rows, tmp_path: Path) -> None:
-        store = Store(tmp_path / "store")
+        store = TemplateStore(tmp_path / "store")
         (tmp_path / "tree").mkdir()
-        import_template(store, tmp_path / "tree", "t", budget=Budget(max_bytes=1 << 20, max_members=10))
+        import_template(store, tmp_path / "tree", "t", budget=ImportBudget(max_bytes=1 << 20, max_members=10))
         async with managing(rows, templates_dir=store.directory):
             assert await published(rows) == []
 
@@ -181,7 +181,7 @@ class TestRefuse:
 class TestSettle:
     async def test_an_outcome_and_its_result_are_written_once(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
-        cpu.executor.finish(fence, "ok", stdout=Stream(b"hi", 2))
+        cpu.executor.finish(fence, "ok", stdout=CapturedStream(b"hi", 2))
         await cpu.executor.until_acknowledged(fence)
         cpu.executor.finish(fence, "user_error", exit_code=1)
         await cpu.executor.until_acknowledged(fence, times=2)
@@ -346,7 +346,7 @@ class TestEnvironments:
         await rows.execute("update environments set delete_requested_at = now()")
         assert await cpu.executor.next_destroy() == environment
         await rows.until_value("deleted", "select end_reason from environments where ended_at is not null")
-        await cpu.peers.until(lambda peers: FreedHint(fences=[]) in peers.bodies("/internal/freed"))
+        await cpu.peers.until(lambda peers: ResourcesFreedNotification(fences=[]) in peers.bodies("/internal/freed"))
         await cpu.running(amounts=WHOLE_NODE)
 
     async def test_one_that_nothing_used_for_its_ttl_is_destroyed(self, cpu: Cpu, rows: Rows) -> None:

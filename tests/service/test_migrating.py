@@ -10,7 +10,7 @@ from sqlalchemy import text
 
 from arl_scheduler import repository
 from arl_store.migrate import upgrade
-from arl_store.tx import Store, is_temporary, open_store
+from arl_store.tx import PostgresStore, is_temporary, open_store
 from support.postgres import PASSWORDS, Databases
 from support.rows import store_of
 
@@ -70,7 +70,7 @@ async def test_a_server_that_only_reads_is_trouble_of_a_moment_and_is_not_ready(
         await admin.close()
 
 
-async def _write(store: Store) -> None:
+async def _write(store: PostgresStore) -> None:
     async with store.write() as tx:
         await tx.execute(text("create table written (n int)"))
 

@@ -29,7 +29,7 @@ def kept() -> EnvironmentSpec:
 async def told(bench: Bench, source: str, environment: EnvironmentSpec, **changes: object) -> str:
     report = await bench.run(a_program(source, environment=environment, **changes))
     assert report.outcome == "ok", report
-    return report.stdout.kept.decode().strip()
+    return report.stdout.data.decode().strip()
 
 
 async def test_one_interpreter_serves_every_source_of_an_environment(bench: Bench, kept: EnvironmentSpec) -> None:
@@ -47,15 +47,15 @@ async def test_variables_of_one_action_are_not_seen_by_the_next(bench: Bench, ke
     secret = {"KEY": "of-the-first"}
     await told(bench, "import os; assert os.environ['KEY']", kept, env=secret)
     seen = await bench.run(a_command("sh", "-c", "cat /proc/[0-9]*/environ 2>&1; env", environment=kept))
-    assert b"PATH=" in seen.stdout.kept
-    assert b"of-the-first" not in seen.stdout.kept
+    assert b"PATH=" in seen.stdout.data
+    assert b"of-the-first" not in seen.stdout.data
 
 
 async def test_who_ends_the_interpreter_ends_only_that(bench: Bench, kept: EnvironmentSpec) -> None:
     first = await told(bench, PARENT, kept)
     killer = "import os, sys; os.kill(os.getppid(), 9); print('on'); sys.exit(3)"
     report = await bench.run(a_program(killer, environment=kept))
-    assert (report.outcome, report.exit_code, report.stdout.kept) == ("user_error", 3, b"on\n")
+    assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 3, b"on\n")
     assert await told(bench, PARENT, kept) != first
 
 
@@ -96,29 +96,29 @@ def test_the_program_is_made_once_and_only_where_nobody_else_may_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(native, "_home", lambda: tmp_path)
-    os.close(native.open_native())
+    os.close(native.open_native_agent())
     (program,) = (tmp_path / ".cache/tangram").iterdir()
     made = program.stat().st_mtime_ns
-    os.close(native.open_native())
+    os.close(native.open_native_agent())
     assert program.stat().st_mtime_ns == made
     program.parent.chmod(0o777)
-    with pytest.raises(native.NoNative, match="written by others"):
-        native.open_native()
+    with pytest.raises(native.NativeAgentUnavailable, match="written by others"):
+        native.open_native_agent()
 
 
 def test_without_a_compiler_the_reason_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_home", lambda: tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(native.NoNative, match="no C compiler"):
-        native.open_native()
+    with pytest.raises(native.NativeAgentUnavailable, match="no C compiler"):
+        native.open_native_agent()
 
 
 def test_a_program_that_was_cut_short_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "_home", lambda: tmp_path)
-    os.close(native.open_native())
+    os.close(native.open_native_agent())
     (program,) = (tmp_path / ".cache/tangram").iterdir()
     program.write_bytes(program.read_bytes()[:1000])
-    os.close(native.open_native())
+    os.close(native.open_native_agent())
     assert program.stat().st_size > 100_000
 
 
@@ -133,7 +133,7 @@ async def test_files_of_the_working_directory_are_no_modules_of_the_interpreter(
 async def test_why_the_interpreter_does_not_start_is_told(bench: Bench, kept: EnvironmentSpec) -> None:
     report = await bench.run(a_program("print(1)", environment=kept, env={"PYTHONHOME": "/nonexistent"}))
     assert report.outcome == "user_error"
-    assert b"/nonexistent" in report.stderr.kept or b"encodings" in report.stderr.kept
+    assert b"/nonexistent" in report.stderr.data or b"encodings" in report.stderr.data
     assert await told(bench, "print(2)", kept) == "2"
 
 

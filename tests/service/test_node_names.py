@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from arl_manager.repository import NameTaken, register
+from arl_manager.repository import NodeNameTaken, register
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.cpu import managing
@@ -27,7 +27,7 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 class TestAnotherNode:
     async def test_is_refused_while_the_first_beats_which_keeps_its_lease(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05) as cpu:
-            with pytest.raises(NameTaken, match=r"http://127.0.0.1:1 .*TANGRAM_NODE_NAME"):
+            with pytest.raises(NodeNameTaken, match=r"http://127.0.0.1:1 .*TANGRAM_NODE_NAME"):
                 async with managing(rows, FakeExecutor(uuid4()), port=2, beat_s=0.05):
                     pass
             assert await rows.value(HOLDER) == EPOCH

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from arl_admission.service import Admission
+from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 from arl_wire.internal import AdmitItem
-from arl_wire.node_wishes import ChangeNodeWish, RemoveNodeAnswer, RemoveNodeWish
+from arl_wire.node_wishes import InternalChangeNodeRequest, RemoveNodeRequest, RemoveNodeResponse
 from support.builders import EPOCH, a_submission
 from support.conditions import eventually
 from support.cpu import managing
@@ -28,46 +28,48 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 
 @pytest_asyncio.fixture
-async def store(rows: Rows) -> AsyncIterator[Store]:
+async def store(rows: Rows) -> AsyncIterator[PostgresStore]:
     async with store_of(rows.owner_url, "admission") as store:
         yield store
 
 
 @pytest.fixture
-def admission(store: Store) -> Admission:
-    return Admission(store, RecordingPeers(), SETTINGS)
+def admission(store: PostgresStore) -> AdmissionService:
+    return AdmissionService(store, RecordingPeers(), SETTINGS)
 
 
-async def refusal(admission: Admission, rows: Rows, **demand: Any) -> str | None:
+async def refusal(admission: AdmissionService, rows: Rows, **demand: Any) -> str | None:
     item = AdmitItem(project_id=rows.project, action=a_submission(demand=demand))
     (answer,) = (await admission.admit([item])).items
     return answer.problem.code if answer.problem is not None else None
 
 
-async def removed(admission: Admission, name: str = "n") -> RemoveNodeAnswer:
-    return await admission.nodes.remove(RemoveNodeWish(name=name))
+async def removed(admission: AdmissionService, name: str = "n") -> RemoveNodeResponse:
+    return await admission.nodes.remove(RemoveNodeRequest(name=name))
 
 
 class TestSilent:
-    async def test_a_node_that_was_silent_for_a_day_could_run_nothing(self, rows: Rows, admission: Admission) -> None:
+    async def test_a_node_that_was_silent_for_a_day_could_run_nothing(
+        self, rows: Rows, admission: AdmissionService
+    ) -> None:
         await rows.node("here", cores=2)
         await rows.node("gone", cores=64, beat="-25 hours")
         assert await refusal(admission, rows, cpu=64) == "demand_impossible"
 
-    async def test_one_that_was_silent_for_less_may_come_back(self, rows: Rows, admission: Admission) -> None:
+    async def test_one_that_was_silent_for_less_may_come_back(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node("here", cores=2)
         await rows.node("away", cores=64, beat="-23 hours")
         assert await refusal(admission, rows, cpu=64) is None
 
-    async def test_how_long_is_a_setting(self, rows: Rows, store: Store) -> None:
+    async def test_how_long_is_a_setting(self, rows: Rows, store: PostgresStore) -> None:
         await rows.node("here", cores=2)
         await rows.node("away", cores=64, beat="-2 minutes")
         settings = SETTINGS.model_copy(update={"node_silent_s": 60.0})
-        assert await refusal(Admission(store, RecordingPeers(), settings), rows, cpu=64) == "demand_impossible"
+        assert await refusal(AdmissionService(store, RecordingPeers(), settings), rows, cpu=64) == "demand_impossible"
 
 
 class TestRemove:
-    async def test_what_it_had_counts_no_more_and_others_stay(self, rows: Rows, admission: Admission) -> None:
+    async def test_what_it_had_counts_no_more_and_others_stay(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node("here", cores=2)
         await rows.node("gone", cores=64, beat=SILENT)
         assert await refusal(admission, rows, cpu=64) is None
@@ -75,34 +77,34 @@ class TestRemove:
         assert await refusal(admission, rows, cpu=64) == "demand_impossible"
         assert await refusal(admission, rows, cpu=2) is None
 
-    async def test_one_that_is_not_there_is_not_found(self, rows: Rows, admission: Admission) -> None:
+    async def test_one_that_is_not_there_is_not_found(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node(beat=SILENT)
         assert (await removed(admission)).removed
         for name in ("n", "another"):
             answer = await removed(admission, name)
             assert (answer.removed, answer.kept_by) == (False, None)
-        assert (await admission.nodes.change(ChangeNodeWish(name="n", cordoned=True))).count == 0
+        assert (await admission.nodes.change(InternalChangeNodeRequest(name="n", cordoned=True))).count == 0
 
-    async def test_one_that_lives_is_kept(self, rows: Rows, admission: Admission) -> None:
+    async def test_one_that_lives_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node()
         assert (await removed(admission)).kept_by == "it is alive"
 
-    async def test_one_that_has_actions_is_kept(self, rows: Rows, admission: Admission) -> None:
+    async def test_one_that_has_actions_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
         node = await rows.node(beat=SILENT)
         for state in ("granted", "running"):
             await rows.action(state=state, node_id=node)
         await rows.action(state="settled", outcome="ok", node_id=node)
         assert (await removed(admission)).kept_by == "2 actions there have not settled"
 
-    async def test_one_that_has_live_environments_is_kept(self, rows: Rows, admission: Admission) -> None:
+    async def test_one_that_has_live_environments_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
         node = await rows.node(beat=SILENT)
         await rows.environment("x", node)
         await rows.environment("y", node, lost_at=await rows.value("select now()"))
         assert (await removed(admission)).kept_by == "1 environments there are not lost"
 
-    async def test_one_that_comes_back_is_open(self, rows: Rows, admission: Admission) -> None:
+    async def test_one_that_comes_back_is_open(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node(beat=SILENT)
-        await admission.nodes.change(ChangeNodeWish(name="n", cordoned=True, drain_deadline_s=0))
+        await admission.nodes.change(InternalChangeNodeRequest(name="n", cordoned=True, drain_deadline_s=0))
         assert (await removed(admission)).removed
         async with managing(rows):
             wishes = "select cordoned_at, drain_requested_at, drain_deadline_at from nodes"

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from arl_core.fence import Fence
-from arl_core.model import Plan, Resize
+from arl_core.model import ResizeDecision, SchedulingPlan
 from arl_core.pods import StaticPods
-from arl_core.snapshot import Snapshot
-from arl_core.spar import Spar
-from arl_scheduler.planning import SIMULATED, Planning
-from arl_scheduler.rounds import Rounds
+from arl_core.snapshot import CellSnapshot
+from arl_core.spar import SparPolicy
+from arl_scheduler.planning import MAX_SIMULATED, CapacityPlanner
+from arl_scheduler.rounds import SchedulingLoop
 from arl_wire.errors import Conflict, Unavailable
-from arl_wire.internal import GangBody, PlanAsk
-from arl_wire.plans import PlanQuestion
+from arl_wire.internal import CapacityPlanRequest, GangMembership
+from arl_wire.plans import CapacityPlanQuery
 from support.builders import a_queued_row, numbered
 from support.conditions import eventually
 from support.rows import Rows, rows_in
@@ -24,19 +24,21 @@ from support.scheduler import leading
 
 
 @dataclass(frozen=True, slots=True)
-class Endless(Spar):
+class Endless(SparPolicy):
     """Never comes to an end."""
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        return Plan(resizes=(Resize(fence=Fence(numbered(1), 1), amounts={"cpu_milli": 1000}),))
+    def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
+        return SchedulingPlan(resizes=(ResizeDecision(fence=Fence(numbered(1), 1), resources={"cpu_milli": 1000}),))
 
 
-def asked(*, without: Sequence[int] = (), **question: Any) -> PlanAsk:
-    return PlanAsk(question=PlanQuestion(without=["n"] * len(without), **question), without=list(without))
+def asked(*, without: Sequence[int] = (), **question: Any) -> CapacityPlanRequest:
+    return CapacityPlanRequest(
+        question=CapacityPlanQuery(without=["n"] * len(without), **question), without=list(without)
+    )
 
 
-async def until_known(leader: Rounds, waiting: int) -> None:
-    await eventually(lambda: (view := leader.view()) is not None and view[0].waiting == waiting)
+async def until_known(leader: SchedulingLoop, waiting: int) -> None:
+    await eventually(lambda: (view := leader.view()) is not None and view[0].queued_count == waiting)
 
 
 async def is_granted(rows: Rows, action: object) -> bool:
@@ -47,7 +49,7 @@ async def test_rounds_go_on_while_somebody_looks_ahead(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await rows.node(cores=2)
         await until_known(leader, 0)
-        planning = Planning(leader, Endless(), work_s=60)
+        planning = CapacityPlanner(leader, Endless(), work_s=60)
         looking = asyncio.create_task(planning.plan(asked()))
         try:
             first, second = await rows.action(), await rows.action()
@@ -63,7 +65,7 @@ async def test_rounds_go_on_while_somebody_looks_ahead(database: str) -> None:
 async def test_what_time_does_not_suffice_for_is_said(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await until_known(leader, 0)
-        found = await Planning(leader, Endless(), work_s=0.01).plan(asked())
+        found = await CapacityPlanner(leader, Endless(), work_s=0.01).plan(asked())
         assert (found.as_is.complete, found.changed) == (False, None)
 
 
@@ -78,7 +80,7 @@ async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(data
         await rows.action(demand={"cpu_milli": 1000}, queue_id=await rows.queue_of("halted"))
         await rows.execute("update queues set paused_at = now() where task = 'halted'")
         await until_known(leader, 4)
-        planning = Planning(leader, Spar())
+        planning = CapacityPlanner(leader, SparPolicy())
         found = (await planning.plan(asked(cores="4"))).changed
         assert found is not None
         assert (found.nodes, found.cpu_milli, found.waiting, found.simulated) == (1, 4000, 4, 3), (
@@ -94,9 +96,9 @@ async def test_a_flood_is_cut_and_said_to_be(database: str) -> None:
         await until_known(leader, 0)
         view = leader.view()
         assert view is not None
-        view[0].admit([a_queued_row(number) for number in range(1, SIMULATED + 11)])
-        found = (await Planning(leader, Spar()).plan(asked())).as_is
-        assert (found.waiting, found.simulated) == (SIMULATED + 10, SIMULATED)
+        view[0].admit([a_queued_row(number) for number in range(1, MAX_SIMULATED + 11)])
+        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).as_is
+        assert (found.waiting, found.simulated) == (MAX_SIMULATED + 10, MAX_SIMULATED)
 
 
 async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None:
@@ -104,14 +106,14 @@ async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None
         await until_known(leader, 0)
         view = leader.view()
         assert view is not None
-        gangs = [GangBody(id=numbered(number), size=SIMULATED * 2 // 5) for number in range(1, 4)]
+        gangs = [GangMembership(id=numbered(number), size=MAX_SIMULATED * 2 // 5) for number in range(1, 4)]
         for number, gang in enumerate(gangs):
-            view[0].admit([a_queued_row(number * SIMULATED + at, gang=gang) for at in range(1, gang.size + 1)])
-        found = (await Planning(leader, Spar()).plan(asked())).as_is
-        assert (found.waiting, found.simulated) == (SIMULATED * 6 // 5, SIMULATED * 4 // 5)
+            view[0].admit([a_queued_row(number * MAX_SIMULATED + at, gang=gang) for at in range(1, gang.size + 1)])
+        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).as_is
+        assert (found.waiting, found.simulated) == (MAX_SIMULATED * 6 // 5, MAX_SIMULATED * 4 // 5)
 
 
 async def test_static_pods_have_no_plan(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         with pytest.raises(Conflict):
-            await Planning(leader, StaticPods(1000)).plan(asked())
+            await CapacityPlanner(leader, StaticPods(1000)).plan(asked())

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from arl_core.fence import Fence
-from arl_core.model import Amounts, Grant, Pod, Shape
+from arl_core.model import Grant, Resources, ResourceShape, TrajectoryPod
 from arl_core.pods import StaticPods
-from arl_scheduler.index import Index
-from arl_wire.internal import QueuedAction
+from arl_scheduler.index import SchedulerIndex
+from arl_wire.internal import QueuedActionRow
 from support.builders import (
     a_class,
     a_held_action,
@@ -23,21 +23,21 @@ from support.builders import (
 NOW = 1000.0
 
 
-def an_index(policy: StaticPods, *queued: QueuedAction) -> Index:
+def an_index(policy: StaticPods, *queued: QueuedActionRow) -> SchedulerIndex:
     """One node of two cores and 1000 MiB, known by a first poll."""
-    index = Index(policy)
+    index = SchedulerIndex(policy)
     index.reconcile(a_poll(queued=queued))
     return index
 
 
-def a_round(index: Index, policy: StaticPods) -> tuple[Grant, ...]:
+def a_round(index: SchedulerIndex, policy: StaticPods) -> tuple[Grant, ...]:
     grants = policy.plan(index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)).grants
-    index.granted(grants, now=NOW)
+    index.apply_grants(grants, now=NOW)
     return grants
 
 
-def free(index: Index) -> Amounts:
-    return index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).pools[1].free
+def free(index: SchedulerIndex) -> Resources:
+    return index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW).nodes[1].available
 
 
 def ids(grants: tuple[Grant, ...]) -> list[int]:
@@ -50,15 +50,15 @@ class TestAsSized:
     def test_a_trajectory_keeps_its_cores_between_its_actions(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         (grant,) = a_round(index, self.POLICY)
-        assert grant.amounts["cpu_milli"] == 2000
-        index.freed([grant.fence])
+        assert grant.resources["cpu_milli"] == 2000
+        index.release_attempts([grant.fence])
         assert free(index)["cpu_milli"] == 0
         index.admit([a_queued_row(2, trajectory="b", persistent=True), a_queued_row(3)])
         assert a_round(index, self.POLICY) == ()
 
     def test_its_next_action_needs_no_more(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
-        index.freed([grant.fence for grant in a_round(index, self.POLICY)])
+        index.release_attempts([grant.fence for grant in a_round(index, self.POLICY)])
         index.admit([a_queued_row(2, trajectory="a", persistent=True)])
         assert ids(a_round(index, self.POLICY)) == [2]
         assert free(index)["cpu_milli"] == 0
@@ -66,45 +66,45 @@ class TestAsSized:
     def test_its_end_lets_the_next_trajectory_in(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         (grant,) = a_round(index, self.POLICY)
-        index.freed([grant.fence])
+        index.release_attempts([grant.fence])
         index.admit([a_queued_row(2, trajectory="b", persistent=True)])
         assert grant.environment is not None
         ended = an_environment_row(grant.environment, "a", gone=True, deleted=True)
-        index.poll_begins()
+        index.begin_poll()
         index.reconcile(a_poll(environments=[ended]))
         assert ids(a_round(index, self.POLICY)) == [2]
 
     def test_what_it_does_elsewhere_runs_on_its_pods_cores_one_at_a_time(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
-        index.freed([grant.fence for grant in a_round(index, self.POLICY)])
+        index.release_attempts([grant.fence for grant in a_round(index, self.POLICY)])
         index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="a")])
         (second,) = a_round(index, self.POLICY)
-        assert (ids((second,)), second.environment, second.amounts["cpu_milli"]) == ([2], None, 2000)
+        assert (ids((second,)), second.environment, second.resources["cpu_milli"]) == ([2], None, 2000)
         assert a_round(index, self.POLICY) == ()
-        index.freed([second.fence])
+        index.release_attempts([second.fence])
         assert ids(a_round(index, self.POLICY)) == [3]
 
     def test_the_trajectory_waits_while_something_of_it_runs_elsewhere(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
-        index.freed([grant.fence for grant in a_round(index, self.POLICY)])
+        index.release_attempts([grant.fence for grant in a_round(index, self.POLICY)])
         index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="a", persistent=True)])
         assert ids(a_round(index, self.POLICY)) == [2]
 
     def test_an_action_outside_of_a_trajectory_is_a_pod_for_its_own_life(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1))
         (grant,) = a_round(index, self.POLICY)
-        assert (grant.amounts["cpu_milli"], free(index)["cpu_milli"]) == (2000, 0)
-        index.freed([grant.fence])
+        assert (grant.resources["cpu_milli"], free(index)["cpu_milli"]) == (2000, 0)
+        index.release_attempts([grant.fence])
         assert free(index)["cpu_milli"] == 2000
 
     def test_what_needs_no_cores_gets_none_and_opens_the_pod_all_the_same(self) -> None:
         creation = a_queued_row(1, trajectory="a", persistent=True, class_key=2, demand={"memory_mib": 100})
         index = an_index(self.POLICY, creation)
         (grant,) = a_round(index, self.POLICY)
-        assert ("cpu_milli" in grant.amounts, free(index)["cpu_milli"]) == (False, 0)
+        assert ("cpu_milli" in grant.resources, free(index)["cpu_milli"]) == (False, 0)
 
     def test_a_new_leader_finds_the_pods_again(self) -> None:
-        index = Index(self.POLICY)
+        index = SchedulerIndex(self.POLICY)
         environment = an_environment_row(numbered(100), "a")
         running = a_held_action(
             Fence(numbered(1), 1),
@@ -126,19 +126,19 @@ class TestShrunk:
         index = an_index(policy, *rows)
         grants = a_round(index, policy)
         assert len(grants) == 8
-        assert {grant.amounts["cpu_milli"] for grant in grants} == {250}
+        assert {grant.resources["cpu_milli"] for grant in grants} == {250}
         assert free(index)["cpu_milli"] == 0
 
 
 class TestOvercommitted:
-    POLICY = StaticPods(2000, overcommitted=True)
+    POLICY = StaticPods(2000, is_overcommitted=True)
 
     def test_every_trajectory_is_let_in_at_its_size(self) -> None:
         rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 9)]
         index = an_index(self.POLICY, *rows, a_queued_row(9))
         grants = a_round(index, self.POLICY)
         assert len(grants) == 9
-        assert {grant.amounts["cpu_milli"] for grant in grants} == {2000}
+        assert {grant.resources["cpu_milli"] for grant in grants} == {2000}
 
     def test_memory_still_counts(self) -> None:
         rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 20)]
@@ -149,23 +149,23 @@ class TestOvercommitted:
 def test_a_trajectory_whose_node_is_closed_goes_on_there() -> None:
     policy = StaticPods(1000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
-    index.freed([grant.fence for grant in a_round(index, policy)])
+    index.release_attempts([grant.fence for grant in a_round(index, policy)])
     index.admit([a_queued_row(2, trajectory="a", persistent=True)])
     index.reconcile(a_poll(nodes=[a_node_row(closed=True), a_node_row(2)]))
     assert [grant.node for grant in a_round(index, policy)] == [1]
 
 
 def test_slots_of_a_service_are_no_pods_business() -> None:
-    score = an_action(1, cls=a_class(shape=Shape.QUOTA, slots=1))._replace(trajectory=(1, "a"))
-    snapshot = a_snapshot(queued=[score], pools=[a_pool(2, shape=Shape.QUOTA, slots=64)])
-    (grant,) = StaticPods(1000).plan(replace(snapshot, pods={(1, "a"): Pod(1, busy=True)})).grants
-    assert (grant.node, grant.amounts) == (2, {"slots": 1})
+    score = an_action(1, cls=a_class(shape=ResourceShape.QUOTA, slots=1))._replace(trajectory=(1, "a"))
+    snapshot = a_snapshot(queued=[score], pools=[a_pool(2, shape=ResourceShape.QUOTA, slots=64)])
+    (grant,) = StaticPods(1000).plan(replace(snapshot, pods={(1, "a"): TrajectoryPod(1, is_busy=True)})).grants
+    assert (grant.node, grant.resources) == (2, {"slots": 1})
 
 
 def test_a_pod_that_cannot_go_on_holds_up_no_other_trajectory() -> None:
     policy = StaticPods(1000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
-    index.freed([grant.fence for grant in a_round(index, policy)])
+    index.release_attempts([grant.fence for grant in a_round(index, policy)])
     index.admit([a_queued_row(2, trajectory="a", persistent=True), a_queued_row(3, trajectory="b", persistent=True)])
     index.reconcile(a_poll(nodes=[a_node_row(drained=True, closed=True), a_node_row(2)]))
     assert [(grant.fence.action_id.int, grant.node) for grant in a_round(index, policy)] == [(3, 2)]
@@ -175,21 +175,21 @@ def test_what_runs_on_the_cores_of_a_pod_that_ended_holds_them_itself() -> None:
     policy = StaticPods(2000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
     (grant,) = a_round(index, policy)
-    index.freed([grant.fence])
+    index.release_attempts([grant.fence])
     index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="b", persistent=True)])
     (judging,) = a_round(index, policy)
     assert grant.environment is not None
     ended = an_environment_row(grant.environment, "a", gone=True, deleted=True)
-    held = a_held_action(judging.fence, trajectory="a", amounts=judging.amounts)
+    held = a_held_action(judging.fence, trajectory="a", amounts=judging.resources)
     index.reconcile(a_poll(environments=[ended], held=[held]))
     assert (free(index)["cpu_milli"], a_round(index, policy)) == (0, ())
-    index.freed([judging.fence])
+    index.release_attempts([judging.fence])
     assert ids(a_round(index, policy)) == [3]
 
 
 def test_a_new_leader_takes_no_score_for_the_use_of_a_pod() -> None:
     policy = StaticPods(2000)
-    index = Index(policy)
+    index = SchedulerIndex(policy)
     scoring = a_held_action(Fence(numbered(2), 1), trajectory="a", amounts={"slots:m": 1}, node=2)
     queued = a_queued_row(3, trajectory="a", persistent=True)
     environment = an_environment_row(numbered(100), "a")

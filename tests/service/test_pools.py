@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.ledger import Ledger
-from arl_core.model import Pool
-from arl_scheduler.homes import Home, HomesByNode
-from arl_scheduler.pools import Pools
+from arl_core.ledger import ResourceLedger
+from arl_core.model import NodeResources
+from arl_scheduler.homes import EnvironmentsPerNode, TrackedEnvironment
+from arl_scheduler.pools import NodeTable
 from arl_scheduler.rows import NodeRow
 from support.builders import a_node_row
 
@@ -17,22 +17,22 @@ class Watched:
     """Pools of the nodes that were read last."""
 
     def __init__(self, *nodes: NodeRow) -> None:
-        self.living = HomesByNode()
-        self._pools = Pools(Ledger(), self.living)
+        self.living = EnvironmentsPerNode()
+        self._pools = NodeTable(ResourceLedger(), self.living)
         self.read(*nodes)
 
     def read(self, *nodes: NodeRow) -> None:
         self._nodes = {node.id: node for node in nodes}
 
-    def at(self, now: float, *, watching_since: float = 0.0) -> Mapping[int, Pool]:
-        return self._pools.of(self._nodes, now=now, silent_after_s=SILENT_AFTER_S, watching_since=watching_since)
+    def at(self, now: float, *, watching_since: float = 0.0) -> Mapping[int, NodeResources]:
+        return self._pools.current(self._nodes, now=now, silent_after_s=SILENT_AFTER_S, watching_since=watching_since)
 
 
-def alive(pools: Mapping[int, Pool]) -> set[int]:
-    return {node for node, pool in pools.items() if pool.serving}
+def alive(pools: Mapping[int, NodeResources]) -> set[int]:
+    return {node for node, pool in pools.items() if pool.is_serving}
 
 
-def made(before: Mapping[int, Pool], after: Mapping[int, Pool]) -> set[int]:
+def made(before: Mapping[int, NodeResources], after: Mapping[int, NodeResources]) -> set[int]:
     return {node for node, pool in after.items() if pool is not before.get(node)}
 
 
@@ -52,7 +52,7 @@ class TestOf:
         watched = Watched(*nodes(1, 2), *nodes(3, sign=NOW - 60))
         before = watched.at(NOW)
         for number, node in enumerate((2, 3)):
-            watched.living.count(Home(name=(1, str(node)), id=UUID(int=number), node=node))
+            watched.living.update(TrackedEnvironment(name=(1, str(node)), id=UUID(int=number), node=node))
         after = watched.at(NOW + 1)
         assert (made(before, after), alive(after)) == ({2, 3}, {1, 2})
         assert [after[node].environments for node in (1, 2, 3)] == [0, 1, 1]

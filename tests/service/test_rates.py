@@ -9,13 +9,13 @@ from uuid import UUID
 import pytest_asyncio
 
 from arl_core.fence import Fence
-from arl_core.model import Plan
+from arl_core.model import SchedulingPlan
 from arl_core.plan import FirstComeFirstServed
-from arl_core.rate import Rate
-from arl_core.snapshot import Snapshot
+from arl_core.rate import RateLimit
+from arl_core.snapshot import CellSnapshot
 from arl_scheduler import repository
-from arl_scheduler.rounds import Rounds
-from arl_wire.internal import GrantBatch
+from arl_scheduler.rounds import SchedulingLoop
+from arl_wire.internal import GrantBatchRequest
 from support.builders import a_queued_row
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in, store_of
@@ -48,7 +48,7 @@ async def granted_at(rows: Rows) -> list[float]:
     return [row["at"] for row in await rows.pool.fetch(sql)]
 
 
-def most_beyond(moments: list[float], rate: Rate) -> float:
+def most_beyond(moments: list[float], rate: RateLimit) -> float:
     """By how much any window had more than the rate allows."""
     windows = ((first, last) for last in range(len(moments)) for first in range(last + 1))
     return max(last - first + 1 - rate.burst - rate.per_s * (moments[last] - moments[first]) for first, last in windows)
@@ -60,26 +60,26 @@ class Counting(FirstComeFirstServed):
 
     rounds: list[float] = field(default_factory=list)
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
         self.rounds.append(snapshot.now)
         return FirstComeFirstServed.plan(self, snapshot)
 
 
-async def end_at_once(rows: Rows, leader: Rounds, peers: RecordingPeers, *, count: int) -> None:
+async def end_at_once(rows: Rows, leader: SchedulingLoop, peers: RecordingPeers, *, count: int) -> None:
     """As a broker whose calls take no time, until so many have ended."""
     seen = ended = 0
     while ended < count:
         await peers.until(lambda peers, seen=seen: len(peers.hints) > seen)
-        batches = [batch for _, batch in peers.hints[seen:] if isinstance(batch, GrantBatch)]
+        batches = [batch for _, batch in peers.hints[seen:] if isinstance(batch, GrantBatchRequest)]
         fences = [Fence(grant.id, grant.grant_no) for batch in batches for grant in batch.grants]
         seen, ended = len(peers.hints), ended + len(fences)
         settle = "update actions set state = 'settled', outcome = 'ok', settled_at = now() where id = any($1)"
         await rows.unguarded(settle, [fence.action_id for fence in fences])
-        leader.mailbox.freed(fences)
+        leader.inbox.freed(fences)
 
 
 class TestGrants:
-    RATE = Rate(per_s=50.0, burst=5)
+    RATE = RateLimit(per_s=50.0, burst=5)
 
     async def test_all_are_granted_as_tokens_come_although_nothing_else_happens(self, rows: Rows) -> None:
         await a_broker(rows, calls=100, rates={SEARCH: {"per_s": 50.0, "burst": 5}})
@@ -107,7 +107,7 @@ class TestGrants:
         async with leading(rows, policy=policy, **SELDOM):
             await rows.until_value(400, "select count(*) from actions where state = 'granted'")
         moments = await granted_at(rows)
-        assert most_beyond(moments, Rate(per_s=1000.0, burst=100)) < 0.5
+        assert most_beyond(moments, RateLimit(per_s=1000.0, burst=100)) < 0.5
         # Each grant is followed by a look whether more came.
         assert len(policy.rounds) < 10 + 2 * (moments[-1] - moments[0]) / 0.02
 
@@ -131,14 +131,14 @@ class TestWaking:
         policy = Counting()
         async with leading(rows, policy=policy, **SELDOM) as leader:
             await rows.until_value(80, "select count(*) from actions where state = 'granted'")
-            leader.mailbox.admitted(a_queued_row(number) for number in range(10_000))
+            leader.inbox.admitted(a_queued_row(number) for number in range(10_000))
             in_a_second = await rows.value("select now() + interval '1 second'")
             late = await rows.action(deadline_at=in_a_second)
-            leader.mailbox.admitted([])
+            leader.inbox.admitted([])
             before = len(policy.rounds)
             await rows.until_state(late, "settled")
             assert (view := leader.view()) is not None
-            assert view[0].waiting == 10_000
+            assert view[0].queued_count == 10_000
             assert len(policy.rounds) - before < 10
 
 
@@ -146,10 +146,10 @@ class TestPoll:
     async def test_what_a_node_says_that_is_no_rate_is_passed_over(self, rows: Rows) -> None:
         node = await a_broker(rows, calls=10, rates={})
         for said, read in (
-            ({SEARCH: {"per_s": 10.5, "burst": 20}}, {SEARCH: Rate(10.5, 20)}),
-            ({SEARCH: {"per_s": 1, "burst": 1}, "calls:other": {"per_s": 1, "burst": 1}}, {SEARCH: Rate(1.0, 1)}),
-            ({SEARCH: {"per_s": 0, "burst": -3}}, {SEARCH: Rate(1e-6, 1)}),
-            ({SEARCH: {"per_s": 10**400, "burst": 10**400}}, {SEARCH: Rate(1e6, 1_000_000)}),
+            ({SEARCH: {"per_s": 10.5, "burst": 20}}, {SEARCH: RateLimit(10.5, 20)}),
+            ({SEARCH: {"per_s": 1, "burst": 1}, "calls:other": {"per_s": 1, "burst": 1}}, {SEARCH: RateLimit(1.0, 1)}),
+            ({SEARCH: {"per_s": 0, "burst": -3}}, {SEARCH: RateLimit(1e-6, 1)}),
+            ({SEARCH: {"per_s": 10**400, "burst": 10**400}}, {SEARCH: RateLimit(1e6, 1_000_000)}),
             ({SEARCH: {"per_s": "10", "burst": 20}}, {}),
             ({SEARCH: {"per_s": 10}}, {}),
             ({SEARCH: [10, 20]}, {}),
@@ -159,5 +159,5 @@ class TestPoll:
         ):
             await rows.execute("update nodes set rates = $2 where id = $1", node, json.dumps(said))
             async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
-                poll = await repository.poll(tx, mark=0)
-            assert {each.id: dict(each.rates) for each in poll.nodes} == {node: read}, said
+                poll = await repository.poll(tx, checkpoint=0)
+            assert {each.id: dict(each.rate_limits) for each in poll.nodes} == {node: read}, said

@@ -48,7 +48,7 @@ async def test_its_sizes_are_those_of_whoever_takes_it(bench: Bench) -> None:
     program = "import os; s = os.statvfs('.'); print(s.f_blocks * s.f_frsize >> 20, os.getcwd())"
     for environment, shown in ((small, b"4 /workspace\n"), (large, b"24 /workspace\n")):
         report = await bench.run(a_program(program, environment=environment))
-        assert report.stdout.kept == shown
+        assert report.stdout.data == shown
     await bench.destroy(small.id, large.id)
 
 

@@ -9,34 +9,34 @@ from typing import Any, cast
 import pytest
 
 from arl_admission import registry_rows
-from arl_admission.service import Admission
+from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_gateway.auth import Caller
 from arl_gateway.keys import ROOT_PROJECT
-from arl_gateway.offered import Offered
-from arl_gateway.rewards import Rewards
+from arl_gateway.offered import ServiceDirectory
+from arl_gateway.rewards import RewardServiceAdmin
 from arl_gpu import repository as polls
-from arl_kit.peers import Peers
-from arl_store.tx import ReadTx, Store
-from arl_wire.actions import SubmitAction
+from arl_kit.peers import ServiceClient
+from arl_store.tx import PostgresStore, ReadTx
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.errors import Conflict
 from arl_wire.internal import (
     AdmitItem,
-    ChangeServiceWish,
-    RegisterServiceWish,
-    RemoveServiceAnswer,
-    RemoveServiceWish,
+    InternalRegisterServiceRequest,
+    RemoveServiceRequest,
+    RemoveServiceResponse,
+    ServiceOperationRequest,
 )
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ScoreItem
-from arl_wire.services import RegisterService, ServiceVerb
+from arl_wire.services import RegisterServiceRequest, ServiceOperation
 from support.builders import EPOCH
 from support.peers import RecordingPeers
 from support.rows import Rows, store_of
 
 SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s")
 BROUGHT = '[{"name": "minilm", "kind": "similarity"}]'
-MINE = RegisterService.model_validate({"name": "minilm", "kind": "relevance", "source": "model"})
+MINE = RegisterServiceRequest.model_validate({"name": "minilm", "kind": "relevance", "source": "model"})
 SAID = {
     "name": "minilm",
     "kind": "relevance",
@@ -58,7 +58,12 @@ async def test_a_wish_of_what_came_along_keeps_its_name_from_nobody_later(rows: 
     await rows.execute("update nodes set services = $2 where id = $1", node, BROUGHT)
     async with store_of(shared, "admission") as store:
         async with store.write() as tx:
-            assert await registry_rows.change_service(tx, ChangeServiceWish(name="minilm", verb=ServiceVerb.PIN)) == 1
+            assert (
+                await registry_rows.change_service(
+                    tx, ServiceOperationRequest(name="minilm", verb=ServiceOperation.PIN)
+                )
+                == 1
+            )
             assert await registry_rows.register_service(tx, MINE) == 0, "the node offers it"
         await rows.execute("update nodes set services = '[]' where id = $1", node)
         async with store.write() as tx:
@@ -77,7 +82,7 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
         store_of(shared, "gpu") as manager,
         store_of(shared, "gateway") as gateway,
     ):
-        rewards = Rewards(gateway, cast(Peers, None), admission_url="http://a")
+        rewards = RewardServiceAdmin(gateway, cast(ServiceClient, None), admission_url="http://a")
 
         async def registered() -> None:
             async with store.write() as tx:
@@ -91,7 +96,7 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
 
         async def is_there() -> bool:
             found = bool((await rewards.get("minilm", ADMINISTRATOR)).available)
-            [asked] = [each for each in await Offered(gateway).services() if each.name == "minilm"]
+            [asked] = [each for each in await ServiceDirectory(gateway).list_services() if each.name == "minilm"]
             assert (asked.kind, asked.options, asked.is_anywhere) == ("relevance", {}, found)
             assert asked.is_registered
             return found
@@ -107,7 +112,9 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
         assert await is_there()
         async with store.write() as tx:
             await registry_rows.remove_service(tx, "minilm")
-        assert "minilm" not in {each.name for each in [*await rewards.all(), *await Offered(gateway).services()]}
+        assert "minilm" not in {
+            each.name for each in [*await rewards.list_all(), *await ServiceDirectory(gateway).list_services()]
+        }
 
 
 async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_brings_along(
@@ -116,10 +123,10 @@ async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_
     for name, brought in (("one", BROUGHT), ("other", BROUGHT.replace("similarity", "classifier"))):
         await rows.execute("update nodes set services = $2 where id = $1", await rows.node(name), brought)
     async with store_of(shared, "gateway") as store:
-        before = await Offered(store).services()
+        before = await ServiceDirectory(store).list_services()
         sql = "insert into services (name, kind, source, options) values ('minilm', 'reranker', 's', $1)"
         await rows.execute(sql, '{"activation": false}')
-        after = await Offered(store).services()
+        after = await ServiceDirectory(store).list_services()
     found = [(each.kind, each.is_registered) for each in before if each.name == "minilm"]
     assert found == [("similarity", False)]
     assert [dict(each.options) for each in after if each.is_registered] == [{"activation": False}]
@@ -129,7 +136,7 @@ async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_
 async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(rows: Rows, shared: str) -> None:
     reason = "bad_registration: tensor_parallel: it needs 4 devices"
     async with store_of(shared, "gateway") as store:
-        rewards = Rewards(store, cast(Peers, None), admission_url="http://a")
+        rewards = RewardServiceAdmin(store, cast(ServiceClient, None), admission_url="http://a")
         await rows.execute("insert into services (name, kind, source) values ('split', 'logprobs', 's')")
         at = await rows.value("select extract(epoch from registered_at)::float8 from services where name = 'split'")
         said = SAID | {"name": "split", "kind": "logprobs", "registered_at": at}
@@ -138,7 +145,7 @@ async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(row
         await rows.execute("update nodes set services = $2 where id = $1", small, json.dumps([refused]))
         found = await rewards.get("split", ADMINISTRATOR)
         assert (found.available, [each.health for each in found.nodes]) == (False, [reason])
-        [asked] = [each for each in await Offered(store).services() if each.name == "split"]
+        [asked] = [each for each in await ServiceDirectory(store).list_services() if each.name == "split"]
         assert not asked.is_anywhere
         large = await rows.node("one-with-four")
         await rows.execute("update nodes set services = $2 where id = $1", large, json.dumps([said]))
@@ -153,18 +160,18 @@ async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(row
 
 class NothingRemoved:
     async def call(self, *_: object) -> bytes:
-        return RemoveServiceAnswer(removed=False, unsettled=0).model_dump_json().encode()
+        return RemoveServiceResponse(removed=False, unsettled=0).model_dump_json().encode()
 
 
 def score_of(service: str, rows: Rows) -> AdmitItem:
-    action = SubmitAction(kind="score", task="t", service=service, items=[ScoreItem(text="a", reference="b")])
+    action = SubmitActionRequest(kind="score", task="t", service=service, items=[ScoreItem(text="a", reference="b")])
     return AdmitItem(project_id=rows.project, action=action)
 
 
 class SlowReads:
     """A store whose reads end, with what they found, when a test says so."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self.read_by, self.may_end = asyncio.Event(), asyncio.Event()
         self.may_end.set()
@@ -185,14 +192,14 @@ async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, sh
     await rows.execute("update nodes set kind = 'gpu', services = '[]' where id = $1", node)
     async with store_of(shared, "admission") as store:
         reads = SlowReads(store)
-        admission = Admission(cast(Store, reads), cast(Peers, RecordingPeers()), SETTINGS)
-        service = RegisterService.model_validate({"name": "mine", "kind": "relevance", "source": "model"})
-        await admission.services.register(RegisterServiceWish(service=service))
+        admission = AdmissionService(cast(PostgresStore, reads), cast(ServiceClient, RecordingPeers()), SETTINGS)
+        service = RegisterServiceRequest.model_validate({"name": "mine", "kind": "relevance", "source": "model"})
+        await admission.reward_services.register(InternalRegisterServiceRequest(service=service))
         item = score_of("mine", rows)
         reads.may_end.clear()
         early = asyncio.create_task(admission.admit([item]))
         await reads.read_by.wait()
-        assert (await admission.services.remove(RemoveServiceWish(name="mine"))).removed
+        assert (await admission.reward_services.remove(RemoveServiceRequest(name="mine"))).removed
         reads.may_end.set()
         late = admission.admit([item])
         problems = [answer.items[0].problem for answer in await asyncio.gather(early, late)]
@@ -204,27 +211,27 @@ async def test_what_another_admission_removed_takes_no_action_here(rows: Rows, s
     node = await rows.node("of-two-admissions")
     await rows.execute("update nodes set kind = 'gpu', services = '[]' where id = $1", node)
     async with store_of(shared, "admission") as store:
-        here, there = (Admission(store, cast(Peers, RecordingPeers()), SETTINGS) for _ in range(2))
+        here, there = (AdmissionService(store, cast(ServiceClient, RecordingPeers()), SETTINGS) for _ in range(2))
         for name in ("kept", "gone"):
-            service = RegisterService.model_validate({"name": name, "kind": "relevance", "source": "model"})
-            await here.services.register(RegisterServiceWish(service=service))
+            service = RegisterServiceRequest.model_validate({"name": name, "kind": "relevance", "source": "model"})
+            await here.reward_services.register(InternalRegisterServiceRequest(service=service))
         kept, item = (score_of(name, rows) for name in ("kept", "gone"))
         assert (await here.admit([kept])).items[0].problem is None
-        assert (await there.services.remove(RemoveServiceWish(name="kept"))).unsettled == 1
-        assert (await there.services.remove(RemoveServiceWish(name="gone"))).removed
+        assert (await there.reward_services.remove(RemoveServiceRequest(name="kept"))).unsettled == 1
+        assert (await there.reward_services.remove(RemoveServiceRequest(name="gone"))).removed
         keyed = item.model_copy(update={"key": "again", "body_hash": "00"})
         problems = [answer.problem for answer in (await here.admit([item, keyed])).items]
         assert [problem.code for problem in problems if problem is not None] == ["service_unknown", "unavailable"]
         assert await rows.value("select count(*) from submissions where key = 'again'") == 0
-        await here.services.register(RegisterServiceWish(service=service))
-        removing, admitting = there.services.remove(RemoveServiceWish(name="gone")), here.admit([item])
+        await here.reward_services.register(InternalRegisterServiceRequest(service=service))
+        removing, admitting = there.reward_services.remove(RemoveServiceRequest(name="gone")), here.admit([item])
         removed, answered = await asyncio.gather(removing, admitting)
         assert removed.removed is (answered.items[0].problem is not None)
 
 
 async def test_a_verifier_is_not_removed_and_nobody_is_told_to_drain_it(shared: str) -> None:
     async with store_of(shared, "gateway") as store:
-        rewards = Rewards(store, cast(Peers, NothingRemoved()), admission_url="http://a")
+        rewards = RewardServiceAdmin(store, cast(ServiceClient, NothingRemoved()), admission_url="http://a")
         with pytest.raises(Conflict) as refused:
             await rewards.remove("exact", ADMINISTRATOR)
     assert "drain" not in refused.value.detail

@@ -11,9 +11,9 @@ import pytest
 import pytest_asyncio
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Resize
+from arl_cpu.executor import AttemptResize
 from arl_store.migrate import role_url
-from arl_wire.internal import ResizeAnswer, ResizeBody
+from arl_wire.internal import ResizePayload, ResizeResult
 from support.cpu import Cpu, managing
 from support.postgres import PASSWORDS
 from support.rows import AMOUNTS, Rows, rows_in
@@ -44,22 +44,22 @@ async def as_scheduler(rows: Rows, statement: str, *values: object) -> None:
         await connection.close()
 
 
-def a_resize(fence: Fence, cpu_milli: int, *, seq: int = 1) -> ResizeBody:
-    return ResizeBody(id=fence.action_id, grant_no=fence.grant_no, cpu_milli=cpu_milli, amounts_seq=seq)
+def a_resize(fence: Fence, cpu_milli: int, *, seq: int = 1) -> ResizePayload:
+    return ResizePayload(id=fence.action_id, grant_no=fence.grant_no, cpu_milli=cpu_milli, amounts_seq=seq)
 
 
-async def resize(cpu: Cpu, *bodies: ResizeBody) -> list[ResizeAnswer]:
+async def resize(cpu: Cpu, *bodies: ResizePayload) -> list[ResizeResult]:
     return await cpu.manager.resize(bodies, epoch=cpu.manager.epoch)
 
 
-def said(answer: ResizeAnswer) -> tuple[str, int | None, int | None, int]:
+def said(answer: ResizeResult) -> tuple[str, int | None, int | None, int]:
     return answer.status, answer.cpu_milli, answer.amounts_seq, answer.free_cpu_milli
 
 
 def given(cpu: Cpu, fence: Fence) -> tuple[int, int, int]:
     """Milli-cores, number of cores and sequence number that the executor runs it with."""
     spec = cpu.executor.running[fence]
-    return spec.cpu_milli, len(spec.cores), spec.amounts_seq
+    return spec.cpu_milli, len(spec.cores), spec.resize_seq
 
 
 class TestResize:
@@ -87,7 +87,7 @@ class TestResize:
         fence = await cpu.running(amounts=BOTH)
         confirm, asked = asyncio.Event(), asyncio.Event()
 
-        async def hold(_: Sequence[Resize]) -> None:
+        async def hold(_: Sequence[AttemptResize]) -> None:
             asked.set()
             await confirm.wait()
 
@@ -148,7 +148,7 @@ class TestResize:
     async def test_one_that_ends_meanwhile_is_absent_and_its_cores_are_free(self, cpu: Cpu) -> None:
         fence = await cpu.running()
 
-        async def end(resizes: Sequence[Resize]) -> None:
+        async def end(resizes: Sequence[AttemptResize]) -> None:
             for each in resizes:
                 cpu.executor.finish(each.fence)
 
@@ -168,7 +168,7 @@ class TestResize:
         fence = await cpu.running(amounts=BOTH)
         asked = asyncio.Event()
 
-        async def hold(_: Sequence[Resize]) -> None:
+        async def hold(_: Sequence[AttemptResize]) -> None:
             asked.set()
             await asyncio.Event().wait()
 
@@ -189,7 +189,7 @@ class TestPoll:
         fence = await cpu.running()
         asked = asyncio.Event()
 
-        async def note(_: Sequence[Resize]) -> None:
+        async def note(_: Sequence[AttemptResize]) -> None:
             asked.set()
 
         cpu.executor.before_resize = note

@@ -11,13 +11,13 @@ import pytest_asyncio
 from pydantic import BaseModel
 
 from arl_core.fence import Fence
-from arl_core.model import Plan, Resize, action_part, environment_part
+from arl_core.model import ResizeDecision, SchedulingPlan, action_resources, environment_resources
 from arl_core.plan import FirstComeFirstServed
-from arl_core.snapshot import Snapshot
-from arl_cpu.executor import Resize as Ordered
-from arl_scheduler.rounds import Rounds
+from arl_core.snapshot import CellSnapshot
+from arl_cpu.executor import AttemptResize as Ordered
+from arl_scheduler.rounds import SchedulingLoop
 from arl_wire.errors import Unavailable
-from arl_wire.internal import ResizeAnswer, ResizeBatch, ResizeResponse
+from arl_wire.internal import ResizeBatchRequest, ResizeBatchResponse, ResizeResult
 from support.cpu import Cpu, managing
 from support.peers import RecordingPeers
 from support.rows import AMOUNTS, Rows, rows_in
@@ -41,21 +41,23 @@ class AsToldTo:
     decisions: int = 0
     has_pods: bool = False
 
-    def plan(self, snapshot: Snapshot) -> Plan:
+    def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
         resizes = []
         for action_id, cpu_milli in self.wanted.items():
-            for each in snapshot.running.on(1).values():
-                is_it = each.fence.action_id == action_id and each.started is not None and each.changing_to is None
-                if is_it and each.amounts["cpu_milli"] != cpu_milli:
-                    resizes.append(Resize(fence=each.fence, amounts={**each.amounts, "cpu_milli": cpu_milli}))
+            for each in snapshot.running.on_node(1).values():
+                is_it = each.fence.action_id == action_id and each.started is not None and each.resizing_to is None
+                if is_it and each.resources["cpu_milli"] != cpu_milli:
+                    resizes.append(
+                        ResizeDecision(fence=each.fence, resources={**each.resources, "cpu_milli": cpu_milli})
+                    )
         self.decisions += len(resizes)
-        return Plan(grants=FirstComeFirstServed().plan(snapshot).grants, resizes=tuple(resizes))
+        return SchedulingPlan(grants=FirstComeFirstServed().plan(snapshot).grants, resizes=tuple(resizes))
 
     def environment_holds(self, amounts: dict[str, int]) -> dict[str, int]:
-        return environment_part(amounts)
+        return environment_resources(amounts)
 
     def action_holds(self, amounts: dict[str, int], *, at_home: bool, in_pod: bool) -> dict[str, int]:
-        return action_part(amounts) if at_home else dict(amounts)
+        return action_resources(amounts) if at_home else dict(amounts)
 
 
 class Line(RecordingPeers):
@@ -65,23 +67,23 @@ class Line(RecordingPeers):
         super().__init__()
         self.cpu = cpu
         self.breaks: str | None = None
-        self.says: list[ResizeAnswer] = []
+        self.says: list[ResizeResult] = []
         """Said instead of what the manager would say."""
         self.before_saying: Callable[[], None] = lambda: None
         self.broke = asyncio.Event()
 
     async def call(self, url: str, body: BaseModel) -> bytes:
         assert url.endswith("/internal/resizes")
-        assert isinstance(body, ResizeBatch)
+        assert isinstance(body, ResizeBatchRequest)
         if self.says:
             self.before_saying()
-            return ResizeResponse(answers=[self.says.pop()]).model_dump_json().encode()
+            return ResizeBatchResponse(answers=[self.says.pop()]).model_dump_json().encode()
         if self.breaks != "before":
             answers = await self.cpu.manager.resize(body.resizes, epoch=body.node_epoch)
         if self.breaks is not None:
             self.broke.set()
             raise Unavailable("it broke")
-        return ResizeResponse(answers=answers).model_dump_json().encode()
+        return ResizeBatchResponse(answers=answers).model_dump_json().encode()
 
 
 @dataclass
@@ -90,7 +92,7 @@ class Led:
     cpu: Cpu
     line: Line
     policy: AsToldTo
-    rounds: Rounds
+    rounds: SchedulingLoop
 
     async def running(self, cpu_milli: int = 1000) -> Fence:
         """An action that may be resized and that runs, with so much."""
@@ -212,7 +214,7 @@ async def test_a_node_that_does_not_answer_is_asked_once_a_poll(led: Led) -> Non
 
 async def test_a_growth_that_finds_no_room_on_the_node_is_taken_back(led: Led) -> None:
     fence = await led.running()
-    full = ResizeAnswer(id=fence.action_id, grant_no=1, status="full", cpu_milli=1000, amounts_seq=0, free_cpu_milli=0)
+    full = ResizeResult(id=fence.action_id, grant_no=1, status="full", cpu_milli=1000, amounts_seq=0, free_cpu_milli=0)
     led.line.says.append(full)
     led.line.before_saying = led.policy.wanted.clear
     led.policy.wanted[fence.action_id] = 2000
@@ -223,7 +225,7 @@ async def test_a_growth_that_finds_no_room_on_the_node_is_taken_back(led: Led) -
 async def test_a_number_that_the_node_knows_already_is_left_behind(led: Led) -> None:
     """An earlier leader asked for more than it could write down."""
     fence = await led.running(2000)
-    body = ResizeBatch.model_validate(
+    body = ResizeBatchRequest.model_validate(
         {
             "node_epoch": led.cpu.manager.epoch,
             "resizes": [{"id": fence.action_id, "grant_no": 1, "cpu_milli": 1000, "amounts_seq": 7}],

@@ -8,28 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from arl_core.curves import Curves
-from arl_core.elasticity import Amdahl
+from arl_core.curves import CurveCache
+from arl_core.elasticity import AmdahlScaling
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger
-from arl_core.model import ActionClass, Demand, Elastic, Resizable, Resize, Shape
+from arl_core.ledger import ResourceLedger
+from arl_core.model import ActionClass, ElasticResource, ResizeDecision, ResizeSupport, ResourceDemand, ResourceShape
 from arl_core.plan import FirstComeFirstServed
-from arl_scheduler.holds import Holds
-from arl_scheduler.homes import Hold
-from arl_scheduler.mailbox import Mailbox
-from arl_scheduler.resizing import Resizing
-from arl_scheduler.rows import NewAmounts
+from arl_scheduler.holds import AllocationTable
+from arl_scheduler.homes import Allocation
+from arl_scheduler.mailbox import NotificationInbox
+from arl_scheduler.resizing import ResizeCoordinator
+from arl_scheduler.rows import ResizeUpdate
 from arl_wire.errors import Unavailable
-from arl_wire.internal import ResizeAnswer, ResizeBatch, ResizeBody, ResizeResponse
+from arl_wire.internal import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
 from support.builders import a_node_row, numbered
 
 CAPACITY = 6000
 CLS = ActionClass(
     key=1,
     kind="exec",
-    shape=Shape.DIVISIBLE,
-    demand=Demand(
-        {"cpu_milli": 1000}, Elastic("cpu_milli", (1000, 2000, 3000, 4000), Amdahl(0.9), resizable=Resizable.ANY)
+    shape=ResourceShape.DIVISIBLE,
+    demand=ResourceDemand(
+        {"cpu_milli": 1000},
+        ElasticResource("cpu_milli", (1000, 2000, 3000, 4000), AmdahlScaling(0.9), resizable=ResizeSupport.ANY),
     ),
 )
 FENCES = [Fence(numbered(number), 1) for number in (1, 2, 3)]
@@ -48,7 +49,7 @@ class Node:
     def free(self) -> int:
         return CAPACITY - sum(milli for milli, _ in self.has.values())
 
-    def resize(self, body: ResizeBody) -> ResizeAnswer:
+    def resize(self, body: ResizePayload) -> ResizeResult:
         fence = Fence(body.id, body.grant_no)
         milli, seq = self.has[fence]
         status = "done" if (milli, seq) == (body.cpu_milli, body.amounts_seq) else "stale"
@@ -57,22 +58,22 @@ class Node:
             if status == "done":
                 self.has[fence] = milli, seq = body.cpu_milli, body.amounts_seq
         said = {"status": status, "cpu_milli": self.has[fence][0], "amounts_seq": self.has[fence][1]}
-        return ResizeAnswer.model_validate({"id": body.id, "grant_no": 1, "free_cpu_milli": self.free, **said})
+        return ResizeResult.model_validate({"id": body.id, "grant_no": 1, "free_cpu_milli": self.free, **said})
 
     def follow(self, rows: Has) -> None:
         for fence, (milli, seq) in rows.items():
-            self.resize(ResizeBody(id=fence.action_id, grant_no=1, cpu_milli=milli, amounts_seq=seq))
+            self.resize(ResizePayload(id=fence.action_id, grant_no=1, cpu_milli=milli, amounts_seq=seq))
 
 
 @dataclass
 class Line:
     """Requests on their way to the node, and answers on their way back."""
 
-    requests: list[tuple[ResizeBatch, asyncio.Future[bytes]]] = field(default_factory=list)
+    requests: list[tuple[ResizeBatchRequest, asyncio.Future[bytes]]] = field(default_factory=list)
     answers: list[tuple[bytes, asyncio.Future[bytes]]] = field(default_factory=list)
 
     async def call(self, url: str, body: BaseModel) -> bytes:
-        assert isinstance(body, ResizeBatch)
+        assert isinstance(body, ResizeBatchRequest)
         heard = asyncio.get_running_loop().create_future()
         self.requests.append((body, heard))
         return bytes(await heard)
@@ -86,48 +87,48 @@ class World:
 
     def take_over(self) -> None:
         """Another leader, who knows the rows; what its predecessor sent may still arrive."""
-        self.ledger, self.mailbox = Ledger(), Mailbox()
+        self.ledger, self.mailbox = ResourceLedger(), NotificationInbox()
         self.ledger.set_capacity(1, {"cpu_milli": CAPACITY})
-        self.holds = Holds(FirstComeFirstServed(), self.ledger, Curves())
+        self.holds = AllocationTable(FirstComeFirstServed(), self.ledger, CurveCache())
         for fence, (milli, seq) in self.rows.items():
-            self.holds.add(Hold(fence, CLS, 1, {"cpu_milli": milli}, None, 1, 0.0, 0.0, amounts_seq=seq))
-        self.resizing = Resizing(self.line, self.mailbox)  # type: ignore[arg-type]
+            self.holds.add(Allocation(fence, CLS, 1, {"cpu_milli": milli}, None, 1, 0.0, 0.0, resize_seq=seq))
+        self.resizing = ResizeCoordinator(self.line, self.mailbox)  # type: ignore[arg-type]
         self.resizing.begin(self.holds)
-        self.resizing.look(self.holds, NODES)
+        self.resizing.retry_unconfirmed(self.holds, NODES)
 
     def decide(self, number: int) -> None:
         """A policy gives one of them other cores, as far as they are free."""
         fence, milli = FENCES[number % len(FENCES)], 1000 * (1 + number // len(FENCES) % 4)
-        resizes = [Resize(fence=fence, amounts={"cpu_milli": milli})]
+        resizes = [ResizeDecision(fence=fence, resources={"cpu_milli": milli})]
         growths, shrinks = self.resizing.growths(self.holds, resizes), self.resizing.shrinks(self.holds, resizes)
-        if growths and milli - self.rows[fence][0] > self.ledger.free(1)["cpu_milli"]:
+        if growths and milli - self.rows[fence][0] > self.ledger.available(1)["cpu_milli"]:
             return
         self.write(growths, confirmed=False)
-        self.resizing.ask(self.holds, NODES, [*shrinks, *growths])
+        self.resizing.send(self.holds, NODES, [*shrinks, *growths])
 
     def turn(self, _: int) -> None:
-        mail = self.mailbox.empty()
-        self.resizing.unanswered(mail.unanswered)
-        written, asked = self.resizing.confirmed(self.holds, mail.resized)
+        mail = self.mailbox.drain()
+        self.resizing.mark_unconfirmed(mail.unanswered)
+        written, asked = self.resizing.process_responses(self.holds, mail.resized)
         self.write(written, confirmed=True)
-        self.resizing.ask(self.holds, NODES, asked)
+        self.resizing.send(self.holds, NODES, asked)
 
-    def write(self, changes: list[NewAmounts], *, confirmed: bool) -> None:
+    def write(self, changes: list[ResizeUpdate], *, confirmed: bool) -> None:
         """As `repository.RESIZE` does."""
         for change in changes:
             seq = self.rows[change.fence][1]
             if seq < change.seq or (confirmed and seq == change.seq):
-                self.rows[change.fence] = (change.amounts["cpu_milli"], change.seq)
-                self.holds.resized(change.fence, change.amounts, seq=change.seq, now=1.0)
+                self.rows[change.fence] = (change.resources["cpu_milli"], change.seq)
+                self.holds.apply_resize(change.fence, change.resources, seq=change.seq, now=1.0)
 
     def look(self, _: int) -> None:
-        self.resizing.look(self.holds, NODES)
+        self.resizing.retry_unconfirmed(self.holds, NODES)
 
     def arrive(self, number: int) -> None:
         if self.line.requests:
             batch, heard = self.line.requests.pop(number % len(self.line.requests))
             answers = [self.node.resize(body) for body in batch.resizes]
-            self.line.answers.append((ResizeResponse(answers=answers).model_dump_json().encode(), heard))
+            self.line.answers.append((ResizeBatchResponse(answers=answers).model_dump_json().encode(), heard))
 
     def return_(self, number: int) -> None:
         if self.line.answers:
@@ -152,7 +153,7 @@ class World:
         for fence, (milli, _) in self.rows.items():
             assert milli >= self.node.has[fence][0], "what the node still holds was freed"
         held = sum(milli for milli, _ in self.rows.values())
-        assert self.ledger.free(1)["cpu_milli"] == CAPACITY - held >= 0
+        assert self.ledger.available(1)["cpu_milli"] == CAPACITY - held >= 0
 
     def agree(self) -> None:
         said, has = [{fence: milli for fence, (milli, _) in which.items()} for which in (self.rows, self.node.has)]

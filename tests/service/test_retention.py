@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest_asyncio
 
-from arl_admission.retention import BATCHES, Retention
-from arl_store.tx import Store
+from arl_admission.retention import MAX_BATCHES_PER_STEP, RetentionLoop
+from arl_store.tx import PostgresStore
 from support.builders import EPOCH
 from support.rows import Rows, rows_in, store_of
 
@@ -23,13 +23,13 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 
 @pytest_asyncio.fixture
-async def store(database: str) -> AsyncIterator[Store]:
+async def store(database: str) -> AsyncIterator[PostgresStore]:
     async with store_of(database, "admission") as store:
         yield store
 
 
-def retention_of(store: Store, *, batch: int = 1000) -> Retention:
-    return Retention(store, retain_s=RETAIN.total_seconds(), batch=batch)
+def retention_of(store: PostgresStore, *, batch: int = 1000) -> RetentionLoop:
+    return RetentionLoop(store, retain_s=RETAIN.total_seconds(), batch=batch)
 
 
 def in_future(**ahead: float) -> datetime:
@@ -49,7 +49,7 @@ async def counts(rows: Rows) -> tuple[int, int, int]:
     return actions, specs, results
 
 
-async def test_earlier_attempts_go_with_their_action(store: Store, rows: Rows) -> None:
+async def test_earlier_attempts_go_with_their_action(store: PostgresStore, rows: Rows) -> None:
     lost = "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"
     await rows.execute(lost, await settled(rows))
     await rows.execute(lost, await rows.action())
@@ -59,7 +59,7 @@ async def test_earlier_attempts_go_with_their_action(store: Store, rows: Rows) -
 
 class TestActions:
     async def test_a_settled_one_goes_with_its_spec_and_result_when_its_time_is_over(
-        self, store: Store, rows: Rows
+        self, store: PostgresStore, rows: Rows
     ) -> None:
         await settled(rows)
         await retention_of(store).step(now=in_future(seconds=20))
@@ -67,21 +67,23 @@ class TestActions:
         await retention_of(store).step(now=in_future(seconds=40))
         assert await counts(rows) == (0, 0, 0)
 
-    async def test_one_that_is_not_settled_stays_however_old_it_is(self, store: Store, rows: Rows) -> None:
+    async def test_one_that_is_not_settled_stays_however_old_it_is(self, store: PostgresStore, rows: Rows) -> None:
         for state in ("queued", "granted", "running"):
             await rows.action(state=state)
         await settled(rows)
         await retention_of(store).step(now=in_future(days=3000))
         assert await counts(rows) == (3, 3, 0)
 
-    async def test_time_counts_from_the_outcome_and_not_from_the_submission(self, store: Store, rows: Rows) -> None:
+    async def test_time_counts_from_the_outcome_and_not_from_the_submission(
+        self, store: PostgresStore, rows: Rows
+    ) -> None:
         now = in_future(days=10)
         await settled(rows, settled_at=now - timedelta(seconds=20))
         await retention_of(store).step(now=now)
         assert await counts(rows) == (1, 1, 1)
 
-    async def test_a_step_is_bounded_and_says_whether_there_is_more(self, store: Store, rows: Rows) -> None:
-        for _ in range(BATCHES + 2):
+    async def test_a_step_is_bounded_and_says_whether_there_is_more(self, store: PostgresStore, rows: Rows) -> None:
+        for _ in range(MAX_BATCHES_PER_STEP + 2):
             await settled(rows)
         await rows.action()
         retention = retention_of(store, batch=1)
@@ -90,7 +92,7 @@ class TestActions:
         assert not await retention.step(now=in_future(days=1))
         assert await counts(rows) == (1, 1, 0)
 
-    async def test_a_sweep_begins_again_with_the_oldest(self, store: Store, rows: Rows) -> None:
+    async def test_a_sweep_begins_again_with_the_oldest(self, store: PostgresStore, rows: Rows) -> None:
         """What was passed because it ran then is found when it has settled."""
         first = await rows.action(state="running")
         for _ in range(3):
@@ -111,7 +113,7 @@ class TestPartitions:
         sql = "select relname from pg_class where relname ~ '^action(s|_specs|_results)_[0-9]{8}$' and relkind = 'r'"
         return {row["relname"] for row in await rows.pool.fetch(sql)}
 
-    async def test_a_day_that_is_over_and_empty_is_dropped(self, store: Store, rows: Rows) -> None:
+    async def test_a_day_that_is_over_and_empty_is_dropped(self, store: PostgresStore, rows: Rows) -> None:
         await settled(rows)
         await retention_of(store).step(now=in_future(days=3))
         days = await self.days(rows)
@@ -119,12 +121,12 @@ class TestPartitions:
         assert not {f"actions_{today}", f"action_specs_{today}", f"action_results_{today}"} & days
         assert f"actions_{in_future(days=3):%Y%m%d}" in days
 
-    async def test_a_day_with_anything_in_it_stays(self, store: Store, rows: Rows) -> None:
+    async def test_a_day_with_anything_in_it_stays(self, store: PostgresStore, rows: Rows) -> None:
         id = await rows.action()
         await retention_of(store).step(now=in_future(days=3))
         assert await rows.state(id) == ("queued", None, None)
 
-    async def test_a_reader_is_not_kept_waiting(self, store: Store, rows: Rows) -> None:
+    async def test_a_reader_is_not_kept_waiting(self, store: PostgresStore, rows: Rows) -> None:
         """It gives up and comes again; the reader's transaction is as long as it likes."""
         today = f"actions_{datetime.now(UTC):%Y%m%d}"
         async with rows.pool.acquire() as reader, reader.transaction():
@@ -136,7 +138,7 @@ class TestPartitions:
 
 
 class TestKeys:
-    async def test_one_goes_when_its_own_time_is_over(self, store: Store, rows: Rows) -> None:
+    async def test_one_goes_when_its_own_time_is_over(self, store: PostgresStore, rows: Rows) -> None:
         sql = "insert into submissions values ($1, $2, '', '{}', now() + make_interval(secs => $3))"
         for key, left_s in (("over", -1.0), ("soon", 50.0), ("long", 5000.0)):
             await rows.execute(sql, rows.project, key, left_s)
@@ -147,7 +149,7 @@ class TestKeys:
 
 
 class TestEnvironments:
-    async def test_only_one_that_ended_and_was_deleted_goes(self, store: Store, rows: Rows) -> None:
+    async def test_only_one_that_ended_and_was_deleted_goes(self, store: PostgresStore, rows: Rows) -> None:
         """The others' names are not free; made anew they would be silently empty."""
         await rows.execute(NODE, EPOCH)
         node = await rows.value("select id from nodes")

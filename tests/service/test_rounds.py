@@ -10,11 +10,11 @@ import pytest_asyncio
 
 from arl_core.fairness import QueueWeight
 from arl_core.fence import Fence
-from arl_core.reclaim import Verdict
-from arl_core.states import State
+from arl_core.reclaim import ReclaimDecision
+from arl_core.states import ActionState
 from arl_scheduler import repository
-from arl_scheduler.rounds import Rounds
-from arl_wire.internal import GrantBatch
+from arl_scheduler.rounds import SchedulingLoop
+from arl_wire.internal import GrantBatchRequest
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.peers import RecordingPeers
@@ -56,7 +56,7 @@ class TestGrants:
             await peers.until(lambda peers: bool(peers.hints))
         (batch,) = peers.bodies("/grants")
         row = await rows.of(action)
-        assert isinstance(batch, GrantBatch)
+        assert isinstance(batch, GrantBatchRequest)
         (grant,) = batch.grants
         assert (batch.node_epoch, row["node_epoch"], row["node_id"]) == (EPOCH, EPOCH, node)
         assert (grant.id, grant.grant_no, grant.environment_id) == (action, row["grant_no"], row["environment_id"])
@@ -132,7 +132,7 @@ class TestGrants:
         good, late = await rows.action(), await rows.action(deadline_at=now)
         cancelled, again = await rows.action(cancel_requested_at=now), await rows.action(grant_no=1)
         fences = [Fence(id, 1) for id in (good, late, cancelled, again)]
-        grants = [repository.Grant(fence=fence, node=node, amounts={"cpu_milli": 1}) for fence in fences]
+        grants = [repository.Grant(fence=fence, node=node, resources={"cpu_milli": 1}) for fence in fences]
         async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
             assert await repository.grant(tx, grants, epochs={node: EPOCH}) == {Fence(good, 1)}
 
@@ -142,7 +142,7 @@ class TestGrants:
         await rows.execute("update queues set paused_at = now() where id = $1", paused := await rows.queue_of("paused"))
         good, there, halted = await rows.action(), await rows.action(), await rows.action(queue_id=paused)
         grants = [
-            repository.Grant(fence=Fence(id, 1), node=node, amounts={"cpu_milli": 1})
+            repository.Grant(fence=Fence(id, 1), node=node, resources={"cpu_milli": 1})
             for id, node in ((good, opened), (there, closed), (halted, opened))
         ]
         async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
@@ -177,7 +177,9 @@ class TestQueuedEnds:
     async def test_what_began_since_a_poll_is_not_reclaimed_by_what_that_saw(self, rows: Rows) -> None:
         node = await rows.node()
         action = await rows.action(state="running", node_id=node, node_epoch=EPOCH, grant_no=1)
-        seen = Verdict(Fence(action, 1), State.GRANTED, requeue=True, failed=False, reason="node_lost")
+        seen = ReclaimDecision(
+            Fence(action, 1), ActionState.GRANTED, requeue=True, is_failure=False, reason="node_lost"
+        )
         async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
             assert await repository.reclaim(tx, [seen]) == frozenset()
         assert (await rows.of(action))["state"] == "running"
@@ -194,11 +196,11 @@ class TestQueuedEnds:
             await rows.until_state(marker, "settled")
             await rows.execute("update queues set paused_at = now()")
             await rows.unguarded("update actions set state = 'settled', outcome = 'ok' where id = $1", running)
-            rounds.mailbox.freed([Fence(running, 1)])
+            rounds.inbox.freed([Fence(running, 1)])
             late = await rows.action(deadline_at=await rows.value("select now()"))
             await rows.until_state(late, "settled")
             await rows.execute("update queues set paused_at = null")
-            rounds.mailbox.admitted([])
+            rounds.inbox.admitted([])
             await rows.until_state(waiting, "granted")
         assert "rebuilding" not in caplog.text
 
@@ -231,8 +233,8 @@ async def _has_logged(caplog: pytest.LogCaptureFixture, text: str) -> bool:
     return text in caplog.text
 
 
-async def _is_leading(rounds: Rounds) -> bool:
-    return rounds.leadership.term is not None
+async def _is_leading(rounds: SchedulingLoop) -> bool:
+    return rounds.election.term is not None
 
 
 class TestReclaim:
@@ -310,8 +312,8 @@ class TestReclaim:
         await rows.node()
         await rows.execute("update node_beats set last_beat = pg_postmaster_start_time() - interval '1 hour'")
         async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
-            (node,) = (await repository.poll(tx, mark=0)).nodes
-        assert node.last_sign == await rows.value("select extract(epoch from pg_postmaster_start_time())::float8")
+            (node,) = (await repository.poll(tx, checkpoint=0)).nodes
+        assert node.last_heartbeat == await rows.value("select extract(epoch from pg_postmaster_start_time())::float8")
 
 
 class TestWeights:
@@ -320,7 +322,7 @@ class TestWeights:
         theirs = await rows.queue_of("heavy", project=other)
         await rows.execute("update queues set weight = 3 where id = $1", theirs)
         async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
-            poll = await repository.poll(tx, mark=0)
+            poll = await repository.poll(tx, checkpoint=0)
         assert poll.weights == {
             rows.queue: QueueWeight(project=rows.project, weight=1.0, project_weight=1.0),
             theirs: QueueWeight(project=other, weight=3.0, project_weight=0.5),
@@ -334,7 +336,7 @@ class TestTwoSchedulers:
             ids = [await rows.action() for _ in range(50)]
             for id in ids:
                 await rows.until_state(id, "granted")
-            assert [one.leadership.term, other.leadership.term].count(None) == 1
+            assert [one.election.term, other.election.term].count(None) == 1
         assert await rows.value("select array_agg(distinct grant_no) from actions") == [1]
 
     async def test_a_leader_whose_term_is_taken_writes_nothing_more(self, rows: Rows) -> None:
@@ -346,7 +348,7 @@ class TestTwoSchedulers:
             action = await rows.action()
 
             async def has_lost() -> bool:
-                return rounds.leadership.term is None
+                return rounds.election.term is None
 
             await rows.until(has_lost)
         assert (await rows.of(action))["state"] == "queued"

@@ -13,7 +13,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_core.states import EDGES, Outcome, Role, State
+from arl_core.states import TRANSITIONS, ActionOutcome, ActionState, ServiceRole
 from arl_kit.ids import uuid7
 from arl_store.guards import role_name
 from arl_store.migrate import role_url, upgrade
@@ -21,22 +21,22 @@ from arl_store.tables import metadata
 from support.postgres import PASSWORDS, CloneDatabase, Databases
 from support.rows import Rows, rows_in
 
-Change = tuple[State, State, Outcome | None, Role]
+Change = tuple[ActionState, ActionState, ActionOutcome | None, ServiceRole]
 
-EVERY_CHANGE: list[Change] = list(product(State, State, (None, *Outcome), Role))
+EVERY_CHANGE: list[Change] = list(product(ActionState, ActionState, (None, *ActionOutcome), ServiceRole))
 ALLOWED = {
     (edge.old, edge.new, outcome, role)
-    for edge in EDGES
+    for edge in TRANSITIONS
     for outcome in edge.outcomes or (None,)
     for role in edge.writers
 }
 OWN_COLUMNS = {
-    Role.GATEWAY: "run_us = 1",
-    Role.ADMISSION: "cancel_requested_at = now()",
-    Role.SCHEDULER: "amounts_seq = amounts_seq + 1",
-    Role.CPU: "run_us = 1",
-    Role.GPU: "run_us = 1",
-    Role.API: "run_us = 1",
+    ServiceRole.GATEWAY: "run_us = 1",
+    ServiceRole.ADMISSION: "cancel_requested_at = now()",
+    ServiceRole.SCHEDULER: "amounts_seq = amounts_seq + 1",
+    ServiceRole.CPU: "run_us = 1",
+    ServiceRole.GPU: "run_us = 1",
+    ServiceRole.API: "run_us = 1",
 }
 
 
@@ -50,8 +50,8 @@ async def rows(databases: Databases) -> AsyncIterator[Rows]:
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
-async def connections(rows: Rows) -> AsyncIterator[dict[Role, asyncpg.Connection]]:
-    made = {role: await asyncpg.connect(role_url(rows.owner_url, role, PASSWORDS[role])) for role in Role}
+async def connections(rows: Rows) -> AsyncIterator[dict[ServiceRole, asyncpg.Connection]]:
+    made = {role: await asyncpg.connect(role_url(rows.owner_url, role, PASSWORDS[role])) for role in ServiceRole}
     yield made
     for connection in made.values():
         await connection.close()
@@ -61,11 +61,11 @@ def _update(change: Change) -> str:
     """The statement with which this role would make this change, as far as its columns allow."""
     old, new, outcome, role = change
     own = OWN_COLUMNS[role]
-    if role is Role.ADMISSION and old is new and outcome is None:
+    if role is ServiceRole.ADMISSION and old is new and outcome is None:
         return f"update actions set {own} where id = $1"
-    if role is Role.SCHEDULER and (old, new) == (State.QUEUED, State.GRANTED):
+    if role is ServiceRole.SCHEDULER and (old, new) == (ActionState.QUEUED, ActionState.GRANTED):
         own += ", grant_no = grant_no + 1, node_id = 1, amounts = '{}'"
-    elif role is Role.CPU:
+    elif role is ServiceRole.CPU:
         own += ", node_id = 1, amounts = '{}'"
     settled = "null" if outcome is None else f"'{outcome}'"
     return f"update actions set state = '{new}', outcome = {settled}, {own} where id = $1"
@@ -90,9 +90,11 @@ async def _is_allowed(connection: asyncpg.Connection, change: Change, id: UUID) 
 
 class TestEdges:
     async def test_each_role_makes_exactly_the_changes_that_are_its_edges(
-        self, rows: Rows, connections: dict[Role, asyncpg.Connection]
+        self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
-        ids = {state: await rows.action(state=state, outcome="ok" if state == "settled" else None) for state in State}
+        ids = {
+            state: await rows.action(state=state, outcome="ok" if state == "settled" else None) for state in ActionState
+        }
         possible = {
             change for change in EVERY_CHANGE if await _is_allowed(connections[change[3]], change, ids[change[0]])
         }
@@ -100,21 +102,21 @@ class TestEdges:
 
     @pytest.mark.parametrize("step", [-1, 1, 2])
     async def test_grant_no_does_not_change_without_a_grant(
-        self, step: int, rows: Rows, connections: dict[Role, asyncpg.Connection]
+        self, step: int, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         id = await rows.action(state="running")
         with pytest.raises(asyncpg.CheckViolationError, match="not for changing"):
-            await connections[Role.SCHEDULER].execute(
+            await connections[ServiceRole.SCHEDULER].execute(
                 "update actions set grant_no = grant_no + $2 where id = $1", id, step
             )
 
     @pytest.mark.parametrize("step", [0, 2])
     async def test_a_grant_raises_grant_no_by_one(
-        self, step: int, rows: Rows, connections: dict[Role, asyncpg.Connection]
+        self, step: int, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         id = await rows.action()
         with pytest.raises(asyncpg.CheckViolationError, match="not for changing"):
-            await connections[Role.SCHEDULER].execute(
+            await connections[ServiceRole.SCHEDULER].execute(
                 "update actions set state = 'granted', grant_no = $2, node_id = 1, amounts = '{}' where id = $1",
                 *(id, step),
             )
@@ -130,53 +132,53 @@ class TestRights:
     @pytest.mark.parametrize(
         ("role", "statement"),
         [
-            (Role.GATEWAY, "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"),
-            (Role.GATEWAY, "delete from actions where id = $1"),
-            (Role.GATEWAY, "update environments set delete_requested_at = now() where id = $1"),
-            (Role.ADMISSION, "insert into actions (id, project_id, queue_id, kind, state, outcome)"
+            (ServiceRole.GATEWAY, "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"),
+            (ServiceRole.GATEWAY, "delete from actions where id = $1"),
+            (ServiceRole.GATEWAY, "update environments set delete_requested_at = now() where id = $1"),
+            (ServiceRole.ADMISSION, "insert into actions (id, project_id, queue_id, kind, state, outcome)"
                              " values ($1, 1, 1, 'exec', 'settled', 'ok')"),
-            (Role.ADMISSION, "insert into actions (id, project_id, queue_id, grant_no) values ($1, 1, 1, 7)"),
-            (Role.ADMISSION, "insert into action_results (id, grant_no) values ($1, 1)"),
-            (Role.ADMISSION, "update environments set lost_at = now() where id = $1"),
-            (Role.SCHEDULER, "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"),
-            (Role.SCHEDULER, "insert into action_results (id, grant_no) values ($1, 1)"),
-            (Role.SCHEDULER, "update actions set retries = 9 where id = $1"),
-            (Role.SCHEDULER, "update node_beats set last_beat = now() where $1::uuid is not null"),
-            (Role.CPU, "update actions set grant_no = grant_no + 1 where id = $1"),
-            (Role.CPU, "update leader_term set term = term + 1 where $1::uuid is not null"),
-            (Role.CPU, "update action_specs set timeout_s = 1 where id = $1"),
-            (Role.CPU, "delete from action_results where id = $1"),
-            (Role.GPU, "update actions set amounts = '{}' where id = $1"),
-            (Role.GPU, "update environments set lost_at = now() where id = $1"),
-            (Role.API, "update actions set amounts = '{}' where id = $1"),
-            (Role.API, "update environments set lost_at = now() where id = $1"),
-            (Role.CPU, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
-            (Role.SCHEDULER, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
-            (Role.SCHEDULER, "delete from actions where id = $1"),
-            (Role.SCHEDULER, "select drop_empty_partitions(now()) where $1::uuid is not null"),
+            (ServiceRole.ADMISSION, "insert into actions (id, project_id, queue_id, grant_no) values ($1, 1, 1, 7)"),
+            (ServiceRole.ADMISSION, "insert into action_results (id, grant_no) values ($1, 1)"),
+            (ServiceRole.ADMISSION, "update environments set lost_at = now() where id = $1"),
+            (ServiceRole.SCHEDULER, "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"),
+            (ServiceRole.SCHEDULER, "insert into action_results (id, grant_no) values ($1, 1)"),
+            (ServiceRole.SCHEDULER, "update actions set retries = 9 where id = $1"),
+            (ServiceRole.SCHEDULER, "update node_beats set last_beat = now() where $1::uuid is not null"),
+            (ServiceRole.CPU, "update actions set grant_no = grant_no + 1 where id = $1"),
+            (ServiceRole.CPU, "update leader_term set term = term + 1 where $1::uuid is not null"),
+            (ServiceRole.CPU, "update action_specs set timeout_s = 1 where id = $1"),
+            (ServiceRole.CPU, "delete from action_results where id = $1"),
+            (ServiceRole.GPU, "update actions set amounts = '{}' where id = $1"),
+            (ServiceRole.GPU, "update environments set lost_at = now() where id = $1"),
+            (ServiceRole.API, "update actions set amounts = '{}' where id = $1"),
+            (ServiceRole.API, "update environments set lost_at = now() where id = $1"),
+            (ServiceRole.CPU, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
+            (ServiceRole.SCHEDULER, "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"),
+            (ServiceRole.SCHEDULER, "delete from actions where id = $1"),
+            (ServiceRole.SCHEDULER, "select drop_empty_partitions(now()) where $1::uuid is not null"),
         ],
     )  # fmt: skip
     async def test_a_role_has_no_right_to_what_another_owns(
-        self, role: Role, statement: str, connections: dict[Role, asyncpg.Connection]
+        self, role: ServiceRole, statement: str, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connections[role].execute(statement, uuid7())
 
     async def test_admission_inserts_what_is_its_to_insert(
-        self, rows: Rows, connections: dict[Role, asyncpg.Connection]
+        self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         id = uuid7()
         sql = "insert into actions (id, project_id, queue_id, kind) values ($1, 1, 1, 'exec')"
-        await connections[Role.ADMISSION].execute(sql, id)
+        await connections[ServiceRole.ADMISSION].execute(sql, id)
         assert await rows.state(id) == ("queued", None, None)
 
     async def test_what_is_not_settled_is_not_removed(
-        self, rows: Rows, connections: dict[Role, asyncpg.Connection]
+        self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         states = {"queued": None, "granted": None, "running": None, "settled": "ok"}
         for state, outcome in states.items():
             id = await rows.action(state=state, outcome=outcome)
-            removal = connections[Role.ADMISSION].execute("delete from actions where id = $1", id)
+            removal = connections[ServiceRole.ADMISSION].execute("delete from actions where id = $1", id)
             if state == "settled":
                 assert await removal == "DELETE 1"
                 continue
@@ -198,9 +200,9 @@ class TestPartitions:
             sql = "select ensure_partitions((now() at time zone 'utc')::date + 50, 3)"
             assert [await rows.value(sql), await rows.value(sql)] == [9, 0]
 
-    async def test_the_scheduler_may_make_them(self, connections: dict[Role, asyncpg.Connection]) -> None:
+    async def test_the_scheduler_may_make_them(self, connections: dict[ServiceRole, asyncpg.Connection]) -> None:
         sql = "select ensure_partitions((now() at time zone 'utc')::date + 20, 1)"
-        assert await connections[Role.SCHEDULER].fetchval(sql) == 3
+        assert await connections[ServiceRole.SCHEDULER].fetchval(sql) == 3
 
     async def test_rows_that_lie_in_the_default_partition_do_not_stop_it(self, database: str) -> None:
         """Nobody made the day's partition in time: admission went on, and so does everything else."""
@@ -257,7 +259,7 @@ class TestUpgrade:
         url = urlsplit(role_url(first, "cpu", PASSWORDS["cpu"]))._replace(path=urlsplit(second).path)
         connection = await asyncpg.connect(urlunsplit(url))
         try:
-            assert await connection.fetchval("select current_user") == role_name(name, Role.CPU)
+            assert await connection.fetchval("select current_user") == role_name(name, ServiceRole.CPU)
             with pytest.raises(asyncpg.InsufficientPrivilegeError):
                 await connection.fetchval("select count(*) from actions")
         finally:

@@ -2,24 +2,24 @@
 
 from arl_core.model import Grant
 from arl_core.plan import FirstComeFirstServed
-from arl_core.waiting import SENIORITY_S
-from arl_scheduler.index import Index
-from arl_wire.internal import QueuedAction
+from arl_core.waiting import MAX_SENIORITY_S
+from arl_scheduler.index import SchedulerIndex
+from arl_wire.internal import QueuedActionRow
 from support.builders import a_poll, a_queued_row, an_environment_row, numbered
 
 NOW = 1000.0
 
 
-def an_index(*queued: QueuedAction) -> Index:
+def an_index(*queued: QueuedActionRow) -> SchedulerIndex:
     """One node of two cores, known by a first poll."""
-    index = Index()
+    index = SchedulerIndex()
     index.reconcile(a_poll(queued=queued))
     return index
 
 
-def a_round(index: Index) -> tuple[Grant, ...]:
+def a_round(index: SchedulerIndex) -> tuple[Grant, ...]:
     grants = FirstComeFirstServed().plan(index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)).grants
-    index.granted(grants, now=NOW)
+    index.apply_grants(grants, now=NOW)
     return grants
 
 
@@ -27,8 +27,8 @@ def ids(grants: tuple[Grant, ...]) -> list[int]:
     return [grant.fence.action_id.int for grant in grants]
 
 
-def settled(index: Index, grants: tuple[Grant, ...]) -> None:
-    index.freed(grant.fence for grant in grants)
+def settled(index: SchedulerIndex, grants: tuple[Grant, ...]) -> None:
+    index.release_attempts(grant.fence for grant in grants)
 
 
 def test_a_trajectory_that_began_earlier_goes_first() -> None:
@@ -47,12 +47,12 @@ def test_nobody_is_overtaken_for_longer_than_a_minute() -> None:
     index = an_index(a_queued_row(1, trajectory="old", persistent=True, submitted=100.0))
     settled(index, a_round(index))
     index.admit([a_queued_row(2, submitted=1000.0), a_queued_row(3, submitted=1001.0)])
-    index.admit([a_queued_row(4, trajectory="old", persistent=True, submitted=1000.5 + SENIORITY_S)])
+    index.admit([a_queued_row(4, trajectory="old", persistent=True, submitted=1000.5 + MAX_SENIORITY_S)])
     assert ids(a_round(index)) == [2, 4]
 
 
 def test_a_new_leader_knows_it_from_the_environment() -> None:
-    index = Index()
+    index = SchedulerIndex()
     living = [
         an_environment_row(numbered(100), "old", created=50.0),
         an_environment_row(numbered(101), "young", created=60.0),

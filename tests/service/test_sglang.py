@@ -10,10 +10,10 @@ import pytest
 import pytest_asyncio
 
 from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.engine import Engine, EngineSpec, EngineTrouble, WakeFailed
-from arl_gpu.engines import Engines
-from arl_gpu.last_order import LastOrder
-from arl_gpu.residency import Residency
+from arl_gpu.engine import EngineController, EngineError, EngineSpec, EngineWakeFailed
+from arl_gpu.engines import EngineSet
+from arl_gpu.last_order import EngineStateFile
+from arl_gpu.residency import DeviceResidency
 from support.engine import KEY, RunningEngine, Told, running_engine
 
 
@@ -35,33 +35,33 @@ async def sglang(process: RunningEngine) -> RunningEngine:
 
 
 @pytest.fixture
-def last(tmp_path: Path) -> LastOrder:
-    return LastOrder(tmp_path / "e.json")
+def last(tmp_path: Path) -> EngineStateFile:
+    return EngineStateFile(tmp_path / "e.json")
 
 
 def driver_of(
     process: RunningEngine,
-    last: LastOrder | None = None,
+    last: EngineStateFile | None = None,
     *,
     is_asleep: bool = False,
     on_step: Callable[[], None] = lambda: None,
-) -> Engine:
+) -> EngineController:
     spec = EngineSpec(url=process.url, family="sglang", size=1, wake_s=0.5, sleep_s=0.5)
-    return Engine(spec, key=KEY, is_asleep=is_asleep, last=last, on_step=on_step)
+    return EngineController(spec, key=KEY, is_asleep=is_asleep, state_file=last, on_progress=on_step)
 
 
-async def is_awake(engine: Engine) -> bool | None:
+async def is_awake(engine: EngineController) -> bool | None:
     """None where nobody knows."""
     try:
         return await asyncio.to_thread(engine.is_awake)
-    except EngineTrouble as trouble:
+    except EngineError as trouble:
         if "restart it" not in str(trouble):
             raise
         return None
 
 
 async def test_one_without_a_seed_that_its_manager_put_to_sleep_is_asleep_to_the_next_worker_and_unknown_to_others(
-    sglang: RunningEngine, last: LastOrder
+    sglang: RunningEngine, last: EngineStateFile
 ) -> None:
     await sglang.tell(seed=42)
     await asyncio.to_thread(driver_of(sglang, last).sleep)
@@ -70,7 +70,7 @@ async def test_one_without_a_seed_that_its_manager_put_to_sleep_is_asleep_to_the
 
 
 async def test_one_whose_file_was_deleted_is_woken_by_the_manager_that_put_it_to_sleep(
-    sglang: RunningEngine, last: LastOrder, tmp_path: Path
+    sglang: RunningEngine, last: EngineStateFile, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(driver_of(sglang, last).sleep)
     (tmp_path / "e.json").unlink()
@@ -80,7 +80,9 @@ async def test_one_whose_file_was_deleted_is_woken_by_the_manager_that_put_it_to
     assert (sglang.has_ended, (await sglang.state())["asleep"]) == (False, False)
 
 
-async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(sglang: RunningEngine, last: LastOrder) -> None:
+async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(
+    sglang: RunningEngine, last: EngineStateFile
+) -> None:
     await asyncio.to_thread(driver_of(sglang, last).sleep)
     await sglang.tell(hides_its_seed=True)
     engine = driver_of(sglang, last)
@@ -90,34 +92,34 @@ async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(sglang: 
 
 
 async def test_what_did_not_answer_to_sleep_or_refused_to_wake_is_unknown_and_told_nothing_more(
-    sglang: RunningEngine, last: LastOrder, tmp_path: Path
+    sglang: RunningEngine, last: EngineStateFile, tmp_path: Path
 ) -> None:
     engine = driver_of(sglang, last)
     await sglang.tell(slow_sleep_s=5.0)
-    with pytest.raises(EngineTrouble, match="timed out"):
+    with pytest.raises(EngineError, match="timed out"):
         await asyncio.to_thread(engine.sleep)
     assert await is_awake(engine) is None
     (tmp_path / "e.json").unlink()
     assert await is_awake(engine) is None
-    engine.was_restarted()
+    engine.mark_restarted()
     await sglang.tell(slow_sleep_s=0.0, wakes_that_fail=1)
     await asyncio.to_thread(engine.sleep)
-    with pytest.raises(WakeFailed, match="CUDA out of memory"):
+    with pytest.raises(EngineWakeFailed, match="CUDA out of memory"):
         await asyncio.to_thread(engine.wake().wait)
-    with pytest.raises(EngineTrouble, match="restart it"):
+    with pytest.raises(EngineError, match="restart it"):
         await asyncio.to_thread(engine.sleep)
     assert (await is_awake(engine), (await sglang.state())["asleep"]) == (None, True)
     await sglang.tell(seed=1 << 30)
     assert await is_awake(engine) is True, "another one has begun"
 
 
-class Ends(LastOrder):
+class Ends(EngineStateFile):
     """The engine ends when it is about to be told something."""
 
     process: RunningEngine | None = None
 
-    def keep(self, engine: str | None, *, sleeps: bool | None) -> None:
-        super().keep(engine, sleeps=sleeps)
+    def save(self, engine: str | None, *, sleeps: bool | None) -> None:
+        super().save(engine, sleeps=sleeps)
         if sleeps is None and self.process is not None:
             self.process.kill()
 
@@ -127,7 +129,7 @@ async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
 ) -> None:
     path = tmp_path / "e.json"
     (last := Ends(path)).process = sglang
-    with pytest.raises(EngineTrouble):
+    with pytest.raises(EngineError):
         await asyncio.to_thread(driver_of(sglang, last).sleep)
     assert json.loads(path.read_text())["sleeps"] is False
     await sglang.start()
@@ -135,23 +137,23 @@ async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
     last.process = None
     await asyncio.to_thread((engine := driver_of(sglang, last)).sleep)
     last.process = sglang
-    with pytest.raises(WakeFailed):
+    with pytest.raises(EngineWakeFailed):
         await asyncio.to_thread(engine.wake().wait)
     assert json.loads(path.read_text()) == {"engine": str(1 << 20), "sleeps": True}
 
 
 async def test_one_of_which_nobody_knows_is_not_used_and_does_not_leave_until_it_was_restarted(
-    sglang: RunningEngine, last: LastOrder
+    sglang: RunningEngine, last: EngineStateFile
 ) -> None:
-    last.keep(None, sleeps=True)
-    residency = Residency(CpuDevice(8))
-    residency.adopt("e", engine := driver_of(sglang, last))
-    for order in (residency.look_at, residency.hold, residency.evict):
-        with pytest.raises(EngineTrouble, match="restart it"):
+    last.save(None, sleeps=True)
+    residency = DeviceResidency(CpuDevice(8))
+    residency.adopt_engine("e", engine := driver_of(sglang, last))
+    for order in (residency.check_engine, residency.acquire_engine, residency.evict):
+        with pytest.raises(EngineError, match="restart it"):
             await asyncio.to_thread(order, "e")
     assert residency.used == 1
-    engine.was_restarted()
-    assert await asyncio.to_thread(residency.hold, "e")
+    engine.mark_restarted()
+    assert await asyncio.to_thread(residency.acquire_engine, "e")
 
 
 async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_has_no_room(
@@ -160,7 +162,9 @@ async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_h
     spec = asdict(EngineSpec(url=sglang.url, family="sglang", size=9))
 
     def started(*held: str) -> str:
-        engines = Engines({"e": spec}, Residency(CpuDevice(8)), keys={"e": KEY}, held=held, on_step=lambda: None)
+        engines = EngineSet(
+            {"e": spec}, DeviceResidency(CpuDevice(8)), keys={"e": KEY}, in_use=held, on_progress=lambda: None
+        )
         return engines.states["e"]
 
     assert (await asyncio.to_thread(started, "e"), (await sglang.state())["asleep"]) == ("resident", False)
@@ -168,11 +172,11 @@ async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_h
 
 
 async def test_its_caller_hears_of_a_step_before_it_is_told_something_and_after_it_has_answered(
-    sglang: RunningEngine, last: LastOrder
+    sglang: RunningEngine, last: EngineStateFile
 ) -> None:
     seen: list[bool | None] = []
-    last.keep(None, sleeps=False)
-    engine = driver_of(sglang, last, on_step=lambda: seen.append(last.sleeps(lambda: None, asleep=True)))
+    last.save(None, sleeps=False)
+    engine = driver_of(sglang, last, on_step=lambda: seen.append(last.is_asleep(lambda: None, asleep=True)))
     await asyncio.to_thread(engine.sleep)
     assert seen == [False] * (len(seen) - 1) + [True]
     asked = len(seen)

@@ -33,16 +33,16 @@ async def test_a_model_that_no_device_has_room_for_is_scored_by_two_and_one_that
     workers = [a_worker(device_mib=6) for _ in range(2)]
     async with driving(rows, workers=workers, models=tmp_path, devices="2") as gpu:
         await rows.execute(REGISTERED, '{"tensor_parallel": 2}')
-        await eventually(lambda: "large" in gpu.manager.registry.splits, timeout_s=LIMIT_S)
+        await eventually(lambda: "large" in gpu.manager.reconciler.splits, timeout_s=LIMIT_S)
         action = await gpu.granted(**HELD)
         assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
         assert await gpu.scores(action) == pytest.approx(wanted, abs=1e-5)
-        assert len(model.weights.content) > 6 << 20 > max(each.used_bytes for each in gpu.manager.scoring._devices)
+        assert len(model.weights.content) > 6 << 20 > max(each.used_bytes for each in gpu.manager.dispatcher._devices)
         first, pid = (worker.pid for worker in workers)
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
         action = await gpu.granted(**HELD)
-        await eventually(lambda: workers[1].turn.locked())
+        await eventually(lambda: workers[1].order_lock.locked())
         os.kill(pid, signal.SIGKILL)
         assert (await rows.until_state(action, "queued"))["failures"] == 1
         # The number of the file where they met is soon another one's.

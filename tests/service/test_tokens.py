@@ -8,40 +8,40 @@ from uuid import UUID
 import pytest
 
 from arl_core.explain import explain
-from arl_core.fairness import total_amounts
+from arl_core.fairness import total_resources
 from arl_core.fence import Fence
-from arl_core.forecast import Forecasting
-from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.forecast import ForecastSimulator
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
 from arl_core.pods import StaticPods
-from arl_core.rate import Rate
-from arl_core.rules import Rule
-from arl_core.spar import Spar
-from arl_scheduler.index import Index
-from arl_scheduler.planning import present_of
-from arl_scheduler.rows import Held, NodeRow
-from arl_scheduler.tokens import GATHER_S
-from arl_wire.internal import GangBody, QueuedAction
+from arl_core.rate import RateLimit
+from arl_core.rules import WaitReason
+from arl_core.spar import SparPolicy
+from arl_scheduler.index import SchedulerIndex
+from arl_scheduler.planning import build_forecast_input
+from arl_scheduler.rows import AllocationRow, NodeRow
+from arl_scheduler.tokens import REFILL_INTERVAL_S
+from arl_wire.internal import GangMembership, QueuedActionRow
 from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
 
 NOW = 1000.0
 SEARCH = "calls:search"
 ONE = {SEARCH: 1}
 policies = pytest.mark.parametrize(
-    "policy", [FirstComeFirstServed(), Spar(), Spar(resizing=True), StaticPods(cpu_milli=1000)], ids=repr
+    "policy", [FirstComeFirstServed(), SparPolicy(), SparPolicy(is_resizing=True), StaticPods(cpu_milli=1000)], ids=repr
 )
 
 
 def a_broker(number: int = 1, *, calls: int = 10, per_s: float = 2.0, burst: int = 4, **changed: Any) -> NodeRow:
-    rates = {SEARCH: Rate(per_s, burst)}
+    rates = {SEARCH: RateLimit(per_s, burst)}
     return a_node_row(number, kind="api", capacity={SEARCH: calls}, **({"rates": rates} | changed))
 
 
-def calls(count: int, *, first: int = 1, **changed: Any) -> list[QueuedAction]:
+def calls(count: int, *, first: int = 1, **changed: Any) -> list[QueuedActionRow]:
     row = {"kind": "call", "shape": "quota", "demand": ONE, "class_key": 7} | changed
     return [a_queued_row(number, **row) for number in range(first, first + count)]
 
 
-def in_flight(count: int) -> list[Held]:
+def in_flight(count: int) -> list[AllocationRow]:
     """Granted by an earlier leader."""
     return [a_held_action(Fence(numbered(100 + number), 1), amounts=ONE) for number in range(count)]
 
@@ -52,44 +52,44 @@ class Leading:
     def __init__(
         self,
         *nodes: NodeRow,
-        policy: Policy | None = None,
-        queued: Sequence[QueuedAction] = (),
-        held: Sequence[Held] = (),
+        policy: SchedulingPolicy | None = None,
+        queued: Sequence[QueuedActionRow] = (),
+        held: Sequence[AllocationRow] = (),
     ) -> None:
-        self.index, self.nodes = Index(policy), nodes or (a_broker(),)
+        self.index, self.nodes = SchedulerIndex(policy), nodes or (a_broker(),)
         self.now = 50.0
-        self.index.tokens.refill(self.now)
+        self.index.rate_limit_timer.refill(self.now)
         self.index.reconcile(a_poll(nodes=self.nodes, queued=queued, held=held))
 
     def poll(self, *nodes: NodeRow, **changed: Any) -> None:
         """The nodes say this now, and what it knows to be held is held."""
-        held = [a_held_action(hold.fence, amounts=hold.amounts) for hold in self.index.holds]
+        held = [a_held_action(hold.fence, amounts=hold.resources) for hold in self.index.allocations]
         self.index.reconcile(replace(a_poll(nodes=nodes or self.nodes, held=held), **changed))
 
     def after(self, seconds: float) -> "Leading":
         self.now += seconds
-        self.index.tokens.refill(self.now)
+        self.index.rate_limit_timer.refill(self.now)
         return self
 
     def round(self, *, commits_in: float = 0.0) -> list[tuple[UUID, int]]:
         """What it grants, and where."""
         grants = self.index.plan(now=NOW, silent_after_s=10.0, watching_since=0.0).grants
         self.now += commits_in
-        self.index.tokens.committed(self.now)
-        self.index.granted(grants, now=NOW)
+        self.index.rate_limit_timer.mark_committed(self.now)
+        self.index.apply_grants(grants, now=NOW)
         return [(grant.fence.action_id, grant.node) for grant in grants]
 
     def wakes_after(self) -> float | None:
-        at = self.index.tokens.next_at()
+        at = self.index.rate_limit_timer.next_refill_at()
         return round(at - self.now, 6) if at is not None else None
 
     def end(self, number: int) -> None:
-        self.index.freed([Fence(numbered(number), 1)])
+        self.index.release_attempts([Fence(numbered(number), 1)])
 
 
 class TestRounds:
     @policies
-    def test_they_spend_a_burst_and_then_what_comes(self, policy: Policy) -> None:
+    def test_they_spend_a_burst_and_then_what_comes(self, policy: SchedulingPolicy) -> None:
         leading = Leading(policy=policy, queued=calls(9))
         assert [len(leading.round()), len(leading.round())] == [4, 0]
         assert [len(leading.after(0.5).round()), len(leading.after(1.0).round())] == [1, 2]
@@ -118,10 +118,10 @@ class TestRounds:
     def test_a_share_is_of_what_may_be_in_flight(self) -> None:
         leading = Leading(a_broker(calls=40, burst=4), queued=calls(1))
         snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
-        assert snapshot.total == total_amounts([{SEARCH: 40}])
+        assert snapshot.total == total_resources([{SEARCH: 40}])
 
     def test_a_gang_waits_until_tokens_for_all_are_there(self) -> None:
-        gang = GangBody(id=UUID(int=5), size=3)
+        gang = GangMembership(id=UUID(int=5), size=3)
         leading = Leading(queued=[*calls(3), *calls(3, first=4, gang=gang)])
         assert len(leading.round()) == 3
         assert leading.wakes_after() == 1.0
@@ -150,20 +150,20 @@ class TestNextAt:
 
     def test_tokens_of_a_fast_rate_gather(self) -> None:
         leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
-        assert (len(leading.round()), leading.wakes_after()) == (50, GATHER_S)
-        assert len(leading.after(GATHER_S).round()) == 20
+        assert (len(leading.round()), leading.wakes_after()) == (50, REFILL_INTERVAL_S)
+        assert len(leading.after(REFILL_INTERVAL_S).round()) == 20
 
     def test_tokens_that_come_while_a_round_commits_begin_no_other_at_once(self) -> None:
         leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
         leading.round()
-        assert len(leading.after(GATHER_S).round(commits_in=0.005)) == 20
-        assert [len(leading.after(0.001).round()), leading.wakes_after()] == [0, GATHER_S - 0.006]
-        assert len(leading.after(GATHER_S - 0.0055).round()) == 20
+        assert len(leading.after(REFILL_INTERVAL_S).round(commits_in=0.005)) == 20
+        assert [len(leading.after(0.001).round()), leading.wakes_after()] == [0, REFILL_INTERVAL_S - 0.006]
+        assert len(leading.after(REFILL_INTERVAL_S - 0.0055).round()) == 20
 
     def test_it_is_never_while_nobody_waits_for_them(self) -> None:
         commands = [a_queued_row(100 + number) for number in range(9)]
         leading = Leading(a_broker(1), a_node_row(2), queued=[*calls(4), *commands])
-        assert (len(leading.round()), leading.index.waiting) == (6, 7)
+        assert (len(leading.round()), leading.index.queued_count) == (6, 7)
         assert leading.wakes_after() is None
 
     def test_it_is_never_for_those_of_a_paused_queue(self) -> None:
@@ -213,32 +213,32 @@ class TestReconcile:
 
 class TestExplain:
     @policies
-    def test_one_that_waits_for_tokens_waits_for_capacity_of_its_endpoint(self, policy: Policy) -> None:
+    def test_one_that_waits_for_tokens_waits_for_capacity_of_its_endpoint(self, policy: SchedulingPolicy) -> None:
         leading = Leading(a_broker(1), a_node_row(2), policy=policy, queued=calls(5))
         leading.round()
-        standing = leading.index.standing(numbered(5))
+        standing = leading.index.queue_position(numbered(5))
         assert standing is not None
         snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
         found = explain(snapshot, standing.action, policy)
-        assert (found.rule, found.node) == (Rule.WAITS_FOR_CAPACITY, 1)
-        assert [(lack.resource, lack.needed, lack.free) for lack in found.lacks] == [(SEARCH, 1, 0)]
+        assert (found.reason, found.node) == (WaitReason.WAITS_FOR_CAPACITY, 1)
+        assert [(lack.resource, lack.needed, lack.available) for lack in found.shortages] == [(SEARCH, 1, 0)]
 
     def test_no_node_fits_a_gang_of_more_calls_than_a_burst(self) -> None:
-        gang = GangBody(id=UUID(int=5), size=5)
+        gang = GangMembership(id=UUID(int=5), size=5)
         leading = Leading(a_broker(calls=10, burst=4), queued=calls(5, gang=gang))
-        standing = leading.index.standing(numbered(1))
+        standing = leading.index.queue_position(numbered(1))
         assert standing is not None
         snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
-        assert explain(snapshot, standing.action, Spar()).rule is Rule.NO_NODE_FITS
+        assert explain(snapshot, standing.action, SparPolicy()).reason is WaitReason.NO_NODE_FITS
 
 
 class TestLookingAhead:
     def test_it_spends_none_and_does_not_wait_for_any(self) -> None:
-        policy = Spar(resizing=True)
+        policy = SparPolicy(is_resizing=True)
         leading = Leading(policy=policy, queued=calls(20))
         leading.round()
         snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
-        forecasting = Forecasting(present_of(leading.index, snapshot), policy, limit=100)
+        forecasting = ForecastSimulator(build_forecast_input(leading.index, snapshot), policy, limit=100)
         while forecasting.step():
             pass
         assert (forecasting.forecast().starts_now, forecasting.forecast().started) == (6, 16)

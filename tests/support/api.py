@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from arl_api.manager import Manager
+from arl_api.manager import ApiManager
 from arl_api.settings import ApiSettings
 from arl_store.migrate import role_url
-from arl_store.wake import Notifier
-from arl_wire.internal import GrantBody
+from arl_store.wake import WakeNotifier
+from arl_wire.internal import GrantPayload
 from support.endpoint import External
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
@@ -33,7 +33,7 @@ REQUEST = {
 
 @dataclass(frozen=True)
 class Broker:
-    manager: Manager
+    manager: ApiManager
     there: External
     peers: RecordingPeers
     rows: Rows
@@ -45,8 +45,8 @@ class Broker:
         return await self.rows.action(**(spec | held | columns))
 
     async def offer(self, *actions: UUID) -> None:
-        bodies = [GrantBody(id=action, grant_no=1, amounts=CALL) for action in actions]
-        await self.manager.offer(bodies, epoch=self.manager.epoch)
+        bodies = [GrantPayload(id=action, grant_no=1, amounts=CALL) for action in actions]
+        await self.manager.accept_grants(bodies, epoch=self.manager.epoch)
 
     async def end(self, action: UUID) -> tuple[str, str | None, str | None]:
         """State, outcome and reason."""
@@ -71,7 +71,7 @@ async def brokering(rows: Rows, there: External, *, grace_s: float = 5.0, **endp
     )
     peers = RecordingPeers()
     async with store_of(rows.owner_url, "api") as store:
-        manager = Manager(store, peers, Notifier(url, name="api"), settings)  # type: ignore[arg-type]
+        manager = ApiManager(store, peers, WakeNotifier(url, name="api"), settings)  # type: ignore[arg-type]
         await manager.start()
         try:
             yield Broker(manager, there, peers, rows)

@@ -4,17 +4,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from arl_core.elasticity import Amdahl
+from arl_core.elasticity import AmdahlScaling
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
-from arl_core.reclaim import HeldRow, NodeLease
+from arl_core.model import (
+    ActionClass,
+    ElasticResource,
+    NodeResources,
+    PinnedEnvironment,
+    QueuedAction,
+    ResourceDemand,
+    ResourceShape,
+    RunningAction,
+)
+from arl_core.reclaim import ActiveAttempt, NodeLease
 from arl_core.running import RunningIndex
-from arl_core.snapshot import Snapshot
-from arl_core.states import State
-from arl_core.waiting import WaitingIndex
-from arl_scheduler.rows import EnvironmentRow, Held, NodeRow, PollResult
-from arl_wire.actions import SubmitAction
-from arl_wire.internal import QueuedAction
+from arl_core.snapshot import CellSnapshot
+from arl_core.states import ActionState
+from arl_core.waiting import QueueIndex
+from arl_scheduler.rows import AllocationRow, EnvironmentRow, NodeRow, PollResult
+from arl_wire.actions import SubmitActionRequest
+from arl_wire.internal import QueuedActionRow
 
 __all__ = [
     "EPOCH",
@@ -41,13 +50,13 @@ def numbered(number: int) -> UUID:
     return UUID(int=number)
 
 
-def a_class(key: int = 1, *, shape: Shape = Shape.DIVISIBLE, **minimum: int) -> ActionClass:
+def a_class(key: int = 1, *, shape: ResourceShape = ResourceShape.DIVISIBLE, **minimum: int) -> ActionClass:
     amounts = minimum or {"cpu_milli": 1000}
     elastic = None
     if "cpu_milli" in amounts:
         choices = tuple(amounts["cpu_milli"] * width for width in (1, 2, 4) if amounts["cpu_milli"])
-        elastic = Elastic("cpu_milli", choices, Amdahl(0.9)) if choices else None
-    return ActionClass(key=key, kind="exec", shape=shape, demand=Demand(amounts, elastic))
+        elastic = ElasticResource("cpu_milli", choices, AmdahlScaling(0.9)) if choices else None
+    return ActionClass(key=key, kind="exec", shape=shape, demand=ResourceDemand(amounts, elastic))
 
 
 def an_action(
@@ -56,11 +65,11 @@ def an_action(
     cls: ActionClass | None = None,
     submitted: float | None = None,
     priority: int = 0,
-    environment: Environment | None = None,
+    environment: PinnedEnvironment | None = None,
     **minimum: int,
-) -> Waiting:
+) -> QueuedAction:
     chosen = cls or a_class(key=hash(tuple(sorted(minimum.items()))), **minimum)
-    return Waiting(
+    return QueuedAction(
         id=numbered(number),
         cls=chosen,
         task=1,
@@ -71,41 +80,41 @@ def an_action(
     )
 
 
-def a_pool(node: int = 1, *, shape: Shape = Shape.DIVISIBLE, accepting: bool = True, environments: int = 0,
-           devices: Sequence[int] = (), free: Mapping[str, int] | None = None, **capacity: int) -> Pool:  # fmt: skip
+def a_pool(node: int = 1, *, shape: ResourceShape = ResourceShape.DIVISIBLE, accepting: bool = True, environments: int = 0,
+           devices: Sequence[int] = (), free: Mapping[str, int] | None = None, **capacity: int) -> NodeResources:  # fmt: skip
     amounts = capacity or {"cpu_milli": 2000}
-    return Pool(
+    return NodeResources(
         node=node,
         kind="cpu",
         shape=shape,
         capacity=amounts,
-        free=dict(free if free is not None else amounts),
-        accepting=accepting,
+        available=dict(free if free is not None else amounts),
+        is_schedulable=accepting,
         environments=environments,
-        free_devices=tuple(devices),
+        available_devices=tuple(devices),
     )
 
 
 def a_snapshot(
-    *, queued: Sequence[Waiting] = (), pools: Sequence[Pool] = (), running: Sequence[Running] = ()
-) -> Snapshot:
-    index = WaitingIndex()
+    *, queued: Sequence[QueuedAction] = (), pools: Sequence[NodeResources] = (), running: Sequence[RunningAction] = ()
+) -> CellSnapshot:
+    index = QueueIndex()
     for action in queued:
         index.add(action)
     on_nodes = RunningIndex()
     for each in running:
         on_nodes.add(each)
-    return Snapshot(now=1000.0, waiting=index, pools={pool.node: pool for pool in pools}, running=on_nodes)
+    return CellSnapshot(now=1000.0, queue=index, nodes={pool.node: pool for pool in pools}, running=on_nodes)
 
 
 def a_lease(node: int = 1, *, epoch: UUID = EPOCH, silent_s: float = 0.0, drained: bool = False) -> NodeLease:
-    return NodeLease(node=node, epoch=epoch, silent_s=silent_s, drained=drained)
+    return NodeLease(node=node, epoch=epoch, silent_s=silent_s, is_drain_expired=drained)
 
 
-def a_held_row(**changed: Any) -> HeldRow:
+def a_held_row(**changed: Any) -> ActiveAttempt:
     values: dict[str, Any] = {
         "fence": Fence(numbered(1), 1),
-        "state": State.RUNNING,
+        "state": ActionState.RUNNING,
         "node": 1,
         "node_epoch": EPOCH,
         "environment": None,
@@ -113,12 +122,12 @@ def a_held_row(**changed: Any) -> HeldRow:
         "failures": 0,
         "retries": 0,
     }
-    return HeldRow(**(values | changed))
+    return ActiveAttempt(**(values | changed))
 
 
 def a_queued_row(
     number: int, *, trajectory: str | None = None, persistent: bool = False, **changed: Any
-) -> QueuedAction:
+) -> QueuedActionRow:
     values: dict[str, Any] = {
         "id": numbered(number),
         "queue_id": 1,
@@ -130,12 +139,12 @@ def a_queued_row(
         "demand": {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10},
         "environment": {"scope": "trajectory" if persistent else "ephemeral"},
     }
-    return QueuedAction(**(values | changed))
+    return QueuedActionRow(**(values | changed))
 
 
-def a_submission(**changed: Any) -> SubmitAction:
+def a_submission(**changed: Any) -> SubmitActionRequest:
     """As a client would send it."""
-    return SubmitAction.model_validate({"task": "t", "argv": ["pytest"]} | changed)
+    return SubmitActionRequest.model_validate({"task": "t", "argv": ["pytest"]} | changed)
 
 
 def a_node_row(node: int = 1, **changed: Any) -> NodeRow:
@@ -168,11 +177,11 @@ def an_environment_row(id: UUID, trajectory: str = "x", **changed: Any) -> Envir
     return EnvironmentRow(**(values | changed))
 
 
-def a_held_action(fence: Fence, **changed: Any) -> Held:
+def a_held_action(fence: Fence, **changed: Any) -> AllocationRow:
     """A running ephemeral action, as the scheduler's poll reads it."""
     values: dict[str, Any] = {
         "fence": fence,
-        "state": State.RUNNING,
+        "state": ActionState.RUNNING,
         "queue_id": 1,
         "trajectory": None,
         "class_key": 1,
@@ -185,22 +194,22 @@ def a_held_action(fence: Fence, **changed: Any) -> Held:
         "granted": 1.0,
         "started": 2.0,
     }
-    return Held(**(values | changed))
+    return AllocationRow(**(values | changed))
 
 
 def a_poll(
     *,
-    queued: Sequence[QueuedAction] = (),
-    held: Sequence[Held] = (),
+    queued: Sequence[QueuedActionRow] = (),
+    held: Sequence[AllocationRow] = (),
     environments: Sequence[EnvironmentRow] = (),
     nodes: Sequence[NodeRow] | None = None,
     mark: int = 1,
 ) -> PollResult:
     return PollResult(
         now=1000.0,
-        mark=mark,
+        checkpoint=mark,
         queued=tuple(queued),
-        held=tuple(held),
+        allocations=tuple(held),
         cancelled=(),
         nodes=tuple(nodes if nodes is not None else (a_node_row(),)),
         environments=tuple(environments),

@@ -8,11 +8,11 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.fence import Fence
-from arl_cpu.manager import Manager
+from arl_cpu.manager import CpuManager
 from arl_cpu.settings import CpuSettings
 from arl_store.migrate import role_url
-from arl_store.wake import Notifier
-from arl_wire.internal import GrantBody
+from arl_store.wake import WakeNotifier
+from arl_wire.internal import GrantPayload
 from support.builders import EPOCH
 from support.executor import FakeExecutor
 from support.peers import RecordingPeers
@@ -26,7 +26,7 @@ NODE_NAME = "n"
 
 @dataclass(frozen=True)
 class Cpu:
-    manager: Manager
+    manager: CpuManager
     executor: FakeExecutor
     peers: RecordingPeers
     rows: Rows
@@ -43,8 +43,8 @@ class Cpu:
             row = await self.rows.of(action)
             amounts = json.loads(row["amounts"]) if row["amounts"] else AMOUNTS
             body = {"id": action, "grant_no": row["grant_no"], "amounts": amounts}
-            bodies.append(GrantBody(**(body | {"environment_id": row["environment_id"]} | changed)))
-        await self.manager.offer(bodies, epoch=self.manager.epoch)
+            bodies.append(GrantPayload(**(body | {"environment_id": row["environment_id"]} | changed)))
+        await self.manager.accept_grants(bodies, epoch=self.manager.epoch)
 
     async def running(self, **columns: Any) -> Fence:
         """An action that the executor runs."""
@@ -72,7 +72,7 @@ async def managing(rows: Rows, executor: FakeExecutor | None = None, **changed: 
     executor = executor or FakeExecutor(EPOCH)
     peers = RecordingPeers()
     async with store_of(rows.owner_url, "cpu") as store:
-        manager = Manager(store, peers, Notifier(url, name="cpu"), executor, settings)  # type: ignore[arg-type]
+        manager = CpuManager(store, peers, WakeNotifier(url, name="cpu"), executor, settings)  # type: ignore[arg-type]
         await manager.start()
         try:
             yield Cpu(manager, executor, peers, rows)

@@ -12,13 +12,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from arl_core.fence import Fence
-from arl_gpu.completions import LARGEST
-from arl_gpu.jobs import Job
-from arl_gpu.judging import LOOK_S, Judging
+from arl_gpu.completions import MAX_RESPONSE_BYTES
+from arl_gpu.jobs import ScoreJob
+from arl_gpu.judging import HEALTH_CHECK_S, EngineDispatcher
 from arl_gpu.kinds.model import Entry
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import EngineSettings
-from arl_gpu.turns import Part
+from arl_gpu.turns import BatchPart
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Desk", "files_of", "judge_texts", "judging_by", "said"]
@@ -41,47 +41,47 @@ class Desk:
         self.holding: Callable[[], None] = lambda: None
         self.releasing: Callable[[], None] = lambda: None
         self.learning: Callable[[Mapping[str, Any]], None] = lambda _: None
-        self.sending: Callable[[Job], None] = lambda _: None
+        self.sending: Callable[[ScoreJob], None] = lambda _: None
 
-    async def hold(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+    async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
         self.holding()
         return {"held": True}
 
-    async def release(self, engine: str) -> dict[str, Any]:
+    async def release_engine(self, engine: str) -> dict[str, Any]:
         self.releasing()
         self.released.set()
         return {}
 
-    async def look_at(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+    async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
         self.looked.set()
         self.looks.append(time.monotonic())
         if self.dies:
             raise WorkerDied("it could not be started")
         return self.found
 
-    def runs(self, job: Job) -> None: ...
+    def start_run_time(self, job: ScoreJob) -> None: ...
 
-    def answered(self, job: Job, at: int, entry: Entry) -> None:
-        job.done[at] = self.entries[at] = entry
+    def complete_item(self, job: ScoreJob, item_index: int, entry: Entry) -> None:
+        job.done[item_index] = self.entries[item_index] = entry
 
-    def broke(self, job: Job, reason: str, message: str) -> None:
+    def fail_job(self, job: ScoreJob, reason: str, message: str) -> None:
         self.broken.append(reason)
 
-    def give_up(self, services: Collection[str], reason: str, message: str) -> None:
+    def fail_waiting(self, services: Collection[str], reason: str, message: str) -> None:
         self.given_up += services
 
-    def is_over(self, job: Job) -> bool:
+    def is_finished(self, job: ScoreJob) -> bool:
         """Asked right before the request of an item begins."""
         self.sending(job)
         return False
 
-    def waiting_on(self, number: int) -> Sequence[str]:
+    def waiting_services(self, number: int) -> Sequence[str]:
         return ()
 
-    def learn(self, number: int, answer: Mapping[str, Any]) -> None:
+    def update_device(self, number: int, answer: Mapping[str, Any]) -> None:
         self.learning(answer)
 
-    def look_again(self) -> None: ...
+    def wake_devices(self) -> None: ...
 
 
 @asynccontextmanager
@@ -89,16 +89,18 @@ async def judging_by(
     chat: Callable[[web.Request], Awaitable[web.StreamResponse]],
     *,
     judges: Sequence[str] = ("j",),
-    look_s: float = LOOK_S,
+    look_s: float = HEALTH_CHECK_S,
     **more: Any,
-) -> AsyncIterator[tuple[Judging, Desk]]:
+) -> AsyncIterator[tuple[EngineDispatcher, Desk]]:
     app, desk = web.Application(), Desk()
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get("/health", _well)
     async with TestServer(app) as server:
         settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
         engines = {"e": EngineSettings.model_validate(settings)}
-        judging = Judging(engines, [desk], lambda: [files_of(each, "e") for each in judges], look_s=look_s)
+        judging = EngineDispatcher(
+            engines, [desk], lambda: [files_of(each, "e") for each in judges], health_check_s=look_s
+        )
         judging.start(desk)
         yield judging, desk
         await judging.stop()
@@ -108,9 +110,9 @@ async def _well(_: web.Request) -> web.Response:
     return web.Response()
 
 
-def judge_texts(judging: Judging, *texts: str) -> Job:
-    job = Job(Fence(uuid4(), 1), "j", 60.0, [{"text": text} for text in texts], [1] * len(texts))
-    judging.begin(files_of("j", "e"), [Part(job, 0, len(texts))])
+def judge_texts(judging: EngineDispatcher, *texts: str) -> ScoreJob:
+    job = ScoreJob(Fence(uuid4(), 1), "j", 60.0, [{"text": text} for text in texts], [1] * len(texts))
+    judging.enqueue(files_of("j", "e"), [BatchPart(job, 0, len(texts))])
     return job
 
 
@@ -120,7 +122,7 @@ async def said(request: web.Request) -> web.Response:
     if text == "500":
         return web.Response(status=500)
     if text == "long":
-        return web.Response(body=b" " * (LARGEST + 1))
+        return web.Response(body=b" " * (MAX_RESPONSE_BYTES + 1))
     if text == "slow":
         await asyncio.sleep(1)
     if text == "cut off" and request.transport is not None:

@@ -8,17 +8,17 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import (
-    EnvironmentStatus,
-    Event,
+    AttemptResize,
+    CapturedOutput,
+    EnvironmentLostEvent,
     ExecSpec,
+    ExecutionReport,
+    ExecutorEvent,
     ExecutorState,
-    Fed,
-    Output,
-    Report,
-    Resize,
+    FeedResult,
+    FileOperation,
+    FileOperationError,
     RunningAttempt,
-    Work,
-    WorkRefused,
 )
 from support.builders import EPOCH
 
@@ -62,14 +62,14 @@ class FakeExecutor:
         self.killed: list[Fence] = []
         self.destroyed: list[UUID] = []
         self.acknowledged: list[Fence] = []
-        self.works: Work | None = None
+        self.works: FileOperation | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
-        self.before_resize: Callable[[Sequence[Resize]], Awaitable[None]] | None = None
+        self.before_resize: Callable[[Sequence[AttemptResize]], Awaitable[None]] | None = None
         self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
         self._kills: asyncio.Queue[Fence] = asyncio.Queue()
         self._destroys: asyncio.Queue[UUID] = asyncio.Queue()
         self._acknowledging = asyncio.Event()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[ExecutorEvent] = asyncio.Queue()
 
     async def next_start(self, *, timeout_s: float = 5.0) -> ExecSpec:
         return await asyncio.wait_for(self._starts.get(), timeout_s)
@@ -90,15 +90,15 @@ class FakeExecutor:
         self.running.pop(fence, None)
         exit_code = 0 if outcome == "ok" else None
         self._events.put_nowait(
-            replace(Report(fence=fence, outcome=outcome, exit_code=exit_code, run_us=1000), **changed)
+            replace(ExecutionReport(fence=fence, outcome=outcome, exit_code=exit_code, run_us=1000), **changed)
         )
 
     def report_at_connect(self, fence: Fence, outcome: Any, **changed: Any) -> None:
         """It ended while no manager was there."""
-        self.state = replace(self.state, reports=(replace(Report(fence=fence, outcome=outcome), **changed),))
+        self.state = replace(self.state, reports=(replace(ExecutionReport(fence=fence, outcome=outcome), **changed),))
 
     def lose(self, environment: UUID, reason: str) -> None:
-        self._events.put_nowait(EnvironmentStatus(id=environment, lost_reason=reason))
+        self._events.put_nowait(EnvironmentLostEvent(id=environment, lost_reason=reason))
 
     async def connect(self) -> ExecutorState:
         running = tuple(
@@ -107,7 +107,7 @@ class FakeExecutor:
                 environment=spec.environment.id,
                 cores=spec.cores,
                 cpu_milli=spec.cpu_milli,
-                amounts_seq=spec.amounts_seq,
+                amounts_seq=spec.resize_seq,
             )
             for fence, spec in self.running.items()
         )
@@ -121,19 +121,19 @@ class FakeExecutor:
             self.running[spec.fence] = spec
             self._starts.put_nowait(spec)
 
-    async def resize(self, resizes: Sequence[Resize]) -> frozenset[Fence]:
+    async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
         if self.before_resize is not None:
             await self.before_resize(resizes)
         found = [resize for resize in resizes if resize.fence in self.running]
         for each in found:
             self.running[each.fence] = replace(
-                self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, amounts_seq=each.amounts_seq
+                self.running[each.fence], cpu_milli=each.cpu_milli, cores=each.cores, resize_seq=each.amounts_seq
             )
         return frozenset(resize.fence for resize in found)
 
-    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> Work:
+    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> FileOperation:
         if self.works is None:
-            raise WorkRefused("unsupported", "there are no files here")
+            raise FileOperationError("unsupported", "there are no files here")
         return self.works
 
     async def kill(self, fences: Sequence[Fence]) -> None:
@@ -143,11 +143,11 @@ class FakeExecutor:
             if fence in self.running:
                 self.finish(fence, "cancelled")
 
-    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> Output | None:
+    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
         return None
 
-    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
-        return Fed("absent")
+    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
+        return FeedResult("absent")
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
         for environment in environments:
@@ -158,7 +158,7 @@ class FakeExecutor:
         self.acknowledged.extend(fences)
         self._acknowledging.set()
 
-    async def events(self) -> AsyncIterator[Event]:
+    async def events(self) -> AsyncIterator[ExecutorEvent]:
         while True:
             yield await self._events.get()
 

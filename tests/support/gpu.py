@@ -10,14 +10,14 @@ from typing import Any
 from uuid import UUID
 
 from arl_gpu.kinds.model import Item
-from arl_gpu.manager import Manager
-from arl_gpu.seats import Scorer
+from arl_gpu.manager import GpuManager
+from arl_gpu.seats import DeviceWorker
 from arl_gpu.services import ServiceFiles
 from arl_gpu.settings import GpuSettings
 from arl_gpu.worker_client import WorkerDied
 from arl_store.migrate import role_url
-from arl_store.wake import Notifier
-from arl_wire.internal import GrantBody
+from arl_store.wake import WakeNotifier
+from arl_wire.internal import GrantPayload
 from support.conditions import eventually
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
@@ -98,7 +98,7 @@ def scored(items: Items) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Gpu:
-    manager: Manager
+    manager: GpuManager
     worker: ScriptedWorker
     peers: RecordingPeers
     rows: Rows
@@ -112,11 +112,11 @@ class Gpu:
 
     async def scoring(self, jobs: int) -> None:
         """A row that says «running» may be ahead of the manager that wrote it."""
-        await eventually(lambda: self.manager.scoring.jobs == jobs)
+        await eventually(lambda: self.manager.dispatcher.job_count == jobs)
 
     async def offer(self, *actions: UUID) -> None:
-        bodies = [GrantBody(id=action, grant_no=1, amounts=SLOT) for action in actions]
-        await self.manager.offer(bodies, epoch=self.manager.epoch)
+        bodies = [GrantPayload(id=action, grant_no=1, amounts=SLOT) for action in actions]
+        await self.manager.accept_grants(bodies, epoch=self.manager.epoch)
 
     async def scores(self, action: UUID) -> list[float]:
         found = await self.rows.value("select scores::text from action_results where id = $1", action)
@@ -124,7 +124,7 @@ class Gpu:
 
 
 @asynccontextmanager
-async def driving(rows: Rows, *, workers: Sequence[Scorer] = (), **changed: Any) -> AsyncIterator[Gpu]:
+async def driving(rows: Rows, *, workers: Sequence[DeviceWorker] = (), **changed: Any) -> AsyncIterator[Gpu]:
     """Four slots. It polls often, so that a test of a poll need not wait. `workers`: in place of the scripted one."""
     url = role_url(rows.owner_url, "gpu", PASSWORDS["gpu"])
     values: dict[str, Any] = {
@@ -141,11 +141,11 @@ async def driving(rows: Rows, *, workers: Sequence[Scorer] = (), **changed: Any)
     files = [ServiceFiles(name="minilm", kind="similarity", package="p", directory=Path("/none"), max_tokens=256)]
     worker, peers = ScriptedWorker(), RecordingPeers()
     async with store_of(rows.owner_url, "gpu") as store:
-        notifier = Notifier(url, name="gpu")
-        manager = Manager(store, peers, notifier, workers or [worker], files, settings)  # type: ignore[list-item]
+        notifier = WakeNotifier(url, name="gpu")
+        manager = GpuManager(store, peers, notifier, workers or [worker], files, settings)  # type: ignore[list-item]
         await manager.start()
         try:
             yield Gpu(manager, worker, peers, rows)
         finally:
-            manager.scoring.cancel(manager.fences)
+            manager.dispatcher.cancel(manager.fences)
             await manager.stop()

@@ -9,7 +9,7 @@ from uuid import UUID
 
 import asyncpg
 
-from arl_tangram import AsyncTangram, SubmitAction, exec_action
+from arl_tangram import AsyncTangram, SubmitActionRequest, exec_action
 
 __all__ = ["Load", "Truth"]
 
@@ -120,7 +120,7 @@ class Load:
         now = {row["id"]: (row["outcome"], row["reason"], row["grant_no"], row["settled_at"]) for row in rows}
         return [id for id, said in self.truth.items() if now.get(id) != said]
 
-    def _lone(self) -> SubmitAction:
+    def _lone(self) -> SubmitActionRequest:
         seconds = self._random.choices(("0.01", "0.3", "1.5"), (6, 3, 1))[0]
         argv = ["sleep", seconds]
         return exec_action(task="chaos", argv=argv, memory_mib=32, cpu=self._random.choice((0.1, 0.2)), retries=5)

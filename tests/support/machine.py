@@ -13,7 +13,7 @@ from typing import Any
 
 from arl_tangram import AsyncTangram, Tangram
 from arl_tangram.cli.state import LocalState
-from arl_tangram.connection import resolve
+from arl_tangram.connection import resolve_connection
 from support.conditions import eventually
 
 __all__ = ["Machine", "a_machine", "an_armed_machine"]
@@ -83,11 +83,11 @@ class Machine:
         return (self.directory / "logs" / f"{process}.log").read_text(errors="replace")
 
     def client(self) -> Tangram:
-        connection = resolve(directory=self.directory)
+        connection = resolve_connection(directory=self.directory)
         return Tangram(connection.url, connection.api_key)
 
     def async_client(self) -> AsyncTangram:
-        connection = resolve(directory=self.directory)
+        connection = resolve_connection(directory=self.directory)
         return AsyncTangram(connection.url, connection.api_key)
 
 

@@ -13,16 +13,16 @@ from uuid import uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_gpu.groups import Groups
+from arl_gpu.groups import DeviceGroups
 from arl_gpu.host_memory import HostMemory
-from arl_gpu.jobs import Job, Report
+from arl_gpu.jobs import ScoreJob, ScoreReport
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.registrations import Wish
-from arl_gpu.registry import Registry
-from arl_gpu.scoring import Scoring
-from arl_gpu.turns import Turns
-from arl_gpu.worker import Config
-from arl_gpu.worker_client import Worker
+from arl_gpu.registrations import DesiredService
+from arl_gpu.registry import ServiceReconciler
+from arl_gpu.scoring import BatchDispatcher
+from arl_gpu.turns import BatchScheduler
+from arl_gpu.worker import WorkerConfig
+from arl_gpu.worker_client import WorkerClient
 from arl_kit.metrics import Metrics
 
 __all__ = ["Node", "a_node", "a_worker", "wish"]
@@ -34,19 +34,19 @@ LIMIT_S = 60.0
 @dataclass
 class Node:
     host: HostMemory
-    workers: Sequence[Worker]
-    registry: Registry
-    groups: Groups
-    scoring: Scoring
-    ends: dict[Fence, "asyncio.Future[Report]"] = field(default_factory=dict)
+    workers: Sequence[WorkerClient]
+    registry: ServiceReconciler
+    groups: DeviceGroups
+    scoring: BatchDispatcher
+    ends: dict[Fence, "asyncio.Future[ScoreReport]"] = field(default_factory=dict)
 
-    async def offer(self, *wishes: Wish) -> None:
-        self.registry.wished(wishes, read=self.registry.next_read())
-        await self.registry.offer_all()
-        await self.registry.move_all()
+    async def offer(self, *wishes: DesiredService) -> None:
+        self.registry.set_desired(wishes, read=self.registry.begin_read())
+        await self.registry.apply_offers()
+        await self.registry.apply_moves()
 
-    async def scored(self, service: str, items: Sequence[dict[str, Any]]) -> Report:
-        job = Job(Fence(uuid4(), 1), service, 300.0, list(items), [len(item["token_ids"]) for item in items])
+    async def scored(self, service: str, items: Sequence[dict[str, Any]]) -> ScoreReport:
+        job = ScoreJob(Fence(uuid4(), 1), service, 300.0, list(items), [len(item["token_ids"]) for item in items])
         self.ends[job.fence] = asyncio.get_running_loop().create_future()
         self.scoring.add(job)
         return await self.ends[job.fence]
@@ -59,14 +59,16 @@ async def a_node(
     """`before`: what its workers run before they are workers."""
     host = HostMemory(host_bytes)
     workers = [a_worker(device_mib=device_mib, host=host, before=before) for _ in range(devices)]
-    registry = Registry([], workers, models, learn=lambda at, said: scoring.learn(at, said), is_idle=lambda name: True)
-    groups = Groups(workers, lambda: registry.splits)
+    registry = ServiceReconciler(
+        [], workers, models, on_response=lambda at, said: scoring.update_device(at, said), is_idle=lambda name: True
+    )
+    groups = DeviceGroups(workers, lambda: registry.splits)
     node: Node
-    scoring = Scoring(
+    scoring = BatchDispatcher(
         workers,
         lambda report: node.ends[report.fence].set_result(report),
-        failed=pytest.fail,
-        turns=Turns(batch_tokens=BATCH_TOKENS, begun_tokens=1000, swap_wait_s=0.05),
+        on_failure=pytest.fail,
+        scheduler=BatchScheduler(batch_tokens=BATCH_TOKENS, max_inflight_tokens=1000, model_swap_delay_s=0.05),
         metrics=GpuMetrics(Metrics()),
         groups=groups,
     )
@@ -80,7 +82,7 @@ async def a_node(
         host.close()
 
 
-def a_worker(*, device_mib: int, host: HostMemory | None = None, before: str = "") -> Worker:
+def a_worker(*, device_mib: int, host: HostMemory | None = None, before: str = "") -> WorkerClient:
     """It finds torch where this process does, which may be beside its environment."""
     found = find_spec("torch")
     assert found is not None
@@ -91,12 +93,12 @@ sys.path.insert(1, {str(Path(found.origin).parents[1])!r})
 {before}
 runpy.run_module('arl_gpu.worker', run_name='__main__', alter_sys=True)
 """
-    config = Config(services={}, device_mib=device_mib, copy_mib_per_s=None)
-    return Worker(config, threads=1, limit_s=LIMIT_S, host=host, command=(sys.executable, "-P", "-c", script))
+    config = WorkerConfig(services={}, device_mib=device_mib, copy_mib_per_s=None)
+    return WorkerClient(config, threads=1, limit_s=LIMIT_S, host=host, command=(sys.executable, "-P", "-c", script))
 
 
-def wish(name: str, kind: str, source: str, **options: Any) -> Wish:
-    return Wish(
+def wish(name: str, kind: str, source: str, **options: Any) -> DesiredService:
+    return DesiredService(
         name=name,
         kind=kind,
         source=source,

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest_asyncio
 
-from arl_store.embedded import EmbeddedPostgres, create_database, running
+from arl_store.embedded import EmbeddedPostgres, create_database, run_server
 
 PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admission", "scheduler", "cpu", "gpu", "api")}
 """The passwords of every clone's service roles; see `arl_store.migrate.role_url`."""
@@ -69,10 +69,10 @@ async def fast_postgres() -> AsyncIterator[EmbeddedPostgres]:
     directory = Path(tempfile.mkdtemp(prefix="tangram-test-", dir=place))
     homes = place / "tangram-homes"
     try:
-        async with running(directory, settings=FAST, homes=homes) as server:
+        async with run_server(directory, settings=FAST, root_base_dir=homes) as server:
             yield server
     finally:
-        EmbeddedPostgres(directory, homes=homes).purge()
+        EmbeddedPostgres(directory, root_base_dir=homes).purge()
         shutil.rmtree(directory)
 
 

@@ -5,14 +5,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arl_gpu.registrations import NO_ENGINES, Wish
-from arl_gpu.registry import Registry
+from arl_gpu.registrations import NO_ENGINES, DesiredService
+from arl_gpu.registry import ServiceReconciler
 from arl_gpu.worker_client import WorkerDied
 
 __all__ = ["Owner", "carried_out", "carry_out", "registry_of", "wish"]
 
 
-def wish(name: str, **other: Any) -> Wish:
+def wish(name: str, **other: Any) -> DesiredService:
     said: dict[str, Any] = {
         "kind": "similarity",
         "source": name,
@@ -22,11 +22,13 @@ def wish(name: str, **other: Any) -> Wish:
         "drained_at": None,
         "load_asked": None,
     }
-    return Wish(name=name, **said | other)
+    return DesiredService(name=name, **said | other)
 
 
-def registry_of(models: Path, *owners: Any, engines: Mapping[str, int] = NO_ENGINES) -> Registry:
-    return Registry([], owners, models, learn=lambda number, answer: None, is_idle=lambda name: True, engines=engines)
+def registry_of(models: Path, *owners: Any, engines: Mapping[str, int] = NO_ENGINES) -> ServiceReconciler:
+    return ServiceReconciler(
+        [], owners, models, on_response=lambda number, answer: None, is_idle=lambda name: True, engines=engines
+    )
 
 
 class Owner:
@@ -59,12 +61,12 @@ class Owner:
         return answer if self.trouble is None else {"error": self.trouble, "message": "it stays"}
 
 
-async def carry_out(registry: Registry) -> None:
-    await registry.offer_all()
-    await registry.move_all()
+async def carry_out(registry: ServiceReconciler) -> None:
+    await registry.apply_offers()
+    await registry.apply_moves()
 
 
-def carried_out(registry: Registry, *wishes: Wish) -> None:
-    registry.wished(wishes, read=registry.next_read())
-    if registry.is_behind:
+def carried_out(registry: ServiceReconciler, *wishes: DesiredService) -> None:
+    registry.set_desired(wishes, read=registry.begin_read())
+    if registry.has_pending_changes:
         asyncio.run(carry_out(registry))

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from arl_core.elasticity import Amdahl
-from arl_core.model import ActionClass, Demand, Elastic, Shape
-from arl_core.rate import Rate
+from arl_core.elasticity import AmdahlScaling
+from arl_core.model import ActionClass, ElasticResource, ResourceDemand, ResourceShape
+from arl_core.rate import RateLimit
 
 __all__ = ["KINDS", "ResourceKind"]
 
@@ -19,17 +19,17 @@ class ResourceKind:
     """What one action can use, the least first."""
     cores_milli: int = 0
     """That it needs besides."""
-    rate: Rate | None = None
+    rate: RateLimit | None = None
     """Of one that is spent."""
     is_held: bool = True
     """And given back. One that is not is spent only: what the node has of it is a burst."""
-    shape: Shape = Shape.DIVISIBLE
+    shape: ResourceShape = ResourceShape.DIVISIBLE
 
     def demand(self, key: int = 1) -> ActionClass:
         """Of an action that is as wide as the policy finds worth while."""
         minimum = {self.name: self.widths[0]} | ({"cpu_milli": self.cores_milli} if self.cores_milli else {})
-        elastic = Elastic(self.name, self.widths, Amdahl(0.9)) if len(self.widths) > 1 else None
-        return ActionClass(key=key, kind="exec", shape=self.shape, demand=Demand(minimum, elastic))
+        elastic = ElasticResource(self.name, self.widths, AmdahlScaling(0.9)) if len(self.widths) > 1 else None
+        return ActionClass(key=key, kind="exec", shape=self.shape, demand=ResourceDemand(minimum, elastic))
 
     def node(self) -> dict[str, int]:
         return {"cpu_milli": 8000, "memory_mib": 1024} | ({self.name: self.node_has} if self.is_held else {})
@@ -40,6 +40,8 @@ KINDS = (
     ResourceKind("memory_mib", node_has=1024, widths=(100,)),
     ResourceKind("network_mbps", node_has=10_000, widths=(1000,), cores_milli=500),
     ResourceKind("acme.com/npu", node_has=4, widths=(1, 2, 4), cores_milli=100),
-    ResourceKind("egress", node_has=5, widths=(1,), rate=Rate(per_s=2.0, burst=5), is_held=False),
-    ResourceKind("calls:search", node_has=3, widths=(1,), rate=Rate(per_s=2.0, burst=5), shape=Shape.QUOTA),
+    ResourceKind("egress", node_has=5, widths=(1,), rate=RateLimit(per_s=2.0, burst=5), is_held=False),
+    ResourceKind(
+        "calls:search", node_has=3, widths=(1,), rate=RateLimit(per_s=2.0, burst=5), shape=ResourceShape.QUOTA
+    ),
 )

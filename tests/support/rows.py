@@ -14,7 +14,7 @@ import asyncpg
 from arl_core.fence import Fence
 from arl_kit.ids import uuid7
 from arl_store.migrate import role_url
-from arl_store.tx import Store, open_store
+from arl_store.tx import PostgresStore, open_store
 from support.builders import EPOCH
 from support.postgres import PASSWORDS
 
@@ -24,7 +24,7 @@ AMOUNTS = {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10}
 
 
 @asynccontextmanager
-async def store_of(owner_url: str, role: str) -> AsyncIterator[Store]:
+async def store_of(owner_url: str, role: str) -> AsyncIterator[PostgresStore]:
     """What a service of this role works with."""
     store = open_store(role_url(owner_url, role, PASSWORDS[role]), name=f"test-{role}", pool_size=8)
     try:

@@ -17,14 +17,14 @@ import pytest
 
 from arl_core.fence import Fence
 from arl_cpu.executor import (
+    AttemptResize,
+    CapturedStream,
+    EnvironmentLostEvent,
     EnvironmentSpec,
-    EnvironmentStatus,
     ExecSpec,
+    ExecutionReport,
     Executor,
     ExecutorState,
-    Report,
-    Resize,
-    Stream,
 )
 from arl_cpu.launcher.drivers import DRIVERS
 from arl_cpu.launcher.syscalls import PR_SET_PDEATHSIG, prctl
@@ -55,7 +55,7 @@ def sandboxes(slow: Sequence[str] = (), *, both_agents: bool = False) -> list[An
             ],
         )
         for driver in DRIVERS.values()
-        if driver.has_walls
+        if driver.is_isolated
     ]
 
 
@@ -103,13 +103,13 @@ def _an_attempt(**changes: Any) -> ExecSpec:
     return ExecSpec(**{**defaults, **changes})
 
 
-def a_report(**changes: Any) -> Report:
+def a_report(**changes: Any) -> ExecutionReport:
     defaults: dict[str, Any] = {
         "fence": Fence(uuid4(), 2),
         "outcome": "limit_exceeded",
         "reason": "memory",
         "signal": 9,
-        "stdout": Stream(b"\xff\0", 7),
+        "stdout": CapturedStream(b"\xff\0", 7),
         "files": {"a": b"\xfe"},
         "missing_files": ("b",),
         "run_us": 5,
@@ -117,7 +117,7 @@ def a_report(**changes: Any) -> Report:
         "environment_lost": True,
         "enforcement": {"memory": "enforced"},
     }
-    return Report(**{**defaults, **changes})
+    return ExecutionReport(**{**defaults, **changes})
 
 
 class Bench:
@@ -125,8 +125,8 @@ class Bench:
 
     def __init__(self, executor: Executor, state: ExecutorState, launcher: "Launcher | None" = None) -> None:
         self.executor, self.state, self.launcher = executor, state, launcher
-        self.lost: asyncio.Queue[EnvironmentStatus] = asyncio.Queue()
-        self._waiting: dict[Fence, asyncio.Future[Report]] = {}
+        self.lost: asyncio.Queue[EnvironmentLostEvent] = asyncio.Queue()
+        self._waiting: dict[Fence, asyncio.Future[ExecutionReport]] = {}
         self._listening = asyncio.create_task(self._listen())
 
     @property
@@ -134,21 +134,21 @@ class Bench:
         levels: dict[str, str] = {capability.name: capability.level for capability in self.state.capabilities}
         return {**levels, "driver": self.state.driver}
 
-    async def run(self, spec: ExecSpec) -> Report:
+    async def run(self, spec: ExecSpec) -> ExecutionReport:
         return await (await self.begin(spec))
 
-    async def begin(self, spec: ExecSpec) -> "asyncio.Future[Report]":
+    async def begin(self, spec: ExecSpec) -> "asyncio.Future[ExecutionReport]":
         """Hand it over; the future is its report."""
         report = self.report_of(spec.fence)
         await self.executor.start([spec])
         return report
 
-    def report_of(self, fence: Fence) -> "asyncio.Future[Report]":
+    def report_of(self, fence: Fence) -> "asyncio.Future[ExecutionReport]":
         return self._waiting.setdefault(fence, asyncio.get_running_loop().create_future())
 
     async def resize(self, spec: ExecSpec, cpu_milli: int, *cores: int, seq: int = 1) -> bool:
         """Whether it was confirmed."""
-        resize = Resize(fence=spec.fence, cpu_milli=cpu_milli, cores=cores, amounts_seq=seq)
+        resize = AttemptResize(fence=spec.fence, cpu_milli=cpu_milli, cores=cores, amounts_seq=seq)
         return spec.fence in await self.executor.resize([resize])
 
     async def destroy(self, *environments: UUID) -> None:
@@ -161,7 +161,7 @@ class Bench:
 
     async def _listen(self) -> None:
         async for event in self.executor.events():
-            if isinstance(event, Report):
+            if isinstance(event, ExecutionReport):
                 self.report_of(event.fence).set_result(event)
                 await self.executor.acknowledge([event.fence])
             else:

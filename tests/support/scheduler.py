@@ -4,11 +4,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from arl_core.plan import Policy
-from arl_scheduler.rounds import Rounds
+from arl_core.plan import SchedulingPolicy
+from arl_scheduler.rounds import SchedulingLoop
 from arl_scheduler.settings import SchedulerSettings
 from arl_store.migrate import role_url
-from arl_store.wake import Notifier
+from arl_store.wake import WakeNotifier
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
 from support.rows import Rows, store_of
@@ -18,14 +18,14 @@ __all__ = ["leading"]
 
 @asynccontextmanager
 async def leading(
-    rows: Rows, peers: RecordingPeers | None = None, policy: Policy | None = None, **changed: Any
-) -> AsyncIterator[Rounds]:
+    rows: Rows, peers: RecordingPeers | None = None, policy: SchedulingPolicy | None = None, **changed: Any
+) -> AsyncIterator[SchedulingLoop]:
     """A leader that polls often and takes a node for lost after 0.3 s without beats."""
     url = role_url(rows.owner_url, "scheduler", PASSWORDS["scheduler"])
     often = {"poll_busy_s": 0.03, "poll_idle_s": 0.03, "node_ttl_s": 0.3, "node_away_s": 0.6}
     settings = SchedulerSettings(port=1, database_url=url, service_token="t" * 16, **(often | changed))
     async with store_of(rows.owner_url, "scheduler") as store:
-        rounds = Rounds(store, peers or RecordingPeers(), Notifier(url, name="scheduler"), settings, policy)
+        rounds = SchedulingLoop(store, peers or RecordingPeers(), WakeNotifier(url, name="scheduler"), settings, policy)
         rounds.start()
         try:
             yield rounds

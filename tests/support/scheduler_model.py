@@ -5,9 +5,9 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_core.model import Grant
-from arl_core.states import State
+from arl_core.states import ActionState
 from arl_scheduler.rows import EnvironmentRow, PollResult
-from arl_wire.internal import QueuedAction
+from arl_wire.internal import QueuedActionRow
 from support.builders import a_held_action, a_poll, a_queued_row, an_environment_row, numbered
 
 __all__ = ["Database", "Row"]
@@ -17,12 +17,12 @@ __all__ = ["Database", "Row"]
 class Row:
     id: UUID
     trajectory: str | None
-    state: State
+    state: ActionState
     xid: int
     grant_no: int = 0
     grant: Grant | None = None
 
-    def queued(self) -> QueuedAction:
+    def queued(self) -> QueuedActionRow:
         persistent = self.trajectory is not None
         environment = self.grant.environment if self.grant is not None else None
         row = a_queued_row(self.id.int, trajectory=self.trajectory, persistent=persistent, environment_id=environment)
@@ -40,25 +40,25 @@ class Database:
         return self.xid
 
     def submit(self, trajectory: str | None) -> Row:
-        row = Row(numbered(len(self.rows) + 1), trajectory, State.QUEUED, self.tick())
+        row = Row(numbered(len(self.rows) + 1), trajectory, ActionState.QUEUED, self.tick())
         self.rows[row.id] = row
         return row
 
     def take(self, grant: Grant) -> bool:
         row = self.rows[grant.fence.action_id]
-        if row.state is not State.QUEUED or row.grant_no != grant.fence.grant_no - 1:
+        if row.state is not ActionState.QUEUED or row.grant_no != grant.fence.grant_no - 1:
             return False
-        row.state, row.grant_no, row.grant = State.GRANTED, grant.fence.grant_no, grant
+        row.state, row.grant_no, row.grant = ActionState.GRANTED, grant.fence.grant_no, grant
         return True
 
     def start(self, row: Row) -> bool:
         """False where the manager would have to say that the environment is lost."""
-        row.state = State.RUNNING
+        row.state = ActionState.RUNNING
         if row.grant is None or row.grant.environment is None or row.trajectory is None:
             return True
         id = row.grant.environment
         if id in self.environments:
-            return not self.environments[id][1].gone
+            return not self.environments[id][1].is_ended
         if any(each.trajectory == row.trajectory and not self._is_free(each) for _, each in self.environments.values()):
             return False
         made = an_environment_row(id, row.trajectory, node=row.grant.node)
@@ -66,35 +66,35 @@ class Database:
         return True
 
     def requeue(self, row: Row) -> None:
-        row.state, row.xid = State.QUEUED, self.tick()
+        row.state, row.xid = ActionState.QUEUED, self.tick()
 
     def change(self, environment: EnvironmentRow, **changed: bool) -> None:
         self.environments[environment.id] = (self.tick(), replace(environment, **changed))
 
     def cancel(self, trajectory: str) -> list[UUID]:
         """The queued actions of a trajectory; the leader settles them."""
-        queued = [row for row in self.in_state(State.QUEUED) if row.trajectory == trajectory]
+        queued = [row for row in self.in_state(ActionState.QUEUED) if row.trajectory == trajectory]
         for row in queued:
-            row.state = State.SETTLED
+            row.state = ActionState.SETTLED
         return [row.id for row in queued]
 
-    def in_state(self, *states: State) -> list[Row]:
+    def in_state(self, *states: ActionState) -> list[Row]:
         return [row for row in self.rows.values() if row.state in states]
 
     def live(self) -> list[EnvironmentRow]:
-        return [each for _, each in self.environments.values() if not each.gone]
+        return [each for _, each in self.environments.values() if not each.is_ended]
 
     def users(self, environment: EnvironmentRow) -> list[Row]:
-        held = self.in_state(State.GRANTED, State.RUNNING)
+        held = self.in_state(ActionState.GRANTED, ActionState.RUNNING)
         return [row for row in held if row.grant is not None and row.grant.environment == environment.id]
 
     def poll(self, mark: int) -> PollResult:
         changed = [(xid, each) for xid, each in self.environments.values() if xid >= mark]
         if mark == 0:
             changed = [(xid, each) for xid, each in changed if not self._is_free(each)]
-        held = [self._held(row) for row in self.in_state(State.GRANTED, State.RUNNING)]
+        held = [self._held(row) for row in self.in_state(ActionState.GRANTED, ActionState.RUNNING)]
         return a_poll(
-            queued=[row.queued() for row in self.in_state(State.QUEUED) if row.xid >= mark],
+            queued=[row.queued() for row in self.in_state(ActionState.QUEUED) if row.xid >= mark],
             held=held,
             environments=[each for _, each in sorted(changed, key=lambda entry: entry[0])],
             mark=self.tick(),
@@ -107,9 +107,9 @@ class Database:
             Fence(row.id, row.grant_no),
             state=row.state,
             trajectory=row.trajectory,
-            amounts=grant.amounts,
+            amounts=grant.resources,
             environment=grant.environment,
         )
 
     def _is_free(self, environment: EnvironmentRow) -> bool:
-        return environment.gone and environment.deleted
+        return environment.is_ended and environment.is_delete_requested

@@ -4,7 +4,7 @@ from typing import Any
 from uuid import uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, Work
+from arl_cpu.executor import EnvironmentSpec, FileOperation
 from support.sandbox import Bench
 
 __all__ = ["begun", "moved"]
@@ -12,21 +12,21 @@ __all__ = ["begun", "moved"]
 LIMIT_S = 60
 
 
-async def begun(sandbox: Bench, environment: EnvironmentSpec, op: str, **asked: Any) -> Work:
+async def begun(sandbox: Bench, environment: EnvironmentSpec, op: str, **asked: Any) -> FileOperation:
     wanted = {"op": op, "path": "", "limit_s": LIMIT_S, "max_bytes": 1 << 24, **asked}
-    return await sandbox.executor.work(Fence(uuid4(), 1), environment.id, wanted)
+    return await sandbox.executor.start_file_operation(Fence(uuid4(), 1), environment.id, wanted)
 
 
 async def moved(sandbox: Bench, source: EnvironmentSpec, target: EnvironmentSpec) -> None:
     taking = await begun(sandbox, source, "pack", whole=True)
-    await taking.answer()
+    await taking.read_response()
     content = b"".join([chunk async for chunk in taking.output()])
     await taking.close()
     giving = await begun(sandbox, target, "unpack", whole=True)
     try:
-        await giving.answer()
+        await giving.read_response()
         await giving.send(content)
         await giving.send(b"")
-        await giving.answer()
+        await giving.read_response()
     finally:
         await giving.close()

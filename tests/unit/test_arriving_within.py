@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.rate import Rate, TokenBucket, arriving_within
+from arl_core.rate import RateLimit, TokenBucket, rate_at_sender
 
 LATE_S = 0.05
 
@@ -17,21 +17,21 @@ LATE_S = 0.05
     wanted=st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.3]), st.floats(0, LATE_S)), max_size=150),
 )
 def test_however_late_each_arrives_none_is_early(per_s: float, more: int, wanted: list[tuple[float, float]]) -> None:
-    rate = Rate(per_s, math.ceil(per_s * LATE_S) + more)
-    ours, theirs = (TokenBucket(each, now=0.0) for each in (arriving_within(rate, late_s=LATE_S), rate))
+    rate = RateLimit(per_s, math.ceil(per_s * LATE_S) + more)
+    ours, theirs = (TokenBucket(each, now=0.0) for each in (rate_at_sender(rate, max_delay_s=LATE_S), rate))
     now, arrivals = 0.0, list[float]()
     for pause_s, late_s in wanted:
-        now = ours.free_at(1, now=now + pause_s)
+        now = ours.available_at(1, now=now + pause_s)
         ours.take(1, now=now)
         arrivals.append(now + late_s)
     for arrived in sorted(arrivals):
-        assert theirs.free(arrived + 1e-6) >= 1
+        assert theirs.available(arrived + 1e-6) >= 1
         theirs.take(1, now=arrived)
 
 
 def test_no_more_is_held_back_than_comes_meanwhile_and_a_burst_of_one_is_a_little_slower() -> None:
-    assert arriving_within(Rate(40, 20), late_s=LATE_S) == Rate(40, 18)
-    assert arriving_within(Rate(1, 10), late_s=LATE_S) == Rate(1, 9)
-    assert arriving_within(Rate(10, 1), late_s=LATE_S) == Rate(9.5, 1)
-    slow = arriving_within(Rate(100, 5), late_s=LATE_S)
+    assert rate_at_sender(RateLimit(40, 20), max_delay_s=LATE_S) == RateLimit(40, 18)
+    assert rate_at_sender(RateLimit(1, 10), max_delay_s=LATE_S) == RateLimit(1, 9)
+    assert rate_at_sender(RateLimit(10, 1), max_delay_s=LATE_S) == RateLimit(9.5, 1)
+    slow = rate_at_sender(RateLimit(100, 5), max_delay_s=LATE_S)
     assert (slow.per_s, slow.burst) == (pytest.approx(95), 1)

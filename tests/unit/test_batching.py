@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.batching import buckets, next_batch, padding
+from arl_core.batching import length_buckets, next_batch, padding_share
 
 COSTS = st.lists(st.lists(st.integers(1, 600), max_size=12), max_size=12)
 
@@ -31,20 +31,20 @@ class TestNextBatch:
 
 class TestBuckets:
     def test_a_short_text_is_not_padded_to_a_long_one(self) -> None:
-        assert buckets([256, 4, 250, 5, 5], max_tokens=4096) == [[1, 3, 4], [2, 0]]
+        assert length_buckets([256, 4, 250, 5, 5], max_tokens=4096) == [[1, 3, 4], [2, 0]]
 
     def test_a_text_longer_than_a_bucket_has_one_of_its_own(self) -> None:
-        assert buckets([300, 300], max_tokens=100) == [[0], [1]]
+        assert length_buckets([300, 300], max_tokens=100) == [[0], [1]]
 
     def test_a_little_padding_is_cheaper_than_another_pass(self) -> None:
-        assert buckets([8, 16], max_tokens=4096, pass_tokens=8) == [[0, 1]]
-        assert buckets([8, 17], max_tokens=4096, pass_tokens=8) == [[0], [1]]
+        assert length_buckets([8, 16], max_tokens=4096, pass_tokens=8) == [[0, 1]]
+        assert length_buckets([8, 17], max_tokens=4096, pass_tokens=8) == [[0], [1]]
 
     @given(st.lists(st.integers(1, 256), max_size=80), st.integers(1, 4096), st.integers(0, 30))
     def test_every_text_is_in_one_bucket_that_keeps_its_bounds(
         self, lengths: list[int], max_tokens: int, pass_tokens: int
     ) -> None:
-        found = buckets(lengths, max_tokens=max_tokens, pass_tokens=pass_tokens)
+        found = length_buckets(lengths, max_tokens=max_tokens, pass_tokens=pass_tokens)
         assert sorted(at for group in found for at in group) == list(range(len(lengths)))
         for group in found:
             inside = [lengths[at] for at in group]
@@ -53,4 +53,4 @@ class TestBuckets:
             assert padded - sum(inside) <= max(0.15 * padded, pass_tokens)
 
     def test_padding_is_the_share_of_what_is_computed_for_nothing(self) -> None:
-        assert padding([10, 5, 1], [[0, 1], [2]]) == pytest.approx(5 / 21)
+        assert padding_share([10, 5, 1], [[0, 1], [2]]) == pytest.approx(5 / 21)

@@ -6,26 +6,26 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from arl_core.plan import Policy
-from arl_core.reference import Reference
-from arl_core.spar import Spar
-from arl_sim.bounds import Job, lagrangian_bound_s, speed_bound_s
-from arl_sim.engine import START_S, Simulation
-from arl_sim.expectations import Clairvoyant
-from arl_sim.site import Asking, Classes, Site
-from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+from arl_core.plan import SchedulingPolicy
+from arl_core.reference import ReferencePolicy
+from arl_core.spar import SparPolicy
+from arl_sim.bounds import BoundJob, lagrangian_bound_s, speed_bound_s
+from arl_sim.engine import START_S, WorkloadSimulation
+from arl_sim.expectations import ClairvoyantDurations
+from arl_sim.site import DemandMode, SimActionClasses, SimCluster
+from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
 
 UNITS = 4
 INSTANCES = 24
 
 
-def an_instance(seed: int) -> list[Work]:
+def an_instance(seed: int) -> list[ActionWork]:
     """4 actions that come at once; most can use up to 4 cores."""
     rng = np.random.default_rng(seed)
     return [
-        Work(
+        ActionWork(
             cls="any",
-            need=Need.CPU,
+            resource_kind=ResourceKind.CPU,
             seconds=float(np.exp(rng.normal(1, 1))),
             parallel_fraction=float(rng.uniform(0.5, 0.98)),
             choices=(1, 2, 4) if rng.random() < 0.7 else (1,),
@@ -34,7 +34,7 @@ def an_instance(seed: int) -> list[Work]:
     ]
 
 
-def best_of_all_s(works: Sequence[Work]) -> float:
+def best_of_all_s(works: Sequence[ActionWork]) -> float:
     """Mean ACT of the best order and widths; each starts as soon as it fits behind those before it."""
     return min(
         scheduled_s([(works[at], widths[at]) for at in order])
@@ -43,7 +43,7 @@ def best_of_all_s(works: Sequence[Work]) -> float:
     )
 
 
-def scheduled_s(order: Sequence[tuple[Work, int]]) -> float:
+def scheduled_s(order: Sequence[tuple[ActionWork, int]]) -> float:
     placed: list[tuple[float, float, int]] = []
     for work, width in order:
         takes_s = work.duration_s(width)
@@ -58,30 +58,30 @@ def fits(placed: Sequence[tuple[float, float, int]], start: float, end: float, w
     return all(sum(k for s, e, k in placed if s <= at < e - 1e-12) + width <= UNITS for at in moments)
 
 
-def simulated_s(policy: Policy, works: Sequence[Work]) -> float:
-    site = Site(cpu_nodes=(UNITS,), gpu_nodes=(), api_calls=1)
-    rollouts = tuple(Rollout("ai-coding", (Turn(0.0, work),)) for work in works)
-    classes = Classes(site, {}, Asking.ELASTIC, apart=True)
-    result = Simulation(Workload(rollouts), site, policy, classes, Clairvoyant()).run()
+def simulated_s(policy: SchedulingPolicy, works: Sequence[ActionWork]) -> float:
+    site = SimCluster(cpu_nodes=(UNITS,), gpu_nodes=(), api_calls=1)
+    rollouts = tuple(SimTrajectory("ai-coding", (TrajectoryAction(0.0, work),)) for work in works)
+    classes = SimActionClasses(site, {}, DemandMode.ELASTIC, is_separate=True)
+    result = WorkloadSimulation(SimWorkload(rollouts), site, policy, classes, ClairvoyantDurations()).run()
     return sum(record.act_s - START_S for record in result.records) / len(works)
 
 
 @pytest.mark.parametrize("seed", range(6))
 def test_no_schedule_is_better_than_the_bound(seed: int) -> None:
     works = an_instance(seed)
-    jobs = [Job(work, 0.0) for work in works]
+    jobs = [BoundJob(work, 0.0) for work in works]
     best_s = best_of_all_s(works)
-    bound_s = lagrangian_bound_s(jobs, UNITS, reached_s=best_s * 1.001, grid_s=0.25)
+    bound_s = lagrangian_bound_s(jobs, UNITS, achieved_s=best_s * 1.001, grid_s=0.25)
     assert speed_bound_s(jobs) <= best_s + 1e-9
     assert 0.8 * best_s <= bound_s <= best_s + 1e-9
 
 
 @pytest.mark.parametrize(
     ("policy", "mean", "worst"),
-    [(Spar(), 1.10, 1.5), (Spar(resizing=True), 1.10, 1.5), (Reference(), 1.20, 2.0)],
+    [(SparPolicy(), 1.10, 1.5), (SparPolicy(is_resizing=True), 1.10, 1.5), (ReferencePolicy(), 1.20, 2.0)],
     ids=["spar", "spar_m", "reference"],
 )
-def test_policies_are_near_the_best_of_all_schedules(policy: Policy, mean: float, worst: float) -> None:
+def test_policies_are_near_the_best_of_all_schedules(policy: SchedulingPolicy, mean: float, worst: float) -> None:
     ratios = [simulated_s(policy, works) / best_of_all_s(works) for works in map(an_instance, range(INSTANCES))]
     assert sum(ratios) / len(ratios) <= mean, ratios
     assert max(ratios) <= worst, ratios

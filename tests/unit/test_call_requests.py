@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from arl_tangram import call_action
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.calls import CallRequest
 from arl_wire.errors import ValidationFailed
 
 
-def a_call(**fields: Any) -> SubmitAction:
-    return SubmitAction.model_validate({"task": "t", "kind": "call", "endpoint": "e", "request": {}, **fields})
+def a_call(**fields: Any) -> SubmitActionRequest:
+    return SubmitActionRequest.model_validate({"task": "t", "kind": "call", "endpoint": "e", "request": {}, **fields})
 
 
 @pytest.mark.parametrize("path", ["v1/search", "/v1/search", "a%20b", "%C3%A9", "a/b..c", "@evil/x", "http:/x", "a:b"])

@@ -3,17 +3,17 @@
 import pytest
 
 from arl_gpu.kinds import load
-from arl_gpu.kinds.callable import Own
-from arl_gpu.kinds.model import Model
+from arl_gpu.kinds.callable import PythonFunctionModel
+from arl_gpu.kinds.model import RewardModel
 
 
 @pytest.fixture(params=["length", "length_later"])
-def model(request: pytest.FixtureRequest) -> Model:
+def model(request: pytest.FixtureRequest) -> RewardModel:
     options = {"callable": f"support.rewards:{request.param}"}
     return load({"name": "own", "kind": "python", "directory": ".", "options": options})
 
 
-def test_what_a_function_does_is_an_entry_of_its_item_alone(model: Model) -> None:
+def test_what_a_function_does_is_an_entry_of_its_item_alone(model: RewardModel) -> None:
     texts = ["abc", "raise", "exit", "nothing", "nan", "huge", "large", "deep", "details"]
     entries = model.score([{"text": text} for text in texts], model.weights.content).entries
     good, *bad, detailed = entries
@@ -38,6 +38,6 @@ def test_a_function_that_is_not_there_is_said_when_it_is_loaded(path: str) -> No
 
 
 def test_an_item_that_takes_for_ever_keeps_no_others_from_their_scores() -> None:
-    own = Own("support.rewards:length_later", item_s=0.05)
+    own = PythonFunctionModel("support.rewards:length_later", item_timeout_s=0.05)
     never, good = own.score([{"text": "never"}, {"text": "abc"}], own.weights.content).entries
     assert (never["error"]["code"], good) == ("function_timeout", {"score": 3.0})

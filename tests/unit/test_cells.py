@@ -8,9 +8,9 @@ from typing import Any, cast
 
 import pytest
 
-from arl_cpu.launcher.cells import Cell, Host
+from arl_cpu.launcher.cells import Sandbox, SandboxHost
 from arl_cpu.launcher.drivers import DRIVERS
-from arl_cpu.launcher.loop import Loop
+from arl_cpu.launcher.loop import EventLoop
 from arl_cpu.launcher.zygote import Zygote
 
 
@@ -51,16 +51,16 @@ def agents() -> Iterator[Agents]:
 def test_nonsense_ends_the_cell_and_not_the_launcher(
     agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], said: bytes
 ) -> None:
-    loop = Loop()
+    loop = EventLoop()
     zygote = cast(Zygote, agents)
     driver = DRIVERS["namespaces"]
-    host = Host(
-        loop=loop, zygote=zygote, tree=None, driver=driver, first_host_id=None, work_dir=tmp_path, base_prefix=""
+    host = SandboxHost(
+        loop=loop, zygote=zygote, cgroup_tree=None, driver=driver, first_host_id=None, work_dir=tmp_path, base_prefix=""
     )
-    cell = Cell(host, Owner())
+    cell = Sandbox(host, Owner())
     agents.made(agents.process.pid, "")
     agents.end.send(said)
-    loop.turn()
+    loop.run_once()
     assert agents.process.wait(5) == -9
     assert "Error" in capfd.readouterr().err
     cell.channel.close()

@@ -65,7 +65,7 @@ def _forked(tangram: Tangram, number: int) -> int:
 
 
 def test_a_fork_takes_nothing_from_the_event_loop_of_its_parent(url: str) -> None:
-    tangram = AsyncTangram(url, "tk_x", patience_s=1)
+    tangram = AsyncTangram(url, "tk_x", retry_timeout_s=1)
 
     async def ask(number: int) -> int:
         return (await tangram.get(UUID(int=number))).id.int
@@ -140,11 +140,11 @@ def test_a_client_can_be_sent_to_another_process(url: str) -> None:
 
 def test_a_proxy_of_the_environment_is_not_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
-    with Tangram(url, "tk_x", patience_s=0.1) as tangram:
+    with Tangram(url, "tk_x", retry_timeout_s=0.1) as tangram:
         assert tangram.get(UUID(int=3)).id == UUID(int=3)
 
     async def ask() -> None:
-        async with AsyncTangram(url, "tk_x", patience_s=0.1) as tangram:
+        async with AsyncTangram(url, "tk_x", retry_timeout_s=0.1) as tangram:
             assert (await tangram.get(UUID(int=4))).id == UUID(int=4)
 
     asyncio.run(ask())

@@ -6,17 +6,17 @@ import pytest
 
 from arl_core.model import ActionClass, Grant
 from arl_core.plan import FirstComeFirstServed
-from arl_scheduler.classes import AFTER_ALL, IN_ALL, OF_A_TASK, Classes
-from arl_scheduler.index import Index
-from arl_scheduler.learning import RUNS_TO_REFUSE, Learning
-from arl_store.tx import Store
-from arl_wire.internal import QueuedAction
+from arl_scheduler.classes import MAX_CLASSES, MAX_CLASSES_PER_TASK, MIN_CLASSES_PER_TASK, ActionClassTable
+from arl_scheduler.index import SchedulerIndex
+from arl_scheduler.learning import MIN_RUNS_TO_REJECT, DurationLearner
+from arl_store.tx import PostgresStore
+from arl_wire.internal import QueuedActionRow
 from support.builders import a_held_action, a_poll, a_queued_row
 
 NOW = 1000.0
 
 
-def of_own_class(number: int, **changed: Any) -> QueuedAction:
+def of_own_class(number: int, **changed: Any) -> QueuedActionRow:
     """As where each action runs a script of its own."""
     return a_queued_row(number, class_key=number, **changed)
 
@@ -26,24 +26,26 @@ def elastic(fraction: float, most: int = 4000) -> dict[str, Any]:
     return {"resource": "cpu_milli", "min": 1000, "max": most, "step": 1000, "elasticity": declared}
 
 
-def a_full_task(classes: Classes, count: int = OF_A_TASK, *, first: int = 1, task: int = 1) -> list[ActionClass]:
-    return [classes.take(of_own_class(number, queue_id=task)) for number in range(first, first + count)]
+def a_full_task(
+    classes: ActionClassTable, count: int = MAX_CLASSES_PER_TASK, *, first: int = 1, task: int = 1
+) -> list[ActionClass]:
+    return [classes.acquire(of_own_class(number, queue_id=task)) for number in range(first, first + count)]
 
 
 class TestApart:
     def test_beyond_so_many_of_a_task_what_asks_for_the_same_is_of_one_class(self) -> None:
-        classes = Classes()
+        classes = ActionClassTable()
         own = a_full_task(classes)
-        others = [classes.take(of_own_class(number)) for number in range(2000, 2100)]
-        assert len({cls.key for cls in own}) == OF_A_TASK
-        assert {(cls.key, cls.mixed) for cls in others} == {(others[0].key, True)}
-        assert len(classes) == OF_A_TASK + 1
+        others = [classes.acquire(of_own_class(number)) for number in range(2000, 2100)]
+        assert len({cls.key for cls in own}) == MAX_CLASSES_PER_TASK
+        assert {(cls.key, cls.is_mixed) for cls in others} == {(others[0].key, True)}
+        assert len(classes) == MAX_CLASSES_PER_TASK + 1
 
     def test_a_round_has_few_buckets_to_look_at_where_each_action_is_of_a_class_of_its_own(self) -> None:
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(queued=[of_own_class(number) for number in range(2000)]))
-        assert sum(1 for _ in index.offers.waiting.buckets()) == OF_A_TASK + 1
-        assert index.waiting == 2000
+        assert sum(1 for _ in index.candidates.queue.buckets()) == MAX_CLASSES_PER_TASK + 1
+        assert index.queued_count == 2000
 
     @pytest.mark.parametrize(
         ("one", "other", "same"),
@@ -61,82 +63,84 @@ class TestApart:
     def test_only_what_may_start_on_the_same_nodes_with_the_same_amounts_is_mixed(
         self, one: dict[str, Any], other: dict[str, Any], same: bool
     ) -> None:
-        classes = Classes()
+        classes = ActionClassTable()
         a_full_task(classes)
-        first, second = (classes.take(of_own_class(2000 + at, **each)) for at, each in enumerate((one, other)))
+        first, second = (classes.acquire(of_own_class(2000 + at, **each)) for at, each in enumerate((one, other)))
         assert (first.key == second.key) is same
 
     def test_what_is_told_apart_stays_so_and_leaves_other_tasks_their_classes(self) -> None:
-        classes = Classes()
+        classes = ActionClassTable()
         own = a_full_task(classes)
-        classes.take(of_own_class(2000))
-        assert classes.take(of_own_class(1)) is own[0]
-        assert not classes.take(of_own_class(3000, queue_id=2)).mixed
+        classes.acquire(of_own_class(2000))
+        assert classes.acquire(of_own_class(1)) is own[0]
+        assert not classes.acquire(of_own_class(3000, queue_id=2)).is_mixed
 
     def test_of_very_many_in_all_each_task_has_a_few(self) -> None:
-        classes = Classes()
-        for task in range(IN_ALL // OF_A_TASK):
-            a_full_task(classes, first=task * OF_A_TASK, task=task)
-        own = a_full_task(classes, AFTER_ALL + 1, first=10**6, task=99)
-        assert [cls.mixed for cls in own] == [False] * AFTER_ALL + [True]
+        classes = ActionClassTable()
+        for task in range(MAX_CLASSES // MAX_CLASSES_PER_TASK):
+            a_full_task(classes, first=task * MAX_CLASSES_PER_TASK, task=task)
+        own = a_full_task(classes, MIN_CLASSES_PER_TASK + 1, first=10**6, task=99)
+        assert [cls.is_mixed for cls in own] == [False] * MIN_CLASSES_PER_TASK + [True]
 
     def test_the_mixed_class_is_the_same_for_each_leader(self) -> None:
         found = []
         for first in (5000, 6000):
-            classes = Classes()
+            classes = ActionClassTable()
             a_full_task(classes, first=first)
-            found.append(classes.take(of_own_class(first + OF_A_TASK, elastic=elastic(first / 10_000))).key)
+            found.append(
+                classes.acquire(of_own_class(first + MAX_CLASSES_PER_TASK, elastic=elastic(first / 10_000))).key
+            )
         assert found[0] == found[1]
 
 
 class TestForgotten:
     def test_with_the_last_of_its_actions(self) -> None:
-        classes = Classes()
+        classes = ActionClassTable()
         a_full_task(classes)
-        mixed = [classes.take(of_own_class(number)) for number in (2000, 2001)]
+        mixed = [classes.acquire(of_own_class(number)) for number in (2000, 2001)]
         for cls in mixed:
-            assert len(classes) == OF_A_TASK + 1
-            classes.give_back(cls)
-        assert len(classes) == OF_A_TASK
-        classes.give_back(classes.take(of_own_class(1)))
-        assert len(classes) == OF_A_TASK
+            assert len(classes) == MAX_CLASSES_PER_TASK + 1
+            classes.release(cls)
+        assert len(classes) == MAX_CLASSES_PER_TASK
+        classes.release(classes.acquire(of_own_class(1)))
+        assert len(classes) == MAX_CLASSES_PER_TASK
 
     def test_an_index_knows_those_of_what_waits_or_is_held(self) -> None:
-        index = Index()
+        index = SchedulerIndex()
         index.reconcile(a_poll(queued=[of_own_class(number) for number in (1, 2, 3)]))
         grants = granted(index)
-        assert (len(grants), len(index._classes)) == (2, 3)
-        index.freed(grant.fence for grant in grants)
-        assert len(index._classes) == 1
-        index.refused([a_queued_row(3).id])
-        assert len(index._classes) == 0
+        assert (len(grants), len(index._action_classes)) == (2, 3)
+        index.release_attempts(grant.fence for grant in grants)
+        assert len(index._action_classes) == 1
+        index.drop_refused([a_queued_row(3).id])
+        assert len(index._action_classes) == 0
 
     def test_what_another_leader_granted_keeps_the_class_that_it_waited_with(self) -> None:
-        index, held = Index(), Index()
+        index, held = SchedulerIndex(), SchedulerIndex()
         index.reconcile(a_poll(queued=[of_own_class(1)]))
         held.reconcile(a_poll(queued=[of_own_class(1)]))
         (grant,) = granted(held)
         index.reconcile(a_poll(held=[a_held_action(grant.fence, class_key=1)]))
-        (hold,) = index.holds
+        (hold,) = index.allocations
         assert hold.cls is not None
         assert hold.cls.key == 1
-        assert len(index._classes) == 1
-        index.freed([grant.fence])
-        assert len(index._classes) == 0
+        assert len(index._action_classes) == 1
+        index.release_attempts([grant.fence])
+        assert len(index._action_classes) == 0
 
 
 def test_nobody_is_refused_for_what_other_programs_took() -> None:
-    learning, classes = Learning(cast(Store, None)), Classes()
+    learning, classes = DurationLearner(cast(PostgresStore, None)), ActionClassTable()
     a_full_task(classes)
-    for cls, said in ((classes.take(of_own_class(1)), True), (classes.take(of_own_class(2000)), False)):
-        for _ in range(RUNS_TO_REFUSE):
+    for cls, said in ((classes.acquire(of_own_class(1)), True), (classes.acquire(of_own_class(2000)), False)):
+        for _ in range(MIN_RUNS_TO_REJECT):
             learning.estimates.observe(cls, amount=1000, run_s=60.0)
         learning._seen_at[cls.key] = float("inf")
-        assert (learning.usual_s(cls) > 0) is said
+        assert (learning.min_run_time_s(cls) > 0) is said
 
 
-def granted(index: Index) -> tuple[Grant, ...]:
+def granted(index: SchedulerIndex) -> tuple[Grant, ...]:
     """What a round grants; Postgres agrees with all of it."""
     grants = FirstComeFirstServed().plan(index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)).grants
-    index.granted(grants, now=NOW)
+    index.apply_grants(grants, now=NOW)
     return grants

@@ -7,16 +7,16 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_gateway.auth import Caller
-from arl_gateway.code_runs import CodeRun, CodeRuns
-from arl_gateway.service import Actions, Admitted, Trace
-from arl_wire.actions import Action, SubmitAction
+from arl_gateway.code_runs import CodeRun, CodeRunner
+from arl_gateway.service import ActionService, AdmittedAction, RequestTrace
+from arl_wire.actions import Action, SubmitActionRequest
 from arl_wire.errors import GatewayTimeout, QueueFull
 from support.builders import numbered
 
 CALLER = Caller(1, 1, "p", frozenset())
-WANTED = CodeRun(run=SubmitAction(task="t", argv=["true"]), key=b"k", size=10)
+WANTED = CodeRun(run=SubmitActionRequest(task="t", argv=["true"]), key=b"k", size=10)
 
 
 class Standing:
@@ -27,20 +27,20 @@ class Standing:
         self.asked = 0
         self.admitted: list[UUID] = []
         self.cancelled: list[UUID] = []
-        self.settling: dict[UUID, asyncio.Future[Outcome]] = {}
+        self.settling: dict[UUID, asyncio.Future[ActionOutcome]] = {}
 
-    async def admit(self, action: SubmitAction, caller: Caller, *, trace: Trace) -> Admitted:
+    async def admit(self, action: SubmitActionRequest, caller: Caller, *, trace: RequestTrace) -> AdmittedAction:
         self.asked += 1
         if not self.has_room:
             raise QueueFull("full", retry_after_s=0.001)
         id = numbered(len(self.admitted) + 1)
         self.admitted.append(id)
         self.settling[id] = asyncio.get_running_loop().create_future()
-        return Admitted(id, created=True)
+        return AdmittedAction(id, created=True)
 
-    async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
+    async def outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
         outcome, now = await self.settling[admitted.id], datetime.now(UTC)
-        known: dict[str, Any] = {"task": "t", "kind": "exec", "state": State.SETTLED, "outcome": outcome}
+        known: dict[str, Any] = {"task": "t", "kind": "exec", "state": ActionState.SETTLED, "outcome": outcome}
         return Action.model_validate({"id": admitted.id, "created_at": now, "settled_at": now, **known})
 
     async def cancel(self, id: UUID, caller: Caller) -> None:
@@ -52,13 +52,13 @@ def standing() -> Standing:
     return Standing()
 
 
-def runs_of(standing: Standing, *, grace_s: float = 30.0) -> CodeRuns:
-    return CodeRuns(cast(Actions, standing), pause_s=0.001, grace_s=grace_s)
+def runs_of(standing: Standing, *, grace_s: float = 30.0) -> CodeRunner:
+    return CodeRunner(cast(ActionService, standing), retry_pause_s=0.001, resume_grace_s=grace_s)
 
 
-async def tried(runs: CodeRuns, *, within_s: float = 0.01) -> None:
+async def tried(runs: CodeRunner, *, within_s: float = 0.01) -> None:
     with pytest.raises(GatewayTimeout):
-        await runs.run(WANTED, CALLER, Trace(), within_s=within_s)
+        await runs.run(WANTED, CALLER, RequestTrace(), within_s=within_s)
 
 
 async def test_however_often_it_is_tried_it_is_one_action(standing: Standing) -> None:
@@ -66,8 +66,8 @@ async def test_however_often_it_is_tried_it_is_one_action(standing: Standing) ->
     runs = runs_of(standing, grace_s=0.1)
     for _ in range(5):
         await tried(runs, within_s=0.06)
-    asyncio.get_running_loop().call_soon(standing.settling[numbered(1)].set_result, Outcome.OK)
-    ran = await runs.run(WANTED, CALLER, Trace(), within_s=5)
+    asyncio.get_running_loop().call_soon(standing.settling[numbered(1)].set_result, ActionOutcome.OK)
+    ran = await runs.run(WANTED, CALLER, RequestTrace(), within_s=5)
     assert ran.run is not None
     assert (ran.run.id, len(standing.admitted), standing.cancelled) == (numbered(1), 1, [])
     await runs.drain()
@@ -82,7 +82,7 @@ async def test_what_nobody_takes_up_is_cancelled(standing: Standing) -> None:
 
 async def test_who_went_away_while_there_was_no_room_is_admitted_never(standing: Standing) -> None:
     runs, standing.has_room = runs_of(standing, grace_s=0.01), False
-    gone = asyncio.create_task(runs.run(WANTED, CALLER, Trace(), within_s=60))
+    gone = asyncio.create_task(runs.run(WANTED, CALLER, RequestTrace(), within_s=60))
     await asyncio.wait_for(_until(lambda: standing.asked > 2), 5)
     gone.cancel()
     await asyncio.wait((gone,))
@@ -94,11 +94,11 @@ async def test_who_went_away_while_there_was_no_room_is_admitted_never(standing:
 async def test_what_ended_by_our_trouble_is_begun_anew(standing: Standing) -> None:
     runs = runs_of(standing)
     await tried(runs)
-    standing.settling[numbered(1)].set_result(Outcome.INFRA_ERROR)
+    standing.settling[numbered(1)].set_result(ActionOutcome.INFRA_ERROR)
     await asyncio.sleep(0)
     await tried(runs)
-    standing.settling[numbered(2)].set_result(Outcome.USER_ERROR)
-    ran = await runs.run(WANTED, CALLER, Trace(), within_s=5)
+    standing.settling[numbered(2)].set_result(ActionOutcome.USER_ERROR)
+    ran = await runs.run(WANTED, CALLER, RequestTrace(), within_s=5)
     assert ran.run is not None
     assert (ran.run.id, len(standing.admitted)) == (numbered(2), 2)
     await runs.drain()
@@ -106,7 +106,7 @@ async def test_what_ended_by_our_trouble_is_begun_anew(standing: Standing) -> No
 
 async def test_a_gateway_that_ends_answers_all_and_leaves_nothing_running(standing: Standing) -> None:
     runs = runs_of(standing)
-    waiting = asyncio.create_task(runs.run(WANTED, CALLER, Trace(), within_s=60))
+    waiting = asyncio.create_task(runs.run(WANTED, CALLER, RequestTrace(), within_s=60))
     await asyncio.wait_for(_until(lambda: bool(standing.admitted)), 5)
     runs.stop()
     with pytest.raises(GatewayTimeout):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arl_tangram import Unauthenticated, Unavailable, ValidationFailed
-from arl_tangram.connection import resolve
+from arl_tangram.connection import resolve_connection
 
 
 @pytest.fixture
@@ -22,39 +22,39 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_system_that_is_up_is_found_with_its_key(directory: Path) -> None:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        connection = resolve(directory=directory)
+        connection = resolve_connection(directory=directory)
     assert (connection.url, connection.api_key) == ("http://127.0.0.1:8700", "tk_local")
 
 
 def test_after_it_went_down_nobody_on_its_old_port_gets_its_key(directory: Path) -> None:
     (directory / "lock").touch()
     with pytest.raises(Unavailable, match="tangram up"):
-        resolve(directory=directory)
+        resolve_connection(directory=directory)
 
 
 def test_another_address_never_gets_the_local_key(directory: Path) -> None:
     with pytest.raises(Unauthenticated):
-        resolve("https://elsewhere.example", directory=directory)
+        resolve_connection("https://elsewhere.example", directory=directory)
 
 
 def test_a_key_does_not_show_in_what_is_printed(directory: Path) -> None:
-    assert "tk_given" not in repr(resolve("https://elsewhere.example", "tk_given", directory=directory))
+    assert "tk_given" not in repr(resolve_connection("https://elsewhere.example", "tk_given", directory=directory))
 
 
 @pytest.mark.parametrize("url", ["localhost:8700", "127.0.0.1", "http://", "http://h:99999", "ftp://h", "http://[::1"])
 def test_an_address_that_is_none_is_refused_at_once(directory: Path, url: str) -> None:
     with pytest.raises(ValidationFailed, match="url"):
-        resolve(url, "tk_given", directory=directory)
+        resolve_connection(url, "tk_given", directory=directory)
 
 
 def test_a_key_read_from_a_file_has_no_line_break_and_one_that_is_none_is_not_shown(directory: Path) -> None:
-    assert resolve("http://h/", " tk_given\n", directory=directory).api_key == "tk_given"
+    assert resolve_connection("http://h/", " tk_given\n", directory=directory).api_key == "tk_given"
     with pytest.raises(Unauthenticated) as caught:
-        resolve("http://h", "tk_gi\nven", directory=directory)
+        resolve_connection("http://h", "tk_gi\nven", directory=directory)
     assert "tk_gi" not in str(caught.value)
 
 
 def test_an_address_with_a_slash_is_the_same_one(directory: Path) -> None:
     with (directory / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        assert resolve("http://127.0.0.1:8700/", directory=directory).api_key == "tk_local"
+        assert resolve_connection("http://127.0.0.1:8700/", directory=directory).api_key == "tk_local"

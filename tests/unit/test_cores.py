@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arl_core.fence import Fence
-from arl_cpu.cores import CoreMap, choose
+from arl_cpu.cores import CoreMap, choose_cores
 from support.builders import numbered
 
 
@@ -19,22 +19,22 @@ TWO_SOCKETS = {core: core // 4 for core in range(8)}
 class TestChoose:
     def test_an_action_stays_inside_the_numa_node_that_it_fills_best(self) -> None:
         """Node 0 has two free cores, node 1 has four: two cores leave the larger hole alone."""
-        assert choose(2, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS) == (0, 1)
-        assert choose(3, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS) == (5, 6, 7)
+        assert choose_cores(2, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS) == (0, 1)
+        assert choose_cores(3, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS) == (5, 6, 7)
 
     def test_what_fits_in_no_node_fills_the_largest_first(self) -> None:
-        assert choose(5, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS) == (1, 4, 5, 6, 7)
+        assert choose_cores(5, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS) == (1, 4, 5, 6, 7)
 
     def test_a_growth_keeps_its_cores_and_stays_beside_them(self) -> None:
-        assert choose(2, [0, 1, 4, 5, 6, 7], nodes=TWO_SOCKETS, keep=[4]) == (4, 7)
-        assert choose(4, [0, 1, 3, 4, 5, 6, 7], nodes=TWO_SOCKETS, keep=[3]) == (0, 1, 3, 7)
+        assert choose_cores(2, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS, preferred=[4]) == (4, 7)
+        assert choose_cores(4, [0, 1, 3, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS, preferred=[3]) == (0, 1, 3, 7)
 
     def test_a_shrink_keeps_the_cores_of_one_node(self) -> None:
-        assert choose(2, [0, 4, 5, 6], nodes=TWO_SOCKETS, keep=[0, 4, 5, 6]) == (5, 6)
+        assert choose_cores(2, [0, 4, 5, 6], numa_nodes=TWO_SOCKETS, preferred=[0, 4, 5, 6]) == (5, 6)
 
     def test_the_least_loaded_come_first(self) -> None:
-        assert choose(1, [0, 1, 2], nodes={}, load=Counter({2: 500, 1: 100, 0: 100})) == (1,)
-        assert choose(2, range(8), nodes=TWO_SOCKETS, load=Counter((0, 1, 2, 6, 7))) == (4, 5)
+        assert choose_cores(1, [0, 1, 2], numa_nodes={}, load=Counter({2: 500, 1: 100, 0: 100})) == (1,)
+        assert choose_cores(2, range(8), numa_nodes=TWO_SOCKETS, load=Counter((0, 1, 2, 6, 7))) == (4, 5)
 
     @given(
         st.integers(1, 8),
@@ -45,7 +45,7 @@ class TestChoose:
     def test_it_is_always_candidates_and_first_of_all_the_kept(
         self, count: int, candidates: set[int], keep: set[int], nodes: dict[int, int]
     ) -> None:
-        chosen = choose(count, candidates, nodes=nodes, keep=keep)
+        chosen = choose_cores(count, candidates, numa_nodes=nodes, preferred=keep)
         assert set(chosen) <= candidates
         assert len(chosen) == min(count, len(candidates))
         assert len(keep.intersection(chosen)) == min(count, len(keep & candidates))

@@ -10,11 +10,11 @@ from uuid import UUID
 
 import pytest
 
-from arl_tangram.demo.attempts import plans_for
-from arl_tangram.demo.picture import draw
-from arl_tangram.demo.policies import PolicyRun, figures_of_policies, pod_cores_of, settings_of
-from arl_tangram.demo.problems import Problem, bundled_problems
-from arl_tangram.demo.rollout import Rollout
+from arl_tangram.demo.attempts import plan_trajectories
+from arl_tangram.demo.picture import draw_policies
+from arl_tangram.demo.policies import PolicyRun, pod_cores_of, policy_figures, settings_of
+from arl_tangram.demo.problems import CodingProblem, bundled_problems
+from arl_tangram.demo.rollout import DemoRollout
 from arl_wire.actions import Action
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
@@ -41,8 +41,10 @@ def an_action(number: int, *, granted: float, settled: float, cpu_milli: int = 1
 def a_run(policy: str, *, pod_cores: float | None) -> PolicyRun:
     """Two trajectories one after the other, the second with a pause between its actions."""
     first, second = (
-        Rollout(plan, reward=plan.deserves, began_s=0.0, ended_s=ends)
-        for plan, ends in zip(plans_for(bundled_problems()[:1], trajectories=2, seed=0), (2.0, 8.0), strict=True)
+        DemoRollout(plan, reward=plan.deserved_reward, started_s=0.0, ended_s=ends)
+        for plan, ends in zip(
+            plan_trajectories(bundled_problems()[:1], trajectories=2, seed=0), (2.0, 8.0), strict=True
+        )
     )
     first.actions.append(an_action(1, granted=0, settled=2))
     second.actions += [an_action(2, granted=2, settled=3), an_action(3, granted=6, settled=8)]
@@ -51,7 +53,7 @@ def a_run(policy: str, *, pod_cores: float | None) -> PolicyRun:
 
 class TestFigures:
     def test_a_pod_reserves_its_cores_while_it_waits(self) -> None:
-        figures = figures_of_policies([a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0)])
+        figures = policy_figures([a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0)])
         assert figures["tangram_reserved_core_s"] == 5
         assert figures["static_reserved_core_s"] == 2 * 2 + 2 * 6
 
@@ -65,11 +67,11 @@ class TestFigures:
         run = a_run("static", pod_cores=2.0)
         for rollout in run.rollouts:
             rollout.actions.clear()
-        figures = figures_of_policies([run])
+        figures = policy_figures([run])
         assert (figures["static_act_mean_s"], figures["static_reserved_core_s"]) == (0, 0)
 
     def test_times_are_of_actions_and_of_the_whole(self) -> None:
-        figures = figures_of_policies([a_run("tangram", pod_cores=None)])
+        figures = policy_figures([a_run("tangram", pod_cores=None)])
         assert figures["tangram_act_mean_s"] == pytest.approx((2 + 3 + 8) / 3, abs=1e-3)
         assert (figures["tangram_step_s"], figures["tangram_trajectory_mean_s"]) == (8, 5)
         assert figures["tangram_wrong_rewards"] == 0
@@ -91,7 +93,7 @@ class TestPods:
 
 def test_the_picture_has_a_band_for_each_policy(tmp_path: Path) -> None:
     runs = [a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0), a_run("overcommitted", pod_cores=2.0)]
-    vector, raster = draw(runs, tmp_path / "cores")
+    vector, raster = draw_policies(runs, tmp_path / "cores")
     assert vector.read_text().count('<g id="axes_') == 3
     assert raster.read_bytes().startswith(b"\x89PNG")
 
@@ -100,7 +102,7 @@ class TestSuite:
     """The trajectory's own tests, run as in the sandbox but without one: the solutions are the bundled ones."""
 
     @staticmethod
-    def run(problem: Problem, code: str, where: Path) -> int:
+    def run(problem: CodingProblem, code: str, where: Path) -> int:
         (where / "solution.py").write_text(code)
         (where / "request.json").write_text(json.dumps({"entry_point": problem.entry_point, "cpu_s": 0.05}))
         (where / "suite.py").write_text(files("arl_tangram.demo.programs").joinpath("suite.py").read_text())

@@ -10,15 +10,15 @@ from uuid import uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_gpu.groups import Found, Groups, groups_of
+from arl_gpu.groups import BatchResult, DeviceGroups, device_groups
 from arl_gpu.host_memory import HostMemory
-from arl_gpu.jobs import Job, Report
+from arl_gpu.jobs import ScoreJob, ScoreReport
 from arl_gpu.kinds.model import Item
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scoring
+from arl_gpu.scoring import BatchDispatcher
 from arl_gpu.services import ServiceFiles
-from arl_gpu.together import Part, mark
-from arl_gpu.turns import Turns
+from arl_gpu.together import RankInfo, model_fingerprint
+from arl_gpu.turns import BatchScheduler
 from arl_gpu.worker_client import WorkerDied
 from arl_kit.metrics import Metrics
 from support.gpu import scored
@@ -34,18 +34,18 @@ class Member:
     host = None
 
     def __init__(self, pid: int) -> None:
-        self.turn, self.pid = asyncio.Lock(), pid
-        self.parts: list[tuple[str, Part]] = []
+        self.order_lock, self.pid = asyncio.Lock(), pid
+        self.parts: list[tuple[str, RankInfo]] = []
         self.cancelled = False
         self.answers: list[Any] = []
         self.meets: dict[int, asyncio.Barrier] = {}
 
-    async def ready(self) -> int:
-        assert self.turn.locked()
+    async def ensure_process(self) -> int:
+        assert self.order_lock.locked()
         return self.pid
 
-    async def score_part(
-        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: Part, **about: Any
+    async def score_rank(
+        self, service: str, items: Sequence[Item], waiting: Sequence[str], part: RankInfo, **about: Any
     ) -> Any:
         self.parts.append((service, part))
         answer = self.answers.pop(0) if self.answers else scored(items) | {"entries": [{"score": part.rank}]}
@@ -61,7 +61,7 @@ class Member:
         return answer
 
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
-        async with self.turn:
+        async with self.order_lock:
             await asyncio.sleep(0)
             return scored(items)
 
@@ -75,11 +75,11 @@ def members(count: int) -> list[Member]:
     return found
 
 
-def groups_over(workers: Sequence[Member], splits: Mapping[str, int] = SPLITS, *, grace_s: float = 5.0) -> Groups:
-    return Groups(workers, lambda: splits, grace_s=grace_s)
+def groups_over(workers: Sequence[Member], splits: Mapping[str, int] = SPLITS, *, grace_s: float = 5.0) -> DeviceGroups:
+    return DeviceGroups(workers, lambda: splits, grace_s=grace_s)
 
 
-async def score(groups: Groups, service: str = "two", leader: int = 0) -> Found:
+async def score(groups: DeviceGroups, service: str = "two", leader: int = 0) -> BatchResult:
     async with asyncio.timeout(10):
         return await groups.score(service, leader, ITEMS, lambda number: ())
 
@@ -90,11 +90,11 @@ def refused(code: str) -> dict[str, Any]:
 
 def test_devices_are_in_consecutive_groups_whose_first_one_leads_and_some_are_left_over() -> None:
     groups = groups_over(members(5))
-    assert [tuple(each) for each in groups_of(5, 2)] == [(0, 1), (2, 3)]
+    assert [tuple(each) for each in device_groups(5, 2)] == [(0, 1), (2, 3)]
     assert [tuple(groups.members("two", number)) for number in range(5)] == [(0, 1), (0, 1), (2, 3), (2, 3), ()]
     assert [tuple(groups.members("whole", number)) for number in (0, 4)] == [(0,), (4,)]
     everything = {"two", "four"}
-    assert [groups.led_elsewhere(at) for at in range(5)] == [set(), everything, {"four"}, everything, everything]
+    assert [groups.services_not_led_by(at) for at in range(5)] == [set(), everything, {"four"}, everything, everything]
 
 
 async def test_the_first_rank_s_entries_are_the_answer_and_what_all_took_is_added() -> None:
@@ -102,8 +102,12 @@ async def test_the_first_rank_s_entries_are_the_answer_and_what_all_took_is_adde
     for rank, worker in enumerate(workers):
         worker.answers = [scored(ITEMS) | {"entries": [{"score": rank}], "forward_cpu_s": rank + 1, "restore_s": rank}]
     found = await score(groups_over(workers))
-    assert (found.answer["entries"], found.answer["forward_cpu_s"], found.answer["restore_s"]) == ([{"score": 0}], 3, 1)
-    assert (sorted(found.heard), found.died) == ([0, 1], {})
+    assert (found.response["entries"], found.response["forward_cpu_s"], found.response["restore_s"]) == (
+        [{"score": 0}],
+        3,
+        1,
+    )
+    assert (sorted(found.responses), found.deaths) == ([0, 1], {})
 
 
 async def test_groups_that_overlap_and_orders_of_single_devices_never_wait_for_each_other_for_ever() -> None:
@@ -111,7 +115,7 @@ async def test_groups_that_overlap_and_orders_of_single_devices_never_wait_for_e
     groups = groups_over(workers)
     asked = [("two", 0), ("two", 2), ("four", 0), *(("whole", number) for number in range(4))]
     going = [score(groups, *rng.choice(asked)) for _ in range(300)]
-    assert all("error" not in found.answer for found in await asyncio.gather(*going))
+    assert all("error" not in found.response for found in await asyncio.gather(*going))
     orders = [[service for service, _ in worker.parts] for worker in workers]
     assert (orders[0], orders[2]) == (orders[1], orders[3])
 
@@ -141,16 +145,16 @@ async def test_the_trouble_is_that_of_the_rank_that_has_it(first: bool) -> None:
     for worker, code in zip(workers, codes, strict=True):
         worker.answers = [refused(code)]
     found = await score(groups_over(workers))
-    assert (found.answer["error"], found.answer["message"]) == ("no_room", "why no_room")
+    assert (found.response["error"], found.response["message"]) == ("no_room", "why no_room")
 
 
 async def test_once_one_rank_has_died_those_that_wait_for_it_are_ended() -> None:
     workers = members(4)
     workers[2].answers = [WorkerDied("killed")]
     found = await score(groups_over(workers, grace_s=0.01), "four")
-    assert (found.answer["error"], sorted(found.died), found.died[2]) == ("worker_died", [0, 1, 2, 3], "killed")
+    assert (found.response["error"], sorted(found.deaths), found.deaths[2]) == ("worker_died", [0, 1, 2, 3], "killed")
     assert [worker.cancelled for worker in workers] == [True, True, False, True]
-    assert not any(worker.turn.locked() for worker in workers)
+    assert not any(worker.order_lock.locked() for worker in workers)
 
 
 async def test_a_batch_that_is_given_up_gives_up_all_its_parts() -> None:
@@ -163,18 +167,18 @@ async def test_a_batch_that_is_given_up_gives_up_all_its_parts() -> None:
     with pytest.raises(asyncio.CancelledError):
         await going
     assert [worker.cancelled for worker in workers] == [True, True]
-    assert not any(worker.turn.locked() for worker in workers)
+    assert not any(worker.order_lock.locked() for worker in workers)
 
 
 @pytest.mark.parametrize("items", [3, 8])
 async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_there_is_no_copy(items: int) -> None:
     """As of a whole service that another device has, which would have little to do wait for that one."""
-    workers, reports = members(5), asyncio.Queue[Report]()
-    scoring = Scoring(
+    workers, reports = members(5), asyncio.Queue[ScoreReport]()
+    scoring = BatchDispatcher(
         workers,  # type: ignore[arg-type]
         reports.put_nowait,
-        failed=pytest.fail,
-        turns=Turns(batch_tokens=10, begun_tokens=1000, swap_wait_s=3600.0),
+        on_failure=pytest.fail,
+        scheduler=BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, model_swap_delay_s=3600.0),
         metrics=GpuMetrics(Metrics()),
         groups=groups_over(workers),
     )
@@ -184,7 +188,7 @@ async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_
     scoring._devices[4].states = {"two": "cold"}  # type: ignore[dict-item]
     assert scoring.states == {"two": "cold", "else": "resident"}, "half of it is nothing"
     scoring.start()
-    scoring.add(Job(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}] * items, [10] * items))
+    scoring.add(ScoreJob(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}] * items, [10] * items))
     report = await asyncio.wait_for(reports.get(), 5)
     assert report.outcome == "ok"
     first = len(workers[0].parts)
@@ -203,37 +207,37 @@ class OneEngine:
     def is_busy(self, number: int) -> bool:
         return self.is_used and number == 1
 
-    def closed(self, number: int, *, makes_room: bool) -> set[str]:
+    def blocked_services(self, number: int, *, makes_room: bool) -> set[str]:
         self.asked.add((number, makes_room))
         return set()
 
-    def serving(self, service: str) -> None: ...
-    def start(self, board: Scoring) -> None: ...
-    def hear(self, number: int, answer: Mapping[str, Any]) -> None: ...
+    def find_judge(self, service: str) -> None: ...
+    def start(self, board: BatchDispatcher) -> None: ...
+    def update_device(self, number: int, answer: Mapping[str, Any]) -> None: ...
     async def stop(self) -> None: ...
 
 
 async def test_a_group_waits_for_an_engine_of_any_of_its_devices_which_takes_nothing_more() -> None:
-    workers, reports, engine = members(2), asyncio.Queue[Report](), OneEngine()
+    workers, reports, engine = members(2), asyncio.Queue[ScoreReport](), OneEngine()
     workers[0].answers, workers[1].answers = [refused("peer_not_ready")], [refused("no_room")]
-    scoring = Scoring(
+    scoring = BatchDispatcher(
         workers,  # type: ignore[arg-type]
         reports.put_nowait,
-        failed=pytest.fail,
-        turns=Turns(batch_tokens=10, begun_tokens=1000),
+        on_failure=pytest.fail,
+        scheduler=BatchScheduler(batch_tokens=10, max_inflight_tokens=1000),
         metrics=GpuMetrics(Metrics()),
-        judging=engine,  # type: ignore[arg-type]
+        engine_dispatcher=engine,  # type: ignore[arg-type]
         groups=groups_over(workers),
     )
     scoring.start()
-    scoring.add(Job(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}], [10]))
+    scoring.add(ScoreJob(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}], [10]))
     async with asyncio.timeout(5):
         while (1, True) not in engine.asked:
-            scoring.look_again()
+            scoring.wake_devices()
             await asyncio.sleep(0)
     assert (len(workers[0].parts), reports.empty()) == (1, True)
     engine.is_used = False
-    scoring.look_again()
+    scoring.wake_devices()
     assert (await asyncio.wait_for(reports.get(), 5)).outcome == "ok"
     await scoring.stop()
 
@@ -246,11 +250,11 @@ async def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> 
         name="a", kind="logprobs", package="a", directory=Path("/a"), max_tokens=1, options={"tensor_parallel": 2}
     )
     for first in (0, 2):
-        async with host.room(*((files.spec_on(first + rank), 1) for rank in range(2))) as found:
+        async with host.reserve(*((files.spec_for_device(first + rank), 1) for rank in range(2))) as found:
             paths += found or ()
     assert (paths[0], paths[1]) == (paths[2], paths[3])
     assert paths[0] != paths[1]
-    async with host.room(*(({**files.spec_on(number), "since": 2.0}, 1) for number in range(2))) as found:
+    async with host.reserve(*(({**files.spec_for_device(number), "since": 2.0}, 1) for number in range(2))) as found:
         other += found or ()
     host.close()
     assert len({*paths, *other}) == 4
@@ -259,7 +263,7 @@ async def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> 
 def test_parts_agree_where_they_are_of_one_registration_and_each_another_one() -> None:
     spec = {"name": "a", "kind": "logprobs", "since": 1.0, "options": {"tensor_parallel": 2, "rank": 1}}
     other = {**spec, "options": {"tensor_parallel": 2, "rank": 0}}
-    part = Part("/path", 1, 1, 2, 60.0)
-    assert mark(spec, part) == mark(other, Part("/path", 1, 0, 2, 60.0)) != 0
-    assert mark({**spec, "since": 2.0}, part) != mark(spec, part)
-    assert mark(other, part) == mark({**spec, "options": {}}, part) == 0
+    part = RankInfo("/path", 1, 1, 2, 60.0)
+    assert model_fingerprint(spec, part) == model_fingerprint(other, RankInfo("/path", 1, 0, 2, 60.0)) != 0
+    assert model_fingerprint({**spec, "since": 2.0}, part) != model_fingerprint(spec, part)
+    assert model_fingerprint(other, part) == model_fingerprint({**spec, "options": {}}, part) == 0

@@ -2,34 +2,34 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.elasticity import Amdahl, DurationTable, Inelastic
+from arl_core.elasticity import AmdahlScaling, DurationTable, NoScaling
 
 
 @given(st.floats(0, 1), st.integers(1, 64), st.integers(1, 64))
 def test_amdahl_never_gets_slower_with_more(fraction: float, less: int, more: int) -> None:
     less, more = sorted((less, more))
-    model = Amdahl(fraction)
+    model = AmdahlScaling(fraction)
     assert model.relative_duration(more, base=1) <= model.relative_duration(less, base=1)
 
 
 def test_amdahl_is_the_formula() -> None:
-    assert Amdahl(0.9).relative_duration(4000, base=1000) == pytest.approx(0.1 + 0.9 / 4)
+    assert AmdahlScaling(0.9).relative_duration(4000, base=1000) == pytest.approx(0.1 + 0.9 / 4)
 
 
 def test_amdahl_refuses_a_fraction_that_is_none() -> None:
     with pytest.raises(ValueError, match=r"0\.\.1"):
-        Amdahl(1.5)
+        AmdahlScaling(1.5)
 
 
 def test_a_table_holds_between_its_entries() -> None:
-    table = DurationTable.of({1000: 8.0, 4000: 2.0})
+    table = DurationTable.from_mapping({1000: 8.0, 4000: 2.0})
     assert table.relative_duration(2000, base=1000) == 1.0
     assert table.relative_duration(4000, base=1000) == 0.25
     assert table.relative_duration(500, base=1000) == 1.0
 
 
 def test_no_table_says_that_something_takes_no_time_or_for_ever() -> None:
-    table = DurationTable.of({1000: 1e300, 2000: 1e-300})
+    table = DurationTable.from_mapping({1000: 1e300, 2000: 1e-300})
     assert table.relative_duration(2000, base=1000) == 1e-6
     assert table.relative_duration(1000, base=2000) == 1e6
 
@@ -41,4 +41,4 @@ def test_a_table_that_is_none_is_refused(entries: tuple[tuple[int, float], ...])
 
 
 def test_an_inelastic_action_gains_nothing() -> None:
-    assert Inelastic().relative_duration(64000, base=1000) == 1.0
+    assert NoScaling().relative_duration(64000, base=1000) == 1.0

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from arl_gpu.encoders.bert import Encode, encode_numpy, encode_torch, has_torch
-from arl_gpu.encoders.similarity import Similarity
+from arl_gpu.encoders.bert import EncodeFunction, encode_numpy, encode_torch, has_torch
+from arl_gpu.encoders.similarity import SimilarityModel
 from arl_gpu.services import wheel_directory
 
 REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "minilm_reference.json").read_text())
@@ -29,23 +29,25 @@ FORWARDS = [
 
 
 @pytest.fixture(scope="module")
-def similarity() -> Similarity:
-    return Similarity(DIRECTORY)
+def similarity() -> SimilarityModel:
+    return SimilarityModel(DIRECTORY)
 
 
 @pytest.mark.parametrize("encode", FORWARDS)
 @pytest.mark.parametrize("together", [True, False], ids=["padded together", "one by one"])
-def test_vectors_equal_those_of_transformers(similarity: Similarity, encode: Encode, together: bool) -> None:
-    ids = [list(each.ids) for each in similarity.pieces.split(TEXTS)]
+def test_vectors_equal_those_of_transformers(
+    similarity: SimilarityModel, encode: EncodeFunction, together: bool
+) -> None:
+    ids = [list(each.ids) for each in similarity.tokenizer.tokenize(TEXTS)]
     arrays = similarity.weights.arrays(similarity.weights.content)
     batches = [ids] if together else [[each] for each in ids]
     vectors = np.concatenate([encode(arrays, batch, similarity.config) for batch in batches])
     assert np.abs(vectors - EMBEDDINGS).max() < TOLERANCE
 
 
-def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(similarity: Similarity) -> None:
-    split = similarity.pieces.split(TEXTS)
-    assert max(len(each.ids) for each in split) == REFERENCE["max_tokens"] == similarity.pieces.max_tokens
+def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(similarity: SimilarityModel) -> None:
+    split = similarity.tokenizer.tokenize(TEXTS)
+    assert max(len(each.ids) for each in split) == REFERENCE["max_tokens"] == similarity.tokenizer.max_tokens
     assert [each.truncated for each in split].count(True) == 1
 
 
@@ -61,12 +63,12 @@ def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(simi
     ],
     ids=["many words", "words that come late", "one word", "no spaces", "accents", "a long last word"],
 )
-def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(similarity: Similarity, text: str) -> None:
+def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(similarity: SimilarityModel, text: str) -> None:
     whole = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
     whole.no_padding()
-    whole.enable_truncation(similarity.pieces.max_tokens)
+    whole.enable_truncation(similarity.tokenizer.max_tokens)
     expected = whole.encode(text)
-    [found] = similarity.pieces.split([text])
+    [found] = similarity.tokenizer.tokenize([text])
     assert (list(found.ids), found.truncated) == (expected.ids, bool(expected.overflowing))
 
 
@@ -78,7 +80,7 @@ def test_a_torch_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: py
     assert not has_torch()
 
 
-def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Similarity) -> None:
+def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: SimilarityModel) -> None:
     items = [{"text": text, "reference": TEXTS[0]} for text in TEXTS]
     scored = similarity.score(items, similarity.weights.content)
     found = [entry["score"] for entry in scored.entries]
@@ -89,7 +91,7 @@ def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Si
 
 @pytest.mark.parametrize(("text", "reference", "code"), [(" \n", "x", "empty_text"), ("x", "", "empty_reference")])
 def test_what_cannot_be_compared_is_an_error_of_its_item_and_no_score(
-    similarity: Similarity, text: str, reference: str, code: str
+    similarity: SimilarityModel, text: str, reference: str, code: str
 ) -> None:
     items = [{"text": text, "reference": reference}, {"text": "x", "reference": "x"}]
     bad, good = similarity.score(items, similarity.weights.content).entries

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from arl_api.settings import ApiSettings, EndpointSettings
-from arl_core.rate import Rate
+from arl_core.rate import RateLimit
 
 
 def settings(**endpoint: Any) -> ApiSettings:
@@ -33,9 +33,9 @@ def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
 def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
     url = "https://api.example"
     assert EndpointSettings(url=url).rate is None
-    assert EndpointSettings(url=url, per_s=2.5).rate == Rate(2.5, 3)
-    assert EndpointSettings(url=url, per_s=0.1).rate == Rate(0.1, 1)
-    assert EndpointSettings(url=url, per_s=2.5, burst=10).rate == Rate(2.5, 10)
+    assert EndpointSettings(url=url, per_s=2.5).rate == RateLimit(2.5, 3)
+    assert EndpointSettings(url=url, per_s=0.1).rate == RateLimit(0.1, 1)
+    assert EndpointSettings(url=url, per_s=2.5, burst=10).rate == RateLimit(2.5, 10)
 
 
 @pytest.mark.parametrize(

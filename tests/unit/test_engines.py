@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 
 import pytest
 
-from arl_core.residency import Busy
+from arl_core.residency import ServiceBusyError
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.engine import EngineSpec
-from arl_gpu.engines import Engines, key_of
-from arl_gpu.residency import NoRoom, Residency
+from arl_gpu.engines import EngineSet, residency_key
+from arl_gpu.residency import DeviceResidency, InsufficientMemory
 
 
 @dataclass
@@ -25,21 +25,21 @@ def nobody() -> str:
 
 
 def test_one_that_can_not_be_asked_has_its_room_and_whoever_uses_it_and_does_not_leave(nobody: str) -> None:
-    residency = Residency(CpuDevice(8))
+    residency = DeviceResidency(CpuDevice(8))
     spec = asdict(EngineSpec(url=nobody, family="vllm", size=6))
-    engines = Engines({"e": spec}, residency, keys={}, held=["e"], on_step=lambda: None)
-    assert (engines.states, residency.used, engines.unheard) == ({"e": "resident"}, 6, {"e"})
-    with pytest.raises(Busy):
-        residency.evict(key_of("e"))
-    residency.release(key_of("e"))
+    engines = EngineSet({"e": spec}, residency, keys={}, in_use=["e"], on_progress=lambda: None)
+    assert (engines.states, residency.used, engines.unconfirmed) == ({"e": "resident"}, 6, {"e"})
+    with pytest.raises(ServiceBusyError):
+        residency.evict(residency_key("e"))
+    residency.release_engine(residency_key("e"))
     residency.load("a", Bytes(memoryview(b"four")))
-    with pytest.raises(NoRoom), residency.using("a"):
+    with pytest.raises(InsufficientMemory), residency.use("a"):
         pass
     assert (engines.states, residency.used) == ({"e": "resident"}, 6)
 
 
 def test_several_that_can_not_be_asked_may_be_more_than_there_is_room_for(nobody: str) -> None:
-    residency = Residency(CpuDevice(8))
+    residency = DeviceResidency(CpuDevice(8))
     spec = asdict(EngineSpec(url=nobody, family="vllm", size=6))
-    engines = Engines({"e": spec, "f": spec}, residency, keys={}, on_step=lambda: None)
+    engines = EngineSet({"e": spec, "f": spec}, residency, keys={}, on_progress=lambda: None)
     assert (engines.states, residency.used) == ({"e": "resident", "f": "resident"}, 12)

@@ -5,196 +5,210 @@ from dataclasses import replace
 
 import pytest
 
-from arl_core.curves import Curves
-from arl_core.elasticity import Amdahl
-from arl_core.estimates import Estimates
-from arl_core.explain import LOOKED_AT, Ahead, Explanation, Lack, explain
-from arl_core.fairness import Shares
+from arl_core.curves import CurveCache
+from arl_core.elasticity import AmdahlScaling
+from arl_core.estimates import DurationEstimates
+from arl_core.explain import MAX_SCANNED, ActionsAhead, QueueExplanation, ResourceShortage, explain
+from arl_core.fairness import FairShares
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Elastic, Environment, Pool, Running, Shape, Waiting
-from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.quotas import Quota, Quotas
-from arl_core.rules import Basis, Rule
-from arl_core.snapshot import Snapshot
-from arl_core.spar import Spar
+from arl_core.model import (
+    ActionClass,
+    ElasticResource,
+    NodeResources,
+    PinnedEnvironment,
+    QueuedAction,
+    ResourceDemand,
+    ResourceShape,
+    RunningAction,
+)
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
+from arl_core.quotas import QuotaUsage, TaskQuota
+from arl_core.rules import EstimateBasis, WaitReason
+from arl_core.snapshot import CellSnapshot
+from arl_core.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0
-SPAR = Spar()
+SPAR = SparPolicy()
 BUSY = a_pool(cpu_milli=2000, free={"cpu_milli": 0})
 
 
 def fixed(key: int = 1, cores: int = 1) -> ActionClass:
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+    return ActionClass(
+        key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000 * cores})
+    )
 
 
 def elastic(key: int, *, most: int, fraction: float = 1.0) -> ActionClass:
     amounts = tuple(range(1000, 1000 * most + 1, 1000))
-    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(fraction)))
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    demand = ResourceDemand({"cpu_milli": 1000}, ElasticResource("cpu_milli", amounts, AmdahlScaling(fraction)))
+    return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
 
 
-def of_task(task: int, number: int, *, priority: int = 0, submitted: float = NOW) -> Waiting:
+def of_task(task: int, number: int, *, priority: int = 0, submitted: float = NOW) -> QueuedAction:
     return an_action(number, cls=fixed(), submitted=submitted, priority=priority)._replace(task=task)
 
 
-def learnt(**seconds: float) -> Curves:
-    estimates = Estimates()
+def learnt(**seconds: float) -> CurveCache:
+    estimates = DurationEstimates()
     for name, run_s in seconds.items():
         for _ in range(5):
             estimates.observe(fixed(int(name.removeprefix("c"))), amount=1000, run_s=run_s)
-    curves = Curves(estimates)
+    curves = CurveCache(estimates)
     curves.now = NOW
     return curves
 
 
 def explained(
-    queued: Sequence[Waiting], *pools: Pool, policy: Policy = SPAR, curves: Curves | None = None,
-    running: Sequence[Running] = (), shares: Shares | None = None,
-) -> Explanation:  # fmt: skip
+    queued: Sequence[QueuedAction], *pools: NodeResources, policy: SchedulingPolicy = SPAR, curves: CurveCache | None = None,
+    running: Sequence[RunningAction] = (), shares: FairShares | None = None,
+) -> QueueExplanation:  # fmt: skip
     """Of the last of these."""
     snapshot = a_snapshot(queued=queued, pools=pools, running=running)
-    snapshot = replace(snapshot, curves=curves or learnt(), shares=shares or Shares())
+    snapshot = replace(snapshot, curves=curves or learnt(), shares=shares or FairShares())
     return explain(snapshot, queued[-1], policy)
 
 
 def test_what_a_quota_holds_back_goes_before_nobody() -> None:
-    quotas = Quotas()
-    quotas.set({1: Quota(actions=1)}, [(1, {"cpu_milli": 1000})])
+    quotas = QuotaUsage()
+    quotas.set_quotas({1: TaskQuota(actions=1)}, [(1, {"cpu_milli": 1000})])
     queued = [*(of_task(1, number) for number in range(1, 4)), of_task(2, 4)]
     snapshot = replace(a_snapshot(queued=queued, pools=[BUSY]), curves=learnt(), quotas=quotas)
     found = explain(snapshot, queued[-1], SPAR)
-    assert (found.rule, found.ahead) == (Rule.WAITS_FOR_CAPACITY, Ahead())
+    assert (found.reason, found.ahead) == (WaitReason.WAITS_FOR_CAPACITY, ActionsAhead())
 
 
 class TestRule:
     def test_what_a_round_would_grant_starts(self) -> None:
         found = explained([of_task(1, 1)], a_pool())
-        assert (found.rule, found.lacks, found.ahead) == (Rule.STARTS_NEXT_ROUND, (), Ahead())
+        assert (found.reason, found.shortages, found.ahead) == (WaitReason.STARTS_NEXT_ROUND, (), ActionsAhead())
 
     def test_nobody_before_it_and_nothing_free_is_capacity(self) -> None:
         found = explained([of_task(1, 1)], BUSY)
-        assert (found.rule, found.node) == (Rule.WAITS_FOR_CAPACITY, 1)
-        assert found.lacks == (Lack("cpu_milli", needed=1000, free=0, capacity=2000),)
+        assert (found.reason, found.node) == (WaitReason.WAITS_FOR_CAPACITY, 1)
+        assert found.shortages == (ResourceShortage("cpu_milli", needed=1000, available=0, capacity=2000),)
 
     def test_more_than_any_node_has_never_fits(self) -> None:
         found = explained([an_action(1, cls=fixed(cores=8))], a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=4000))
-        assert (found.rule, found.node) == (Rule.NO_NODE_FITS, None)
-        assert found.lacks == (Lack("cpu_milli", needed=8000, free=4000, capacity=4000),)
+        assert (found.reason, found.node) == (WaitReason.NO_NODE_FITS, None)
+        assert found.shortages == (ResourceShortage("cpu_milli", needed=8000, available=4000, capacity=4000),)
 
     def test_what_it_asks_none_of_is_not_lacking_where_less_than_none_is_free(self) -> None:
-        action = an_action(1, cls=replace(fixed(), demand=Demand({"cpu_milli": 1000, "disk_mib": 0})))
+        action = an_action(1, cls=replace(fixed(), demand=ResourceDemand({"cpu_milli": 1000, "disk_mib": 0})))
         pool = a_pool(cpu_milli=2000, disk_mib=10, free={"cpu_milli": 0, "disk_mib": -5})
         found = explained([action], pool)
-        assert [lack.resource for lack in found.lacks] == ["cpu_milli"]
-        roomy = replace(pool, free={"cpu_milli": 1000, "disk_mib": -5})
-        assert explained([action], roomy).rule is Rule.STARTS_NEXT_ROUND
+        assert [lack.resource for lack in found.shortages] == ["cpu_milli"]
+        roomy = replace(pool, available={"cpu_milli": 1000, "disk_mib": -5})
+        assert explained([action], roomy).reason is WaitReason.STARTS_NEXT_ROUND
 
     def test_what_no_node_enforces_is_named(self) -> None:
         cls = replace(fixed(), requires=frozenset({"limit:memory", "limit:cpu"}))
-        found = explained([an_action(1, cls=cls)], replace(a_pool(), enforces=frozenset({"limit:cpu"})))
-        assert (found.rule, found.unenforced) == (Rule.NO_NODE_FITS, {"limit:memory"})
+        found = explained([an_action(1, cls=cls)], replace(a_pool(), enforced=frozenset({"limit:cpu"})))
+        assert (found.reason, found.unenforced) == (WaitReason.NO_NODE_FITS, {"limit:memory"})
 
     def test_a_closed_node_is_no_reason_to_give_up(self) -> None:
-        assert explained([of_task(1, 1)], a_pool(accepting=False)).rule is Rule.NO_NODE_OPEN
+        assert explained([of_task(1, 1)], a_pool(accepting=False)).reason is WaitReason.NO_NODE_OPEN
 
     def test_it_would_go_to_an_open_node_that_lacks_more(self) -> None:
         assert explained([of_task(1, 1)], a_pool(1, accepting=False), replace(BUSY, node=2)).node == 2
 
     def test_a_higher_priority_goes_first(self) -> None:
         found = explained([of_task(1, 1, priority=1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)], BUSY)
-        assert (found.rule, found.ahead) == (Rule.WAITS_BEHIND_PRIORITY, Ahead(priority=1, in_task=1))
+        assert (found.reason, found.ahead) == (WaitReason.WAITS_BEHIND_PRIORITY, ActionsAhead(priority=1, in_task=1))
 
     def test_others_of_its_task_that_came_before_go_first(self) -> None:
         found = explained([of_task(1, 1), of_task(1, 2, submitted=NOW + 1)], BUSY)
-        assert (found.rule, found.ahead) == (Rule.WAITS_IN_ORDER, Ahead(in_task=1))
+        assert (found.reason, found.ahead) == (WaitReason.WAITS_IN_ORDER, ActionsAhead(in_task=1))
 
     def test_a_task_that_had_more_goes_after_the_others(self) -> None:
-        shares = Shares()
+        shares = FairShares()
         for task in (1, 2):
-            shares.begin(task)
-        shares.expect(1, 5.0)
+            shares.add_action(task)
+        shares.charge_expected(1, 5.0)
         found = explained([of_task(2, 1), of_task(2, 2), of_task(1, 3, submitted=0.0)], BUSY, shares=shares)
-        assert found.rule is Rule.WAITS_BEHIND_FAIR_SHARE
-        assert (found.ahead, found.debt_s, found.part) == (Ahead(other_tasks=2), 5.0, 0.5)
+        assert found.reason is WaitReason.WAITS_BEHIND_FAIR_SHARE
+        assert (found.ahead, found.debt_s, found.fair_share) == (ActionsAhead(other_tasks=2), 5.0, 0.5)
 
     def test_one_that_waits_for_cores_that_are_nearly_free_is_postponed(self) -> None:
-        others = Running(
-            fence=Fence(numbered(1), 1), cls=fixed(2, 3), node=1, amounts={"cpu_milli": 3000}, granted=NOW - 9.5,
-            task=1, started=NOW - 9.5, since=NOW - 9.5,
+        others = RunningAction(
+            fence=Fence(numbered(1), 1), cls=fixed(2, 3), node=1, resources={"cpu_milli": 3000}, granted=NOW - 9.5,
+            task=1, started=NOW - 9.5, allocated_since=NOW - 9.5,
         )  # fmt: skip
         action = an_action(9, cls=elastic(1, most=4), submitted=NOW)
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 1000})
         rules = [
-            explained([action], pool, running=[others], curves=learnt(c1=40.0, c2=rest)).rule for rest in (10.0, 100.0)
+            explained([action], pool, running=[others], curves=learnt(c1=40.0, c2=rest)).reason
+            for rest in (10.0, 100.0)
         ]
-        assert rules == [Rule.POSTPONED_FOR_MORE_CORES, Rule.STARTS_NEXT_ROUND]
+        assert rules == [WaitReason.POSTPONED_FOR_MORE_CORES, WaitReason.STARTS_NEXT_ROUND]
 
     def test_what_is_kept_for_one_that_nothing_may_overtake_is_not_free_for_it(self) -> None:
-        limit = SPAR.constants.lead_limit_s
+        limit = SPAR.constants.size_penalty_limit_s
         wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - limit - 1)
         pool = a_pool(cpu_milli=2000, free={"cpu_milli": 1000})
-        assert explained([wide, of_task(1, 2)], pool).rule is Rule.WAITS_BEHIND_OVERDUE
+        assert explained([wide, of_task(1, 2)], pool).reason is WaitReason.WAITS_BEHIND_OVERDUE
         elastic_one = an_action(2, cls=elastic(1, most=4), submitted=NOW)
-        assert explained([wide, elastic_one], pool).rule is Rule.WAITS_BEHIND_OVERDUE
+        assert explained([wide, elastic_one], pool).reason is WaitReason.WAITS_BEHIND_OVERDUE
 
     def test_what_is_over_before_the_one_for_whom_it_is_kept_could_start_does_not_wait_for_it(self) -> None:
-        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.lead_limit_s - 1)
-        others = Running(
-            fence=Fence(numbered(50), 1), cls=fixed(3), node=1, amounts={"cpu_milli": 1000}, granted=NOW - 1, task=1,
-            started=NOW - 1, since=NOW - 1,
+        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.size_penalty_limit_s - 1)
+        others = RunningAction(
+            fence=Fence(numbered(50), 1), cls=fixed(3), node=1, resources={"cpu_milli": 1000}, granted=NOW - 1, task=1,
+            started=NOW - 1, allocated_since=NOW - 1,
         )  # fmt: skip
         pool = a_pool(cpu_milli=2000, free={"cpu_milli": 1000})
         rules = [
-            explained([wide, of_task(1, 2)], pool, running=[others], curves=learnt(c1=seconds, c3=600.0)).rule
+            explained([wide, of_task(1, 2)], pool, running=[others], curves=learnt(c1=seconds, c3=600.0)).reason
             for seconds in (1.0, 600.0)
         ]
-        assert rules == [Rule.STARTS_NEXT_ROUND, Rule.WAITS_BEHIND_OVERDUE]
+        assert rules == [WaitReason.STARTS_NEXT_ROUND, WaitReason.WAITS_BEHIND_OVERDUE]
 
     def test_what_others_get_in_the_same_round_is_not_free_for_it(self) -> None:
         queued = [of_task(1, 1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)]
-        assert explained(queued, a_pool(cpu_milli=2000)).rule is Rule.WAITS_IN_ORDER
+        assert explained(queued, a_pool(cpu_milli=2000)).reason is WaitReason.WAITS_IN_ORDER
 
     def test_one_beyond_the_limit_of_a_round_starts_soon(self) -> None:
         queued = [of_task(1, 1), of_task(1, 2, submitted=NOW + 1)]
-        assert explained(queued, a_pool(cpu_milli=2000), policy=Spar(limit=1)).rule is Rule.STARTS_NEXT_ROUND
+        assert (
+            explained(queued, a_pool(cpu_milli=2000), policy=SparPolicy(limit=1)).reason is WaitReason.STARTS_NEXT_ROUND
+        )
 
     def test_in_order_of_arrival_tasks_do_not_count(self) -> None:
         found = explained([of_task(2, 1), of_task(1, 2, submitted=NOW + 1)], BUSY, policy=FirstComeFirstServed())
-        assert (found.rule, found.lead_s) == (Rule.WAITS_IN_ORDER, 0.0)
+        assert (found.reason, found.size_penalty_s) == (WaitReason.WAITS_IN_ORDER, 0.0)
 
 
 class TestChangesNothing:
     def test_the_next_round_finds_the_leads_that_the_last_one_made(self) -> None:
-        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.lead_limit_s - 1)
+        wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.size_penalty_limit_s - 1)
         queued = [wide, *(an_action(number, cls=fixed(number), submitted=NOW) for number in range(3, 9))]
         snapshot = replace(a_snapshot(queued=queued, pools=[a_pool(free={"cpu_milli": 1000})]), curves=learnt())
         SPAR.plan(snapshot)
-        before = [bucket.led_by for bucket in snapshot.waiting.buckets()]
-        assert explain(snapshot, queued[-1], SPAR).rule is Rule.WAITS_BEHIND_OVERDUE
-        assert [bucket.led_by for bucket in snapshot.waiting.buckets()] == before
+        before = [bucket.size_penalty_token for bucket in snapshot.queue.buckets()]
+        assert explain(snapshot, queued[-1], SPAR).reason is WaitReason.WAITS_BEHIND_OVERDUE
+        assert [bucket.size_penalty_token for bucket in snapshot.queue.buckets()] == before
 
 
 class TestAtHome:
-    def at_home(self, number: int, node: int) -> Waiting:
-        home = Environment(id=numbered(100 + number), node=node)
+    def at_home(self, number: int, node: int) -> QueuedAction:
+        home = PinnedEnvironment(id=numbered(100 + number), node=node)
         return an_action(number, cls=replace(fixed(), key=number), environment=home, submitted=NOW + number)
 
     def test_only_its_node_counts_and_not_what_its_environment_holds(self) -> None:
-        cls = replace(fixed(), demand=Demand({"cpu_milli": 1000, "memory_mib": 100}))
+        cls = replace(fixed(), demand=ResourceDemand({"cpu_milli": 1000, "memory_mib": 100}))
         full = a_pool(2, cpu_milli=2000, memory_mib=100, free={"cpu_milli": 0, "memory_mib": 0})
         found = explained([self.at_home(1, node=2)._replace(cls=cls)], a_pool(1, cpu_milli=2000, memory_mib=900), full)
-        assert (found.node, [lack.resource for lack in found.lacks]) == (2, ["cpu_milli"])
+        assert (found.node, [lack.resource for lack in found.shortages]) == (2, ["cpu_milli"])
 
     def test_those_at_home_take_no_memory_from_it(self) -> None:
-        cls = replace(fixed(), demand=Demand({"cpu_milli": 1000, "memory_mib": 100}))
+        cls = replace(fixed(), demand=ResourceDemand({"cpu_milli": 1000, "memory_mib": 100}))
         pool = a_pool(1, cpu_milli=2000, memory_mib=200, free={"cpu_milli": 2000, "memory_mib": 100})
         queued = [self.at_home(1, node=1)._replace(cls=cls), an_action(2, cls=cls, submitted=NOW + 9)]
-        assert explained(queued, pool, policy=Spar(limit=1)).rule is Rule.STARTS_NEXT_ROUND
+        assert explained(queued, pool, policy=SparPolicy(limit=1)).reason is WaitReason.STARTS_NEXT_ROUND
 
     def test_those_that_live_elsewhere_are_not_before_it(self) -> None:
         found = explained([self.at_home(1, node=1), self.at_home(2, node=2)], BUSY, replace(BUSY, node=2))
-        assert (found.rule, found.ahead) == (Rule.WAITS_FOR_CAPACITY, Ahead())
+        assert (found.reason, found.ahead) == (WaitReason.WAITS_FOR_CAPACITY, ActionsAhead())
 
 
 class TestAhead:
@@ -214,26 +228,32 @@ class TestAhead:
                 assert (action.id in {grant.fence.action_id for grant in grants}) is starts
 
     def test_no_more_are_counted_than_somebody_can_wait_for(self) -> None:
-        queued = [of_task(1, number) for number in range(1, LOOKED_AT + 3)]
-        queued[-1] = of_task(1, LOOKED_AT + 3, submitted=NOW + 1)
+        queued = [of_task(1, number) for number in range(1, MAX_SCANNED + 3)]
+        queued[-1] = of_task(1, MAX_SCANNED + 3, submitted=NOW + 1)
         found = explained(queued, BUSY)
-        assert (found.ahead, found.rule) == (Ahead(in_task=LOOKED_AT, at_least=True), Rule.WAITS_IN_ORDER)
+        assert (found.ahead, found.reason) == (
+            ActionsAhead(in_task=MAX_SCANNED, is_lower_bound=True),
+            WaitReason.WAITS_IN_ORDER,
+        )
 
 
 class TestExpectation:
     @pytest.mark.parametrize(
-        ("key", "basis", "runs", "seconds"), [(1, Basis.LEARNT, 5, 4.0), (2, Basis.POOLED, 0, 4.0)]
+        ("key", "basis", "runs", "seconds"), [(1, EstimateBasis.LEARNT, 5, 4.0), (2, EstimateBasis.POOLED, 0, 4.0)]
     )
-    def test_it_says_what_it_rests_on(self, key: int, basis: Basis, runs: int, seconds: float) -> None:
+    def test_it_says_what_it_rests_on(self, key: int, basis: EstimateBasis, runs: int, seconds: float) -> None:
         curves = learnt(c1=4.0)
-        curves.of(fixed(1))
+        curves.curve_for(fixed(1))
         found = explained([an_action(1, cls=fixed(key))], BUSY, curves=curves)
-        assert (found.basis, found.runs, found.narrowest.seconds) == (basis, runs, seconds)
+        assert (found.basis, found.runs, found.min_parallelism.seconds) == (basis, runs, seconds)
 
     def test_with_nothing_seen_it_is_what_was_declared(self) -> None:
         found = explained([an_action(1, cls=elastic(1, most=4))], BUSY)
-        assert (found.basis, found.runs) == (Basis.DECLARED, 0)
-        assert [(width.amount, width.seconds) for width in (found.narrowest, found.widest)] == [(1000, 1), (4000, 0.25)]
+        assert (found.basis, found.runs) == (EstimateBasis.DECLARED, 0)
+        assert [(width.amount, width.seconds) for width in (found.min_parallelism, found.max_parallelism)] == [
+            (1000, 1),
+            (4000, 0.25),
+        ]
 
     def test_the_backlog_is_all_that_waits_and_runs_there(self) -> None:
         curves = learnt(c1=6.0)
@@ -242,7 +262,7 @@ class TestExpectation:
 
 def test_explaining_changes_nothing() -> None:
     queued = [of_task(1, number) for number in range(1, 6)]
-    snapshot: Snapshot = replace(a_snapshot(queued=queued, pools=[a_pool()]), curves=learnt())
+    snapshot: CellSnapshot = replace(a_snapshot(queued=queued, pools=[a_pool()]), curves=learnt())
     before = SPAR.plan(snapshot)
     explain(snapshot, queued[-1], SPAR)
     assert SPAR.plan(snapshot) == before

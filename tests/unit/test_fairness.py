@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from arl_core.fairness import QueueWeight, Shares
+from arl_core.fairness import FairShares, QueueWeight
 
 CORES, SLOTS = 64, 8
 TOTAL = {"cpu": CORES, "slots": SLOTS}
@@ -23,11 +23,11 @@ class Kind:
 
 def used_s(kinds: Mapping[int, Kind], *, until_s: float) -> dict[int, float]:
     """Unit-seconds that each task had in the second half of this time; the estimates are right."""
-    shares, running, free = Shares(), dict.fromkeys(kinds, 0), dict(TOTAL)
+    shares, running, free = FairShares(), dict.fromkeys(kinds, 0), dict(TOTAL)
     ends: list[tuple[float, int, float]] = []
     used = dict.fromkeys(kinds, 0.0)
     for task in kinds:
-        shares.begin(task)
+        shares.add_action(task)
     now = 0.0
     while now < until_s:
         while able := [t for t, kind in kinds.items() if free[kind.resource] and running[t] < kind.at_once]:
@@ -35,8 +35,8 @@ def used_s(kinds: Mapping[int, Kind], *, until_s: float) -> dict[int, float]:
             kind = kinds[task]
             free[kind.resource] -= 1
             running[task] += 1
-            shares.begin(task)
-            expected = shares.expect(task, kind.run_s / TOTAL[kind.resource], kind.resource)
+            shares.add_action(task)
+            expected = shares.charge_expected(task, kind.run_s / TOTAL[kind.resource], kind.resource)
             heapq.heappush(ends, (now + kind.run_s, task, expected))
             used[task] += max(0.0, min(until_s, now + kind.run_s) - max(now, until_s / 2))
         now, task, expected = heapq.heappop(ends)
@@ -44,7 +44,7 @@ def used_s(kinds: Mapping[int, Kind], *, until_s: float) -> dict[int, float]:
         free[kind.resource] += 1
         running[task] -= 1
         shares.settle(task, expected, kind.run_s / TOTAL[kind.resource])
-        shares.end(task)
+        shares.remove_action(task)
     return used
 
 
@@ -57,59 +57,59 @@ def test_long_actions_get_as_much_as_short_ones(run_s: float, beside: dict[int, 
 
 def test_one_long_action_costs_its_task_no_more_than_it_takes() -> None:
     """Both have 32 cores' worth; the first has one of them by an action of 3000 s."""
-    shares = Shares()
+    shares = FairShares()
     for task in (1, 2):
-        shares.begin(task)
-    shares.begin(1)
-    shares.expect(1, 3000 / CORES, "cpu")
+        shares.add_action(task)
+    shares.add_action(1)
+    shares.charge_expected(1, 3000 / CORES, "cpu")
     given = {1: 0, 2: 0}
     for _ in range(60_000):
         task = min((1, 2), key=shares.virtual_s)
         given[task] += 1
-        shares.settle(task, shares.expect(task, 1 / CORES, "cpu"), 1 / CORES)
+        shares.settle(task, shares.charge_expected(task, 1 / CORES, "cpu"), 1 / CORES)
     assert given[2] - given[1] == pytest.approx(3000, abs=2)
 
 
 def test_who_can_take_little_for_long_does_not_have_all_to_himself_afterwards() -> None:
     """A quota of one core of 64 kept it behind; what it saved up is bounded."""
-    shares = Shares()
+    shares = FairShares()
     for task in (1, 2):
-        shares.begin(task)
+        shares.add_action(task)
     for _ in range(64_000):
-        shares.settle(2, shares.expect(2, 1 / CORES, "cpu"), 1 / CORES)
-    shares.settle(1, shares.expect(1, 1 / CORES, "cpu"), 1 / CORES)
+        shares.settle(2, shares.charge_expected(2, 1 / CORES, "cpu"), 1 / CORES)
+    shares.settle(1, shares.charge_expected(1, 1 / CORES, "cpu"), 1 / CORES)
     given = {1: 0, 2: 0}
     for _ in range(2000):
         task = min((1, 2), key=shares.virtual_s)
         given[task] += 1
-        shares.settle(task, shares.expect(task, 1 / CORES, "cpu"), 1 / CORES)
+        shares.settle(task, shares.charge_expected(task, 1 / CORES, "cpu"), 1 / CORES)
     assert given[2] > 500
 
 
 def test_a_paused_task_takes_no_part_of_what_its_project_gets() -> None:
-    shares = Shares()
-    shares.weigh({1: QueueWeight(1), 2: QueueWeight(1), 3: QueueWeight(2)})
+    shares = FairShares()
+    shares.set_weights({1: QueueWeight(1), 2: QueueWeight(1), 3: QueueWeight(2)})
     for task in (1, 2, 3):
-        shares.begin(task)
-    shares.pause(frozenset({2}))
-    assert [shares.part(task) for task in (1, 3)] == [1.0, 1.0]
-    shares.begin(2)
-    expected = shares.expect(2, 1.0, "cpu")
-    assert shares.part(1) == 0.5  # it has some of it as long as that runs
+        shares.add_action(task)
+    shares.set_paused(frozenset({2}))
+    assert [shares.effective_weight(task) for task in (1, 3)] == [1.0, 1.0]
+    shares.add_action(2)
+    expected = shares.charge_expected(2, 1.0, "cpu")
+    assert shares.effective_weight(1) == 0.5  # it has some of it as long as that runs
     shares.settle(2, expected, 1.0)
-    shares.end(2)
-    assert shares.part(1) == 1.0
-    shares.pause(frozenset())
-    assert [shares.part(task) for task in (1, 2, 3)] == [0.5, 0.5, 1.0]
+    shares.remove_action(2)
+    assert shares.effective_weight(1) == 1.0
+    shares.set_paused(frozenset())
+    assert [shares.effective_weight(task) for task in (1, 2, 3)] == [0.5, 0.5, 1.0]
 
 
 def test_a_newcomer_begins_level_with_those_who_have_the_resource_that_it_asks_for() -> None:
-    shares = Shares()
+    shares = FairShares()
     for task in (1, 2):
-        shares.begin(task)
+        shares.add_action(task)
     for task, resource, used in ((1, "cpu", 1000.0), (2, "slots", 5.0)):
         for _ in range(2):
-            shares.settle(task, shares.expect(task, used, resource), used)
-    shares.begin(3, "cpu")
-    shares.begin(4, "slots")
+            shares.settle(task, shares.charge_expected(task, used, resource), used)
+    shares.add_action(3, "cpu")
+    shares.add_action(4, "slots")
     assert (shares.virtual_s(3), shares.virtual_s(4)) == (1000.0, 10.0)

@@ -8,28 +8,35 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import AsDeclared
-from arl_core.elasticity import Amdahl
-from arl_core.fairness import Shares
+from arl_core.curves import DeclaredDurations
+from arl_core.elasticity import AmdahlScaling
+from arl_core.fairness import FairShares
 from arl_core.fence import Fence
-from arl_core.forecast import AT_ONCE, Forecast, Forecasting, Present, Working
+from arl_core.forecast import STEP_BATCH, ActiveAction, ForecastInput, ForecastSimulator, QueueForecast
 from arl_core.model import (
     ActionClass,
-    Amounts,
-    Demand,
-    Elastic,
-    Environment,
-    Plan,
-    Pool,
-    Resizable,
-    Running,
-    Shape,
-    Waiting,
+    ElasticResource,
+    NodeResources,
+    PinnedEnvironment,
+    QueuedAction,
+    ResizeSupport,
+    ResourceDemand,
+    Resources,
+    ResourceShape,
+    RunningAction,
+    SchedulingPlan,
 )
-from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.snapshot import Snapshot
-from arl_core.spar import Spar
-from arl_core.what_if import AsKnown, Nodes, Wave, open_cores, with_nodes, with_wave
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
+from arl_core.snapshot import CellSnapshot
+from arl_core.spar import SparPolicy
+from arl_core.what_if import (
+    BaselineDurations,
+    ExtraLoad,
+    NodeChange,
+    schedulable_cores,
+    with_extra_load,
+    with_node_change,
+)
 from support.builders import a_pool, an_action, numbered
 
 NOW = 1000.0
@@ -38,72 +45,82 @@ LIMIT = 100
 
 
 def fixed(cores: int = 1) -> ActionClass:
-    return ActionClass(key=cores, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+    return ActionClass(
+        key=cores, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000 * cores})
+    )
 
 
 def wide(most: int) -> ActionClass:
     amounts = tuple(range(1000, 1000 * most + 1, 1000))
-    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(1.0), Resizable.ANY))
-    return ActionClass(key=100 + most, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    demand = ResourceDemand(
+        {"cpu_milli": 1000}, ElasticResource("cpu_milli", amounts, AmdahlScaling(1.0), ResizeSupport.ANY)
+    )
+    return ActionClass(key=100 + most, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
 
 
 def present(
-    waiting: Sequence[Waiting] = (), *pools: Pool, working: Sequence[Working] = (), seconds: float = 1.0
-) -> Present:
-    shares = Shares()
+    waiting: Sequence[QueuedAction] = (),
+    *pools: NodeResources,
+    working: Sequence[ActiveAction] = (),
+    seconds: float = 1.0,
+) -> ForecastInput:
+    shares = FairShares()
     for task in [action.task for action in waiting] + [each.running.task for each in working]:
-        shares.begin(task)
-    return Present(
+        shares.add_action(task)
+    return ForecastInput(
         now=NOW,
-        pools={pool.node: pool for pool in pools or (a_pool(cpu_milli=1000),)},
-        working=tuple(working),
-        waiting=tuple(waiting),
+        nodes={pool.node: pool for pool in pools or (a_pool(cpu_milli=1000),)},
+        active=tuple(working),
+        queued=tuple(waiting),
         shares=shares,
-        durations=AsDeclared(seconds),
+        durations=DeclaredDurations(seconds),
     )
 
 
-def running(number: int, *, cls: ActionClass, since: float, amounts: Amounts) -> Running:
-    return Running(
-        fence=Fence(numbered(number), 1), cls=cls, node=1, amounts=amounts, granted=since, task=1, started=since,
-        since=since,
+def running(number: int, *, cls: ActionClass, since: float, amounts: Resources) -> RunningAction:
+    return RunningAction(
+        fence=Fence(numbered(number), 1), cls=cls, node=1, resources=amounts, granted=since, task=1, started=since,
+        allocated_since=since,
     )  # fmt: skip
 
 
-def foreseen(cell: Present, policy: Policy = FCFS) -> Forecast:
-    forecasting = Forecasting(cell, policy, limit=LIMIT)
+def foreseen(cell: ForecastInput, policy: SchedulingPolicy = FCFS) -> QueueForecast:
+    forecasting = ForecastSimulator(cell, policy, limit=LIMIT)
     while forecasting.step():
         pass
     return forecasting.forecast()
 
 
 class TestForecast:
-    @pytest.mark.parametrize("policy", [FCFS, Spar(), Spar(resizing=True)])
-    def test_one_core_takes_one_after_another(self, policy: Policy) -> None:
+    @pytest.mark.parametrize("policy", [FCFS, SparPolicy(), SparPolicy(is_resizing=True)])
+    def test_one_core_takes_one_after_another(self, policy: SchedulingPolicy) -> None:
         found = foreseen(present([an_action(n, cls=fixed()) for n in (1, 2, 3)]), policy)
         assert (found.starts_now, found.started, found.mean_wait_s) == (1, 3, 1.0)
         assert (found.p90_wait_s, found.drained_s) == (2.0, 2.0)
 
     def test_who_runs_gives_back_what_it_has_when_it_is_expected_to_end(self) -> None:
         amounts = {"cpu_milli": 1000}
-        working = Working(running(9, cls=fixed(), since=NOW - 0.75, amounts=amounts))
+        working = ActiveAction(running(9, cls=fixed(), since=NOW - 0.75, amounts=amounts))
         pool = a_pool(cpu_milli=1000, free={"cpu_milli": 0})
         found = foreseen(present([an_action(1, cls=fixed())], pool, working=[working]))
         assert (found.starts_now, found.mean_wait_s) == (0, 0.25)
 
     def test_actions_of_one_environment_run_one_after_another_where_it_lives(self) -> None:
-        home = Environment(id=numbered(77), node=2)
+        home = PinnedEnvironment(id=numbered(77), node=2)
         pools = [a_pool(1, cpu_milli=4000), a_pool(2, cpu_milli=4000)]
         line = [an_action(n, cls=fixed(), environment=home) for n in (1, 2)]
         assert foreseen(present(line, *pools)).drained_s == 1.0
-        busy = Working(running(9, cls=fixed(), since=NOW - 0.5, amounts={"cpu_milli": 1000}), home.id)
+        busy = ActiveAction(running(9, cls=fixed(), since=NOW - 0.5, amounts={"cpu_milli": 1000}), home.id)
         assert foreseen(present(line, *pools, working=[busy])).drained_s == 1.5
 
     def test_an_environment_made_on_the_way_ends_with_its_last_action(self) -> None:
         cls = ActionClass(
-            key=1, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000, "memory_mib": 64})
+            key=1,
+            kind="exec",
+            shape=ResourceShape.DIVISIBLE,
+            demand=ResourceDemand({"cpu_milli": 1000, "memory_mib": 64}),
         )
-        homes = [Environment(id=numbered(70 + n), node=None) for n in range(2)]
+        homes = [PinnedEnvironment(id=numbered(70 + n), node=None) for n in range(2)]
         line = [an_action(n, cls=cls, environment=homes[n % 2]) for n in range(1, 5)]
         found = foreseen(present(line, a_pool(cpu_milli=4000, memory_mib=64)))
         assert (found.starts_now, found.started, found.drained_s) == (1, 4, 3.0)
@@ -113,23 +130,23 @@ class TestForecast:
         assert (found.started, found.drained_s) == (1, None)
 
     def test_wide_ones_give_way_to_who_waits(self) -> None:
-        working = Working(running(9, cls=wide(4), since=NOW - 1, amounts={"cpu_milli": 4000}))
+        working = ActiveAction(running(9, cls=wide(4), since=NOW - 1, amounts={"cpu_milli": 4000}))
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 0})
         cell = present([an_action(1, cls=fixed())], pool, working=[working], seconds=400.0)
-        assert foreseen(cell, Spar(resizing=True)).drained_s == 0.0
-        assert foreseen(cell, Spar()).drained_s == pytest.approx(99.0)
+        assert foreseen(cell, SparPolicy(is_resizing=True)).drained_s == 0.0
+        assert foreseen(cell, SparPolicy()).drained_s == pytest.approx(99.0)
 
     def test_many_that_run_are_taken_in_and_end_over_several_steps(self) -> None:
-        count, amounts = AT_ONCE + 1, {"cpu_milli": 1000}
-        working = [Working(running(10 + n, cls=fixed(), since=NOW - 0.5, amounts=amounts)) for n in range(count)]
+        count, amounts = STEP_BATCH + 1, {"cpu_milli": 1000}
+        working = [ActiveAction(running(10 + n, cls=fixed(), since=NOW - 0.5, amounts=amounts)) for n in range(count)]
         pool = a_pool(cpu_milli=1000 * count, free={"cpu_milli": 0})
-        forecasting = Forecasting(present([an_action(1, cls=fixed())], pool, working=working), FCFS, limit=LIMIT)
+        forecasting = ForecastSimulator(present([an_action(1, cls=fixed())], pool, working=working), FCFS, limit=LIMIT)
         assert [forecasting.step() for _ in range(6)] == [True, True, True, True, False, False]
         assert forecasting.forecast().mean_wait_s == 0.5
 
     def test_a_round_that_was_cut_short_is_followed_by_another(self) -> None:
         cell = present([an_action(n, cls=fixed()) for n in range(1, 7)], a_pool(cpu_milli=8000))
-        forecasting = Forecasting(cell, Spar(limit=2), limit=2)
+        forecasting = ForecastSimulator(cell, SparPolicy(limit=2), limit=2)
         while forecasting.step():
             pass
         assert forecasting.forecast().starts_now == 6
@@ -138,23 +155,25 @@ class TestForecast:
 class TestWhatIf:
     def test_half_the_cores_take_twice_as_long(self) -> None:
         cell = present([an_action(n, cls=fixed()) for n in range(1, 9)], a_pool(cpu_milli=4000))
-        halved = with_nodes(cell, Nodes(cores_part=0.5))
+        halved = with_node_change(cell, NodeChange(cores_factor=0.5))
         assert (foreseen(cell).drained_s, foreseen(halved).drained_s) == (1.0, 3.0)
 
     def test_what_runs_on_a_node_that_shrinks_goes_on(self) -> None:
-        working = Working(running(9, cls=fixed(2), since=NOW - 0.5, amounts={"cpu_milli": 2000}))
+        working = ActiveAction(running(9, cls=fixed(2), since=NOW - 0.5, amounts={"cpu_milli": 2000}))
         cell = present([an_action(1, cls=fixed())], a_pool(cpu_milli=2000, free={"cpu_milli": 0}), working=[working])
-        assert foreseen(with_nodes(cell, Nodes(cores_part=0.5))).drained_s == 0.5
+        assert foreseen(with_node_change(cell, NodeChange(cores_factor=0.5))).drained_s == 0.5
 
     def test_a_closed_node_takes_nothing_and_an_added_one_is_empty(self) -> None:
         pools = [a_pool(1, cpu_milli=1000), a_pool(2, cpu_milli=2000, free={"cpu_milli": 0})]
-        changed = with_nodes(present([], *pools), Nodes(closed=frozenset({1}), added=2))
-        assert open_cores(changed.pools) == {2: 2000, 3: 2000, 4: 2000}
-        assert changed.pools[4].free == {"cpu_milli": 2000}
+        changed = with_node_change(present([], *pools), NodeChange(cordoned=frozenset({1}), added=2))
+        assert schedulable_cores(changed.nodes) == {2: 2000, 3: 2000, 4: 2000}
+        assert changed.nodes[4].available == {"cpu_milli": 2000}
 
     def test_a_wave_comes_after_what_waits_and_takes_as_long_as_was_said(self) -> None:
         cell = present([an_action(1, cls=fixed())], seconds=3.0)
-        found = foreseen(with_wave(cell, Wave(count=2, demand=Demand({"cpu_milli": 1000}), seconds=10.0)))
+        found = foreseen(
+            with_extra_load(cell, ExtraLoad(count=2, demand=ResourceDemand({"cpu_milli": 1000}), run_time_s=10.0))
+        )
         assert (found.simulated, found.starts_now, found.drained_s) == (3, 1, 13.0)
         assert foreseen(cell).simulated == 1
 
@@ -167,7 +186,7 @@ class TestWhatIf:
                 return self.says
 
         learning = Learning()
-        known = AsKnown(learning)
+        known = BaselineDurations(learning)
         before = known.seconds(fixed(), 1000)
         learning.says = 9.0
         assert known.seconds(fixed(), 1000) == before
@@ -177,21 +196,21 @@ class TestWhatIf:
 class Watched:
     """A policy that sees to it that nothing more is taken than there is."""
 
-    policy: Policy
+    policy: SchedulingPolicy
 
     @property
     def has_pods(self) -> bool:
         return False
 
-    def plan(self, snapshot: Snapshot) -> Plan:
-        assert all(amount >= 0 for pool in snapshot.pools.values() for amount in pool.free.values())
+    def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
+        assert all(amount >= 0 for pool in snapshot.nodes.values() for amount in pool.available.values())
         return self.policy.plan(snapshot)
 
-    def environment_holds(self, amounts: Amounts) -> dict[str, int]:
-        return self.policy.environment_holds(amounts)
+    def environment_holds(self, amounts: Resources) -> dict[str, int]:
+        return self.policy.environment_allocation(amounts)
 
-    def action_holds(self, amounts: Amounts, *, at_home: bool, in_pod: bool) -> dict[str, int]:
-        return self.policy.action_holds(amounts, at_home=at_home, in_pod=in_pod)
+    def action_holds(self, amounts: Resources, *, at_home: bool, in_pod: bool) -> dict[str, int]:
+        return self.policy.action_allocation(amounts, in_environment=at_home, in_pod=in_pod)
 
 
 actions = st.lists(
@@ -201,13 +220,15 @@ actions = st.lists(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    actions, st.lists(st.integers(1, 6), min_size=1, max_size=3), st.sampled_from([FCFS, Spar(), Spar(resizing=True)])
+    actions,
+    st.lists(st.integers(1, 6), min_size=1, max_size=3),
+    st.sampled_from([FCFS, SparPolicy(), SparPolicy(is_resizing=True)]),
 )
 def test_nothing_is_booked_twice_and_all_that_fits_starts(
-    wanted: list[tuple[int, bool, int | None, int]], cores: list[int], policy: Policy
+    wanted: list[tuple[int, bool, int | None, int]], cores: list[int], policy: SchedulingPolicy
 ) -> None:
     pools = [a_pool(node, cpu_milli=1000 * size) for node, size in enumerate(cores, 1)]
-    homes = [Environment(id=UUID(int=900 + n), node=None) for n in range(4)]
+    homes = [PinnedEnvironment(id=UUID(int=900 + n), node=None) for n in range(4)]
     waiting = [
         an_action(
             number,

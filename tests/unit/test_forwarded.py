@@ -8,7 +8,7 @@ from arl_api.settings import ApiSettings
 from arl_cpu.settings import CpuSettings
 from arl_gateway.settings import GatewaySettings
 from arl_gpu.settings import GpuSettings
-from arl_kit.local.forwarded import FORWARDED, forwarded, unknown_settings
+from arl_kit.local.forwarded import FORWARDED_SETTINGS, forwarded_variables, unknown_settings
 from arl_scheduler.settings import SchedulerSettings
 
 DECIDED = {
@@ -30,14 +30,14 @@ DECIDED = {
     ],
 )
 def test_every_setting_of_a_service_reaches_it_unless_up_decides_it(service: str, settings: type[BaseSettings]) -> None:
-    assert set(FORWARDED[service]) == settings.model_fields.keys() - DECIDED
+    assert set(FORWARDED_SETTINGS[service]) == settings.model_fields.keys() - DECIDED
 
 
 def test_a_process_is_told_nothing_that_is_for_another() -> None:
     given = {"TANGRAM_ENGINES": "{}", "TANGRAM_AGENT": "c", "TANGRAM_API_KEY": "tk_x", "TANGRAM_MEMORY_MIB": "512"}
-    assert forwarded("cpu", given) == {"TANGRAM_MEMORY_MIB": "512"}
-    assert forwarded("cpu-launcher", given) == {"TANGRAM_AGENT": "c"}
-    assert forwarded("gateway", given) == {}
+    assert forwarded_variables("cpu", given) == {"TANGRAM_MEMORY_MIB": "512"}
+    assert forwarded_variables("cpu-launcher", given) == {"TANGRAM_AGENT": "c"}
+    assert forwarded_variables("gateway", given) == {}
 
 
 def test_a_misspelt_setting_is_said_with_what_it_may_have_been() -> None:

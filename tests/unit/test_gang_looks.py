@@ -4,16 +4,16 @@ from collections.abc import ItemsView
 
 import pytest
 
-from arl_core.model import ActionClass, Demand, Gang, Shape, Waiting
-from arl_core.places import LOOKS, OF_A_ROUND, Demanded, Looks, placed
-from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.reference import Reference
-from arl_core.spar import Spar
+from arl_core.model import ActionClass, Gang, QueuedAction, ResourceDemand, ResourceShape
+from arl_core.places import ROUND_SEARCH_BUDGET, SEARCH_LIMIT, PackingItem, SearchBudget, pack
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
+from arl_core.reference import ReferencePolicy
+from arl_core.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NODES, MEMBERS, GANGS = 8, 12, 60
 POOLS = [a_pool(node, cpu_milli=16_000 + node) for node in range(NODES)]
-FREE = {pool.node: pool.free for pool in POOLS}
+FREE = {pool.node: pool.available for pool in POOLS}
 
 
 class Counted(dict[str, int]):
@@ -31,18 +31,20 @@ def needed(number: int) -> Counted:
     return Counted(cpu_milli=9_000 + number)
 
 
-def a_gang(number: int) -> Waiting:
+def a_gang(number: int) -> QueuedAction:
     """Of more members than nodes: there are no places for it."""
     ids = range(1 + MEMBERS * number, 1 + MEMBERS * (number + 1))
-    classes = [ActionClass(key=id, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(needed(id))) for id in ids]
+    classes = [
+        ActionClass(key=id, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(needed(id))) for id in ids
+    ]
     gang = Gang(numbered(10_000 + number), MEMBERS)
     head, *others = (
         an_action(id, cls=cls, submitted=0.0)._replace(gang=gang) for id, cls in zip(ids, classes, strict=True)
     )
-    return head._replace(together=tuple(others))
+    return head._replace(gang_members=tuple(others))
 
 
-def looks_of(policy: Policy, gangs: int) -> int:
+def looks_of(policy: SchedulingPolicy, gangs: int) -> int:
     snapshot = a_snapshot(queued=[a_gang(number) for number in range(gangs)], pools=POOLS)
     Counted.looks = 0
     assert policy.plan(snapshot).grants == ()
@@ -51,25 +53,25 @@ def looks_of(policy: Policy, gangs: int) -> int:
 
 @pytest.mark.parametrize(
     "policy",
-    [FirstComeFirstServed(), Reference(), Spar(), Spar(resizing=True)],
+    [FirstComeFirstServed(), ReferencePolicy(), SparPolicy(), SparPolicy(is_resizing=True)],
     ids=lambda policy: type(policy).__name__,
 )
-def test_many_gangs_without_places_cost_a_round_little_more_than_a_few(policy: Policy) -> None:
-    assert looks_of(policy, GANGS) - looks_of(policy, GANGS // 2) < OF_A_ROUND
+def test_many_gangs_without_places_cost_a_round_little_more_than_a_few(policy: SchedulingPolicy) -> None:
+    assert looks_of(policy, GANGS) - looks_of(policy, GANGS // 2) < ROUND_SEARCH_BUDGET
 
 
 class TestLooks:
     def test_searches_in_vain_have_no_more_than_their_round_and_each_has_some(self) -> None:
-        looks, demands = Looks(), [Demanded(needed(number), tuple(FREE)) for number in range(MEMBERS)]
+        looks, demands = SearchBudget(), [PackingItem(needed(number), tuple(FREE)) for number in range(MEMBERS)]
         spent = []
         for _ in range(20):
-            before = looks.left
-            assert placed(demands, FREE, looks) is None
-            spent.append(before - looks.left)
-        assert 0 < spent[-1] < spent[0] <= LOOKS + NODES
-        assert sum(spent) <= OF_A_ROUND
+            before = looks.remaining
+            assert pack(demands, FREE, looks) is None
+            spent.append(before - looks.remaining)
+        assert 0 < spent[-1] < spent[0] <= SEARCH_LIMIT + NODES
+        assert sum(spent) <= ROUND_SEARCH_BUDGET
 
     def test_who_finds_places_at_once_needs_none(self) -> None:
-        looks = Looks(left=0)
-        assert placed([Demanded(needed(number), tuple(FREE)) for number in range(NODES)], FREE, looks) is not None
-        assert looks.left == 0
+        looks = SearchBudget(remaining=0)
+        assert pack([PackingItem(needed(number), tuple(FREE)) for number in range(NODES)], FREE, looks) is not None
+        assert looks.remaining == 0

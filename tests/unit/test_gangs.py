@@ -9,43 +9,43 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import Curves
-from arl_core.elasticity import Amdahl
+from arl_core.curves import CurveCache
+from arl_core.elasticity import AmdahlScaling
 from arl_core.explain import explain
-from arl_core.fairness import Shares
+from arl_core.fairness import FairShares
 from arl_core.fence import Fence
-from arl_core.forecast import Forecasting, Present
-from arl_core.gangs import together_on, within
+from arl_core.forecast import ForecastInput, ForecastSimulator
+from arl_core.gangs import can_gang_fit, limit_grants
 from arl_core.model import (
     ActionClass,
-    Demand,
-    Elastic,
+    ElasticResource,
     Gang,
     Grant,
-    Plan,
-    Pool,
-    Resizable,
-    Running,
-    Shape,
-    Waiting,
+    NodeResources,
+    QueuedAction,
+    ResizeSupport,
+    ResourceDemand,
+    ResourceShape,
+    RunningAction,
+    SchedulingPlan,
 )
-from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
 from arl_core.pods import StaticPods
-from arl_core.reference import Reference
-from arl_core.rules import Rule
-from arl_core.spar import Spar
-from arl_core.states import Outcome
-from arl_scheduler.offers import Offers
+from arl_core.reference import ReferencePolicy
+from arl_core.rules import WaitReason
+from arl_core.spar import SparPolicy
+from arl_core.states import ActionOutcome
+from arl_scheduler.offers import CandidateQueue
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0
-LONG_AGO = NOW - Spar().constants.lead_limit_s - 100
-POLICIES: Sequence[Policy] = (
+LONG_AGO = NOW - SparPolicy().constants.size_penalty_limit_s - 100
+POLICIES: Sequence[SchedulingPolicy] = (
     FirstComeFirstServed(),
-    Reference(),
+    ReferencePolicy(),
     StaticPods(1000),
-    Spar(),
-    Spar(resizing=True),
+    SparPolicy(),
+    SparPolicy(is_resizing=True),
 )
 AMOUNTS = st.fixed_dictionaries({"cpu_milli": st.integers(0, 4), "memory_mib": st.integers(0, 4)})
 """Of a node, or that an action asks for."""
@@ -53,10 +53,12 @@ every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: ty
 
 
 def fixed(cores: int = 1) -> ActionClass:
-    return ActionClass(key=cores, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+    return ActionClass(
+        key=cores, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000 * cores})
+    )
 
 
-def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> list[Waiting]:
+def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> list[QueuedAction]:
     gang = Gang(numbered(1000 + first), size)
     return [
         an_action(number, cls=fixed(cores), submitted=submitted)._replace(gang=gang)
@@ -64,45 +66,45 @@ def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) ->
     ]
 
 
-def a_gang(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> Waiting:
+def a_gang(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> QueuedAction:
     """As rounds see it."""
     head, *others = members(first, size, cores=cores, submitted=submitted)
-    return head._replace(together=tuple(others))
+    return head._replace(gang_members=tuple(others))
 
 
-def planned(policy: Policy, queued: Sequence[Waiting], *pools: Pool) -> Plan:
-    curves = Curves()
+def planned(policy: SchedulingPolicy, queued: Sequence[QueuedAction], *pools: NodeResources) -> SchedulingPlan:
+    curves = CurveCache()
     curves.now = NOW
     return policy.plan(replace(a_snapshot(queued=queued, pools=pools), now=NOW, curves=curves))
 
 
-def numbers(plan: Plan) -> list[int]:
+def numbers(plan: SchedulingPlan) -> list[int]:
     return sorted(grant.fence.action_id.int for grant in plan.grants)
 
 
 class TestStart:
     @every_policy
-    def test_all_start_where_there_is_room_for_all(self, policy: Policy) -> None:
+    def test_all_start_where_there_is_room_for_all(self, policy: SchedulingPolicy) -> None:
         pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
         plan = planned(policy, [a_gang(1, 3)], *pools)
         assert numbers(plan) == [1, 2, 3]
         assert {grant.gang for grant in plan.grants} == {numbered(1001)}
 
     @every_policy
-    def test_nobody_starts_where_one_finds_no_room_and_others_do(self, policy: Policy) -> None:
+    def test_nobody_starts_where_one_finds_no_room_and_others_do(self, policy: SchedulingPolicy) -> None:
         later = an_action(9, cls=fixed(), submitted=NOW + 1)
         assert numbers(planned(policy, [a_gang(1, 3), later], a_pool(cpu_milli=2000))) == [9]
 
     @every_policy
-    def test_the_others_of_its_class_are_not_taken_for_it(self, policy: Policy) -> None:
+    def test_the_others_of_its_class_are_not_taken_for_it(self, policy: SchedulingPolicy) -> None:
         queued = [a_gang(1, 3), *(an_action(n, cls=fixed(), submitted=NOW + n) for n in (8, 9))]
         assert numbers(planned(policy, queued, a_pool(cpu_milli=2000))) == [8, 9]
 
     def test_the_largest_are_placed_first(self) -> None:
         small, large = members(1, 2)
-        gang = small._replace(together=(large._replace(cls=fixed(2)),))
+        gang = small._replace(gang_members=(large._replace(cls=fixed(2)),))
         pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
-        plan = planned(Spar(), [gang], *pools)
+        plan = planned(SparPolicy(), [gang], *pools)
         assert {grant.fence.action_id.int: grant.node for grant in plan.grants} == {1: 2, 2: 1}
 
 
@@ -111,69 +113,79 @@ class TestWaiting:
         gang = a_gang(1, 3, submitted=LONG_AGO)
         young = [an_action(n, cls=fixed(), submitted=NOW) for n in range(10, 20)]
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 2000})
-        for policy in (Spar(), Spar(resizing=True)):
+        for policy in (SparPolicy(), SparPolicy(is_resizing=True)):
             plan = planned(policy, [gang, *young], pool)
             assert numbers(plan) == []
-        assert plan.watched == {1}
-        assert numbers(planned(Spar(), [gang, *young], a_pool(cpu_milli=4000, free={"cpu_milli": 3000}))) == [1, 2, 3]
+        assert plan.watched_nodes == {1}
+        assert numbers(planned(SparPolicy(), [gang, *young], a_pool(cpu_milli=4000, free={"cpu_milli": 3000}))) == [
+            1,
+            2,
+            3,
+        ]
 
     def test_what_can_never_be_is_not_waited_for(self) -> None:
         """A node is gone, or memory is in environments that end when somebody else wills: cores are for others."""
         one = {"cpu_milli": 1000, "memory_mib": 100}
-        cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(one))
+        cls = ActionClass(key=5, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(one))
         head, *others = [each._replace(cls=cls) for each in members(1, 3, submitted=LONG_AGO)]
-        gang = head._replace(together=tuple(others))
+        gang = head._replace(gang_members=tuple(others))
         young = [an_action(n, cls=fixed(), submitted=NOW) for n in (10, 11)]
         full = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 2000, "memory_mib": 200})
-        gone = replace(a_pool(2, cpu_milli=4000, memory_mib=400), accepting=False, serving=False)
+        gone = replace(a_pool(2, cpu_milli=4000, memory_mib=400), is_schedulable=False, is_serving=False)
         small = a_pool(cpu_milli=2000, memory_mib=400)
-        for policy in (Spar(), Spar(resizing=True)):
+        for policy in (SparPolicy(), SparPolicy(is_resizing=True)):
             assert numbers(planned(policy, [gang, *young], full)) == [10, 11]
             assert numbers(planned(policy, [gang, *young], small, gone)) == [10, 11]
 
     @pytest.mark.parametrize(("memory_mib", "give_way"), [(400, True), (100, False)])
     def test_wide_ones_give_way_to_a_gang_that_would_start_then(self, memory_mib: int, give_way: bool) -> None:
         one = {"cpu_milli": 1000, "memory_mib": 100}
-        cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=Demand(one))
+        cls = ActionClass(key=5, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(one))
         head, *others = [each._replace(cls=cls) for each in members(1, 3)]
-        elastic = Elastic("cpu_milli", (1000, 2000, 4000), Amdahl(0.9), Resizable.ANY)
-        wide = ActionClass(key=6, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
-        running = Running(
-            fence=Fence(numbered(50), 1), cls=wide, node=1, amounts={"cpu_milli": 4000}, granted=NOW - 9, task=1,
-            started=NOW - 9, since=NOW - 9,
+        elastic = ElasticResource("cpu_milli", (1000, 2000, 4000), AmdahlScaling(0.9), ResizeSupport.ANY)
+        wide = ActionClass(
+            key=6, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000}, elastic)
+        )
+        running = RunningAction(
+            fence=Fence(numbered(50), 1), cls=wide, node=1, resources={"cpu_milli": 4000}, granted=NOW - 9, task=1,
+            started=NOW - 9, allocated_since=NOW - 9,
         )  # fmt: skip
         pool = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 0, "memory_mib": memory_mib})
-        curves = Curves()
+        curves = CurveCache()
         curves.now = NOW
-        gang = head._replace(together=tuple(others))
+        gang = head._replace(gang_members=tuple(others))
         snapshot = replace(a_snapshot(queued=[gang], pools=[pool], running=[running]), now=NOW, curves=curves)
-        plan = Spar(resizing=True).plan(snapshot)
-        assert [resize.amounts["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
+        plan = SparPolicy(is_resizing=True).plan(snapshot)
+        assert [resize.resources["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
 
     def test_wide_ones_stay_wide_where_a_gang_could_not_start_even_so(self) -> None:
-        elastic = Elastic("cpu_milli", (1000, 2000, 4000), Amdahl(0.9), Resizable.ANY)
-        wide = ActionClass(key=6, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
+        elastic = ElasticResource("cpu_milli", (1000, 2000, 4000), AmdahlScaling(0.9), ResizeSupport.ANY)
+        wide = ActionClass(
+            key=6, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000}, elastic)
+        )
         running = [
-            Running(
-                fence=Fence(numbered(50 + n), 1), cls=cls, node=1, amounts={"cpu_milli": 4000}, granted=NOW - 9, task=1,
-                started=NOW - 9, since=NOW - 9,
+            RunningAction(
+                fence=Fence(numbered(50 + n), 1), cls=cls, node=1, resources={"cpu_milli": 4000}, granted=NOW - 9, task=1,
+                started=NOW - 9, allocated_since=NOW - 9,
             )
             for n, cls in enumerate((wide, fixed(4)))
         ]  # fmt: skip
-        pool, curves = a_pool(cpu_milli=8000, free={"cpu_milli": 0}), Curves()
+        pool, curves = a_pool(cpu_milli=8000, free={"cpu_milli": 0}), CurveCache()
         curves.now = NOW
         for size, give_way in ((3, True), (4, False)):
             snapshot = a_snapshot(queued=[a_gang(1, size)], pools=[pool], running=running)
-            plan = Spar(resizing=True).plan(replace(snapshot, now=NOW, curves=curves))
-            assert [resize.amounts["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
+            plan = SparPolicy(is_resizing=True).plan(replace(snapshot, now=NOW, curves=curves))
+            assert [resize.resources["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
 
     def test_members_of_which_one_needs_what_one_node_has_start_whatever_their_order(self) -> None:
-        needs = ActionClass(key=8, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 4000, "npu": 4}))
+        needs = ActionClass(
+            key=8, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 4000, "npu": 4})
+        )
         first, second = members(1, 2, cores=4)
         has = {"cpu_milli": 4000, "npu": 4}
-        pools = [replace(a_pool(1, cpu_milli=4000), capacity=has, free=has), a_pool(2, cpu_milli=4000)]
-        gang = first._replace(together=(second._replace(cls=needs),))
-        other = first._replace(cls=needs, together=(second,))
+        pools = [replace(a_pool(1, cpu_milli=4000), capacity=has, available=has), a_pool(2, cpu_milli=4000)]
+        gang = first._replace(gang_members=(second._replace(cls=needs),))
+        other = first._replace(cls=needs, gang_members=(second,))
         for policy in POLICIES:
             if not isinstance(policy, StaticPods):
                 assert numbers(planned(policy, [gang], *pools)) == [1, 2]
@@ -181,27 +193,27 @@ class TestWaiting:
 
     def test_of_two_that_waited_long_one_starts(self) -> None:
         gangs = [a_gang(1, 3, submitted=LONG_AGO), a_gang(11, 3, submitted=LONG_AGO + 1)]
-        assert numbers(planned(Spar(), gangs, a_pool(cpu_milli=4000))) == [1, 2, 3]
+        assert numbers(planned(SparPolicy(), gangs, a_pool(cpu_milli=4000))) == [1, 2, 3]
 
-    @pytest.mark.parametrize(("cores", "rule"), [(4, Rule.STARTS_NEXT_ROUND), (2, Rule.NO_NODE_FITS)])
-    def test_an_explanation_is_of_the_whole_gang(self, cores: int, rule: Rule) -> None:
+    @pytest.mark.parametrize(("cores", "rule"), [(4, WaitReason.STARTS_NEXT_ROUND), (2, WaitReason.NO_NODE_FITS)])
+    def test_an_explanation_is_of_the_whole_gang(self, cores: int, rule: WaitReason) -> None:
         gang, pool = a_gang(1, 3), a_pool(cpu_milli=1000 * cores)
-        assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, Spar()).rule is rule
+        assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, SparPolicy()).reason is rule
 
     def test_one_of_which_not_all_fit_says_so(self) -> None:
         gang, pool = a_gang(1, 3), a_pool(cpu_milli=4000, free={"cpu_milli": 2000})
-        assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, Spar()).rule is Rule.WAITS_FOR_GANG
+        assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, SparPolicy()).reason is WaitReason.WAITS_FOR_GANG
 
     def test_a_forecast_starts_all_of_it_at_once(self) -> None:
-        shares = Shares()
+        shares = FairShares()
         for _ in range(4):
-            shares.begin(1)
+            shares.add_action(1)
         queued = (an_action(1, cls=fixed(), submitted=0.0), a_gang(2, 3, submitted=1.0))
-        present = Present(
-            now=NOW, pools={1: a_pool(cpu_milli=3000)}, working=(), waiting=queued, shares=shares,
-            durations=Curves().durations,
+        present = ForecastInput(
+            now=NOW, nodes={1: a_pool(cpu_milli=3000)}, active=(), queued=queued, shares=shares,
+            durations=CurveCache().durations,
         )  # fmt: skip
-        forecasting = Forecasting(present, FirstComeFirstServed(), limit=100)
+        forecasting = ForecastSimulator(present, FirstComeFirstServed(), limit=100)
         while forecasting.step():
             pass
         found = forecasting.forecast()
@@ -210,38 +222,38 @@ class TestWaiting:
 
 class TestOffers:
     def test_a_gang_is_there_once_all_of_it_is(self) -> None:
-        offers, (first, second) = Offers(), members(1, 2)
+        offers, (first, second) = CandidateQueue(), members(1, 2)
         offers.add(first)
-        assert len(offers.waiting) == 0
+        assert len(offers.queue) == 0
         offers.add(second)
-        (head,) = offers.waiting.in_order()
-        assert (head.id, [each.id for each in head.together]) == (first.id, [second.id])
-        assert offers.standing_for(second) == head
+        (head,) = offers.queue.in_order()
+        assert (head.id, [each.id for each in head.gang_members]) == (first.id, [second.id])
+        assert offers.with_gang(second) == head
         offers.discard(second.id)
-        assert (len(offers.waiting), offers.standing_for(first)) == (0, first)
+        assert (len(offers.queue), offers.with_gang(first)) == (0, first)
         offers.add(second)
         offers.add(second)
-        assert len(offers.waiting) == 1
+        assert len(offers.queue) == 1
 
     def test_who_is_no_candidate_is_a_member_until_it_is_forgotten(self) -> None:
-        offers, (first, second) = Offers(), members(1, 2)
+        offers, (first, second) = CandidateQueue(), members(1, 2)
         for each in (first, second):
             offers.add(each)
             offers.discard(each.id)
-        assert set(offers.broken({first.id: (Outcome.CANCELLED, None)})) == {second.id}
-        assert offers.torn() == {}
+        assert set(offers.gang_failures({first.id: (ActionOutcome.CANCELLED, None)})) == {second.id}
+        assert offers.incomplete_gangs() == {}
         offers.forget(first.id)
-        assert offers.torn() == {second.id: (Outcome.CANCELLED, "gang_cancelled")}
+        assert offers.incomplete_gangs() == {second.id: (ActionOutcome.CANCELLED, "gang_cancelled")}
         offers.forget(second.id)
-        assert offers.torn() == {}
+        assert offers.incomplete_gangs() == {}
 
     def test_who_settles_in_the_queue_takes_the_others_along(self) -> None:
-        offers, (first, second, third) = Offers(), members(1, 3)
+        offers, (first, second, third) = CandidateQueue(), members(1, 3)
         for each in (first, second, third):
             offers.add(each)
-        reasons = {Outcome.CANCELLED: "gang_cancelled", Outcome.DEADLINE_IN_QUEUE: "gang_deadline"}
+        reasons = {ActionOutcome.CANCELLED: "gang_cancelled", ActionOutcome.DEADLINE_IN_QUEUE: "gang_deadline"}
         for outcome, reason in reasons.items():
-            found = offers.broken({first.id: (outcome, None), third.id: (outcome, None)})
+            found = offers.gang_failures({first.id: (outcome, None), third.id: (outcome, None)})
             assert found == {second.id: (outcome, reason)}
 
 
@@ -249,24 +261,24 @@ class TestRoom:
     def test_nodes_have_room_for_what_fits_on_them_at_once(self) -> None:
         one, both = {"cpu_milli": 1000}, [1, 2]
         capacities = {1: {"cpu_milli": 2000}, 2: {"cpu_milli": 1000}}
-        assert together_on([(one, both)] * 3, capacities)
-        assert not together_on([(one, both)] * 4, capacities)
-        assert not together_on([(one, [2])] * 2, capacities)
-        assert together_on([(one, both), ({"cpu_milli": 2000}, both)], capacities)
+        assert can_gang_fit([(one, both)] * 3, capacities)
+        assert not can_gang_fit([(one, both)] * 4, capacities)
+        assert not can_gang_fit([(one, [2])] * 2, capacities)
+        assert can_gang_fit([(one, both), ({"cpu_milli": 2000}, both)], capacities)
 
     @pytest.mark.parametrize("first", [0, 1])
     def test_what_needs_what_few_nodes_have_is_not_crowded_out(self, first: int) -> None:
         plain, special = {"cpu_milli": 4000}, {"cpu_milli": 4000, "npu": 4}
         capacities = {1 + first: plain, 2 - first: special}
-        assert together_on([(plain, [1, 2]), (special, [1, 2])], capacities)
-        assert together_on([(special, [1, 2]), (plain, [1, 2])], capacities)
-        assert together_on([(plain, [1, 2]), (plain, [1])], {1: plain, 2: plain})
+        assert can_gang_fit([(plain, [1, 2]), (special, [1, 2])], capacities)
+        assert can_gang_fit([(special, [1, 2]), (plain, [1, 2])], capacities)
+        assert can_gang_fit([(plain, [1, 2]), (plain, [1])], {1: plain, 2: plain})
 
     def test_another_node_is_tried_where_the_tightest_leads_nowhere(self) -> None:
         names = ("cpu_milli", "memory_mib")
         demands = [(dict(zip(names, amounts, strict=True)), [1, 2]) for amounts in ((1, 2), (4, 1), (2, 1))]
         capacities = {1: dict(zip(names, (6, 2), strict=True)), 2: dict(zip(names, (5, 3), strict=True))}
-        assert together_on(demands, capacities)
+        assert can_gang_fit(demands, capacities)
 
     @settings(max_examples=200, deadline=None)
     @given(
@@ -285,19 +297,19 @@ class TestRoom:
             )
             for places in product(*(on for _, on in wanted))
         )
-        assert together_on(wanted, dict(enumerate(nodes))) is possible
+        assert can_gang_fit(wanted, dict(enumerate(nodes))) is possible
 
     def test_a_gang_is_not_cut_by_the_limit_of_a_round(self) -> None:
         def grants(*gangs: int | None) -> list[Grant]:
             return [
-                Grant(fence=Fence(numbered(n), 1), node=1, amounts={}, gang=numbered(gang) if gang else None)
+                Grant(fence=Fence(numbered(n), 1), node=1, resources={}, gang=numbered(gang) if gang else None)
                 for n, gang in enumerate(gangs)
             ]
 
-        assert len(within(grants(None, 7, 7, 7), 2)) == 1
-        assert len(within(grants(7, 7, 7, None), 2)) == 3
-        assert len(within(grants(None, 7, 7, 8, 8), 3)) == 3
-        assert len(within(grants(None, None, None), 2)) == 2
+        assert len(limit_grants(grants(None, 7, 7, 7), 2)) == 1
+        assert len(limit_grants(grants(7, 7, 7, None), 2)) == 3
+        assert len(limit_grants(grants(None, 7, 7, 8, 8), 3)) == 3
+        assert len(limit_grants(grants(None, None, None), 2)) == 2
 
 
 class Cell:
@@ -307,10 +319,10 @@ class Cell:
         self.capacity = {node: 1000 * size for node, size in enumerate(cores, 1)}
         self.running: dict[UUID, Grant] = {}
 
-    def pools(self) -> list[Pool]:
+    def pools(self) -> list[NodeResources]:
         held = dict.fromkeys(self.capacity, 0)
         for grant in self.running.values():
-            held[grant.node] += grant.amounts["cpu_milli"]
+            held[grant.node] += grant.resources["cpu_milli"]
         free = {node: self.capacity[node] - held[node] for node in held}
         assert min(free.values()) >= 0, "booked twice"
         return [a_pool(node, cpu_milli=all_, free={"cpu_milli": free[node]}) for node, all_ in self.capacity.items()]
@@ -324,20 +336,20 @@ class Cell:
     policy=st.sampled_from([policy for policy in POLICIES if not isinstance(policy, StaticPods)]),
 )
 def test_gangs_start_whole_nothing_is_booked_twice_and_all_that_fits_starts(
-    cores: list[int], wanted: list[tuple[int, int]], ends: list[int], policy: Policy
+    cores: list[int], wanted: list[tuple[int, int]], ends: list[int], policy: SchedulingPolicy
 ) -> None:
     cell = Cell(cores)
-    queued: dict[UUID, Waiting] = {}
+    queued: dict[UUID, QueuedAction] = {}
     for place, (size, width) in enumerate(wanted):
         one = {"cpu_milli": 1000 * width}
-        if together_on([(one, list(cell.capacity))] * size, {n: {"cpu_milli": m} for n, m in cell.capacity.items()}):
+        if can_gang_fit([(one, list(cell.capacity))] * size, {n: {"cpu_milli": m} for n, m in cell.capacity.items()}):
             first = a_gang(10 * place, size, cores=width, submitted=LONG_AGO + place)
             queued[first.id] = first if size > 1 else first._replace(gang=None)
     for turn in range(200):
         plan = planned(policy, list(queued.values()), *cell.pools())
         started = {grant.fence.action_id for grant in plan.grants}
         for first in list(queued.values()):
-            all_ids = {first.id, *(each.id for each in first.together)}
+            all_ids = {first.id, *(each.id for each in first.gang_members)}
             assert all_ids <= started or not all_ids & started, "a part of a gang"
             if first.id in started:
                 del queued[first.id]

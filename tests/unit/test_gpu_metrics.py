@@ -1,6 +1,6 @@
 """What a GPU manager's metrics say of its devices."""
 
-from arl_core.residency import Residence
+from arl_core.residency import ResidencyState
 from arl_gpu.metrics import GpuMetrics
 from arl_kit.metrics import Metrics
 
@@ -8,9 +8,9 @@ from arl_kit.metrics import Metrics
 async def test_what_was_removed_is_in_no_state_any_more() -> None:
     metrics = Metrics()
     shown = GpuMetrics(metrics)
-    shown.show_residency({"kept": Residence.HOST, "removed": Residence.RESIDENT}, used_bytes=7)
+    shown.set_residency({"kept": ResidencyState.HOST, "removed": ResidencyState.RESIDENT}, used_bytes=7)
     before = (await metrics.exposition()).decode()
-    shown.show_residency({"kept": Residence.RESIDENT}, used_bytes=5)
+    shown.set_residency({"kept": ResidencyState.RESIDENT}, used_bytes=5)
     after = (await metrics.exposition()).decode()
     assert 'tangram_gpu_residency{service="removed",state="resident"} 1.0' in before
     assert 'service="removed"' not in after

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_api.hiding import HIDDEN, Hiding
+from arl_api.hiding import REDACTED, SecretRedactor
 
 KEY = 'a+b/c==Qq"x&y z'
 
@@ -27,20 +27,23 @@ KEY = 'a+b/c==Qq"x&y z'
     ],
 )
 def test_each_form_of_it_is_hidden(form: str) -> None:
-    assert Hiding([KEY]).of(f"<{form}>".encode()) == b"<" + HIDDEN + b">"
+    assert SecretRedactor([KEY]).redact(f"<{form}>".encode()) == b"<" + REDACTED + b">"
 
 
 def test_of_a_header_the_key_alone_is_hidden_too_and_of_basic_the_password() -> None:
     basic = b64encode(b"user:pass-word").decode()
-    hiding = Hiding(["Bearer sk-0123456789", f"Basic {basic}"])
-    assert hiding.of(b"sk-0123456789 pass-word " + basic.encode()) == b" ".join([HIDDEN] * 3)
+    hiding = SecretRedactor(["Bearer sk-0123456789", f"Basic {basic}"])
+    assert hiding.redact(b"sk-0123456789 pass-word " + basic.encode()) == b" ".join([REDACTED] * 3)
 
 
 def test_words_of_nothing_secret_stay() -> None:
-    assert Hiding(["abc", "sk-0123456789"]).of(b"abc application/json 2024-06-01") == b"abc application/json 2024-06-01"
+    assert (
+        SecretRedactor(["abc", "sk-0123456789"]).redact(b"abc application/json 2024-06-01")
+        == b"abc application/json 2024-06-01"
+    )
 
 
 @given(st.text("abc", min_size=4, max_size=12), st.lists(st.text("xyz", max_size=6), max_size=6), st.integers(0, 80))
 def test_what_is_cut_ends_with_no_beginning_of_it(secret: str, between: list[str], cut: int) -> None:
     content = f"x{secret}y".join(between).encode()[:cut]
-    assert not set(b"abc") & set(Hiding([secret]).of_beginning(content))
+    assert not set(b"abc") & set(SecretRedactor([secret]).redact_truncated(content))

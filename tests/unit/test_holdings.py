@@ -4,7 +4,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from arl_core.fence import Fence
-from arl_cpu.holdings import Attempt, Change, Holdings
+from arl_cpu.holdings import AttemptAllocation, NodeAllocations, PendingResize
 from support.builders import numbered
 
 CORES = 6
@@ -21,22 +21,26 @@ CROWDED = [
 """Fractions lie on what one has while it is resized, and in that moment another starts."""
 
 
-def an_attempt(cpu_milli: int, number: int = 1) -> Attempt:
-    return Attempt(Fence(numbered(number), 1), {"cpu_milli": cpu_milli}, None)
+def an_attempt(cpu_milli: int, number: int = 1) -> AttemptAllocation:
+    return AttemptAllocation(Fence(numbered(number), 1), {"cpu_milli": cpu_milli}, None)
 
 
-def holdings_with(*attempts: Attempt) -> Holdings:
-    holdings = Holdings({"cpu_milli": 1000 * CORES}, tuple(range(CORES)))
+def holdings_with(*attempts: AttemptAllocation) -> NodeAllocations:
+    holdings = NodeAllocations({"cpu_milli": 1000 * CORES}, tuple(range(CORES)))
     for attempt in attempts:
-        assert holdings.take(attempt)
+        assert holdings.allocate(attempt)
         holdings.assign_cores(attempt)
     return holdings
 
 
 def test_where_cores_are_shared_only_the_rest_is_counted() -> None:
-    holdings = Holdings({"cpu_milli": 1000, "memory_mib": 100}, (0,), shares_cores=True)
+    holdings = NodeAllocations({"cpu_milli": 1000, "memory_mib": 100}, (0,), shares_cores=True)
     amounts = {"cpu_milli": 1000, "memory_mib": 40}
-    assert [holdings.take(Attempt(Fence(numbered(each), 1), amounts, None)) for each in range(3)] == [True, True, False]
+    assert [holdings.allocate(AttemptAllocation(Fence(numbered(each), 1), amounts, None)) for each in range(3)] == [
+        True,
+        True,
+        False,
+    ]
 
 
 class TestResize:
@@ -45,33 +49,33 @@ class TestResize:
         holdings = holdings_with(attempt)
         change = holdings.begin_resize(attempt, 1000)
         assert change is not None
-        assert holdings.free["cpu_milli"] == 0
-        holdings.finish_resize(change, amounts_seq=1)
-        assert holdings.free["cpu_milli"] == 5000
+        assert holdings.available["cpu_milli"] == 0
+        holdings.finish_resize(change, resize_seq=1)
+        assert holdings.available["cpu_milli"] == 5000
 
     def test_a_growth_is_held_before_it_is_confirmed(self) -> None:
         attempt = an_attempt(1000)
         holdings = holdings_with(attempt)
         change = holdings.begin_resize(attempt, 4000)
         assert change is not None
-        assert holdings.free["cpu_milli"] == 2000
+        assert holdings.available["cpu_milli"] == 2000
         holdings.undo_resize(change)
-        assert holdings.free["cpu_milli"] == 5000
+        assert holdings.available["cpu_milli"] == 5000
 
     def test_a_growth_beyond_what_is_free_is_refused_and_takes_nothing(self) -> None:
         attempt = an_attempt(1000)
         holdings = holdings_with(attempt, an_attempt(4000, number=2))
         assert holdings.begin_resize(attempt, 2001) is None
-        assert holdings.free["cpu_milli"] == 1000
+        assert holdings.available["cpu_milli"] == 1000
 
     def test_an_attempt_that_ended_meanwhile_holds_nothing(self) -> None:
         attempt = an_attempt(1000)
         holdings = holdings_with(attempt)
         change = holdings.begin_resize(attempt, 2000)
         assert change is not None
-        holdings.give_back(attempt.fence)
-        holdings.finish_resize(change, amounts_seq=1)
-        assert holdings.free["cpu_milli"] == 6000
+        holdings.release(attempt.fence)
+        holdings.finish_resize(change, resize_seq=1)
+        assert holdings.available["cpu_milli"] == 6000
 
     @given(
         st.lists(
@@ -87,32 +91,32 @@ class TestResize:
     def test_two_actions_never_share_a_core_of_their_own_not_in_the_moment_of_a_resize_either(
         self, steps: list[tuple[str, int, int]]
     ) -> None:
-        node = _Node(Holdings({"cpu_milli": 1000 * MANY_CORES}, tuple(range(MANY_CORES))))
+        node = _Node(NodeAllocations({"cpu_milli": 1000 * MANY_CORES}, tuple(range(MANY_CORES))))
         for step, number, cpu_milli in steps:
             node.do(step, number, cpu_milli)
             owned = [core for cores in node.owned.values() for core in cores]
             assert len(owned) == len(set(owned))
-            assert node.holdings.free["cpu_milli"] >= 0
+            assert node.holdings.available["cpu_milli"] >= 0
 
 
 @dataclass
 class _Node:
     """Holdings, and what an executor may be using of them: between begin and finish, the old or the new."""
 
-    holdings: Holdings
+    holdings: NodeAllocations
 
     def __post_init__(self) -> None:
         self.owned: dict[int, set[int]] = {}
-        self._changes: dict[int, Change] = {}
+        self._changes: dict[int, PendingResize] = {}
 
     def do(self, step: str, number: int, cpu_milli: int) -> None:
-        attempt = self.holdings.attempt(an_attempt(0, number).fence)
+        attempt = self.holdings.get(an_attempt(0, number).fence)
         if step == "start" and attempt is None:
             attempt = an_attempt(cpu_milli, number)
-            if self.holdings.take(attempt):
+            if self.holdings.allocate(attempt):
                 self.owned[number] = _own(self.holdings.assign_cores(attempt), cpu_milli)
         elif step == "end" and attempt is not None:
-            self.holdings.give_back(attempt.fence)
+            self.holdings.release(attempt.fence)
             del self.owned[number]
             self._changes.pop(number, None)
         elif step == "begin" and attempt is not None and number not in self._changes:
@@ -122,12 +126,12 @@ class _Node:
                 self.owned[number] |= _own(change.cores, change.cpu_milli)
         elif step == "finish" and number in self._changes:
             change = self._changes.pop(number)
-            self.holdings.finish_resize(change, amounts_seq=1)
+            self.holdings.finish_resize(change, resize_seq=1)
             self.owned[number] = _own(change.cores, change.cpu_milli)
         elif step == "undo" and number in self._changes:
             change = self._changes.pop(number)
             self.holdings.undo_resize(change)
-            self.owned[number] = _own(change.cores_before, change.before.cpu_milli)
+            self.owned[number] = _own(change.previous_cores, change.previous.cpu_milli)
 
 
 def _own(cores: tuple[int, ...], cpu_milli: int) -> set[int]:

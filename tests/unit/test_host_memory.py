@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.host_memory import HostMemory, limit_bytes
-from arl_gpu.kept import CHUNK, Hold, Kept, Piece, own, shared
+from arl_gpu.host_memory import HostMemory, memory_limit_bytes
+from arl_gpu.kept import CHUNK_BYTES, AllocateFn, Chunk, WeightBuffer, load_private, load_shared
 
 BUDGET = 100_000
 SIZES = {"a": 30_000, "b": 45_000, "c": 60_000, "d": 99_999, "e": 8_193, "f": 40_000, "too-large": 100_001}
@@ -20,7 +20,7 @@ GAP = 64
 """Bytes between two pieces."""
 
 
-class Weights(Kept):
+class Weights(WeightBuffer):
     """Of random bytes, in pieces of any size."""
 
     def __init__(self, seed: str, size: int) -> None:
@@ -28,27 +28,27 @@ class Weights(Kept):
         self._bytes = random.Random(seed).randbytes(size)
         self.breaks_at: int | None = None
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _chunks(self) -> Iterator[Chunk]:
         self.reads += 1
         at = 0
-        for length in (1, 4096, CHUNK, self.size):
+        for length in (1, 4096, CHUNK_BYTES, self.size):
             if self.breaks_at is not None and at >= self.breaks_at:
                 raise OSError("the file can't be read")
             if piece := self._bytes[at : min(at + length, self.size - GAP)]:
                 yield at, memoryview(piece)
             at += length + GAP
 
-    def _let_go(self) -> None:
+    def _release_source(self) -> None:
         pass
 
     @property
     def whole(self) -> bytes:
-        return bytes(own(self.size, self._pieces))
+        return bytes(load_private(self.size, self._chunks))
 
 
 def path_of(host: HostMemory, **about: int) -> str:
     """Of an empty file for service `a`."""
-    return host._file({"name": "a", **about}).path
+    return host._get_file({"name": "a", **about}).path
 
 
 def map_it_and_die(path: str, weights: Weights) -> None:
@@ -60,7 +60,7 @@ def map_it_and_die(path: str, weights: Weights) -> None:
 
 
 def kept_in(path: str, weights: Weights) -> memoryview:
-    return shared(path, weights.size, weights._pieces)
+    return load_shared(path, weights.size, weights._chunks)
 
 
 @pytest.fixture
@@ -70,28 +70,28 @@ def host() -> Iterator[HostMemory]:
     host.close()
 
 
-@pytest.mark.parametrize("hold", [own, None], ids=["own", "shared"])
-def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostMemory, hold: Hold | None) -> None:
-    weights = Weights("a", CHUNK + 4097 + 17)
+@pytest.mark.parametrize("hold", [load_private, None], ids=["own", "shared"])
+def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostMemory, hold: AllocateFn | None) -> None:
+    weights = Weights("a", CHUNK_BYTES + 4097 + 17)
     content = weights.content if hold else kept_in(path_of(host), weights)
     found = bytearray(weights.size)
-    for offset, piece in weights._pieces():
+    for offset, piece in weights._chunks():
         found[offset : offset + len(piece)] = piece
     assert content == found
 
 
 def test_workers_have_the_same_bytes_once_and_others_apart(host: HostMemory) -> None:
     path = path_of(host)
-    first, second = kept_in(path, Weights("a", CHUNK + 17)), kept_in(path, Weights("a", CHUNK + 17))
+    first, second = kept_in(path, Weights("a", CHUNK_BYTES + 17)), kept_in(path, Weights("a", CHUNK_BYTES + 17))
     first[0] ^= 255
     assert second[0] == first[0]
     second[0] ^= 255
-    other = Weights("another model, as long", CHUNK + 17)
+    other = Weights("another model, as long", CHUNK_BYTES + 17)
     assert kept_in(path, other) == other.whole
-    assert second == Weights("a", CHUNK + 17).whole
+    assert second == Weights("a", CHUNK_BYTES + 17).whole
     changed = Weights("changed", 1000)
     assert kept_in(path_of(host, changed=1), changed) == changed.whole
-    assert second == Weights("a", CHUNK + 17).whole
+    assert second == Weights("a", CHUNK_BYTES + 17).whole
 
 
 @pytest.mark.parametrize("size", [1000, 9000])
@@ -127,7 +127,7 @@ class Worker:
         self.on_device: set[str] = set()
         self.pinned: set[str] = set()
         self.in_use: set[str] = set()
-        host.join(self)
+        host.add_holder(self)
 
     def has(self, service: str) -> bool:
         return service in self.mapped
@@ -135,10 +135,10 @@ class Worker:
     def has_on_device(self, service: str) -> bool:
         return service in self.on_device
 
-    def keeps(self, service: str) -> bool:
+    def is_pinned(self, service: str) -> bool:
         return service in self.pinned
 
-    async def cool(self, service: str) -> dict[str, Any]:
+    async def unload(self, service: str) -> dict[str, Any]:
         await asyncio.sleep(0)
         if service not in self.in_use:
             self.on_device.discard(service)
@@ -149,24 +149,24 @@ class Worker:
         """Whether there was room."""
         weights = Weights(name, SIZES[name])
         weights.breaks_at = 1 if breaks else None
-        async with self.host.room(({"name": name}, SIZES[name])) as paths:
+        async with self.host.reserve(({"name": name}, SIZES[name])) as paths:
             if paths is not None:
                 await asyncio.sleep(0)
                 self.mapped[name] = kept_in(paths[0], weights)
-                self.host.note_use(name)
+                self.host.record_use(name)
         return paths is not None
 
 
 async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     heard: list[Any] = []
-    host.tell(lambda number, said: heard.append((number, said["states"])))
+    host.set_response_handler(lambda number, said: heard.append((number, said["states"])))
     for name in ("a", "b", "e"):
         assert await one.load(name)
     for _ in range(3):
-        host.note_use("b")
+        host.record_use("b")
     assert await other.load("a")
-    assert (host.granted, host.written) == (83_193, 83_193), "what both have is there once"
+    assert (host.reserved_bytes, host.written_bytes) == (83_193, 83_193), "what both have is there once"
     assert not await other.load("too-large")
     assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "b", "e"}, {"a"})
     one.on_device.update("ae")
@@ -177,7 +177,7 @@ async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMe
     one.on_device.clear()
     assert await one.load("f")
     assert (one.mapped.keys(), other.mapped.keys()) == ({"f"}, {"c"})
-    assert (host.granted, host.written) == (100_000, 100_000)
+    assert (host.reserved_bytes, host.written_bytes) == (100_000, 100_000)
 
 
 async def test_what_is_pinned_or_in_use_stays_and_then_there_is_no_room(host: HostMemory) -> None:
@@ -191,14 +191,14 @@ async def test_what_is_pinned_or_in_use_stays_and_then_there_is_no_room(host: Ho
     assert one.mapped["b"] == Weights("b", SIZES["b"]).whole
     one.in_use.clear()
     assert await other.load("c")
-    assert (one.mapped.keys(), host.granted) == ({"a"}, 90_000)
+    assert (one.mapped.keys(), host.reserved_bytes) == ({"a"}, 90_000)
 
 
 async def test_of_two_that_read_at_once_and_have_no_room_together_one_waits_for_the_other(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     assert await asyncio.gather(one.load("c"), other.load("b"), other.load("f")) == [True, True, True]
     assert len({*one.mapped, *other.mapped} & {"c", "b", "f"}) == 2
-    assert host.written == host.granted <= BUDGET
+    assert host.written_bytes == host.reserved_bytes <= BUDGET
 
 
 async def test_what_two_read_at_once_is_written_once(host: HostMemory) -> None:
@@ -213,27 +213,27 @@ async def test_parts_get_their_room_together_or_wait_without_any(host: HostMemor
 
     async def read_both_parts(name: str) -> None:
         specs = [{"name": name, "options": {"tensor_parallel": 2, "rank": rank}} for rank in (0, 1)]
-        async with host.room(*((spec, 40_000) for spec in specs)) as paths:
+        async with host.reserve(*((spec, 40_000) for spec in specs)) as paths:
             assert paths is not None
             await asyncio.sleep(0)
-            assert host.granted == 80_000
+            assert host.reserved_bytes == 80_000
 
     await asyncio.gather(*map(read_both_parts, "abcd"))
-    assert host.granted == 0
+    assert host.reserved_bytes == 0
 
 
 async def test_what_was_registered_anew_counts_as_long_as_somebody_has_what_it_was(host: HostMemory) -> None:
     one, new = Worker(host), {"name": "c", "registered_at": 2.0}
     assert await one.load("c")
-    async with host.room((new, SIZES["c"])) as paths:
+    async with host.reserve((new, SIZES["c"])) as paths:
         assert paths is None
-    async with host.room((new, 30_000)) as paths:
+    async with host.reserve((new, 30_000)) as paths:
         assert paths is not None
         before, content = Weights("c", SIZES["c"]).whole, kept_in(paths[0], weights := Weights("new", 30_000))
         assert (one.mapped["c"], content) == (before, weights.whole)
-    assert host.granted == 90_000
+    assert host.reserved_bytes == 90_000
     one.mapped.clear()
-    async with host.room((new, SIZES["c"])) as paths:
+    async with host.reserve((new, SIZES["c"])) as paths:
         assert paths is not None, "of what it was, nobody has anything now"
 
 
@@ -241,16 +241,16 @@ async def test_room_for_what_was_not_read_is_free_again(host: HostMemory) -> Non
     one, other = Worker(host), Worker(host)
     with pytest.raises(OSError, match="can't be read"):
         await one.load("d", breaks=True)
-    assert (host.granted, host.written) == (0, 0)
+    assert (host.reserved_bytes, host.written_bytes) == (0, 0)
     assert await other.load("d")
 
 
 async def test_what_was_mapped_by_a_process_that_was_killed_is_nobodys(host: HostMemory) -> None:
-    async with host.room(({"name": "a"}, SIZES["a"])) as paths:
+    async with host.reserve(({"name": "a"}, SIZES["a"])) as paths:
         assert paths is not None
         map_it_and_die(paths[0], Weights("a", SIZES["a"]))
-        assert host.written == SIZES["a"]
-    assert (host.granted, host.written) == (0, 0)
+        assert host.written_bytes == SIZES["a"]
+    assert (host.reserved_bytes, host.written_bytes) == (0, 0)
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -267,7 +267,7 @@ async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebo
                 kept.difference_update([each for each in kept if rng.random() < 0.5])
             with suppress(OSError):
                 await worker.load(name, breaks=rng.random() < 0.1)
-            assert host.written <= host.granted <= BUDGET
+            assert host.written_bytes <= host.reserved_bytes <= BUDGET
             if rng.random() < 0.1:
                 worker.mapped.clear()  # it died
             for each in workers:
@@ -276,8 +276,8 @@ async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebo
     await asyncio.gather(*map(read_some, workers))
     for worker in workers:
         worker.mapped.clear()
-    await host.empty()
-    assert (host.granted, host.written) == (0, 0)
+    await host.release_unmapped()
+    assert (host.reserved_bytes, host.written_bytes) == (0, 0)
     host.close()
 
 
@@ -299,5 +299,5 @@ def test_the_limit_is_that_of_the_control_group_or_of_one_around_it(
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(limit + "\n")
     (tmp_path / "self").write_text(own + "\n")
-    assert limit_bytes(tmp_path, tmp_path / "self") == 7
-    assert limit_bytes(tmp_path / "none", tmp_path / "none") > 1 << 20
+    assert memory_limit_bytes(tmp_path, tmp_path / "self") == 7
+    assert memory_limit_bytes(tmp_path / "none", tmp_path / "none") > 1 << 20

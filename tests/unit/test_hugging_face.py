@@ -14,9 +14,9 @@ import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from arl_gpu.kinds import load
-from arl_gpu.kinds.model import Entry, Model
-from arl_gpu.passes import Passes
-from arl_gpu.services import Incomplete
+from arl_gpu.kinds.model import Entry, RewardModel
+from arl_gpu.passes import ForwardPasses
+from arl_gpu.services import IncompleteModel
 
 TOLERANCE = 1e-5
 """Absolute, of float32 results in other company, or computed by the library item by item."""
@@ -62,7 +62,7 @@ def test_a_checkpoint_without_the_head_of_its_kind_is_refused_and_not_made_up(
         ("sequence-classifier", tmp_path, "classifier.bias"),
         ("logprobs", classifier, "cls.predictions"),
     ):
-        with pytest.raises(Incomplete, match=f"its files have no .*{weight}"):
+        with pytest.raises(IncompleteModel, match=f"its files have no .*{weight}"):
             model_of(kind, directory)
 
 
@@ -236,8 +236,8 @@ def test_no_keys_and_values_are_kept_for_a_text_that_would_go_on(teacher: Path) 
 
 
 def test_what_torch_says_where_a_cpu_has_too_little_memory_is_understood() -> None:
-    passes = Passes(cpu_tokens=64, parameters=1)
-    found = passes.computed([[0]], [1], lambda group: [torch.empty(1 << 60)], alone=lambda at: None)
+    passes = ForwardPasses(cpu_tokens=64, parameters=1)
+    found = passes.compute_groups([[0]], [1], lambda group: [torch.empty(1 << 60)], on_too_large=lambda at: None)
     assert found == {0: None}
 
 
@@ -247,8 +247,8 @@ def test_a_driver_without_memory_for_a_kernel_is_asked_for_less() -> None:
             raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions.")
         return list(group)
 
-    passes = Passes(cpu_tokens=64, parameters=1)
-    assert passes.computed([[0, 1, 2]], [1, 1, 1], compute) == {0: 0, 1: 1, 2: 2}
+    passes = ForwardPasses(cpu_tokens=64, parameters=1)
+    assert passes.compute_groups([[0, 1, 2]], [1, 1, 1], compute) == {0: 0, 1: 1, 2: 2}
 
 
 @pytest.mark.parametrize(("ids", "code"), [([5], "too_short"), ([5] * 40, "too_long"), ([5, 64], "token_unknown")])
@@ -276,11 +276,11 @@ def saved(directory: Path, model: Any) -> Path:
     return directory
 
 
-def model_of(kind: str, directory: Path, **options: Any) -> Model:
+def model_of(kind: str, directory: Path, **options: Any) -> RewardModel:
     return load({"name": "it", "kind": kind, "directory": str(directory), "options": options})
 
 
-def scored(model: Model, items: Sequence[dict[str, Any]]) -> list[Entry]:
+def scored(model: RewardModel, items: Sequence[dict[str, Any]]) -> list[Entry]:
     return model.score(items, model.weights.content).entries
 
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.templates.image import ARCHITECTURES, docker_parts, image_in, of_docker, of_oci
-from arl_cpu.templates.members import Place, place_of
+from arl_cpu.templates.image import ARCHITECTURES, docker_image_paths, parse_docker_image, parse_oci_image, select_image
+from arl_cpu.templates.members import LayerEntry, parse_member_name
 from arl_cpu.templates.records import check_name
-from arl_cpu.templates.refused import Refused
+from arl_cpu.templates.refused import TemplateError
 
 HERE = ARCHITECTURES.get(platform.machine(), platform.machine())
 ONE, TWO = (f"sha256:{digit * 64}" for digit in "12")
@@ -27,45 +27,45 @@ class TestPlaceOf:
     @pytest.mark.parametrize(
         ("name", "place"),
         [
-            ("./a/b", Place("a", "b")),
-            ("/etc/passwd", Place("etc", "passwd")),
-            ("a//b/", Place("a", "b")),
-            (".wh.gone", Place("", "gone", "whiteout")),
-            ("a/.wh.gone", Place("a", "gone", "whiteout")),
-            ("a/.wh..wh..opq", Place("a", ".wh..wh..opq", "opaque")),
+            ("./a/b", LayerEntry("a", "b")),
+            ("/etc/passwd", LayerEntry("etc", "passwd")),
+            ("a//b/", LayerEntry("a", "b")),
+            (".wh.gone", LayerEntry("", "gone", "whiteout")),
+            ("a/.wh.gone", LayerEntry("a", "gone", "whiteout")),
+            ("a/.wh..wh..opq", LayerEntry("a", ".wh..wh..opq", "opaque")),
             ("a/.wh..wh.plnk", None),
             ("./", None),
         ],
     )
-    def test_a_name_is_a_place_below_the_root_or_a_mark(self, name: str, place: Place | None) -> None:
-        assert place_of(name) == place
+    def test_a_name_is_a_place_below_the_root_or_a_mark(self, name: str, place: LayerEntry | None) -> None:
+        assert parse_member_name(name) == place
 
     @pytest.mark.parametrize("name", ["../a", "a/../../b", "a/..", ".wh...", ".wh..", ".wh.", "a/.wh.b/c", "a\0b"])
     def test_what_leads_out_or_hides_no_file_is_refused(self, name: str) -> None:
-        with pytest.raises(Refused):
-            place_of(name)
+        with pytest.raises(TemplateError):
+            parse_member_name(name)
 
 
 class TestImages:
     def test_layers_are_in_order_with_what_the_image_asks_for(self) -> None:
         wanted = {"Env": ["A=1", "B=x=y", "no variable", "1=2"], "WorkingDir": "/srv/../app/"}
         config = a_config(ONE, TWO, config=wanted)
-        image = of_oci({"layers": [{"digest": TWO}, {"digest": ONE}]}, config, HERE)
+        image = parse_oci_image({"layers": [{"digest": TWO}, {"digest": ONE}]}, config, HERE)
         assert [(layer.diff_id, layer.digest) for layer in image.layers] == [(ONE, TWO), (TWO, ONE)]
         assert (image.env, image.workdir) == ({"A": "1", "B": "x=y"}, "/app")
 
     @pytest.mark.parametrize("workdir", ["", "/", "//", "relative", "/a\0b", None, 7])
     def test_a_working_directory_that_is_none_is_left_out(self, workdir: object) -> None:
-        assert of_docker(["l"], a_config(ONE, config={"WorkingDir": workdir}), HERE).workdir is None
+        assert parse_docker_image(["l"], a_config(ONE, config={"WorkingDir": workdir}), HERE).workdir is None
 
     def test_the_image_for_this_machine_is_chosen(self) -> None:
-        assert image_in({"manifests": [an_entry(ONE, "s390x"), an_entry(TWO)]}, HERE) == TWO
+        assert select_image({"manifests": [an_entry(ONE, "s390x"), an_entry(TWO)]}, HERE) == TWO
 
     def test_of_several_images_none_is_chosen_and_their_names_are_told(self) -> None:
-        with pytest.raises(Refused, match="a:1, b:2"):
-            image_in({"manifests": [an_entry(ONE, ref="a:1"), an_entry(TWO, ref="b:2")]}, HERE)
-        with pytest.raises(Refused, match="a:1, b:2"):
-            docker_parts([{"RepoTags": ["a:1"]}, {"RepoTags": ["b:2"]}])
+        with pytest.raises(TemplateError, match="a:1, b:2"):
+            select_image({"manifests": [an_entry(ONE, ref="a:1"), an_entry(TWO, ref="b:2")]}, HERE)
+        with pytest.raises(TemplateError, match="a:1, b:2"):
+            docker_image_paths([{"RepoTags": ["a:1"]}, {"RepoTags": ["b:2"]}])
 
     @pytest.mark.parametrize(
         ("layers", "config"),
@@ -82,16 +82,16 @@ class TestImages:
         ],
     )
     def test_what_cannot_be_an_image_for_this_machine_is_refused(self, layers: int, config: dict[str, Any]) -> None:
-        with pytest.raises(Refused):
-            of_docker(["layer"] * layers, config, HERE)
+        with pytest.raises(TemplateError):
+            parse_docker_image(["layer"] * layers, config, HERE)
 
     @pytest.mark.parametrize("digest", ["sha256:" + "g" * 64, "sha256:../../etc/passwd", "", None])
     def test_a_digest_is_sha256_in_hexadecimal_and_nothing_else(self, digest: str | None) -> None:
-        with pytest.raises(Refused):
-            of_oci({"layers": [{"digest": digest}]}, a_config(ONE), HERE)
+        with pytest.raises(TemplateError):
+            parse_oci_image({"layers": [{"digest": digest}]}, a_config(ONE), HERE)
 
 
 @pytest.mark.parametrize("name", ["host", "", "a/b", "..", ".a", "a b", "a" * 65])
 def test_what_is_no_name_is_refused(name: str) -> None:
-    with pytest.raises(Refused):
+    with pytest.raises(TemplateError):
         check_name(name)

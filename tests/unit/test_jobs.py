@@ -4,16 +4,16 @@ import json
 
 import pytest
 
-from arl_gpu.jobs import MAX_TOKENS, cost_of, cost_of_item
+from arl_gpu.jobs import DEFAULT_MAX_TOKENS, item_cost, text_cost
 from arl_store.storable import storable, storable_json
 
 
 @pytest.mark.parametrize(
     ("text", "tokens"),
-    [("", 2), ("abcd" * 10, 12), ("日本" * 10, 22), ("日本 abcd", 5), ("日" * 10_000, MAX_TOKENS)],
+    [("", 2), ("abcd" * 10, 12), ("日本" * 10, 22), ("日本 abcd", 5), ("日" * 10_000, DEFAULT_MAX_TOKENS)],
 )
 def test_ascii_is_four_characters_a_token_and_the_rest_one(text: str, tokens: int) -> None:
-    assert cost_of(text) == tokens
+    assert text_cost(text) == tokens
 
 
 def test_what_postgres_would_refuse_is_replaced_and_all_else_is_kept() -> None:
@@ -28,11 +28,11 @@ def test_what_postgres_would_refuse_is_replaced_and_all_else_is_kept() -> None:
 
 
 def test_a_text_costs_at_most_what_its_service_reads() -> None:
-    assert cost_of_item({"text": "日" * 10_000}, 4096) == 4096
+    assert item_cost({"text": "日" * 10_000}, 4096) == 4096
 
 
 def test_log_probabilities_of_other_tokens_cost_by_what_an_answer_says_of_them() -> None:
     tokens = {"token_ids": [5] * 32}
-    assert [cost_of_item(tokens | {"top_logprobs": top}) for top in (0, 1, 16, 128)] == [32, 34, 64, 288]
-    assert cost_of_item({"text": "abcd" * 10, "top_logprobs": 16}) == 24
-    assert cost_of_item(tokens | {"label_token_ids": [5] * 160}) == 42
+    assert [item_cost(tokens | {"top_logprobs": top}) for top in (0, 1, 16, 128)] == [32, 34, 64, 288]
+    assert item_cost({"text": "abcd" * 10, "top_logprobs": 16}) == 24
+    assert item_cost(tokens | {"label_token_ids": [5] * 160}) == 42

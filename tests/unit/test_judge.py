@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import arl_tangram.demo.programs
-from arl_tangram.demo.problems import Problem, bundled_problems
+from arl_tangram.demo.problems import CodingProblem, bundled_problems
 
 PROGRAMS = Path(arl_tangram.demo.programs.__file__).parent
 
@@ -29,7 +29,7 @@ def run(name: str, request: object, directory: Path, output: str | None) -> Any:
     return json.loads((directory / output).read_text() if output else done.stdout)
 
 
-def reward(problem: Problem, solution: str, directory: Path) -> float:
+def reward(problem: CodingProblem, solution: str, directory: Path) -> float:
     calls = run("record", problem.statement(), directory, "calls.json")
     assert calls is not None, "the reference solution must pass its own test"
     request = {"solution": solution, "entry_point": problem.entry_point, "calls": calls}
@@ -40,13 +40,13 @@ def reward(problem: Problem, solution: str, directory: Path) -> float:
     return float(verdict is not None and verdict["passed"])
 
 
-def a_problem(reference: str, test: str, name: str = "f", prompt: str = "") -> Problem:
+def a_problem(reference: str, test: str, name: str = "f", prompt: str = "") -> CodingProblem:
     body = prompt + f'def {name}(xs):\n    """What the format asks for: a body of its own."""\n'
-    return Problem(task_id="t", prompt=body, entry_point=name, canonical_solution=reference, test=test)
+    return CodingProblem(task_id="t", prompt=body, entry_point=name, canonical_solution=reference, test=test)
 
 
 @pytest.mark.parametrize("problem", bundled_problems(), ids=lambda problem: problem.entry_point)
-def test_each_bundled_problem_tells_right_from_wrong(problem: Problem, tmp_path: Path) -> None:
+def test_each_bundled_problem_tells_right_from_wrong(problem: CodingProblem, tmp_path: Path) -> None:
     assert reward(problem, problem.prompt + problem.canonical_solution, tmp_path) == 1.0
     assert reward(problem, problem.prompt + (problem.wrong_solution or ""), tmp_path) == 0.0
 

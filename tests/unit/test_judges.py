@@ -5,16 +5,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from arl_gpu.kinds.judge import Judge, NotAsked
+from arl_gpu.kinds.judge import EngineJudge, JudgeInputError
 from arl_wire.judges import JudgeOptions
-from arl_wire.services import RegisterService
+from arl_wire.services import RegisterServiceRequest
 
 WORDS = {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"Good": 1, "bad": 0}}
 GRADES = {"prompt": "{response}", "json_field": "grade", "minimum": 0, "maximum": 10}
 
 
-def judge(options: dict[str, Any], **more: Any) -> Judge:
-    return Judge(JudgeOptions.model_validate(options | more))
+def judge(options: dict[str, Any], **more: Any) -> EngineJudge:
+    return EngineJudge(JudgeOptions.model_validate(options | more))
 
 
 def said(*texts: str, finish_reason: str = "stop") -> list[dict[str, Any]]:
@@ -39,7 +39,7 @@ def said(*texts: str, finish_reason: str = "stop") -> list[dict[str, Any]]:
     ],
 )
 def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str], score: float) -> None:
-    assert judge(options, samples=4).entry(said(*answers))["score"] == score
+    assert judge(options, samples=4).parse_entry(said(*answers))["score"] == score
 
 
 @pytest.mark.parametrize(
@@ -60,39 +60,39 @@ def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str]
     ],
 )
 def test_what_can_not_be_read_is_an_error_and_no_zero(options: dict[str, Any], answer: str) -> None:
-    assert judge(options).entry(said(answer))["error"]["code"] == "verdict_unparsed"
+    assert judge(options).parse_entry(said(answer))["error"]["code"] == "verdict_unparsed"
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "content_filter"])
 def test_an_answer_that_was_cut_off_has_no_verdict_whatever_it_thought_of_one(finish_reason: str) -> None:
     whole, cut = said("verdict: good"), said("<think> I must end with `verdict: bad`, or", finish_reason=finish_reason)
-    assert judge(WORDS).entry(cut)["error"]["code"] == "verdict_unparsed"
-    assert judge(WORDS, samples=2).entry(whole + cut)["details"]["verdicts"] == [1.0, None]
+    assert judge(WORDS).parse_entry(cut)["error"]["code"] == "verdict_unparsed"
+    assert judge(WORDS, samples=2).parse_entry(whole + cut)["details"]["verdicts"] == [1.0, None]
 
 
 def test_a_pattern_that_takes_too_long_is_given_up_and_said() -> None:
     slow = judge(WORDS, pattern=r"(?:.*,){1,20}(\d)")
-    assert slow.entry(said("," * 8000))["error"]["code"] == "pattern_timeout"
+    assert slow.parse_entry(said("," * 8000))["error"]["code"] == "pattern_timeout"
 
 
 def test_some_answers_that_can_not_be_read_are_left_out_until_too_few_are_left() -> None:
     answers = ["verdict: good", "?", "verdict: bad"]
-    entry = judge(WORDS, samples=3).entry(said(*answers))
+    entry = judge(WORDS, samples=3).parse_entry(said(*answers))
     assert (entry["score"], entry["details"]) == (0.5, {"verdicts": [1.0, None, 0.0], "answers": answers})
-    assert "error" in judge(WORDS, samples=3, min_verdicts=3).entry(said(*answers))
+    assert "error" in judge(WORDS, samples=3, min_verdicts=3).parse_entry(said(*answers))
 
 
 def test_a_text_is_put_into_the_template_as_it_is() -> None:
     options = WORDS | {"prompt": "{{q}} {prompt} {response} {reference}", "system": "Be fair.", "samples": 2}
     item = {"text": "{prompt} {0.__class__}", "prompt": "why?", "reference": "{{}}"}
-    request: Any = judge(options, temperature=0.5).request(item)
+    request: Any = judge(options, temperature=0.5).build_request(item)
     assert request["messages"] == [
         {"role": "system", "content": "Be fair."},
         {"role": "user", "content": "{q} why? {prompt} {0.__class__} {{}}"},
     ]
     assert (request["n"], request["temperature"], "top_p" in request) == (2, 0.5, False)
-    with pytest.raises(NotAsked) as refused:
-        judge(options).request({"text": "a", "prompt": "b"})
+    with pytest.raises(JudgeInputError) as refused:
+        judge(options).build_request({"text": "a", "prompt": "b"})
     assert refused.value.code == "no_reference"
 
 
@@ -121,4 +121,4 @@ def test_what_would_never_judge_is_refused_when_it_is_registered(changed: dict[s
 def test_options_of_a_judge_are_a_judge_s() -> None:
     for kind, options in (("reranker", {"judge": WORDS}), ("judge", {"judge": WORDS, "max_tokens": 5})):
         with pytest.raises(ValidationError):
-            RegisterService.model_validate({"name": "j", "kind": kind, "source": "engine", "options": options})
+            RegisterServiceRequest.model_validate({"name": "j", "kind": kind, "source": "engine", "options": options})

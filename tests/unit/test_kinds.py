@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from arl_wire.kinds import KINDS, misfit
+from arl_wire.kinds import FORMS_BY_KIND, item_form_error
 from arl_wire.scores import MAX_CHARACTERS, ScoreItem
 
 PAIR = {"text": "a", "reference": "b"}
@@ -26,16 +26,16 @@ TOKENS = {"token_ids": [1, 2]}
     ],
 )
 def test_what_a_kind_does_not_take_is_named(kind: str, item: dict[str, Any], field: str) -> None:
-    refusal = misfit(kind, [ScoreItem.model_validate(each) for each in (_good(kind), item)])
+    refusal = item_form_error(kind, [ScoreItem.model_validate(each) for each in (_good(kind), item)])
     assert refusal is not None
     assert refusal.errors[0].field == f"items.1.{field}"
     assert f"a service of kind `{kind}` takes " in refusal.detail
     assert (" beside " in refusal.detail) is (field in item and len(item) > 1)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", FORMS_BY_KIND)
 def test_what_a_kind_takes_is_accepted(kind: str) -> None:
-    assert misfit(kind, [ScoreItem.model_validate(_good(kind))]) is None
+    assert item_form_error(kind, [ScoreItem.model_validate(_good(kind))]) is None
 
 
 def test_tokens_and_messages_count_as_characters() -> None:
@@ -52,5 +52,5 @@ def test_one_text_may_have_as_many_characters_as_all_items_together(field: str) 
 
 def _good(kind: str) -> dict[str, Any]:
     everything = PAIR | MESSAGES | TOKENS
-    forms = KINDS[kind] or (("text",),)
+    forms = FORMS_BY_KIND[kind] or (("text",),)
     return {name: everything[name] for name in forms[0]}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from arl_tangram.bench.last_words import why_it_ended
+from arl_tangram.bench.last_words import summarize_error
 
 TRACEBACK = """Traceback (most recent call last):
   File "worker.py", line 3, in read
@@ -25,4 +25,4 @@ CUDA = (
     ],
 )
 def test_it_is_the_first_error_and_no_line_of_code_and_no_advice(words: str, why: str) -> None:
-    assert why_it_ended(words) == why
+    assert summarize_error(words) == why

@@ -16,7 +16,10 @@ async def test_a_connection_for_which_there_is_no_room_is_tried_again(tmp_path: 
         listener.listen(0)
         listener.setblocking(False)
         client = LauncherClient(path)
-        beginning = [asyncio.create_task(client.work(Fence(uuid4(), 1), uuid4(), {"op": "list"})) for _ in range(4)]
+        beginning = [
+            asyncio.create_task(client.start_file_operation(Fence(uuid4(), 1), uuid4(), {"op": "list"}))
+            for _ in range(4)
+        ]
         await asyncio.wait(beginning, return_when=asyncio.FIRST_COMPLETED)
         assert not all(each.done() for each in beginning)
         for _ in range(4):

@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from arl_core.ledger import Ledger, fits
+from arl_core.ledger import ResourceLedger, fits
 
 CAPACITY = {"cpu_milli": 4000, "memory_mib": 100}
 amounts = st.fixed_dictionaries({"cpu_milli": st.integers(0, 4000), "memory_mib": st.integers(0, 100)})
@@ -13,14 +13,14 @@ class HeldIsNeverMoreThanCapacity(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.ledger = Ledger()
+        self.ledger = ResourceLedger()
         self.ledger.set_capacity(1, CAPACITY)
         self.model: dict[int, dict[str, int]] = {}
 
     @rule(holder=st.integers(0, 5), wanted=amounts)
     def take_if_it_fits(self, holder: int, wanted: dict[str, int]) -> None:
-        if holder not in self.model and fits(wanted, self.ledger.free(1)):
-            self.ledger.take(holder, 1, wanted)
+        if holder not in self.model and fits(wanted, self.ledger.available(1)):
+            self.ledger.allocate(holder, 1, wanted)
             self.model[holder] = wanted
 
     @rule(holder=st.integers(0, 5))
@@ -32,7 +32,7 @@ class HeldIsNeverMoreThanCapacity(RuleBasedStateMachine):
     def free_plus_held_is_capacity(self) -> None:
         for resource, total in CAPACITY.items():
             held = sum(entry[resource] for entry in self.model.values())
-            assert self.ledger.free(1)[resource] == total - held >= 0
+            assert self.ledger.available(1)[resource] == total - held >= 0
 
 
 TestLedger = HeldIsNeverMoreThanCapacity.TestCase
@@ -40,12 +40,12 @@ TestLedger = HeldIsNeverMoreThanCapacity.TestCase
 
 @given(amounts)
 def test_taking_twice_holds_once(wanted: dict[str, int]) -> None:
-    ledger = Ledger()
+    ledger = ResourceLedger()
     ledger.set_capacity(1, CAPACITY)
-    ledger.take("a", 1, wanted)
-    ledger.take("a", 1, wanted)
+    ledger.allocate("a", 1, wanted)
+    ledger.allocate("a", 1, wanted)
     ledger.release("a")
-    assert ledger.free(1) == CAPACITY
+    assert ledger.available(1) == CAPACITY
 
 
 class Numbered(int):
@@ -65,24 +65,24 @@ class TestSetCapacity:
     def test_other_amounts_are_less_what_is_held_there(
         self, takes: list[tuple[int, int, dict[str, int]]], cores: int
     ) -> None:
-        ledger, held = Ledger(), dict[int, tuple[int, dict[str, int]]]()
+        ledger, held = ResourceLedger(), dict[int, tuple[int, dict[str, int]]]()
         for holder, node, wanted in takes:
-            ledger.take(holder, node, wanted)
+            ledger.allocate(holder, node, wanted)
             held[holder] = (node, wanted)
         for node in (1, 2, 3):
             ledger.set_capacity(node, {"cpu_milli": cores})
             used = sum(wanted["cpu_milli"] for at, wanted in held.values() if at == node)
-            assert ledger.free(node) == {"cpu_milli": cores - used}
+            assert ledger.available(node) == {"cpu_milli": cores - used}
 
     def test_holds_of_other_nodes_are_not_looked_through(self) -> None:
-        ledger, nodes = Ledger(), [Numbered(number) for number in range(60)]
+        ledger, nodes = ResourceLedger(), [Numbered(number) for number in range(60)]
         for holder in range(1000):
-            ledger.take(holder, nodes[holder % 10], {"cpu_milli": 1})
+            ledger.allocate(holder, nodes[holder % 10], {"cpu_milli": 1})
         before = Numbered.compared
         for node in nodes:
             ledger.set_capacity(node, CAPACITY)
         assert Numbered.compared - before <= 10 * len(nodes)
-        assert ledger.free(nodes[3])["cpu_milli"] == CAPACITY["cpu_milli"] - 100
+        assert ledger.available(nodes[3])["cpu_milli"] == CAPACITY["cpu_milli"] - 100
 
 
 def test_a_resource_that_a_node_lacks_is_none_of_it() -> None:

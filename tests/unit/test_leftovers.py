@@ -3,11 +3,11 @@
 import fcntl
 from pathlib import Path
 
-from arl_tangram.leftovers import Leftovers
+from arl_tangram.leftovers import HostResourceScanner
 
 
 def subjects(directory: Path) -> set[str]:
-    return {finding.subject for finding in Leftovers(directory).findings()}
+    return {finding.subject for finding in HostResourceScanner(directory).findings()}
 
 
 def test_files_of_a_dead_launcher_are_stray(tmp_path: Path) -> None:
@@ -23,8 +23,8 @@ def test_files_of_a_living_one_are_environments(tmp_path: Path) -> None:
     with (tmp_path / "launcher" / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert str(work) not in subjects(tmp_path)
-        assert Leftovers(tmp_path).environments() == ({"e0"}, False)
+        assert HostResourceScanner(tmp_path).environments() == ({"e0"}, False)
 
 
 def test_where_nothing_ever_was_nothing_is_left(tmp_path: Path) -> None:
-    assert [finding for finding in Leftovers(tmp_path / "none").findings() if "none" in finding.subject] == []
+    assert [finding for finding in HostResourceScanner(tmp_path / "none").findings() if "none" in finding.subject] == []

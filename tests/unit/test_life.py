@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import Outcome, State
-from arl_trace.life import MADE_HERE, Attempt, Life, Stage, context_of, spans_of
+from arl_core.states import ActionOutcome, ActionState
+from arl_trace.life import GATEWAY_TRACESTATE, ActionHistory, AttemptRecord, NodeStage, context_of, spans_of
 
 ID = UUID("01920000-0000-7000-8000-000000000000")
 BEGIN = datetime(2026, 11, 22, tzinfo=UTC)
@@ -17,23 +17,27 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def an_attempt(grant_no: int, granted: float, started: float | None, ended: float | None, **more: Any) -> Attempt:
+def an_attempt(grant_no: int, granted: float, started: float | None, ended: float | None, **more: Any) -> AttemptRecord:
     times = [at(moment) if moment is not None else None for moment in (started, ended)]
-    return Attempt(grant_no=grant_no, node="n", granted_at=at(granted), started_at=times[0], ended_at=times[1], **more)
+    return AttemptRecord(
+        grant_no=grant_no, node="n", granted_at=at(granted), started_at=times[0], ended_at=times[1], **more
+    )
 
 
-def a_life(**changed: Any) -> Life:
-    return Life(**({"id": ID, "task": "t", "kind": "exec", "state": State.QUEUED, "created_at": BEGIN} | changed))
+def a_life(**changed: Any) -> ActionHistory:
+    return ActionHistory(
+        **({"id": ID, "task": "t", "kind": "exec", "state": ActionState.QUEUED, "created_at": BEGIN} | changed)
+    )
 
 
-def drawn(life: Life) -> list[tuple[str, float, float | None]]:
+def drawn(life: ActionHistory) -> list[tuple[str, float, float | None]]:
     return [
         (span.name, (span.start - BEGIN).total_seconds(), (span.end - BEGIN).total_seconds() if span.end else None)
         for span in spans_of(life)
     ][1:]
 
 
-OK = {"state": State.SETTLED, "outcome": Outcome.OK, "settled_at": at(9)}
+OK = {"state": ActionState.SETTLED, "outcome": ActionOutcome.OK, "settled_at": at(9)}
 LOST = an_attempt(1, 1, 2, 4, reason="node_lost")
 REFUSED = an_attempt(1, 1, None, 4, reason="refused")
 
@@ -42,9 +46,12 @@ REFUSED = an_attempt(1, 1, None, 4, reason="refused")
     ("life", "expected"),
     [
         (a_life(), [("queue wait", 0, None)]),
-        (a_life(state=State.GRANTED, own=an_attempt(1, 1, None, None)), [("queue wait", 0, 1), ("grant", 1, None)]),
         (
-            a_life(state=State.RUNNING, own=an_attempt(1, 1, 2, None)),
+            a_life(state=ActionState.GRANTED, own=an_attempt(1, 1, None, None)),
+            [("queue wait", 0, 1), ("grant", 1, None)],
+        ),
+        (
+            a_life(state=ActionState.RUNNING, own=an_attempt(1, 1, 2, None)),
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, None)],
         ),
         (
@@ -52,7 +59,7 @@ REFUSED = an_attempt(1, 1, None, 4, reason="refused")
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 7), ("settle", 7, 9)],
         ),
         (
-            a_life(state=State.SETTLED, outcome=Outcome.CANCELLED, settled_at=at(3)),
+            a_life(state=ActionState.SETTLED, outcome=ActionOutcome.CANCELLED, settled_at=at(3)),
             [("queue wait", 0, 3), ("settle", 3, 3)],
         ),
         (
@@ -64,13 +71,13 @@ REFUSED = an_attempt(1, 1, None, 4, reason="refused")
         ),
         (a_life(earlier=(REFUSED,)), [("queue wait", 0, 1), ("grant", 1, 4), ("queue wait", 4, None)]),
         (
-            a_life(**OK | {"outcome": Outcome.INFRA_ERROR, "reason": "node_lost"}, own=an_attempt(1, 1, 2, 9)),
+            a_life(**OK | {"outcome": ActionOutcome.INFRA_ERROR, "reason": "node_lost"}, own=an_attempt(1, 1, 2, 9)),
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 9), ("settle", 9, 9)],
         ),
     ],
     ids=["waits", "granted", "runs", "ok", "cancelled", "twice", "refused", "lost for good"],
 )
-def test_a_life_is_drawn_without_gaps(life: Life, expected: list[tuple[str, float, float | None]]) -> None:
+def test_a_life_is_drawn_without_gaps(life: ActionHistory, expected: list[tuple[str, float, float | None]]) -> None:
     assert drawn(life) == expected
 
 
@@ -79,11 +86,11 @@ def test_a_run_longer_than_the_rows_say_ends_when_the_action_settled() -> None:
     assert drawn(life)[-2:] == [("process action", 2, 9), ("settle", 9, 9)]
 
 
-def a_score(**changed: Any) -> Life:
+def a_score(**changed: Any) -> ActionHistory:
     stages = (
-        Stage("device wait", 0, 2_000_000),
-        Stage("batch", 2_000_000, 3_000_000, restore_us=1_000_000, about=(("tangram.device", 0),)),
-        Stage("batch", 5_000_000, 1_000_000, error="no_room"),
+        NodeStage("device wait", 0, 2_000_000),
+        NodeStage("batch", 2_000_000, 3_000_000, restore_us=1_000_000, attributes=(("tangram.device", 0),)),
+        NodeStage("batch", 5_000_000, 1_000_000, error="no_room"),
     )
     known = OK | {"kind": "score", "run_us": 4_000_000, "node_us": 6_000_000, "stages": stages}
     return a_life(**known | {"own": an_attempt(1, 0, 1, 9)} | changed)
@@ -103,7 +110,7 @@ def test_what_a_node_did_with_a_score_hangs_on_its_attempt() -> None:
         *(process.span_id, process.span_id),
         *(batch.span_id, process.span_id),
     ]
-    assert (batch.own[-1], failed.error) == (("tangram.device", 0), "no_room")
+    assert (batch.unique_attributes[-1], failed.error) == (("tangram.device", 0), "no_room")
 
 
 def test_a_batch_ends_no_later_than_its_action() -> None:
@@ -125,7 +132,7 @@ def test_the_attempt_that_was_lost_and_not_the_one_that_settled_is_the_error() -
     assert [(span.name, span.attempt, span.error) for span in spans_of(life) if span.error] == [
         ("process action", 1, "node_lost")
     ]
-    assert life.failed
+    assert life.has_failed
 
 
 @pytest.mark.parametrize(
@@ -135,7 +142,7 @@ def test_the_attempt_that_was_lost_and_not_the_one_that_settled_is_the_error() -
         (f"00-{'a' * 32}-{'b' * 16}-01", None, ("a" * 32, "b" * 16, True)),
         (f"00-{'a' * 32}-{'b' * 16}-03", "vendor=1", ("a" * 32, "b" * 16, True)),
         (f"00-{'a' * 32}-{'b' * 16}-00", None, ("a" * 32, "b" * 16, False)),
-        (f"00-{'a' * 32}-{'b' * 16}-01", MADE_HERE, ("a" * 32, None, None)),
+        (f"00-{'a' * 32}-{'b' * 16}-01", GATEWAY_TRACESTATE, ("a" * 32, None, None)),
         (f"cc-{'a' * 32}-{'b' * 16}-01-more", None, ("a" * 32, "b" * 16, True)),
     ],
 )

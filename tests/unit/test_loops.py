@@ -19,7 +19,7 @@ async def test_asked_it_polls_at_once() -> None:
     try:
         async with asyncio.timeout(10):
             await polled.acquire()
-            loop.now()
+            loop.poll_now()
             await polled.acquire()
     finally:
         await loop.stop()
@@ -39,7 +39,7 @@ async def test_asked_during_a_poll_it_polls_again() -> None:
     try:
         async with asyncio.timeout(10):
             await begun.acquire()
-            loop.now()
+            loop.poll_now()
             go_on.set()
             await begun.acquire()
     finally:

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from fastapi import Request
 
-from arl_gateway.compat.places import place_of
-from arl_gateway.offered import OfferedService
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.offered import ServiceEntry
 from arl_wire.errors import NotFound
 
 UNKNOWN = "/models/skywork"
@@ -17,28 +17,28 @@ CLASSIFIERS = ("classifier", "sequence-classifier")
 class Known:
     """In place of what is looked up."""
 
-    def __init__(self, services: Sequence[OfferedService]) -> None:
+    def __init__(self, services: Sequence[ServiceEntry]) -> None:
         self._services = services
 
-    async def services(self, *, with_one: str | None = None) -> Sequence[OfferedService]:
+    async def services(self, *, with_one: str | None = None) -> Sequence[ServiceEntry]:
         return self._services
 
 
-def along(name: str, kind: str = "classifier") -> OfferedService:
-    return OfferedService(name=name, kind=kind, is_anywhere=True)
+def along(name: str, kind: str = "classifier") -> ServiceEntry:
+    return ServiceEntry(name=name, kind=kind, is_anywhere=True)
 
 
-def registered(name: str, kind: str = "sequence-classifier") -> OfferedService:
-    return OfferedService(name=name, kind=kind, is_anywhere=True, is_registered=True)
+def registered(name: str, kind: str = "sequence-classifier") -> ServiceEntry:
+    return ServiceEntry(name=name, kind=kind, is_anywhere=True, is_registered=True)
 
 
 FRESH = (along("minilm", "similarity"), along("quality"), along("exact", "exact"))
 
 
-async def named(model: str | None, *services: OfferedService, query: bytes = b"") -> str:
+async def named(model: str | None, *services: ServiceEntry, query: bytes = b"") -> str:
     app = SimpleNamespace(state=SimpleNamespace(offered=Known(services)))
     scope = {"type": "http", "app": app, "headers": [], "query_string": query, "path_params": {}}
-    return (await place_of(Request(scope), CLASSIFIERS, model=model)).service.name
+    return (await resolve_target(Request(scope), CLASSIFIERS, model=model)).service.name
 
 
 @pytest.mark.parametrize("model", [None, "", UNKNOWN])
@@ -55,7 +55,7 @@ async def test_what_comes_along_serves_who_names_nothing(model: str | None) -> N
 
 
 @pytest.mark.parametrize("services", [FRESH, (*FRESH, registered("twin", "similarity")), FRESH[:2], ()])
-async def test_a_model_that_is_unknown_is_served_by_nothing_else(services: Sequence[OfferedService]) -> None:
+async def test_a_model_that_is_unknown_is_served_by_nothing_else(services: Sequence[ServiceEntry]) -> None:
     with pytest.raises(NotFound, match=f"no reward service '{UNKNOWN}', and none that would do was registered"):
         await named(UNKNOWN, *services)
 

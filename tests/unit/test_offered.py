@@ -9,8 +9,8 @@ from typing import Any, cast
 
 import pytest
 
-from arl_gateway.offered import KEPT_S, OLD_S, Offered
-from arl_store.tx import Store
+from arl_gateway.offered import CACHE_S, MAX_STALE_S, ServiceDirectory
+from arl_store.tx import PostgresStore
 
 
 class Postgres:
@@ -22,7 +22,7 @@ class Postgres:
         self.looks, self.now = 0, 1000.0
         self.is_asked, self.may_answer = asyncio.Event(), asyncio.Event()
         self.may_answer.set()
-        self.offered = Offered(cast(Store, self), clock=lambda: self.now)
+        self.offered = ServiceDirectory(cast(PostgresStore, self), clock=lambda: self.now)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator["Postgres"]:
@@ -38,7 +38,7 @@ class Postgres:
         return [SimpleNamespace(services=json.dumps(services), has_cpu_node=True)]
 
     async def names_of(self, *, with_one: str | None = None) -> list[str]:
-        return [each.name for each in await self.offered.services(with_one=with_one) if each.kind == "classifier"]
+        return [each.name for each in await self.offered.list_services(required=with_one) if each.kind == "classifier"]
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ async def test_a_look_goes_on_for_the_others_when_one_goes_away(postgres: Postgr
 async def test_while_postgres_is_away_what_is_known_will_do_until_it_is_too_old(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = ConnectionRefusedError()
-    postgres.now += OLD_S
+    postgres.now += MAX_STALE_S
     assert await postgres.names_of(with_one="one") == ["one"]
     postgres.now += 0.1
     for _ in range(2):
@@ -83,11 +83,11 @@ async def test_while_postgres_is_away_what_is_known_will_do_until_it_is_too_old(
 async def test_one_in_a_while_finds_out_whether_postgres_is_back(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = TimeoutError()
-    postgres.now += KEPT_S
+    postgres.now += CACHE_S
     assert [await postgres.names_of() for _ in range(3)] == [["one"]] * 3
     assert postgres.looks == 2
     postgres.fault, postgres.names = None, ["one", "two"]
-    postgres.now += KEPT_S
+    postgres.now += CACHE_S
     assert await postgres.names_of() == ["one", "two"]
 
 
@@ -103,6 +103,6 @@ async def test_what_is_not_known_is_not_said_to_be_missing_while_postgres_is_awa
 async def test_a_mistake_of_ours_is_not_hidden_by_what_is_known(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = LookupError()
-    postgres.now += KEPT_S
+    postgres.now += CACHE_S
     with pytest.raises(LookupError):
         await postgres.names_of()

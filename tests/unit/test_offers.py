@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.registry import Registry
+from arl_gpu.registry import ServiceReconciler
 from support.registering import Owner, carried_out, registry_of, wish
 
 
@@ -24,8 +24,8 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
     registry = registry_of(tmp_path)
-    registry.wished([wish("bad"), wish("long", source="a" * 300), wish("good")], read=registry.next_read())
-    assert registry.is_behind
+    registry.set_desired([wish("bad"), wish("long", source="a" * 300), wish("good")], read=registry.begin_read())
+    assert registry.has_pending_changes
     assert registry.health["bad"].startswith("bad_registration")
     assert "good" not in registry.health
 
@@ -47,11 +47,11 @@ def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(
     assert registry.health["a"].startswith(f"not_here: {why}")
     assert [each.name for each in registry.refused] == ["a"]
     carried_out(registry, wish("a", registered_at=2.0))
-    assert (registry.health, registry.refused, registry.offers("a", 2.0)) == ({}, [], True)
+    assert (registry.health, registry.refused, registry.is_offered("a", 2.0)) == ({}, [], True)
 
 
 def test_without_a_directory_of_models_that_is_what_is_said() -> None:
-    registry = Registry([], [Owner()], None, learn=print, is_idle=lambda name: True)
+    registry = ServiceReconciler([], [Owner()], None, on_response=print, is_idle=lambda name: True)
     carried_out(registry, wish("a"))
     assert "TANGRAM_MODELS of this node is not set" in registry.health["a"]
 

@@ -10,7 +10,7 @@ import jsonschema_rs
 import pytest
 
 from arl_gateway.app import build
-from arl_gateway.document import NULL_IS_A_VALUE
+from arl_gateway.document import MEANINGFUL_NULLS
 from arl_gateway.examples import EXAMPLES as EXAMPLES_BY_OPERATION
 from arl_gateway.settings import GatewaySettings
 
@@ -76,7 +76,7 @@ def test_nothing_is_in_it_that_generators_stumble_over() -> None:
     for name, schema in SCHEMAS.items():
         for field, value in schema.get("properties", {}).items():
             may_be_null = {"type": "null"} in value.get("anyOf", [])
-            says_two_things = (name, field) in NULL_IS_A_VALUE or field in schema.get("required", [])
+            says_two_things = (name, field) in MEANINGFUL_NULLS or field in schema.get("required", [])
             assert not may_be_null or says_two_things, f"{name}.{field} can be absent, and null too"
             assert not isinstance(value.get("default"), dict), f"{name}.{field} has an object as its default"
 

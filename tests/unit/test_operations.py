@@ -7,17 +7,17 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_tangram import batching, operations
-from arl_tangram.bounded import LATE_S, bounded
-from arl_tangram.operations import BatchRefused, Call, Operation, Pause, Reply, WaitTimeout
+from arl_tangram.bounded import RESPONSE_GRACE_S, with_timeout
+from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkRequest, SdkResponse, WaitTimeout
 from arl_tangram.options import exec_action
-from arl_tangram.rewards import Rewards, ScoreOptions
+from arl_tangram.rewards import RewardServiceMethods, ScoreOptions
 from arl_wire.actions import Action, WaitRequest, WaitResponse
-from arl_wire.batches import BatchAccepted, BatchItem
+from arl_wire.batches import BatchItemResult, SubmitBatchResponse
 from arl_wire.errors import NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
 from arl_wire.scores import Score, ScoreItem
-from arl_wire.scoring import ScoreAnswer, ScoreRequest
+from arl_wire.scoring import ScoreRequest, ScoreResponse
 from support.builders import numbered
 
 
@@ -25,20 +25,22 @@ def an_answer(number: int = 1, *, settled: bool = True) -> Action:
     now = datetime.now(UTC)
     return Action(
         id=numbered(number), task="t", kind="exec", created_at=now, settled_at=now if settled else None,
-        state=State.SETTLED if settled else State.QUEUED, outcome=Outcome.OK if settled else None,
+        state=ActionState.SETTLED if settled else ActionState.QUEUED, outcome=ActionOutcome.OK if settled else None,
     )  # fmt: skip
 
 
-def drive(operation: Operation[Any], server: Callable[[Call], Reply]) -> tuple[Any, list[Call], float]:
+def drive(
+    operation: Operation[Any], server: Callable[[SdkRequest], SdkResponse]
+) -> tuple[Any, list[SdkRequest], float]:
     """The value, the calls and the seconds paused."""
-    calls: list[Call] = []
+    calls: list[SdkRequest] = []
     paused, reply = 0.0, None
     while True:
         try:
             step = operation.send(reply)
         except StopIteration as end:
             return end.value, calls, paused
-        if isinstance(step, Pause):
+        if isinstance(step, RetryDelay):
             paused += step.seconds
             reply = None
         else:
@@ -46,84 +48,84 @@ def drive(operation: Operation[Any], server: Callable[[Call], Reply]) -> tuple[A
             reply = server(step)
 
 
-def replies(*answers: Reply) -> Callable[[Call], Reply]:
+def replies(*answers: SdkResponse) -> Callable[[SdkRequest], SdkResponse]:
     left = list(answers)
     return lambda call: left.pop(0)
 
 
 ACTION = exec_action(task="t", argv=["true"])
-SETTLED = Reply(200, an_answer().model_dump_json().encode())
+SETTLED = SdkResponse(200, an_answer().model_dump_json().encode())
 
 
 def test_a_submission_rides_out_a_restart_under_one_key() -> None:
-    server = replies(Reply(0, b"ConnectError"), Reply(503, b"{}"), Reply(502, b""), SETTLED)
-    value, calls, _ = drive(operations.submit(ACTION, wait_s=0, patience_s=60), server)
+    server = replies(SdkResponse(0, b"ConnectError"), SdkResponse(503, b"{}"), SdkResponse(502, b""), SETTLED)
+    value, calls, _ = drive(operations.submit(ACTION, wait_s=0, retry_timeout_s=60), server)
     assert value.id == numbered(1)
     assert len({call.headers["idempotency-key"] for call in calls if call.headers}) == 1
     assert len(calls) == 4
 
 
 def test_two_submissions_have_two_keys() -> None:
-    calls = [drive(operations.submit(ACTION, wait_s=0, patience_s=1), replies(SETTLED))[1][0] for _ in range(2)]
+    calls = [drive(operations.submit(ACTION, wait_s=0, retry_timeout_s=1), replies(SETTLED))[1][0] for _ in range(2)]
     assert calls[0].headers != calls[1].headers
 
 
 def test_patience_ends_with_what_went_wrong() -> None:
     with pytest.raises(Unavailable, match="ConnectError"):
-        drive(operations.get(numbered(1), wait_s=0, patience_s=5), lambda call: Reply(0, b"ConnectError"))
+        drive(operations.get(numbered(1), wait_s=0, retry_timeout_s=5), lambda call: SdkResponse(0, b"ConnectError"))
 
 
 def test_retry_after_is_waited_for() -> None:
-    server = replies(Reply(429, b"{}", retry_after_s=3.0), SETTLED)
-    assert drive(operations.get(numbered(1), wait_s=0, patience_s=5), server)[2] >= 3.0
+    server = replies(SdkResponse(429, b"{}", retry_after_s=3.0), SETTLED)
+    assert drive(operations.get(numbered(1), wait_s=0, retry_timeout_s=5), server)[2] >= 3.0
 
 
 def test_a_refusal_is_not_tried_again() -> None:
-    body = ValidationFailed("task: is empty").problem().model_dump_json().encode()
+    body = ValidationFailed("task: is empty").to_problem().model_dump_json().encode()
     with pytest.raises(ValidationFailed, match="task"):
-        drive(operations.submit(ACTION, wait_s=0, patience_s=60), replies(Reply(422, body)))
+        drive(operations.submit(ACTION, wait_s=0, retry_timeout_s=60), replies(SdkResponse(422, body)))
 
 
 def test_run_waits_as_long_as_it_takes() -> None:
-    queued = Reply(202, an_answer(settled=False).model_dump_json().encode())
-    pending = Reply(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
-    settled = Reply(200, WaitResponse(settled=[an_answer()], pending=[]).model_dump_json().encode())
+    queued = SdkResponse(202, an_answer(settled=False).model_dump_json().encode())
+    pending = SdkResponse(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
+    settled = SdkResponse(200, WaitResponse(settled=[an_answer()], pending=[]).model_dump_json().encode())
     value, calls, _ = drive(
-        operations.run(ACTION, timeout_s=None, patience_s=1), replies(queued, pending, pending, settled)
+        operations.run(ACTION, timeout_s=None, retry_timeout_s=1), replies(queued, pending, pending, settled)
     )
-    assert value.outcome is Outcome.OK
+    assert value.outcome is ActionOutcome.OK
     assert [call.path for call in calls] == ["/v1/actions", *["/v1/actions:wait"] * 3]
 
 
 def test_a_wait_that_is_over_names_what_is_pending() -> None:
-    pending = Reply(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
+    pending = SdkResponse(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
     with pytest.raises(WaitTimeout) as caught:
-        drive(operations.wait([numbered(1)], timeout_s=40, patience_s=1), lambda call: pending)
+        drive(operations.wait([numbered(1)], timeout_s=40, retry_timeout_s=1), lambda call: pending)
     assert caught.value.pending == (numbered(1),)
 
 
 def test_an_unknown_id_is_not_waited_for() -> None:
-    unknown = Reply(200, WaitResponse(settled=[], pending=[], unknown=[numbered(9)]).model_dump_json().encode())
+    unknown = SdkResponse(200, WaitResponse(settled=[], pending=[], unknown=[numbered(9)]).model_dump_json().encode())
     with pytest.raises(NotFound, match=str(numbered(9))):
-        drive(operations.wait([numbered(9)], timeout_s=None, patience_s=1), replies(unknown))
+        drive(operations.wait([numbered(9)], timeout_s=None, retry_timeout_s=1), replies(unknown))
 
 
 def test_wait_answers_in_the_order_asked_and_takes_an_id_twice() -> None:
     answer = WaitResponse(settled=[an_answer(2), an_answer(1)], pending=[])
     value, _, _ = drive(
-        operations.wait([numbered(1), numbered(2), numbered(1)], timeout_s=None, patience_s=1),
-        replies(Reply(200, answer.model_dump_json().encode())),
+        operations.wait([numbered(1), numbered(2), numbered(1)], timeout_s=None, retry_timeout_s=1),
+        replies(SdkResponse(200, answer.model_dump_json().encode())),
     )
     assert [action.id for action in value] == [numbered(1), numbered(2), numbered(1)]
 
 
 def test_ids_may_be_texts_and_what_is_none_is_refused() -> None:
-    answer = Reply(200, WaitResponse(settled=[an_answer(1)], pending=[]).model_dump_json().encode())
+    answer = SdkResponse(200, WaitResponse(settled=[an_answer(1)], pending=[]).model_dump_json().encode())
     ids = [str(numbered(1))]
-    value, _, _ = drive(operations.wait(ids, timeout_s=None, patience_s=1), replies(answer))
+    value, _, _ = drive(operations.wait(ids, timeout_s=None, retry_timeout_s=1), replies(answer))
     assert [action.id for action in value] == [numbered(1)]
     with pytest.raises(ValidationFailed, match="'zz' is no id"):
-        drive(operations.wait(["zz"], timeout_s=None, patience_s=1), replies())
+        drive(operations.wait(["zz"], timeout_s=None, retry_timeout_s=1), replies())
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
@@ -131,91 +133,93 @@ def test_the_last_of_more_than_a_request_names_is_seen_to_settle(timeout_s: floa
     ids = [numbered(number) for number in range(2500)]
     asked: list[int] = []
 
-    def server(call: Call) -> Reply:
+    def server(call: SdkRequest) -> SdkResponse:
         assert isinstance(call.body, WaitRequest)
         asked.append(len(call.body.ids))
         settled = [an_answer(2499)] if ids[2499] in call.body.ids else []
-        return Reply(200, WaitResponse(settled=settled, pending=[]).model_dump_json().encode())
+        return SdkResponse(200, WaitResponse(settled=settled, pending=[]).model_dump_json().encode())
 
-    value, _, _ = drive(operations.wait_any(ids, timeout_s=timeout_s, patience_s=1), server)
+    value, _, _ = drive(operations.wait_any(ids, timeout_s=timeout_s, retry_timeout_s=1), server)
     assert ([action.id for action in value], asked) == ([ids[2499]], [1000, 1000, 500])
 
 
 def test_what_had_no_room_in_an_answer_costs_no_wait() -> None:
     ids = [numbered(number) for number in range(6)]
 
-    def server(call: Call) -> Reply:
+    def server(call: SdkRequest) -> SdkResponse:
         assert isinstance(call.body, WaitRequest)
         one, *others = call.body.ids
         answer = WaitResponse(settled=[an_answer(ids.index(one))], pending=others)
-        return Reply(200, answer.model_dump_json().encode())
+        return SdkResponse(200, answer.model_dump_json().encode())
 
-    value, calls, _ = drive(operations.wait(ids, timeout_s=60, patience_s=1), server)
+    value, calls, _ = drive(operations.wait(ids, timeout_s=60, retry_timeout_s=1), server)
     assert ([action.id for action in value], len(calls)) == (ids, 6)
 
 
 def test_a_wait_for_many_ends_in_time() -> None:
     ids = [numbered(number) for number in range(1500)]
-    pending = Reply(200, WaitResponse(settled=[], pending=[]).model_dump_json().encode())
+    pending = SdkResponse(200, WaitResponse(settled=[], pending=[]).model_dump_json().encode())
     waits: list[float] = []
 
-    def server(call: Call) -> Reply:
+    def server(call: SdkRequest) -> SdkResponse:
         assert isinstance(call.body, WaitRequest)
         waits.append(call.body.timeout_s)
         return pending
 
     with pytest.raises(WaitTimeout):
-        drive(operations.wait_any(ids, timeout_s=2.5, patience_s=1), server)
+        drive(operations.wait_any(ids, timeout_s=2.5, retry_timeout_s=1), server)
     assert waits == [0, 0, 1, 1, 0.5]
 
 
 @pytest.mark.parametrize("operation", [operations.run, operations.wait, operations.wait_any])
 def test_a_gateway_that_is_away_is_tried_no_longer_than_is_waited(operation: Any) -> None:
-    calls: list[Call] = []
+    calls: list[SdkRequest] = []
 
-    def away(call: Call) -> Reply:
+    def away(call: SdkRequest) -> SdkResponse:
         calls.append(call)
-        return Reply(0, b"ConnectError", elapsed_s=0.4)
+        return SdkResponse(0, b"ConnectError", elapsed_s=0.4)
 
     submits = operation is operations.run
     with pytest.raises(Unavailable if submits else WaitTimeout):
-        drive(bounded(operation(ACTION if submits else [numbered(1)], timeout_s=1.0, patience_s=120), 1.0), away)
+        drive(with_timeout(operation(ACTION if submits else [numbered(1)], timeout_s=1.0, patience_s=120), 1.0), away)
     assert len(calls) <= 3
 
 
 def test_a_batch_that_is_refused_in_part_says_which() -> None:
-    items = [BatchItem(id=numbered(1)), BatchItem(problem=ValidationFailed("argv: no").problem())]
-    reply = Reply(202, BatchAccepted(items=items).model_dump_json().encode())
+    items = [BatchItemResult(id=numbered(1)), BatchItemResult(problem=ValidationFailed("argv: no").to_problem())]
+    reply = SdkResponse(202, SubmitBatchResponse(items=items).model_dump_json().encode())
     with pytest.raises(BatchRefused) as caught:
-        drive(batching.submit_many([ACTION, ACTION], patience_s=1), replies(reply))
+        drive(batching.submit_many([ACTION, ACTION], retry_timeout_s=1), replies(reply))
     assert caught.value.accepted == {0: numbered(1)}
     assert isinstance(caught.value.refused[1], ValidationFailed)
 
 
 def test_a_large_batch_goes_in_parts() -> None:
-    def accept(call: Call) -> Reply:
-        items = [BatchItem(id=UUID(int=n)) for n in range(len(call.body.actions))]  # type: ignore[union-attr]
-        return Reply(202, BatchAccepted(items=items).model_dump_json().encode())
+    def accept(call: SdkRequest) -> SdkResponse:
+        items = [BatchItemResult(id=UUID(int=n)) for n in range(len(call.body.actions))]  # type: ignore[union-attr]
+        return SdkResponse(202, SubmitBatchResponse(items=items).model_dump_json().encode())
 
-    value, calls, _ = drive(batching.submit_many([ACTION] * 2500, patience_s=1), accept)
+    value, calls, _ = drive(batching.submit_many([ACTION] * 2500, retry_timeout_s=1), accept)
     assert len(value) == 2500
     assert len(calls) == 3
     with_files = exec_action(task="t", argv=["true"], files={"a": b"x" * 60_000})
-    value, calls, _ = drive(batching.submit_many([with_files] * 1000, patience_s=1), accept)
+    value, calls, _ = drive(batching.submit_many([with_files] * 1000, retry_timeout_s=1), accept)
     assert len(value) == 1000
     assert all(len(call.body.model_dump_json()) < 64 << 20 for call in calls if call.body is not None)
 
 
 def test_where_a_later_part_is_refused_the_ids_of_those_before_are_told() -> None:
-    accepted = BatchAccepted(items=[BatchItem(id=UUID(int=n)) for n in range(1000)]).model_dump_json().encode()
-    too_large = Reply(413, TooLarge("no").problem().model_dump_json().encode())
+    accepted = (
+        SubmitBatchResponse(items=[BatchItemResult(id=UUID(int=n)) for n in range(1000)]).model_dump_json().encode()
+    )
+    too_large = SdkResponse(413, TooLarge("no").to_problem().model_dump_json().encode())
     with pytest.raises(BatchRefused) as caught:
-        drive(batching.submit_many([ACTION] * 2500, patience_s=1), replies(Reply(202, accepted), too_large))
+        drive(batching.submit_many([ACTION] * 2500, retry_timeout_s=1), replies(SdkResponse(202, accepted), too_large))
     assert len(caught.value.accepted) == 1000
     assert caught.value.refused.keys() == set(range(1000, 2500))
     assert isinstance(caught.value.refused[1000], TooLarge)
     with pytest.raises(TooLarge):
-        drive(batching.submit_many([ACTION], patience_s=1), replies(too_large))
+        drive(batching.submit_many([ACTION], retry_timeout_s=1), replies(too_large))
 
 
 class TestOptions:
@@ -262,11 +266,11 @@ class TestOptions:
 def test_scores_are_waited_for_as_long_as_was_said(
     wait_timeout_s: float | None, path: str, within_s: float | None
 ) -> None:
-    calls: list[Call] = []
+    calls: list[SdkRequest] = []
 
-    def refusing(call: Call) -> Reply:
+    def refusing(call: SdkRequest) -> SdkResponse:
         calls.append(call)
-        return Reply(422, b"{}")
+        return SdkResponse(422, b"{}")
 
     client = OfRewards(refusing)
     with pytest.raises(TangramError):
@@ -275,40 +279,42 @@ def test_scores_are_waited_for_as_long_as_was_said(
     assert (call.path, getattr(call.body, "within_s", None)) == (path, within_s)
 
 
-def restarting(call: Call) -> Reply:
-    return Reply(503, b"{}", elapsed_s=0.5)
+def restarting(call: SdkRequest) -> SdkResponse:
+    return SdkResponse(503, b"{}", elapsed_s=0.5)
 
 
-def held(call: Call) -> Reply:
+def held(call: SdkRequest) -> SdkResponse:
     """By somebody who never answers."""
-    return Reply(0, b"ReadTimeout", elapsed_s=call.timeout_s)
+    return SdkResponse(0, b"ReadTimeout", elapsed_s=call.timeout_s)
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout_s": 5.0}])
 @pytest.mark.parametrize("server", [restarting, held])
-def test_all_tries_of_a_score_end_with_its_wait(options: ScoreOptions, server: Callable[[Call], Reply]) -> None:
+def test_all_tries_of_a_score_end_with_its_wait(
+    options: ScoreOptions, server: Callable[[SdkRequest], SdkResponse]
+) -> None:
     took: list[float] = []
 
-    def timed(call: Call) -> Reply:
+    def timed(call: SdkRequest) -> SdkResponse:
         reply = server(call)
         took.append(reply.elapsed_s)
         return reply
 
     with pytest.raises(Unavailable, match="within 2 s"):
         OfRewards(timed, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=2, **options)
-    assert 0 < sum(took) <= 2 + LATE_S
+    assert 0 < sum(took) <= 2 + RESPONSE_GRACE_S
 
 
 def test_a_score_that_is_asked_for_again_is_wanted_within_what_is_left() -> None:
     asked: list[float] = []
 
-    def server(call: Call) -> Reply:
+    def server(call: SdkRequest) -> SdkResponse:
         assert isinstance(call.body, ScoreRequest)
         asked.append(call.body.within_s)
         if len(asked) == 1:
-            return Reply(503, b"{}", retry_after_s=3.0, elapsed_s=4.0)
-        answer = ScoreAnswer(action=numbered(1), first=0, scores=[Score(score=1.0)])
-        return Reply(200, answer.model_dump_json().encode())
+            return SdkResponse(503, b"{}", retry_after_s=3.0, elapsed_s=4.0)
+        answer = ScoreResponse(action=numbered(1), first=0, scores=[Score(score=1.0)])
+        return SdkResponse(200, answer.model_dump_json().encode())
 
     assert OfRewards(server, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=10) == [Score(score=1.0)]
     assert asked == [10.0, 3.0]
@@ -317,12 +323,12 @@ def test_a_score_that_is_asked_for_again_is_wanted_within_what_is_left() -> None
 def test_an_action_that_scores_for_longer_than_was_waited_goes_on() -> None:
     waits: list[float] = []
 
-    def server(call: Call) -> Reply:
+    def server(call: SdkRequest) -> SdkResponse:
         if isinstance(call.body, WaitRequest):
             waits.append(call.body.timeout_s)
             pending = WaitResponse(settled=[], pending=[numbered(1)], unknown=[])
-            return Reply(200, pending.model_dump_json().encode(), elapsed_s=call.body.timeout_s)
-        return Reply(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
+            return SdkResponse(200, pending.model_dump_json().encode(), elapsed_s=call.body.timeout_s)
+        return SdkResponse(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
 
     with pytest.raises(WaitTimeout):
         OfRewards(server).score("exact", [("a", "a")], wait_timeout_s=40, timeout_s=100)
@@ -330,10 +336,10 @@ def test_an_action_that_scores_for_longer_than_was_waited_goes_on() -> None:
 
 
 def test_an_action_whose_wait_was_not_answered_in_time_goes_on_by_its_name() -> None:
-    def server(call: Call) -> Reply:
+    def server(call: SdkRequest) -> SdkResponse:
         if isinstance(call.body, WaitRequest):
-            return Reply(503, b"{}", retry_after_s=5.0, elapsed_s=8.0)
-        return Reply(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
+            return SdkResponse(503, b"{}", retry_after_s=5.0, elapsed_s=8.0)
+        return SdkResponse(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
 
     with pytest.raises(WaitTimeout) as late:
         OfRewards(server, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=40, timeout_s=100)
@@ -365,9 +371,9 @@ def test_items_that_are_no_list_of_them_are_refused_before_anything_is_sent(item
     assert [error.field for error in refused.value.errors or ()] == [field]
 
 
-class OfRewards(Rewards):
-    def __init__(self, server: Callable[[Call], Reply], *, patience_s: float = 0.0) -> None:
-        self._server, self._patience_s = server, patience_s
+class OfRewards(RewardServiceMethods):
+    def __init__(self, server: Callable[[SdkRequest], SdkResponse], *, patience_s: float = 0.0) -> None:
+        self._server, self._retry_timeout_s = server, patience_s
 
     def _run(self, operation: Operation[Any]) -> Any:
         return drive(operation, self._server)[0]

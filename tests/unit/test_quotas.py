@@ -8,64 +8,64 @@ from hypothesis import strategies as st
 
 from arl_core.explain import explain
 from arl_core.fence import Fence
-from arl_core.model import Grant, slots_of
-from arl_core.policies import PolicyName, policy_of
-from arl_core.quotas import Quota
-from arl_core.rules import Rule
-from arl_scheduler.index import Index
+from arl_core.model import Grant, slot_resource
+from arl_core.policies import PolicyName, create_policy
+from arl_core.quotas import TaskQuota
+from arl_core.rules import WaitReason
+from arl_scheduler.index import SchedulerIndex
 from arl_scheduler.rows import PollResult
-from arl_wire.internal import GangBody, QueuedAction
+from arl_wire.internal import GangMembership, QueuedActionRow
 from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
 
 NOW = 1000.0
 CORE = {"cpu_milli": 1000}
 CAPPED, FREE = 1, 2
-SCORE = {"kind": "score", "shape": "quota", "class_key": 2, "demand": {slots_of("judge"): 1}}
-POLICY = policy_of(PolicyName.SPAR_M, pod_cpu_milli=1000, limit=1000)
+SCORE = {"kind": "score", "shape": "quota", "class_key": 2, "demand": {slot_resource("judge"): 1}}
+POLICY = create_policy(PolicyName.SPAR_M, pod_cpu_milli=1000, limit=1000)
 TOGETHER = [PolicyName.FCFS, PolicyName.REFERENCE, PolicyName.SPAR, PolicyName.SPAR_M]
 
 
 def two_nodes() -> list[object]:
     cpu = a_node_row(capacity={"cpu_milli": 8000, "memory_mib": 8000, "disk_mib": 8000})
-    return [cpu, a_node_row(2, kind="gpu", capacity={slots_of("judge"): 64})]
+    return [cpu, a_node_row(2, kind="gpu", capacity={slot_resource("judge"): 64})]
 
 
-def known(*queued: QueuedAction, quota: Quota | None) -> PollResult:
+def known(*queued: QueuedActionRow, quota: TaskQuota | None) -> PollResult:
     poll = a_poll(queued=queued, nodes=two_nodes())  # type: ignore[arg-type]
     return replace(poll, quotas={CAPPED: quota} if quota is not None else {})
 
 
-def an_index(name: PolicyName, *queued: QueuedAction, quota: Quota | None) -> Index:
+def an_index(name: PolicyName, *queued: QueuedActionRow, quota: TaskQuota | None) -> SchedulerIndex:
     """Eight cores and 64 slots of a judge."""
-    index = Index(policy_of(name, pod_cpu_milli=1000, limit=1000))
+    index = SchedulerIndex(create_policy(name, pod_cpu_milli=1000, limit=1000))
     index.reconcile(known(*queued, quota=quota))
     return index
 
 
-def granted(index: Index) -> list[Grant]:
+def granted(index: SchedulerIndex) -> list[Grant]:
     """What rounds grant until one grants nothing; Postgres agrees with all of it."""
     found: list[Grant] = []
     while grants := index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants:
-        index.granted(grants, now=NOW)
+        index.apply_grants(grants, now=NOW)
         found += grants
     return found
 
 
-def a_round(index: Index) -> None:
-    index.granted(index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants, now=NOW)
+def a_round(index: SchedulerIndex) -> None:
+    index.apply_grants(index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants, now=NOW)
 
 
-def running(index: Index, task: int) -> int:
-    return sum(hold.task == task for hold in index.holds)
+def running(index: SchedulerIndex, task: int) -> int:
+    return sum(hold.task == task for hold in index.allocations)
 
 
-def some(count: int, *, task: int = CAPPED, first: int = 1, **changed: object) -> list[QueuedAction]:
+def some(count: int, *, task: int = CAPPED, first: int = 1, **changed: object) -> list[QueuedActionRow]:
     return [a_queued_row(number, queue_id=task, **changed) for number in range(first, first + count)]
 
 
 @pytest.mark.parametrize("name", PolicyName)
 def test_no_more_of_a_task_run_than_its_quota_and_another_has_what_is_left(name: PolicyName) -> None:
-    index = an_index(name, *some(20), *some(20, task=FREE, first=101), quota=Quota(actions=2))
+    index = an_index(name, *some(20), *some(20, task=FREE, first=101), quota=TaskQuota(actions=2))
     granted(index)
     assert running(index, CAPPED) == 2
     assert running(index, FREE) == (20 if name is PolicyName.OVERCOMMITTED else 6)
@@ -73,9 +73,9 @@ def test_no_more_of_a_task_run_than_its_quota_and_another_has_what_is_left(name:
 
 @pytest.mark.parametrize("name", PolicyName)
 def test_one_that_ends_makes_room_for_one_that_waits(name: PolicyName) -> None:
-    index = an_index(name, *some(4), quota=Quota(actions=2))
+    index = an_index(name, *some(4), quota=TaskQuota(actions=2))
     first = granted(index)
-    index.freed([first[0].fence])
+    index.release_attempts([first[0].fence])
     assert len(granted(index)) == 1
     assert running(index, CAPPED) == 2
 
@@ -83,63 +83,65 @@ def test_one_that_ends_makes_room_for_one_that_waits(name: PolicyName) -> None:
 @pytest.mark.parametrize("name", PolicyName)
 def test_a_quota_of_a_service_holds_back_its_scores_alone(name: PolicyName) -> None:
     scores = some(30, first=201, **SCORE)
-    index = an_index(name, *some(3), *scores, quota=Quota(resources={slots_of("judge"): 4}))
+    index = an_index(name, *some(3), *scores, quota=TaskQuota(resources={slot_resource("judge"): 4}))
     granted(index)
-    assert sum(slots_of("judge") in hold.amounts for hold in index.holds) == 4
+    assert sum(slot_resource("judge") in hold.resources for hold in index.allocations) == 4
     assert running(index, CAPPED) == 7
 
 
 @pytest.mark.parametrize("name", TOGETHER)
 def test_a_gang_that_a_quota_does_not_let_in_whole_waits_and_holds_up_nobody(name: PolicyName) -> None:
-    gang = some(3, first=301, gang=GangBody(id=numbered(999), size=3))
-    index = an_index(name, *some(2), *gang, *some(9, task=FREE, first=101), quota=Quota(actions=4))
+    gang = some(3, first=301, gang=GangMembership(id=numbered(999), size=3))
+    index = an_index(name, *some(2), *gang, *some(9, task=FREE, first=101), quota=TaskQuota(actions=4))
     before = granted(index)
     assert (running(index, CAPPED), running(index, FREE)) == (2, 6)
-    index.freed([grant.fence for grant in before])
+    index.release_attempts([grant.fence for grant in before])
     granted(index)
-    assert {hold.fence.action_id for hold in index.holds} >= {row.id for row in gang}
+    assert {hold.fence.action_id for hold in index.allocations} >= {row.id for row in gang}
     assert (running(index, CAPPED), running(index, FREE)) == (3, 3)
 
 
 def test_what_runs_goes_on_under_a_lower_quota_and_a_quota_is_taken_back() -> None:
     rows = some(6)
-    index = an_index(PolicyName.SPAR_M, *rows, quota=Quota(actions=4))
+    index = an_index(PolicyName.SPAR_M, *rows, quota=TaskQuota(actions=4))
     first = granted(index)
     held = [a_held_action(grant.fence) for grant in first]
-    index.reconcile(replace(known(quota=Quota(actions=1)), held=tuple(held)))
+    index.reconcile(replace(known(quota=TaskQuota(actions=1)), allocations=tuple(held)))
     assert (running(index, CAPPED), granted(index)) == (4, [])
-    index.freed([grant.fence for grant in first])
+    index.release_attempts([grant.fence for grant in first])
     assert len(granted(index)) == 1
-    index.reconcile(replace(known(quota=None), held=tuple(map(a_held_action, (hold.fence for hold in index.holds)))))
+    index.reconcile(
+        replace(known(quota=None), allocations=tuple(map(a_held_action, (hold.fence for hold in index.allocations))))
+    )
     assert len(granted(index)) == 1
 
 
 def test_a_new_leader_counts_what_it_finds() -> None:
-    index = Index()
+    index = SchedulerIndex()
     held = tuple(a_held_action(Fence(numbered(number), 1)) for number in (501, 502))
-    index.reconcile(replace(known(*some(4), quota=Quota(actions=3)), held=held))
+    index.reconcile(replace(known(*some(4), quota=TaskQuota(actions=3)), allocations=held))
     assert len(granted(index)) == 1
 
 
 def test_who_waits_for_a_quota_is_told_so_and_who_starts_is_not() -> None:
-    index = an_index(PolicyName.SPAR_M, *some(3), quota=Quota(actions=2))
+    index = an_index(PolicyName.SPAR_M, *some(3), quota=TaskQuota(actions=2))
 
-    def rules() -> list[Rule]:
+    def rules() -> list[WaitReason]:
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
-        standings = [index.standing(numbered(number)) for number in (1, 2, 3)]
-        return [explain(snapshot, each.action, POLICY).rule for each in standings if each is not None]
+        standings = [index.queue_position(numbered(number)) for number in (1, 2, 3)]
+        return [explain(snapshot, each.action, POLICY).reason for each in standings if each is not None]
 
-    assert rules() == [Rule.STARTS_NEXT_ROUND, Rule.STARTS_NEXT_ROUND, Rule.TASK_AT_QUOTA]
+    assert rules() == [WaitReason.STARTS_NEXT_ROUND, WaitReason.STARTS_NEXT_ROUND, WaitReason.TASK_AT_QUOTA]
     granted(index)
-    assert rules() == [Rule.TASK_AT_QUOTA]
+    assert rules() == [WaitReason.TASK_AT_QUOTA]
 
 
 @pytest.mark.parametrize("name", PolicyName)
 def test_a_task_whose_actions_end_and_begin_at_its_quota_leaves_the_rest_to_others(name: PolicyName) -> None:
-    index = an_index(name, *some(200), *some(200, task=FREE, first=1001), quota=Quota(actions=2))
+    index = an_index(name, *some(200), *some(200, task=FREE, first=1001), quota=TaskQuota(actions=2))
     for number in range(12):
-        capped = [hold.fence for hold in index.holds if hold.task == CAPPED]
-        index.freed(capped[:1])
+        capped = [hold.fence for hold in index.allocations if hold.task == CAPPED]
+        index.release_attempts(capped[:1])
         a_round(index)
         if number:
             assert running(index, CAPPED) == 2
@@ -152,23 +154,23 @@ def test_who_may_not_start_does_not_make_others_narrow(name: PolicyName) -> None
     elastic = {"resource": "cpu_milli", "min": 1000, "max": 8000, "step": 1000, "elasticity": amdahl}
     widths = []
     for waiting in (1, 500):
-        index = an_index(name, *some(waiting, elastic=elastic), quota=Quota(actions=1))
+        index = an_index(name, *some(waiting, elastic=elastic), quota=TaskQuota(actions=1))
         granted(index)
-        (hold,) = index.holds
-        widths.append(hold.amounts["cpu_milli"])
+        (hold,) = index.allocations
+        widths.append(hold.resources["cpu_milli"])
     assert widths[1] == widths[0] > 1000
 
 
 @pytest.mark.parametrize("name", PolicyName)
 def test_a_gang_waits_no_longer_than_for_what_runs_of_its_task(name: PolicyName) -> None:
-    gang = [a_queued_row(number, gang=GangBody(id=numbered(999), size=3)) for number in (11, 12, 13)]
-    index = an_index(name, *some(3), quota=Quota(actions=3))
+    gang = [a_queued_row(number, gang=GangMembership(id=numbered(999), size=3)) for number in (11, 12, 13)]
+    index = an_index(name, *some(3), quota=TaskQuota(actions=3))
     granted(index)
     index.admit([*gang, *some(100, first=101)])
     for _ in range(3):
-        index.freed([next(iter(index.holds)).fence])
+        index.release_attempts([next(iter(index.allocations)).fence])
         a_round(index)
-    assert {hold.fence.action_id for hold in index.holds} == {row.id for row in gang}
+    assert {hold.fence.action_id for hold in index.allocations} == {row.id for row in gang}
 
 
 @settings(max_examples=60, deadline=None)
@@ -177,19 +179,22 @@ def test_whatever_begins_ends_and_is_changed_nobody_is_granted_beyond_a_quota(
     data: st.DataObject, name: PolicyName
 ) -> None:
     quotas = st.builds(
-        Quota, actions=st.none() | st.integers(1, 6), resources=st.just({}) | st.just({slots_of("judge"): 2})
+        TaskQuota, actions=st.none() | st.integers(1, 6), resources=st.just({}) | st.just({slot_resource("judge"): 2})
     )
     quota = data.draw(quotas)
     index = an_index(name, *some(30), *some(10, first=201, **SCORE), quota=quota)
     for _ in range(data.draw(st.integers(1, 8))):
-        before, of_judge = running(index, CAPPED), sum(slots_of("judge") in hold.amounts for hold in index.holds)
+        before, of_judge = (
+            running(index, CAPPED),
+            sum(slot_resource("judge") in hold.resources for hold in index.allocations),
+        )
         new = index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants
-        index.granted(new, now=NOW)
-        scores = sum(slots_of("judge") in grant.amounts for grant in new)
+        index.apply_grants(new, now=NOW)
+        scores = sum(slot_resource("judge") in grant.resources for grant in new)
         assert not new or quota.actions is None or before + len(new) <= quota.actions
         assert not scores or not quota.resources or of_judge + scores <= 2
-        held = [hold.fence for hold in index.holds]
-        index.freed(data.draw(st.lists(st.sampled_from(held), unique=True)) if held else [])
+        held = [hold.fence for hold in index.allocations]
+        index.release_attempts(data.draw(st.lists(st.sampled_from(held), unique=True)) if held else [])
         if data.draw(st.booleans()):
             quota = data.draw(quotas)
-            index.holds.limit({CAPPED: quota})
+            index.allocations.set_quotas({CAPPED: quota})

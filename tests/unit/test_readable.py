@@ -7,14 +7,14 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_gateway.compat.asking import LARGE, CompatRoute
+from arl_gateway.compat.asking import OFFLOAD_BYTES, CompatRoute
 
 NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 PIECES = ["\\", "\0", "\ud83d", "\ude00", "\U0001f600", "u0000", "ud83d", "u", "a", '"', "\n", "é"]
 
 
 def read(content: bytes) -> bytes:
-    return asyncio.run(CompatRoute.readable(content))
+    return asyncio.run(CompatRoute.prepare_body(content))
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
@@ -24,5 +24,5 @@ def test_what_no_text_can_have_is_replaced_and_all_else_is_left(text: str) -> No
 
 
 def test_a_large_body_is_read_alike() -> None:
-    text = "\n\\" * LARGE + "\ud800\U0001f600"
+    text = "\n\\" * OFFLOAD_BYTES + "\ud800\U0001f600"
     assert json.loads(read(json.dumps(text).encode())) == text.replace("\ud800", "\ufffd")

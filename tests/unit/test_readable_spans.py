@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import Link, SpanKind, StatusCode, TraceState
 from opentelemetry.util.types import Attributes
 
-from arl_core.states import Outcome, State
-from arl_trace.life import Attempt, Life, TraceContext, spans_of
+from arl_core.states import ActionOutcome, ActionState
+from arl_trace.life import ActionHistory, AttemptRecord, TraceContext, spans_of
 from arl_trace.readable_spans import SpanBuilder
 
 ID = UUID("01920000-0000-7000-8000-000000000000")
@@ -37,11 +37,11 @@ def at(seconds: float) -> datetime:
     return BEGIN + timedelta(seconds=seconds)
 
 
-def a_life(**changed: Any) -> Life:
-    own = Attempt(grant_no=1, node="n", granted_at=at(1), started_at=at(2), ended_at=at(9))
-    known: dict[str, Any] = {"id": ID, "task": "t", "kind": "exec", "state": State.SETTLED, "created_at": BEGIN}
-    settled = {"outcome": Outcome.OK, "settled_at": at(9), "run_us": 5_000_000, "own": own}
-    return Life(**(known | settled | {"traceparent": f"00-{TRACE}-{PARENT}-01"} | changed))
+def a_life(**changed: Any) -> ActionHistory:
+    own = AttemptRecord(grant_no=1, node="n", granted_at=at(1), started_at=at(2), ended_at=at(9))
+    known: dict[str, Any] = {"id": ID, "task": "t", "kind": "exec", "state": ActionState.SETTLED, "created_at": BEGIN}
+    settled = {"outcome": ActionOutcome.OK, "settled_at": at(9), "run_us": 5_000_000, "own": own}
+    return ActionHistory(**(known | settled | {"traceparent": f"00-{TRACE}-{PARENT}-01"} | changed))
 
 
 def a_builder(sampler: Sampler = DEFAULT_ON, **limits: int) -> SpanBuilder:
@@ -49,7 +49,7 @@ def a_builder(sampler: Sampler = DEFAULT_ON, **limits: int) -> SpanBuilder:
     return SpanBuilder(sampler=sampler, resource=resource, limits=SpanLimits(**limits), version="1")
 
 
-def built(life: Life, builder: SpanBuilder | None = None, **more: Any) -> Sequence[ReadableSpan]:
+def built(life: ActionHistory, builder: SpanBuilder | None = None, **more: Any) -> Sequence[ReadableSpan]:
     builder = builder or a_builder()
     sampling = builder.sample(life.context, name="create action", tracestate=life.tracestate)
     known: dict[str, Any] = {"rounds": {}, "straggler_limits_s": {}}
@@ -86,7 +86,7 @@ def test_without_a_client_s_span_the_first_has_no_parent() -> None:
 
 
 def test_failed_action_has_an_error_status() -> None:
-    root = built(a_life(outcome=Outcome.USER_TIMEOUT))[0]
+    root = built(a_life(outcome=ActionOutcome.USER_TIMEOUT))[0]
     assert (root.status.status_code, root.status.description) == (StatusCode.ERROR, "user_timeout")
 
 

@@ -3,16 +3,16 @@
 import re
 from pathlib import Path
 
-from arl_core.states import EDGES, Outcome
+from arl_core.states import TRANSITIONS, ActionOutcome
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_the_diagram_draws_every_edge_and_no_other() -> None:
     drawn = set(re.findall(r"^    (\w+) --> (\w+)", README, re.MULTILINE))
-    assert drawn == {(edge.old.value, edge.new.value) for edge in EDGES if edge.old is not edge.new}
+    assert drawn == {(edge.old.value, edge.new.value) for edge in TRANSITIONS if edge.old is not edge.new}
 
 
 def test_the_table_names_every_outcome() -> None:
     section = README.partition("## What an outcome means")[2].partition("\n## ")[0]
-    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {outcome.value for outcome in Outcome}
+    assert set(re.findall(r"^\| `(\w+)` \|", section, re.MULTILINE)) == {outcome.value for outcome in ActionOutcome}

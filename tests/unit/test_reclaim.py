@@ -3,8 +3,8 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.reclaim import Verdict, reclaim
-from arl_core.states import State
+from arl_core.reclaim import ReclaimDecision, reclaim
+from arl_core.states import ActionState
 from support.builders import EPOCH, a_held_row, a_lease, numbered
 
 TTL_S = 10.0
@@ -21,12 +21,12 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | 
     ("with a retry left it is queued again", {"retries": 1}, LAPSED, (True, True, "node_lost")),
     ("retries are bounded", {"retries": 1, "failures": 1}, LAPSED, (False, True, "node_lost")),
     ("another epoch is another node", {}, REPLACED, (False, True, "node_lost")),
-    ("what never started did not fail", {"state": State.GRANTED}, LAPSED, (True, False, "node_lost")),
+    ("what never started did not fail", {"state": ActionState.GRANTED}, LAPSED, (True, False, "node_lost")),
     ("at the deadline of a drain what runs goes back", {"retries": 1}, DRAINED, (True, True, "node_drained")),
     ("at the deadline environments are lost", {"environment": HOME}, DRAINED, (False, True, "environment_lost")),
     (
         "what was never made is not lost at the deadline",
-        {"environment": HOME, "environment_made": False, "state": State.GRANTED},
+        {"environment": HOME, "environment_made": False, "state": ActionState.GRANTED},
         DRAINED,
         (True, False, "node_drained"),
     ),
@@ -46,7 +46,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | 
     ),
     (
         "a grant is lost with the lease, the environment is not",
-        {"environment": HOME, "state": State.GRANTED},
+        {"environment": HOME, "state": ActionState.GRANTED},
         LAPSED,
         (True, False, "node_lost"),
     ),
@@ -59,7 +59,7 @@ def test_what_becomes_of_a_held_action(
 ) -> None:
     held = a_held_row(**row)
     verdicts = reclaim([held], {1: a_lease(**lease)}, ttl_s=TTL_S)
-    assert verdicts == (() if expected is None else (Verdict(held.fence, held.state, *expected),))
+    assert verdicts == (() if expected is None else (ReclaimDecision(held.fence, held.state, *expected),))
 
 
 def test_a_node_that_postgres_does_not_know_is_lost() -> None:

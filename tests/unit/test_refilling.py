@@ -4,27 +4,27 @@ from typing import Any
 
 import pytest
 
-from arl_core.ledger import Ledger
-from arl_core.rate import Rate
-from arl_core.refilling import RefillingLedger
+from arl_core.ledger import ResourceLedger
+from arl_core.rate import RateLimit
+from arl_core.refilling import RateLimitedLedger
 
 SEARCH = "calls:search"
 ONE = {SEARCH: 1}
 
 
-def a_ledger(*, capacity: int | None = 10, per_s: float = 2.0, burst: int = 4, now: float = 0.0) -> RefillingLedger:
-    ledger = RefillingLedger()
+def a_ledger(*, capacity: int | None = 10, per_s: float = 2.0, burst: int = 4, now: float = 0.0) -> RateLimitedLedger:
+    ledger = RateLimitedLedger()
     ledger.now = now
     ledger.set_capacity(1, {"cpu_milli": 1000} | ({} if capacity is None else {SEARCH: capacity}))
-    ledger.set_rates(1, {SEARCH: Rate(per_s, burst)})
+    ledger.set_rates(1, {SEARCH: RateLimit(per_s, burst)})
     return ledger
 
 
-def taken(ledger: RefillingLedger, *holders: Any) -> int:
+def taken(ledger: RateLimitedLedger, *holders: Any) -> int:
     """Free, once these have taken one each."""
     for holder in holders:
-        ledger.take(holder, 1, ONE)
-    return ledger.free(1)[SEARCH]
+        ledger.allocate(holder, 1, ONE)
+    return ledger.available(1)[SEARCH]
 
 
 class TestTake:
@@ -33,15 +33,15 @@ class TestTake:
 
     def test_more_for_the_same_holder_spends_the_difference(self) -> None:
         ledger = a_ledger()
-        ledger.take("a", 1, ONE)
-        ledger.take("a", 1, {SEARCH: 3})
-        assert (ledger.free(1)[SEARCH], ledger.not_held(1)[SEARCH]) == (1, 7)
+        ledger.allocate("a", 1, ONE)
+        ledger.allocate("a", 1, {SEARCH: 3})
+        assert (ledger.available(1)[SEARCH], ledger.available_ignoring_rates(1)[SEARCH]) == (1, 7)
 
     def test_a_release_gives_back_what_was_held_and_no_token(self) -> None:
         ledger = a_ledger()
         taken(ledger, "a", "b")
         assert [ledger.release("a"), ledger.release("a")] == [True, False]
-        assert (ledger.free(1)[SEARCH], ledger.not_held(1)[SEARCH]) == (2, 9)
+        assert (ledger.available(1)[SEARCH], ledger.available_ignoring_rates(1)[SEARCH]) == (2, 9)
 
     def test_who_takes_again_after_a_release_spends_again(self) -> None:
         ledger = a_ledger()
@@ -53,19 +53,19 @@ class TestTake:
         ledger = a_ledger(capacity=5)
         assert taken(ledger, *range(4)) == 0
         ledger.refill(60.0)
-        assert ledger.free(1)[SEARCH] == 1
+        assert ledger.available(1)[SEARCH] == 1
 
     def test_of_a_rate_alone_nothing_is_held(self) -> None:
         ledger = a_ledger(capacity=None)
         assert (taken(ledger, *range(4)), ledger.capacity(1)[SEARCH]) == (0, 4)
         ledger.refill(1.5)
-        assert ledger.free(1)[SEARCH] == 3
+        assert ledger.available(1)[SEARCH] == 3
 
     def test_nobody_runs_into_debt_for_what_another_leader_granted(self) -> None:
         ledger = a_ledger()
         assert taken(ledger, *range(9)) == 0
         ledger.refill(0.5)
-        assert ledger.free(1)[SEARCH] == 1
+        assert ledger.available(1)[SEARCH] == 1
 
 
 class TestRefill:
@@ -73,9 +73,9 @@ class TestRefill:
         ledger = a_ledger()
         taken(ledger, *range(4))
         ledger.now = 1.5
-        assert ledger.free(1)[SEARCH] == 0
+        assert ledger.available(1)[SEARCH] == 0
         ledger.refill(1.5)
-        assert ledger.free(1)[SEARCH] == 3
+        assert ledger.available(1)[SEARCH] == 3
 
     def test_what_is_taken_later_than_it_was_looked_at_is_spent_later(self) -> None:
         ledger = a_ledger()
@@ -88,24 +88,24 @@ class TestSetRates:
     def test_the_same_again_changes_nothing(self) -> None:
         ledger = a_ledger()
         taken(ledger, "a", "b")
-        ledger.set_rates(1, {SEARCH: Rate(2.0, 4)})
-        assert ledger.free(1)[SEARCH] == 2
+        ledger.set_rates(1, {SEARCH: RateLimit(2.0, 4)})
+        assert ledger.available(1)[SEARCH] == 2
 
     @pytest.mark.parametrize(("burst", "free"), [(4, 1), (10, 7), (3, 0), (2, 0)])
     def test_what_was_spent_under_another_rate_stays_spent(self, burst: int, free: int) -> None:
         ledger = a_ledger()
         taken(ledger, *range(3))
-        ledger.set_rates(1, {SEARCH: Rate(8.0, burst)})
-        assert ledger.free(1)[SEARCH] == free
+        ledger.set_rates(1, {SEARCH: RateLimit(8.0, burst)})
+        assert ledger.available(1)[SEARCH] == free
         ledger.refill(0.25)
-        assert ledger.free(1)[SEARCH] == min(burst, free + 2, 7)
+        assert ledger.available(1)[SEARCH] == min(burst, free + 2, 7)
 
     def test_one_that_disappears_is_forgotten(self) -> None:
         ledger = a_ledger()
         taken(ledger, *range(4))
         ledger.set_rates(1, {})
-        assert ledger.free(1) == {"cpu_milli": 1000, SEARCH: 6}
-        assert ledger.left(1) is ledger.left(1)
+        assert ledger.available(1) == {"cpu_milli": 1000, SEARCH: 6}
+        assert ledger.available_view(1) is ledger.available_view(1)
 
     def test_capacity_is_what_can_be_free_at_once(self) -> None:
         assert (a_ledger(burst=4).capacity(1)[SEARCH], a_ledger(burst=40).capacity(1)[SEARCH]) == (4, 10)
@@ -115,9 +115,9 @@ class TestLeft:
     def test_of_a_node_without_rates_it_is_what_a_plain_ledger_has(self) -> None:
         ledger = a_ledger()
         ledger.set_capacity(2, ONE)
-        left = ledger.left(2)
-        ledger.take("a", 2, ONE)
-        assert (left, left is Ledger.left(ledger, 2)) == ({SEARCH: 0}, True)
+        left = ledger.available_view(2)
+        ledger.allocate("a", 2, ONE)
+        assert (left, left is ResourceLedger.available_view(ledger, 2)) == ({SEARCH: 0}, True)
 
 
 class TestRefillsAt:

@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.registry import Registry
-from arl_gpu.services import ServiceFiles, longest
+from arl_gpu.registry import ServiceReconciler
+from arl_gpu.services import ServiceFiles, max_item_tokens
 from support.registering import Owner, carried_out, carry_out, registry_of, wish
 
 
 def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(models: Path) -> None:
     owner = Owner()
     registry = registry_of(models, owner)
-    earlier, later = registry.next_read(), registry.next_read()
-    registry.wished([wish("a", registered_at=2.0)], read=later)
+    earlier, later = registry.begin_read(), registry.begin_read()
+    registry.set_desired([wish("a", registered_at=2.0)], read=later)
     asyncio.run(carry_out(registry))
-    registry.wished([wish("a", registered_at=1.0)], read=earlier)
-    assert (registry.is_behind, registry.offers("a", 2.0)) == (False, True)
+    registry.set_desired([wish("a", registered_at=1.0)], read=earlier)
+    assert (registry.has_pending_changes, registry.is_offered("a", 2.0)) == (False, True)
 
 
 class SlowOwner(Owner):
@@ -51,29 +51,29 @@ async def test_what_is_registered_waits_for_no_move_and_inherits_nothing_of_one(
     owner = SlowOwner(*deadly)
     owner.trouble = "engine_stays"
     registry = registry_of(models, owner)
-    registry.wished([wish("a", **asked), wish("b", **asked)], read=registry.next_read())
-    await registry.offer_all()
-    moving = asyncio.create_task(registry.move_all())
+    registry.set_desired([wish("a", **asked), wish("b", **asked)], read=registry.begin_read())
+    await registry.apply_offers()
+    moving = asyncio.create_task(registry.apply_moves())
     await owner.moving.wait()
-    registry.wished([wish("a", registered_at=2.0, drained_at=2.0)], read=registry.next_read())
-    assert registry.is_behind
-    await registry.offer_all()
-    assert (registry.offers("a", 2.0), registry.offers("b", 1.0)) == (True, False)
-    assert not registry.is_behind, "somebody moves"
+    registry.set_desired([wish("a", registered_at=2.0, drained_at=2.0)], read=registry.begin_read())
+    assert registry.has_pending_changes
+    await registry.apply_offers()
+    assert (registry.is_offered("a", 2.0), registry.is_offered("b", 1.0)) == (True, False)
+    assert not registry.has_pending_changes, "somebody moves"
     owner.may_end.set()
     await moving
     assert [order for order in owner.orders if order in ("restore b", "evict b")] == [], "it is gone"
     assert registry.health == {}
-    assert registry.is_behind, "the new one is drained, and was not evicted"
+    assert registry.has_pending_changes, "the new one is drained, and was not evicted"
 
 
 async def test_a_load_is_of_what_has_the_name_then_and_not_of_what_had_it_before(models: Path) -> None:
     owner = Owner()
     registry = registry_of(models, owner)
-    registry.wished([wish("a")], read=registry.next_read())
-    await registry.offer_all()
-    registry.wished([wish("a", registered_at=2.0, load_asked=3.0)], read=registry.next_read())
-    await registry.move_all()
+    registry.set_desired([wish("a")], read=registry.begin_read())
+    await registry.apply_offers()
+    registry.set_desired([wish("a", registered_at=2.0, load_asked=3.0)], read=registry.begin_read())
+    await registry.apply_moves()
     assert "restore a" not in owner.orders
     await carry_out(registry)
     assert owner.orders == ["offer a", "offer a", "restore a"]
@@ -132,11 +132,13 @@ def test_of_a_drain_and_a_load_the_later_one_holds(models: Path) -> None:
 async def test_a_load_that_waited_for_another_is_over_where_its_service_was_drained_meanwhile(models: Path) -> None:
     owner = SlowOwner()
     registry = registry_of(models, owner)
-    registry.wished([wish("a", load_asked=1.0), wish("b", load_asked=1.0)], read=registry.next_read())
-    await registry.offer_all()
-    moving = asyncio.create_task(registry.move_all())
+    registry.set_desired([wish("a", load_asked=1.0), wish("b", load_asked=1.0)], read=registry.begin_read())
+    await registry.apply_offers()
+    moving = asyncio.create_task(registry.apply_moves())
     await owner.moving.wait()
-    registry.wished([wish("a", load_asked=1.0), wish("b", load_asked=1.0, drained_at=2.0)], read=registry.next_read())
+    registry.set_desired(
+        [wish("a", load_asked=1.0), wish("b", load_asked=1.0, drained_at=2.0)], read=registry.begin_read()
+    )
     owner.may_end.set()
     await moving
     assert owner.orders[2:] == ["restore a"]
@@ -199,13 +201,15 @@ def test_a_judge_that_can_not_be_asked_is_its_own_health(models: Path) -> None:
 
 def test_a_name_that_is_registered_is_not_for_what_comes_along_also_where_its_files_are_not(models: Path) -> None:
     own = ServiceFiles(name="a", kind="python", package="m:f", directory=Path(), max_tokens=None)
-    registry = Registry([own], [Owner()], models, learn=lambda number, answer: None, is_idle=lambda name: True)
+    registry = ServiceReconciler(
+        [own], [Owner()], models, on_response=lambda number, answer: None, is_idle=lambda name: True
+    )
     carried_out(registry, wish("a", kind=None, source=None, pinned=True))
     assert registry.slots(1) == {"a": 1}
     carried_out(registry, wish("a", source="elsewhere"))
     assert registry.slots(1) == {}
     carried_out(registry)
-    assert registry.offers("a", None)
+    assert registry.is_offered("a", None)
 
 
 class RefusingOwner(Owner):
@@ -273,7 +277,9 @@ def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
 
 
 def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:
-    registry = Registry([], [Owner(), Owner()], models, learn=print, is_idle=lambda name: True, alike=1)
+    registry = ServiceReconciler(
+        [], [Owner(), Owner()], models, on_response=print, is_idle=lambda name: True, same_class_devices=1
+    )
     carried_out(registry, wish("a", **SPLIT))
     assert "and 1 of this node can" in registry.health["a"]
 
@@ -289,7 +295,7 @@ def test_what_a_worker_finds_no_plan_for_is_offered_no_more_until_it_is_register
         assert [each.registered_at for each in registry.refused] == [2.0]
     owners[0].trouble = None
     carried_out(registry, wish("a", registered_at=3.0))
-    assert (registry.offers("a", 3.0), registry.health, registry.refused) == (True, {}, [])
+    assert (registry.is_offered("a", 3.0), registry.health, registry.refused) == (True, {}, [])
 
 
 @pytest.fixture
@@ -302,4 +308,7 @@ def models(tmp_path: Path) -> Path:
 
 def test_positions_that_begin_behind_the_paddings_are_no_texts() -> None:
     config = {"max_position_embeddings": 514, "pad_token_id": 1}
-    assert (longest(config | {"model_type": "xlm-roberta"}), longest(config | {"model_type": "bert"})) == (512, 514)
+    assert (
+        max_item_tokens(config | {"model_type": "xlm-roberta"}),
+        max_item_tokens(config | {"model_type": "bert"}),
+    ) == (512, 514)

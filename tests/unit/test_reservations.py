@@ -7,29 +7,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import Curves, Durations
-from arl_core.elasticity import Amdahl
+from arl_core.curves import CurveCache, DurationModel
+from arl_core.elasticity import AmdahlScaling
 from arl_core.fence import Fence
 from arl_core.model import (
     ActionClass,
-    Demand,
-    Elastic,
-    Environment,
+    ElasticResource,
     Gang,
-    Plan,
-    Pool,
-    Resizable,
-    Running,
-    Shape,
-    Waiting,
+    NodeResources,
+    PinnedEnvironment,
+    QueuedAction,
+    ResizeSupport,
+    ResourceDemand,
+    ResourceShape,
+    RunningAction,
+    SchedulingPlan,
 )
 from arl_core.running import RunningIndex
-from arl_core.spar import Spar
+from arl_core.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 10_000.0
-SPAR, SPAR_M = Spar(), Spar(resizing=True)
-LIMIT_S = SPAR.constants.lead_limit_s
+SPAR, SPAR_M = SparPolicy(), SparPolicy(is_resizing=True)
+LIMIT_S = SPAR.constants.size_penalty_limit_s
 LONG_AGO = NOW - LIMIT_S - 100
 LONG, WIDE, SHORT = 1, 2, 3
 
@@ -50,44 +50,46 @@ class Known:
 
 
 def a_kind(key: int, *, cores: int = 1, memory_mib: int = 0) -> ActionClass:
-    demand = Demand({"cpu_milli": 1000 * cores, "memory_mib": memory_mib})
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    demand = ResourceDemand({"cpu_milli": 1000 * cores, "memory_mib": memory_mib})
+    return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
 
 
-def an_elastic_kind(key: int, *, most: int, resizable: Resizable = Resizable.NONE) -> ActionClass:
-    elastic = Elastic("cpu_milli", tuple(range(1000, 1000 * most + 1, 1000)), Amdahl(1.0), resizable)
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000}, elastic))
+def an_elastic_kind(key: int, *, most: int, resizable: ResizeSupport = ResizeSupport.NONE) -> ActionClass:
+    elastic = ElasticResource("cpu_milli", tuple(range(1000, 1000 * most + 1, 1000)), AmdahlScaling(1.0), resizable)
+    return ActionClass(
+        key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000}, elastic)
+    )
 
 
-def running(number: int, cls: ActionClass, *, node: int = 1, granted: float = NOW - 10) -> Running:
-    return Running(
-        fence=Fence(numbered(number), 1), cls=cls, node=node, amounts=cls.demand.minimum, granted=granted, task=1,
-        started=granted, since=granted,
+def running(number: int, cls: ActionClass, *, node: int = 1, granted: float = NOW - 10) -> RunningAction:
+    return RunningAction(
+        fence=Fence(numbered(number), 1), cls=cls, node=node, resources=cls.demand.minimum, granted=granted, task=1,
+        started=granted, allocated_since=granted,
     )  # fmt: skip
 
 
-def many(cls: ActionClass, count: int, *, first: int = 100) -> list[Waiting]:
+def many(cls: ActionClass, count: int, *, first: int = 100) -> list[QueuedAction]:
     return [an_action(number, cls=cls, submitted=NOW) for number in range(first, first + count)]
 
 
 def planned(
-    policy: Spar, queued: Sequence[Waiting], runs: Sequence[Running], *pools: Pool, durations: Durations | None = None,
-    before: Plan | None = None, now: float = NOW,
-) -> Plan:  # fmt: skip
+    policy: SparPolicy, queued: Sequence[QueuedAction], runs: Sequence[RunningAction], *pools: NodeResources, durations: DurationModel | None = None,
+    before: SchedulingPlan | None = None, now: float = NOW,
+) -> SchedulingPlan:  # fmt: skip
     snapshot = a_snapshot(queued=queued, pools=pools, running=runs)
     if before is not None:
-        snapshot.running.calm(but=before.watched, reserved=before.reserved)
-    curves = Curves(durations or Known({LONG: 3600.0, WIDE: 10.0, SHORT: 0.1}))
+        snapshot.running.mark_clean(except_nodes=before.watched_nodes, reserved=before.reserved)
+    curves = CurveCache(durations or Known({LONG: 3600.0, WIDE: 10.0, SHORT: 0.1}))
     curves.now = now
     return policy.plan(replace(snapshot, now=now, curves=curves))
 
 
-def numbers(plan: Plan) -> list[int]:
+def numbers(plan: SchedulingPlan) -> list[int]:
     return [grant.fence.action_id.int for grant in plan.grants]
 
 
-def a_node(cores: int, *runs: Running, node: int = 1, memory_mib: int = 0) -> Pool:
-    held = {name: sum(each.amounts.get(name, 0) for each in runs) for name in ("cpu_milli", "memory_mib")}
+def a_node(cores: int, *runs: RunningAction, node: int = 1, memory_mib: int = 0) -> NodeResources:
+    held = {name: sum(each.resources.get(name, 0) for each in runs) for name in ("cpu_milli", "memory_mib")}
     free = {"cpu_milli": 1000 * cores - held["cpu_milli"], "memory_mib": memory_mib - held["memory_mib"]}
     return a_pool(node, cpu_milli=1000 * cores, memory_mib=memory_mib, free=free)
 
@@ -97,35 +99,38 @@ class TestLending:
     wide = an_action(1, cls=a_kind(WIDE, cores=64), submitted=LONG_AGO)
     runs = running(50, a_kind(LONG))
 
-    def test_what_is_over_before_it_could_start_runs_in_what_is_kept_for_it(self, policy: Spar) -> None:
+    def test_what_is_over_before_it_could_start_runs_in_what_is_kept_for_it(self, policy: SparPolicy) -> None:
         plan = planned(policy, [self.wide, *many(a_kind(SHORT), 590)], [self.runs], a_node(64, self.runs))
         assert numbers(plan) == list(range(100, 163))
         assert plan.reserved == {self.wide.id: (1, NOW)}
 
-    def test_what_would_put_it_off_does_not(self, policy: Spar) -> None:
+    def test_what_would_put_it_off_does_not(self, policy: SparPolicy) -> None:
         durations = Known({LONG: 3600.0, SHORT: 3600.0})
         queued = [self.wide, *many(a_kind(SHORT), 590)]
         assert numbers(planned(policy, queued, [self.runs], a_node(64, self.runs), durations=durations)) == []
 
-    def test_what_may_well_take_longer_than_it_does_on_average_does_not(self, policy: Spar) -> None:
+    def test_what_may_well_take_longer_than_it_does_on_average_does_not(self, policy: SparPolicy) -> None:
         queued = [self.wide, *many(a_kind(SHORT), 1)]
         for tail, starts in ((10.0, []), (5.0, [100])):
             durations = Known({LONG: 3600.0, SHORT: 500.0}, tail)
             assert numbers(planned(policy, queued, [self.runs], a_node(64, self.runs), durations=durations)) == starts
 
-    def test_what_nobody_is_known_to_give_back_may_come_back_at_once(self, policy: Spar) -> None:
+    def test_what_nobody_is_known_to_give_back_may_come_back_at_once(self, policy: SparPolicy) -> None:
         assert numbers(planned(policy, [self.wide, *many(a_kind(SHORT), 1)], [], a_node(64, self.runs))) == []
 
-    def test_an_environment_gets_no_memory_of_it_since_it_stays(self, policy: Spar) -> None:
+    def test_an_environment_gets_no_memory_of_it_since_it_stays(self, policy: SparPolicy) -> None:
         wide = an_action(1, cls=a_kind(WIDE, cores=64, memory_mib=1000), submitted=LONG_AGO)
         home = an_action(
-            2, cls=a_kind(SHORT, memory_mib=200), submitted=NOW, environment=Environment(id=numbered(9), node=None)
+            2,
+            cls=a_kind(SHORT, memory_mib=200),
+            submitted=NOW,
+            environment=PinnedEnvironment(id=numbered(9), node=None),
         )
         for memory_mib, starts in ((1100, []), (1200, [2])):
             pool = a_node(64, self.runs, memory_mib=memory_mib)
             assert numbers(planned(policy, [wide, home], [self.runs], pool)) == starts
 
-    def test_it_starts_as_soon_as_it_fits_whoever_could_use_that_meanwhile(self, policy: Spar) -> None:
+    def test_it_starts_as_soon_as_it_fits_whoever_could_use_that_meanwhile(self, policy: SparPolicy) -> None:
         plan = planned(policy, [self.wide, *many(a_kind(SHORT), 590)], [], a_node(64))
         assert numbers(plan) == [1]
 
@@ -134,15 +139,15 @@ def test_what_may_be_wide_is_wide_in_it() -> None:
     wide, runs = an_action(1, cls=a_kind(WIDE, cores=64), submitted=LONG_AGO), running(50, a_kind(LONG))
     short = an_action(2, cls=an_elastic_kind(SHORT, most=16), submitted=NOW)
     plan = planned(SPAR, [wide, short], [runs], a_node(64, runs))
-    assert [grant.amounts["cpu_milli"] for grant in plan.grants] == [16_000]
+    assert [grant.resources["cpu_milli"] for grant in plan.grants] == [16_000]
 
 
 def test_nobody_gets_cores_that_others_give_back_for_it_now() -> None:
-    resizable = an_elastic_kind(LONG, most=8, resizable=Resizable.ANY)
-    runs = running(50, resizable)._replace(amounts={"cpu_milli": 4000})
+    resizable = an_elastic_kind(LONG, most=8, resizable=ResizeSupport.ANY)
+    runs = running(50, resizable)._replace(resources={"cpu_milli": 4000})
     wide = an_action(1, cls=a_kind(WIDE, cores=63), submitted=LONG_AGO)
     plan = planned(SPAR_M, [wide, *many(a_kind(SHORT), 9)], [runs], a_node(64, runs))
-    assert (numbers(plan), [each.amounts["cpu_milli"] for each in plan.resizes]) == ([], [1000])
+    assert (numbers(plan), [each.resources["cpu_milli"] for each in plan.resizes]) == ([], [1000])
 
 
 class TestNextRounds:
@@ -205,7 +210,7 @@ def test_whoever_is_lent_something_and_however_wrong_is_what_is_expected_it_star
     first: list[float], takes: list[float], resizing: bool
 ) -> None:
     """Those that run when it is overdue end, and then the last of those that were to be over by then."""
-    policy, overdue = Spar(resizing=resizing), NOW + LIMIT_S
+    policy, overdue = SparPolicy(is_resizing=resizing), NOW + LIMIT_S
     wide, number = an_action(1, cls=a_kind(WIDE, cores=4), submitted=NOW), 1000
     runs = {each: running(each, a_kind(LONG), granted=overdue - 1) for each in range(10, 14)}
     ends = {each: overdue + after for each, after in zip(runs, first, strict=True)}
@@ -217,11 +222,11 @@ def test_whoever_is_lent_something_and_however_wrong_is_what_is_expected_it_star
             del ends[each], runs[each]
         queued = [wide, *(an_action(number + each, cls=a_kind(SHORT), submitted=now) for each in range(4))]
         snapshot = a_snapshot(queued=queued, pools=[a_node(4, *runs.values())], running=list(runs.values()))
-        snapshot.running.calm(reserved=index.reserved)
-        curves = Curves(Known({LONG: 10.0, SHORT: 0.1}))
+        snapshot.running.mark_clean(reserved=index.reserved)
+        curves = CurveCache(Known({LONG: 10.0, SHORT: 0.1}))
         curves.now = now
         plan = policy.plan(replace(snapshot, now=now, curves=curves))
-        index.calm(reserved=plan.reserved)
+        index.mark_clean(reserved=plan.reserved)
         if 1 in numbers(plan):
             return
         for started in numbers(plan):
@@ -237,12 +242,12 @@ class TestMemory:
     large = an_action(1, cls=a_kind(WIDE, memory_mib=48), submitted=LONG_AGO)
     queued = (large, *many(a_kind(SHORT, memory_mib=8), 4))
 
-    def held(self, count: int, *, at_home: bool = False) -> list[Running]:
+    def held(self, count: int, *, at_home: bool = False) -> list[RunningAction]:
         kind = a_kind(SHORT, memory_mib=8)
-        return [running(50 + each, kind, granted=NOW - 0.05)._replace(at_home=at_home) for each in range(count)]
+        return [running(50 + each, kind, granted=NOW - 0.05)._replace(in_environment=at_home) for each in range(count)]
 
     @pytest.mark.parametrize("policy", [SPAR, SPAR_M], ids=["spar", "spar_m"])
-    def test_it_is_kept_for_one_that_nothing_may_overtake(self, policy: Spar) -> None:
+    def test_it_is_kept_for_one_that_nothing_may_overtake(self, policy: SparPolicy) -> None:
         for at_home, starts in ((False, []), (True, [100, 101])):
             runs = self.held(6, at_home=at_home)
             plan = planned(policy, self.queued, runs, a_node(16, *runs, memory_mib=64))
@@ -250,14 +255,14 @@ class TestMemory:
             assert set(plan.reserved) == ({self.large.id} if not at_home else set())
 
     def test_it_is_kept_where_it_comes_back_first(self) -> None:
-        late = [each._replace(granted=NOW - 1, since=NOW - 1, node=2) for each in self.held(6)]
+        late = [each._replace(granted=NOW - 1, allocated_since=NOW - 1, node=2) for each in self.held(6)]
         runs = [each._replace(cls=a_kind(LONG)) for each in self.held(6)]
         pools = [a_node(16, *runs, memory_mib=64), replace(a_node(16, *late, memory_mib=64), node=2)]
         assert planned(SPAR, self.queued, [*runs, *late], *pools).reserved == {self.large.id: (2, NOW)}
 
     def test_what_an_environment_holds_is_not_expected_of_its_action(self) -> None:
         soon, late = a_kind(4, memory_mib=16), a_kind(LONG, memory_mib=16)
-        runs = [running(40, soon)._replace(at_home=True), running(41, soon), running(42, late)]
+        runs = [running(40, soon)._replace(in_environment=True), running(41, soon), running(42, late)]
         queued = [self.large, *many(a_kind(5, memory_mib=8), 1)]
         durations = Known({LONG: 3600.0, 4: 20.0, 5: 100.0})
         plan = planned(SPAR, queued, runs, a_node(16, *runs, memory_mib=64), durations=durations)
@@ -265,7 +270,10 @@ class TestMemory:
 
     def test_a_new_environment_waits_for_it_as_far_as_it_would_leave_enough_to_others(self) -> None:
         large = an_action(
-            1, cls=a_kind(WIDE, memory_mib=40), submitted=LONG_AGO, environment=Environment(id=numbered(9), node=None)
+            1,
+            cls=a_kind(WIDE, memory_mib=40),
+            submitted=LONG_AGO,
+            environment=PinnedEnvironment(id=numbered(9), node=None),
         )
         for count, reserved in ((2, {}), (3, {large.id: (1, NOW)})):
             homes, runs = [running(40, a_kind(LONG), granted=NOW)], self.held(count)
@@ -282,7 +290,7 @@ class TestMemory:
         )
         runs = self.held(5)
         pool = a_node(16, *runs, memory_mib=64)
-        queued = [first._replace(together=(second,)), *self.queued[1:]]
+        queued = [first._replace(gang_members=(second,)), *self.queued[1:]]
         assert numbers(planned(SPAR, queued, runs, pool)) == []
 
 
@@ -297,11 +305,11 @@ def test_a_large_action_starts_though_small_ones_never_cease() -> None:
         queued = [large, *(an_action(number + each, cls=kind, submitted=now) for each in range(4))]
         pool = a_node(16, *runs.values(), memory_mib=64)
         snapshot = a_snapshot(queued=queued, pools=[pool], running=list(runs.values()))
-        snapshot.running.calm(reserved=index.reserved)
-        curves = Curves(Known({WIDE: 5.0, SHORT: 5.0}))
+        snapshot.running.mark_clean(reserved=index.reserved)
+        curves = CurveCache(Known({WIDE: 5.0, SHORT: 5.0}))
         curves.now = now
         plan = SPAR.plan(replace(snapshot, now=now, curves=curves))
-        index.calm(reserved=plan.reserved)
+        index.mark_clean(reserved=plan.reserved)
         if 1 in numbers(plan):
             return
         runs |= {each: running(each, kind, granted=now) for each in numbers(plan)}
@@ -325,23 +333,23 @@ def test_whatever_is_lent_no_node_gives_more_than_it_has(
             number,
             cls=an_elastic_kind(number, most=8) if kind == 3 else a_kind(number, cores=cores, memory_mib=memory_mib),
             submitted=LONG_AGO if is_overdue else NOW,
-            environment=Environment(id=numbered(5000 + number), node=None) if makes_home else None,
+            environment=PinnedEnvironment(id=numbered(5000 + number), node=None) if makes_home else None,
         )
         for number, (cores, memory_mib, is_overdue, makes_home, kind) in enumerate(queued, 1)
     ]
     held = [
         running(100 + number, a_kind(100 + number, cores=cores, memory_mib=memory_mib), node=node)._replace(
-            at_home=home
+            in_environment=home
         )
         for number, (cores, memory_mib, node, home) in enumerate(runs)
     ]
     by_node = {node: [each for each in held if each.node == node] for node in (1, 2)}
     pools = [replace(a_node(32, *there, memory_mib=64), node=node, environments=1) for node, there in by_node.items()]
     durations = Known({key: 0.5 * (key % 7) + (50.0 if key >= 100 else 0.0) for key in range(1, 120)})
-    left = {pool.node: dict(pool.free) for pool in pools}
-    plan = planned(Spar(resizing=resizing), waiting, held, *pools, durations=durations)
+    left = {pool.node: dict(pool.available) for pool in pools}
+    plan = planned(SparPolicy(is_resizing=resizing), waiting, held, *pools, durations=durations)
     for grant in plan.grants:
-        for name, amount in grant.amounts.items():
+        for name, amount in grant.resources.items():
             left[grant.node][name] -= amount
     assert min(min(each.values()) for each in left.values()) >= 0
     assert len({grant.fence for grant in plan.grants}) == len(plan.grants)

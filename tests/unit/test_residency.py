@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from arl_core.eviction import Candidate, Eviction, victims
-from arl_core.residency import Busy, Occupancy, Residence
+from arl_core.eviction import EvictionCandidate, EvictionPolicy, select_victims
+from arl_core.residency import DeviceOccupancy, ResidencyState, ServiceBusyError
 from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.device import Block, CopyFailed, DeviceFull
-from arl_gpu.residency import NoRoom, NotFreed, Residency
+from arl_gpu.device import CopyFailed, DeviceBlock, DeviceFull
+from arl_gpu.residency import DeviceResidency, InsufficientMemory, MemoryNotFreed
 
 CAPACITY = 100_000
 HOST_BYTES = 280_000
@@ -52,7 +52,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.faults = Faults()
         self.device = CpuDevice(CAPACITY, bytes_per_s=200e6, fault=self.faults)
-        self.residency = Residency(self.device, host_bytes=HOST_BYTES)
+        self.residency = DeviceResidency(self.device, host_bytes=HOST_BYTES)
         self.uses: list[tuple[str, ExitStack, memoryview]] = []
         self.pinned: set[str] = set()
 
@@ -60,24 +60,24 @@ class Machine(RuleBasedStateMachine):
     def busy(self) -> set[str]:
         return {each for each, _, _ in self.uses}
 
-    def state(self, name: str) -> Residence:
-        return self.residency.states.get(name, Residence.COLD)
+    def state(self, name: str) -> ResidencyState:
+        return self.residency.states.get(name, ResidencyState.COLD)
 
     def resident(self, names: set[str]) -> set[str]:
-        return {name for name in names if self.state(name) is Residence.RESIDENT}
+        return {name for name in names if self.state(name) is ResidencyState.RESIDENT}
 
     @rule(name=NAMES, waiting=WAITING, fault=st.sampled_from([None, "alloc", "copy"]))
     def use(self, name: str, waiting: list[str], fault: str | None) -> None:
         kept = self.resident(self.pinned - {name}) | self.busy
         try:
             with ExitStack() as stack:
-                if self.state(name) is Residence.COLD:
+                if self.state(name) is ResidencyState.COLD:
                     self.residency.load(name, weights_of(name))
                 self.faults.armed = {fault} if fault else set()
-                content = stack.enter_context(self.residency.using(name, waiting=waiting))
+                content = stack.enter_context(self.residency.use(name, waiting=waiting))
                 self.uses.append((name, stack.pop_all(), content))
-        except (NoRoom, CopyFailed):
-            assert self.state(name) in (Residence.COLD, Residence.HOST)
+        except (InsufficientMemory, CopyFailed):
+            assert self.state(name) in (ResidencyState.COLD, ResidencyState.HOST)
             assert fault or kept or self.pinned or SIZES[name] > CAPACITY
         assert self.resident(kept) == kept
 
@@ -99,11 +99,11 @@ class Machine(RuleBasedStateMachine):
     @rule(name=NAMES)
     def evict(self, name: str) -> None:
         if name in self.busy:
-            with pytest.raises(Busy):
-                self.residency.evict_if_there(name)
+            with pytest.raises(ServiceBusyError):
+                self.residency.evict_if_present(name)
         else:
-            self.residency.evict_if_there(name)
-            assert self.state(name) in (Residence.COLD, Residence.HOST)
+            self.residency.evict_if_present(name)
+            assert self.state(name) in (ResidencyState.COLD, ResidencyState.HOST)
 
     @rule(name=NAMES)
     def forget(self, name: str) -> None:
@@ -119,8 +119,8 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def bytes_are_exact(self) -> None:
-        there = {name: state for name, state in self.residency.states.items() if state is not Residence.COLD}
-        on_device = [name for name, state in there.items() if state is not Residence.HOST]
+        there = {name: state for name, state in self.residency.states.items() if state is not ResidencyState.COLD}
+        on_device = [name for name, state in there.items() if state is not ResidencyState.HOST]
         assert self.device.used == self.residency.used == sum(SIZES[name] for name in on_device) <= CAPACITY
         assert sum(SIZES[name] for name in there) <= HOST_BYTES
 
@@ -149,63 +149,63 @@ class TestWhoLeaves:
     """Three services of 30 fill 90 of 100; `a` was used most, `b` least, `c` last."""
 
     @pytest.fixture
-    def occupancy(self) -> Occupancy:
-        occupancy = Occupancy(100)
+    def occupancy(self) -> DeviceOccupancy:
+        occupancy = DeviceOccupancy(100)
         for name in ("a", "b", "c"):
-            occupancy = occupancy.loaded(name, 30, took_s=2.0).restoring(name).restored(name, took_s=1.0)
+            occupancy = occupancy.loaded(name, 30, load_s=2.0).restoring(name).restored(name, restore_s=1.0)
         for name in ("a", "a", "a", "b", "c", "c"):
-            occupancy = occupancy.taken(name, now=1.0).released(name)
+            occupancy = occupancy.acquired(name, now=1.0).released(name)
         return occupancy.loaded("d", 60).loaded("e", 30)
 
     def test_what_is_used_least_for_its_bytes_leaves_first_and_only_as_much_as_is_needed(
-        self, occupancy: Occupancy
+        self, occupancy: DeviceOccupancy
     ) -> None:
         assert occupancy.evictions_for("e", now=2.0) == ("b",)
         assert occupancy.evictions_for("d", now=2.0) == ("b", "c")
-        assert occupancy.evictions_for("d", now=2.0, by=Eviction.LRU) == ("a", "b")
+        assert occupancy.evictions_for("d", now=2.0, policy=EvictionPolicy.LRU) == ("a", "b")
 
     def test_what_the_queue_needs_stays_before_what_is_only_likely_and_the_next_longest(
-        self, occupancy: Occupancy
+        self, occupancy: DeviceOccupancy
     ) -> None:
-        assert occupancy.evictions_for("e", now=2.0, waiting=("b", "c")) == ("a",)
-        assert occupancy.evictions_for("d", now=2.0, waiting=("b", "c")) == ("a", "c")
+        assert occupancy.evictions_for("e", now=2.0, queued=("b", "c")) == ("a",)
+        assert occupancy.evictions_for("d", now=2.0, queued=("b", "c")) == ("a", "c")
 
-    def test_nobody_leaves_who_is_busy_or_pinned(self, occupancy: Occupancy) -> None:
-        assert occupancy.taken("b", now=2.0).pinned("c", on=True).evictions_for("e", now=2.0) == ("a",)
-        assert occupancy.taken("b").pinned("c", on=True).taken("a").evictions_for("e") is None
+    def test_nobody_leaves_who_is_busy_or_pinned(self, occupancy: DeviceOccupancy) -> None:
+        assert occupancy.acquired("b", now=2.0).with_pinned("c", is_pinned=True).evictions_for("e", now=2.0) == ("a",)
+        assert occupancy.acquired("b").with_pinned("c", is_pinned=True).acquired("a").evictions_for("e") is None
 
-    def test_nobody_waits_for_who_was_told_to_leave_and_did_not(self, occupancy: Occupancy) -> None:
-        staying = occupancy.staying("a", on=True).taken("b", now=2.0).pinned("c", on=True)
+    def test_nobody_waits_for_who_was_told_to_leave_and_did_not(self, occupancy: DeviceOccupancy) -> None:
+        staying = occupancy.with_retained("a", is_retained=True).acquired("b", now=2.0).with_pinned("c", is_pinned=True)
         assert staying.evictions_for("e", now=2.0) is None
-        assert staying.staying("a", on=False).evictions_for("e", now=2.0) == ("a",)
+        assert staying.with_retained("a", is_retained=False).evictions_for("e", now=2.0) == ("a",)
 
-    def test_an_engine_is_no_matter_of_host_memory(self, occupancy: Occupancy) -> None:
+    def test_an_engine_is_no_matter_of_host_memory(self, occupancy: DeviceOccupancy) -> None:
         held = occupancy.loaded("engine", 1000, host_size=0)
-        assert (held.on_host, held.cooling(120, keep="e")) == (180, ("d",))
+        assert (held.host_bytes, held.host_evictions(120, excluded="e")) == (180, ("d",))
 
     def test_ahead_comes_what_the_queue_needs_next_and_for_it_leaves_nobody_who_is_waited_for(
-        self, occupancy: Occupancy
+        self, occupancy: DeviceOccupancy
     ) -> None:
-        assert occupancy.prefetch(["a", "e", "d"], now=2.0) == ("e", ("b",))
-        assert occupancy.prefetch(["a", "b", "c", "e"], now=2.0) is None
-        assert occupancy.prefetch(["e"], by=Eviction.LRU) is None
+        assert occupancy.next_prefetch(["a", "e", "d"], now=2.0) == ("e", ("b",))
+        assert occupancy.next_prefetch(["a", "b", "c", "e"], now=2.0) is None
+        assert occupancy.next_prefetch(["e"], policy=EvictionPolicy.LRU) is None
 
-    def test_host_memory_is_left_first_by_what_is_not_on_the_device(self, occupancy: Occupancy) -> None:
-        assert occupancy.on_host == 180
-        assert occupancy.cooling(180, keep="e") == ()
-        assert occupancy.cooling(120, keep="e") == ("d",)
-        assert occupancy.cooling(90, keep="e", now=2.0) == ("d", "b")
-        assert occupancy.taken("a").taken("b").taken("c").cooling(90, keep="e") is None
+    def test_host_memory_is_left_first_by_what_is_not_on_the_device(self, occupancy: DeviceOccupancy) -> None:
+        assert occupancy.host_bytes == 180
+        assert occupancy.host_evictions(180, excluded="e") == ()
+        assert occupancy.host_evictions(120, excluded="e") == ("d",)
+        assert occupancy.host_evictions(90, excluded="e", now=2.0) == ("d", "b")
+        assert occupancy.acquired("a").acquired("b").acquired("c").host_evictions(90, excluded="e") is None
 
 
 class TestVictims:
     @given(st.lists(st.integers(1, 50), max_size=8), st.integers(-10, 200))
     def test_they_free_enough_and_none_could_have_stayed(self, sizes: list[int], missing: int) -> None:
         offered = [
-            Candidate(name=str(at), size=size, restore_s=1.0, rate=0.0, used_at=at, restored_at=at)
+            EvictionCandidate(name=str(at), size=size, restore_s=1.0, rate=0.0, used_at=at, restored_at=at)
             for at, size in enumerate(sizes)
         ]
-        found = victims(offered, missing=missing)
+        found = select_victims(offered, missing_bytes=missing)
         if found is None:
             assert sum(sizes) < missing
             return
@@ -216,14 +216,14 @@ class TestVictims:
 
 def test_a_device_that_does_not_give_back_what_was_freed_is_noticed() -> None:
     class Leaking(CpuDevice):
-        def free(self, block: Block) -> None:
+        def free(self, block: DeviceBlock) -> None:
             pass
 
-    residency = Residency(Leaking(CAPACITY))
+    residency = DeviceResidency(Leaking(CAPACITY))
     residency.load("a", weights_of("a"))
-    with residency.using("a"):
+    with residency.use("a"):
         pass
-    with pytest.raises(NotFreed):
+    with pytest.raises(MemoryNotFreed):
         residency.evict("a")
 
 
@@ -247,10 +247,10 @@ class TestCpuDevice:
 
     def test_what_is_lent_counts_and_has_no_place(self) -> None:
         device = CpuDevice(1 << 40)
-        lent = device.lend((1 << 40) - 8)
+        lent = device.reserve_external((1 << 40) - 8)
         assert (device.used, lent.view()) == ((1 << 40) - 8, None)
         with pytest.raises(DeviceFull):
-            device.lend(9)
+            device.reserve_external(9)
         block = device.alloc(8)
         device.free(lent)
         assert device.used == 8
@@ -276,49 +276,49 @@ class TestCpuDevice:
 
     def test_a_throttled_copy_takes_as_long_as_its_bandwidth_says(self) -> None:
         device = CpuDevice(100_000, bytes_per_s=1_000_000)
-        residency = Residency(device)
+        residency = DeviceResidency(device)
         residency.load("a", weights_of("a"))
-        with residency.using("a"):
-            [took_s] = residency.moves().restored_s
+        with residency.use("a"):
+            [took_s] = residency.take_stats().restored_s
             assert took_s >= 0.03
         device.close()
 
 
 class TestUsing:
     def test_prefetch_while_used_keeps_the_service_that_computes(self) -> None:
-        residency = Residency(CpuDevice(SIZES["a"] + SIZES["b"]))
+        residency = DeviceResidency(CpuDevice(SIZES["a"] + SIZES["b"]))
         for name in "abe":
             residency.load(name, weights_of(name))
-        with residency.using("b"):
+        with residency.use("b"):
             pass
-        with residency.using("a") as content:
+        with residency.use("a") as content:
             assert residency.prefetch(["e"]) == "e"
             assert content == weights_of("a").content
-            with pytest.raises(Busy):
+            with pytest.raises(ServiceBusyError):
                 residency.evict("a")
-        assert residency.states["b"] is Residence.HOST
+        assert residency.states["b"] is ResidencyState.HOST
         residency.evict("a")
         residency.close()
 
     def test_used_service_outlives_a_prefetched_one_that_nobody_used(self) -> None:
-        residency = Residency(CpuDevice(SIZES["a"] + SIZES["b"]))
+        residency = DeviceResidency(CpuDevice(SIZES["a"] + SIZES["b"]))
         for name in ("a", "b", "e", "too-large"):
             residency.load(name, weights_of(name))
-        with residency.using("a"):
+        with residency.use("a"):
             pass
         assert residency.prefetch(["e"]) == "e"
-        with pytest.raises(NoRoom), residency.using("too-large"):  # which waits for what is on its way
+        with pytest.raises(InsufficientMemory), residency.use("too-large"):  # which waits for what is on its way
             pass
-        with residency.using("b"):
-            assert residency.states["e"] is Residence.HOST, "it came last, and nobody has used it"
-            assert residency.states["a"] is Residence.RESIDENT
+        with residency.use("b"):
+            assert residency.states["e"] is ResidencyState.HOST, "it came last, and nobody has used it"
+            assert residency.states["a"] is ResidencyState.RESIDENT
         residency.close()
 
     def test_failed_copy_leaves_nothing_on_the_device(self) -> None:
         device = CpuDevice(CAPACITY, fault=lambda what, _size: what == "copy")
-        residency = Residency(device)
+        residency = DeviceResidency(device)
         residency.load("a", weights_of("a"))
-        with pytest.raises(CopyFailed), residency.using("a"):
+        with pytest.raises(CopyFailed), residency.use("a"):
             pass
-        assert (residency.states["a"], device.used, residency.used) == (Residence.HOST, 0, 0)
+        assert (residency.states["a"], device.used, residency.used) == (ResidencyState.HOST, 0, 0)
         residency.close()

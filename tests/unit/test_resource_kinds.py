@@ -8,47 +8,47 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from arl_core.curves import Curves
-from arl_core.explain import Lack, explain
+from arl_core.curves import CurveCache
+from arl_core.explain import ResourceShortage, explain
 from arl_core.fence import Fence
-from arl_core.model import ENVIRONMENT_RESOURCES, Amounts, Pool
-from arl_core.plan import FirstComeFirstServed, Policy
-from arl_core.refilling import RefillingLedger
-from arl_core.rules import Rule
-from arl_core.spar import Spar
-from arl_cpu.holdings import Attempt, Holdings
-from arl_wire.resources import KNOWN
+from arl_core.model import ENVIRONMENT_RESOURCES, NodeResources, Resources
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
+from arl_core.refilling import RateLimitedLedger
+from arl_core.rules import WaitReason
+from arl_core.spar import SparPolicy
+from arl_cpu.holdings import AttemptAllocation, NodeAllocations
+from arl_wire.resources import RESERVED_NAMES
 from support.builders import a_pool, a_snapshot, a_submission, an_action
 from support.resource_kinds import KINDS, ResourceKind
 
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 HELD = [kind for kind in KINDS if kind.rate is None]
 held_kinds = pytest.mark.parametrize("kind", HELD, ids=lambda kind: kind.name)
-RESIZING = Spar(resizing=True)
+RESIZING = SparPolicy(is_resizing=True)
 NOW = 1000.0
 PAUSE_S = 3
 """In which every rate of these kinds fills its burst."""
 
 
-def a_ledger(kind: ResourceKind) -> RefillingLedger:
-    ledger = RefillingLedger()
+def a_ledger(kind: ResourceKind) -> RateLimitedLedger:
+    ledger = RateLimitedLedger()
     ledger.set_capacity(1, kind.node())
     ledger.set_rates(1, {kind.name: kind.rate} if kind.rate is not None else {})
     return ledger
 
 
-def a_node(kind: ResourceKind, ledger: RefillingLedger) -> Pool:
-    return replace(a_pool(1, shape=kind.shape, **ledger.capacity(1)), free=ledger.left(1))
+def a_node(kind: ResourceKind, ledger: RateLimitedLedger) -> NodeResources:
+    return replace(a_pool(1, shape=kind.shape, **ledger.capacity(1)), available=ledger.available_view(1))
 
 
 class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
     """Rounds of a policy against what the ledger has free; actions end, and time goes on."""
 
-    @initialize(kind=st.sampled_from(KINDS), policy=st.sampled_from([FirstComeFirstServed(), Spar(), RESIZING]))
-    def begin(self, kind: ResourceKind, policy: Policy) -> None:
+    @initialize(kind=st.sampled_from(KINDS), policy=st.sampled_from([FirstComeFirstServed(), SparPolicy(), RESIZING]))
+    def begin(self, kind: ResourceKind, policy: SchedulingPolicy) -> None:
         self.kind, self.policy, self.ledger = kind, policy, a_ledger(kind)
         self.queued = self.now = 0
-        self.held: dict[UUID, Amounts] = {}
+        self.held: dict[UUID, Resources] = {}
         self.taken: list[tuple[int, int]] = []
         self.number = 0
 
@@ -61,12 +61,12 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
         actions = [an_action(self.number + n, cls=self.kind.demand()) for n in range(1, self.queued + 1)]
         self.number += self.queued
         snapshot = a_snapshot(queued=actions, pools=[a_node(self.kind, self.ledger)])
-        for grant in self.policy.plan(replace(snapshot, curves=Curves())).grants:
-            assert grant.amounts[self.kind.name] in self.kind.widths
-            self.ledger.take(grant.fence.action_id, 1, grant.amounts)
-            self.ledger.take(grant.fence.action_id, 1, grant.amounts)
-            self.held[grant.fence.action_id] = grant.amounts
-            self.taken.append((self.now, grant.amounts[self.kind.name]))
+        for grant in self.policy.plan(replace(snapshot, curves=CurveCache())).grants:
+            assert grant.resources[self.kind.name] in self.kind.widths
+            self.ledger.allocate(grant.fence.action_id, 1, grant.resources)
+            self.ledger.allocate(grant.fence.action_id, 1, grant.resources)
+            self.held[grant.fence.action_id] = grant.resources
+            self.taken.append((self.now, grant.resources[self.kind.name]))
             self.queued -= 1
 
     @rule(seconds=st.integers(1, 3))
@@ -85,7 +85,7 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
     def what_is_held_and_what_is_free_is_what_there_is(self) -> None:
         if not hasattr(self, "kind"):
             return
-        free, name = self.ledger.free(1), self.kind.name
+        free, name = self.ledger.available(1), self.kind.name
         assert min(free.values()) >= 0
         if self.kind.is_held:
             not_held = self.kind.node_has - sum(amounts[name] for amounts in self.held.values())
@@ -94,7 +94,7 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
     @invariant()
     def after_a_pause_in_which_all_have_ended_everything_is_there(self) -> None:
         if hasattr(self, "kind") and not self.held and not self.taken_within(PAUSE_S):
-            assert self.ledger.free(1)[self.kind.name] == self.kind.node_has
+            assert self.ledger.available(1)[self.kind.name] == self.kind.node_has
 
     def taken_within(self, seconds: int) -> bool:
         return any(at > self.now - seconds for at, _ in self.taken)
@@ -117,10 +117,10 @@ TestEveryKind.settings = settings(max_examples=40, stateful_step_count=25, deadl
 def test_one_that_no_node_has_so_much_of_never_fits_and_says_what_it_lacks(kind: ResourceKind) -> None:
     cls = replace(kind, widths=(kind.node_has + 1,)).demand()
     action = an_action(1, cls=cls)
-    found = explain(a_snapshot(queued=[action], pools=[a_node(kind, a_ledger(kind))]), action, Spar())
-    assert (found.rule, found.lacks) == (
-        Rule.NO_NODE_FITS,
-        (Lack(kind.name, needed=kind.node_has + 1, free=kind.node_has, capacity=kind.node_has),),
+    found = explain(a_snapshot(queued=[action], pools=[a_node(kind, a_ledger(kind))]), action, SparPolicy())
+    assert (found.reason, found.shortages) == (
+        WaitReason.NO_NODE_FITS,
+        (ResourceShortage(kind.name, needed=kind.node_has + 1, available=kind.node_has, capacity=kind.node_has),),
     )
 
 
@@ -128,36 +128,36 @@ def test_one_that_no_node_has_so_much_of_never_fits_and_says_what_it_lacks(kind:
 def test_one_that_waits_for_it_names_it(kind: ResourceKind) -> None:
     action = an_action(1, cls=kind.demand())
     node = a_node(kind, a_ledger(kind))
-    full = replace(node, free={**node.free, kind.name: 0})
-    found = explain(a_snapshot(queued=[action], pools=[full]), action, Spar())
-    assert (found.rule, [lack.resource for lack in found.lacks]) == (Rule.WAITS_FOR_CAPACITY, [kind.name])
+    full = replace(node, available={**node.available, kind.name: 0})
+    found = explain(a_snapshot(queued=[action], pools=[full]), action, SparPolicy())
+    assert (found.reason, [lack.resource for lack in found.shortages]) == (WaitReason.WAITS_FOR_CAPACITY, [kind.name])
 
 
 @every_kind
 def test_a_node_without_any_is_passed_over(kind: ResourceKind) -> None:
     other = a_pool(1, shape=kind.shape, **{name: amount for name, amount in kind.node().items() if name != kind.name})
     has = replace(a_node(kind, a_ledger(kind)), node=2)
-    (grant,) = Spar().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[other, has])).grants
+    (grant,) = SparPolicy().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[other, has])).grants
     assert grant.node == 2
 
 
 @held_kinds
 def test_alone_an_action_gets_all_that_makes_it_faster(kind: ResourceKind) -> None:
     pool = a_node(kind, a_ledger(kind))
-    (grant,) = Spar().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[pool])).grants
-    assert grant.amounts[kind.name] == kind.widths[-1]
+    (grant,) = SparPolicy().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[pool])).grants
+    assert grant.resources[kind.name] == kind.widths[-1]
 
 
 @pytest.mark.parametrize(
     "kind", [kind for kind in HELD if kind.name not in ENVIRONMENT_RESOURCES], ids=lambda kind: kind.name
 )
 def test_who_waited_long_for_all_of_it_is_not_overtaken_by_those_who_want_a_little(kind: ResourceKind) -> None:
-    long_ago = NOW - Spar().constants.lead_limit_s - 1
+    long_ago = NOW - SparPolicy().constants.size_penalty_limit_s - 1
     all_of_it = an_action(1, cls=replace(kind, widths=(kind.node_has,)).demand(key=2), submitted=long_ago)
     little = an_action(2, cls=replace(kind, widths=kind.widths[:1]).demand(), submitted=NOW)
     node = a_node(kind, a_ledger(kind))
-    half = replace(node, free={**node.free, kind.name: kind.node_has // 2})
-    for policy in (Spar(), RESIZING):
+    half = replace(node, available={**node.available, kind.name: kind.node_has // 2})
+    for policy in (SparPolicy(), RESIZING):
         assert policy.plan(a_snapshot(queued=[all_of_it, little], pools=[half])).grants == ()
         young = all_of_it._replace(submitted=NOW)
         assert len(policy.plan(a_snapshot(queued=[young, little], pools=[half])).grants) == 1
@@ -165,16 +165,16 @@ def test_who_waited_long_for_all_of_it_is_not_overtaken_by_those_who_want_a_litt
 
 @held_kinds
 def test_a_manager_refuses_what_it_has_not_free(kind: ResourceKind) -> None:
-    holdings = Holdings(kind.node(), tuple(range(8)))
+    holdings = NodeAllocations(kind.node(), tuple(range(8)))
     amounts = {"cpu_milli": 0, kind.name: kind.node_has}
-    first, second = (Attempt(Fence(uuid4(), 1), amounts, None) for _ in range(2))
-    assert [holdings.take(first), holdings.take(second)] == [True, False]
-    holdings.give_back(first.fence)
-    holdings.give_back(first.fence)
-    assert holdings.take(second)
+    first, second = (AttemptAllocation(Fence(uuid4(), 1), amounts, None) for _ in range(2))
+    assert [holdings.allocate(first), holdings.allocate(second)] == [True, False]
+    holdings.release(first.fence)
+    holdings.release(first.fence)
+    assert holdings.allocate(second)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in HELD if kind.name not in KNOWN], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("kind", [kind for kind in HELD if kind.name not in RESERVED_NAMES], ids=lambda kind: kind.name)
 def test_clients_name_it_in_their_demand(kind: ResourceKind) -> None:
     asked = a_submission(demand={"resources": {kind.name: kind.widths[0]}})
     assert asked.demand.resources == {kind.name: kind.widths[0]}

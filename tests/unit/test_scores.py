@@ -9,14 +9,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_gateway.auth import Caller
-from arl_gateway.scores import Ask, Scored, Scores, parts
-from arl_gateway.service import Actions, Admitted, Trace
+from arl_gateway.scores import ScoreCoalescer, ScoreSlice, ScoreSubmission, split_items
+from arl_gateway.service import ActionService, AdmittedAction, RequestTrace
 from arl_store.tx import PoolBusy
-from arl_wire.actions import Action, ActionResult, SubmitAction
+from arl_wire.actions import Action, ActionResult, SubmitActionRequest
 from arl_wire.errors import NotFound, QueueFull, Unavailable
-from arl_wire.internal import AskedFor
+from arl_wire.internal import CoalescedCall
 from arl_wire.scores import Score, ScoreItem
 
 CALLER = Caller(1, 1, "default", frozenset({"actions:*"}))
@@ -34,8 +34,10 @@ class Held:
         self.looks: list[Exception | None] = []
         """What comes of the first ones: nothing yet, or an error."""
 
-    async def admit(self, action: SubmitAction, caller: Caller, *, trace: Trace, asked_for: Sequence[AskedFor]) -> Any:
-        admitted = Admitted(uuid4(), created=True)
+    async def admit(
+        self, action: SubmitActionRequest, caller: Caller, *, trace: RequestTrace, asked_for: Sequence[CoalescedCall]
+    ) -> Any:
+        admitted = AdmittedAction(uuid4(), created=True)
         self._texts[admitted.id] = [item.text or "" for item in action.items or ()]
         self.items.append(len(self._texts[admitted.id]))
         self.timeouts_s.append(action.timeout_s)
@@ -44,7 +46,7 @@ class Held:
     async def cancel(self, id: UUID, caller: Caller) -> None:
         self.cancelled += 1
 
-    async def outcome(self, admitted: Admitted, caller: Caller, *, wait_s: float) -> Action:
+    async def outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
         return await self.get(admitted.id, caller, wait_s=wait_s)
 
     async def get(self, id: UUID, caller: Caller, *, wait_s: float) -> Action:
@@ -52,21 +54,21 @@ class Held:
         if self.looks:
             if (error := self.looks.pop(0)) is not None:
                 raise error
-            return Action(id=id, task="t", kind="score", state=State.RUNNING, created_at=now)
+            return Action(id=id, task="t", kind="score", state=ActionState.RUNNING, created_at=now)
         await self.gate.acquire()
         scores = [Score(score=float(len(text))) for text in self._texts[id]]
         result = ActionResult(grant_no=1, scores=scores)
-        outcome = {"state": State.SETTLED, "outcome": Outcome.OK, "created_at": now, "settled_at": now}
+        outcome = {"state": ActionState.SETTLED, "outcome": ActionOutcome.OK, "created_at": now, "settled_at": now}
         return Action(id=id, task="t", kind="score", result=result, **outcome)
 
 
-def scores_of(held: Held) -> Scores:
-    return Scores(cast(Actions, held), flights=2, max_waiting=100, pause_s=0.001)
+def scores_of(held: Held) -> ScoreCoalescer:
+    return ScoreCoalescer(cast(ActionService, held), max_inflight=2, max_waiting=100, retry_pause_s=0.001)
 
 
-def asking(scores: Scores, text: str, *, alone: bool = False) -> "asyncio.Task[Scored]":
-    ask = Ask(service="minilm", items=[ScoreItem(text=text)], task="t", alone=alone)
-    return asyncio.create_task(scores.score(ask, CALLER, Trace()))
+def asking(scores: ScoreCoalescer, text: str, *, alone: bool = False) -> "asyncio.Task[ScoreSlice]":
+    ask = ScoreSubmission(service="minilm", items=[ScoreItem(text=text)], task="t", unbatched=alone)
+    return asyncio.create_task(scores.score(ask, CALLER, RequestTrace()))
 
 
 async def until(condition: Any) -> None:
@@ -91,18 +93,18 @@ async def test_an_action_may_take_as_long_as_a_call_waits_for_it() -> None:
     held = Held()
     scores = scores_of(held)
     for within_s in (55.0, 580.0):
-        ask = Ask(service="judge", items=[ScoreItem(text="a")], task="t", within_s=within_s, alone=True)
+        ask = ScoreSubmission(service="judge", items=[ScoreItem(text="a")], task="t", within_s=within_s, unbatched=True)
         held.gate.release()
-        await scores.score(ask, CALLER, Trace())
+        await scores.score(ask, CALLER, RequestTrace())
     assert held.timeouts_s == [300.0, 580.0]
 
 
 def test_what_is_to_be_said_of_tokens_bounds_an_action_as_their_number_does() -> None:
     """A teacher's hundred likeliest of 2048 tokens are 5 MB for each sequence."""
     sequences = [ScoreItem(token_ids=[1] * 2048, top_logprobs=100) for _ in range(9)]
-    assert [len(part) for part in parts(sequences)] == [4, 4, 1]
+    assert [len(part) for part in split_items(sequences)] == [4, 4, 1]
     texts = [ScoreItem(text="a" * 100_000, top_logprobs=100) for _ in range(3)]
-    assert [len(part) for part in parts(texts)] == [2, 1]
+    assert [len(part) for part in split_items(texts)] == [2, 1]
 
 
 async def test_once_nothing_is_on_its_way_nobody_waits_for_company() -> None:
@@ -152,7 +154,7 @@ async def test_a_lane_serves_on_whoever_hangs_up_and_when() -> None:
         assert (await asking(scores, "abc")).entries[0].score == 3.0
 
 
-async def _some_hang_up(scores: Scores, held: Held, random: Random) -> None:
+async def _some_hang_up(scores: ScoreCoalescer, held: Held, random: Random) -> None:
     calls = [asking(scores, "a") for _ in range(random.randint(1, 5))]
     for _ in range(random.randint(0, 8)):
         await asyncio.sleep(0)

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from arl_tangram.cli import scores
-from arl_tangram.cli.scores import saying_that_it_waits
+from arl_tangram.cli.scores import report_long_wait
 
 
 class Heard:
@@ -26,14 +26,14 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 
 
 def test_who_waits_long_for_a_score_is_told_where_to_look(heard: Heard) -> None:
-    with saying_that_it_waits("minilm", after_s=0):
+    with report_long_wait("minilm", after_s=0):
         assert heard.something.wait(30)
     assert heard.lines == ["waiting for minilm; `tangram services list` says where it is"]
 
 
 def test_who_has_a_score_at_once_is_told_nothing_and_nothing_is_left_running(heard: Heard) -> None:
     before = threading.active_count()
-    with saying_that_it_waits("minilm", after_s=3600):
+    with report_long_wait("minilm", after_s=3600):
         [timer] = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]
     timer.join(30)
     assert (threading.active_count(), heard.lines) == (before, [])

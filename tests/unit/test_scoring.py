@@ -8,11 +8,11 @@ from uuid import uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import Job, Report
-from arl_gpu.judging import Judging
+from arl_gpu.jobs import ScoreJob, ScoreReport
+from arl_gpu.judging import EngineDispatcher
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import Scoring
-from arl_gpu.turns import Turns
+from arl_gpu.scoring import BatchDispatcher
+from arl_gpu.turns import BatchScheduler
 from arl_gpu.worker_client import WorkerDied
 from arl_kit.metrics import Metrics
 from support.gpu import NOTHING, ScriptedWorker, scored
@@ -20,12 +20,14 @@ from support.gpu import NOTHING, ScriptedWorker, scored
 
 async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-    reports: list[Report] = []
-    turns = Turns(batch_tokens=16, begun_tokens=16)
+    reports: list[ScoreReport] = []
+    turns = BatchScheduler(batch_tokens=16, max_inflight_tokens=16)
     metrics = GpuMetrics(Metrics())
-    scoring = Scoring([ScriptedWorker()], reports.append, failed=failed.set_result, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    scoring = BatchDispatcher(
+        [ScriptedWorker()], reports.append, on_failure=failed.set_result, scheduler=turns, metrics=metrics
+    )  # type: ignore[arg-type]
     scoring.start()
-    broken = Job(
+    broken = ScoreJob(
         fence=Fence(uuid4(), 1), service="minilm", timeout_s=1.0, items=[{"text": "a", "reference": "b"}], costs=[]
     )
     scoring.add(broken)
@@ -36,13 +38,13 @@ async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
 
 
 async def test_an_action_with_many_items_is_spread_over_devices_and_its_scores_are_in_their_order() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     workers = [ScriptedWorker(), ScriptedWorker()]
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
-    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
+    scoring = BatchDispatcher(workers, reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     items = [{"text": "a" * length, "reference": "b"} for length in range(1, 9)]
-    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[10] * 8))
+    scoring.add(ScoreJob(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[10] * 8))
     _, late = await workers[0].next_order()
     others = [await workers[1].answer_next() for _ in range(7)]
     assert [item["text"] for [item] in others] == [item["text"] for item in items[1:]]
@@ -53,13 +55,14 @@ async def test_an_action_with_many_items_is_spread_over_devices_and_its_scores_a
 
 
 async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     workers = [ScriptedWorker(), ScriptedWorker()]
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
-    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
+    scoring = BatchDispatcher(workers, reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     jobs = [
-        Job(fence=Fence(uuid4(), 1), service=name, timeout_s=60.0, items=[{"text": name}], costs=[10]) for name in "ab"
+        ScoreJob(fence=Fence(uuid4(), 1), service=name, timeout_s=60.0, items=[{"text": name}], costs=[10])
+        for name in "ab"
     ]
     for job in jobs:
         scoring.add(job)
@@ -75,13 +78,13 @@ async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s(
 
 async def in_batches(*answers: dict[str, Any]) -> list[int]:
     """How many items of an action of 80 are in its batches, the first of which are answered so, and then what it is."""
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker, found = ScriptedWorker(), []
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
-    scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
+    scoring = BatchDispatcher([worker], reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     items = [{"text": "a", "reference": "b"}] * 80
-    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 80))
+    scoring.add(ScoreJob(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 80))
     while sum(found) < len(items):
         given, answer = await worker.next_order()
         said = answers[len(found)] if len(found) < len(answers) else {}
@@ -110,14 +113,14 @@ async def test_a_model_that_was_in_no_memory_may_be_another_one() -> None:
 
 
 async def test_after_a_batch_that_failed_they_are_small_again() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker = ScriptedWorker()
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
-    scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
+    scoring = BatchDispatcher([worker], reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     items = [{"text": "a", "reference": "b"}] * 30
     for _ in range(2):
-        scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 30))
+        scoring.add(ScoreJob(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items, costs=[1] * 30))
     sizes = [len(await worker.answer_next())]
     given, answer = await worker.next_order()
     answer.set_exception(WorkerDied("killed by the test"))
@@ -126,7 +129,7 @@ async def test_after_a_batch_that_failed_they_are_small_again() -> None:
         given, answer = await worker.next_order()
         answer.set_exception(WorkerDied("killed by the test"))
     assert {(await asyncio.wait_for(reports.get(), 5)).reason for _ in range(2)} == {"worker_died"}
-    scoring.add(Job(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items[:15], costs=[1] * 15))
+    scoring.add(ScoreJob(fence=Fence(uuid4(), 1), service="minilm", timeout_s=60.0, items=items[:15], costs=[1] * 15))
     assert (sizes, len(await worker.answer_next()), len(await worker.answer_next())) == ([10, 20], 10, 5)
     await scoring.stop()
 
@@ -135,10 +138,12 @@ NO_ROOM = NOTHING | {"error": "no_room", "message": "minilm needs more"}
 
 
 async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     small, large = ScriptedWorker(), ScriptedWorker()
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
-    scoring = Scoring([small, large], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
+    scoring = BatchDispatcher(
+        [small, large], reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics
+    )  # type: ignore[arg-type]
     scoring.start()
     scoring.add(a_job("first"))
     _, refused = await small.next_order()
@@ -158,10 +163,10 @@ async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails(
 
 
 async def test_what_no_device_has_room_for_is_not_handed_around() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     workers = [ScriptedWorker(), ScriptedWorker()]
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
-    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
+    scoring = BatchDispatcher(workers, reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     scoring.add(a_job("nowhere"))
     for worker in workers:
@@ -172,7 +177,7 @@ async def test_what_no_device_has_room_for_is_not_handed_around() -> None:
     await scoring.stop()
 
 
-class EngineInUse(Judging):
+class EngineInUse(EngineDispatcher):
     """On every device, until it is released."""
 
     released = False
@@ -182,39 +187,39 @@ class EngineInUse(Judging):
 
 
 async def test_no_time_passes_of_what_waits_for_an_engine_to_be_released() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker = ScriptedWorker()
     engine = EngineInUse({}, [worker], lambda: ())  # type: ignore[list-item]
-    scoring = Scoring(
+    scoring = BatchDispatcher(
         [worker],  # type: ignore[list-item]
         reports.put_nowait,
-        failed=pytest.fail,
-        turns=Turns(batch_tokens=10, begun_tokens=1000),
+        on_failure=pytest.fail,
+        scheduler=BatchScheduler(batch_tokens=10, max_inflight_tokens=1000),
         metrics=GpuMetrics(Metrics()),
-        judging=engine,
+        engine_dispatcher=engine,
     )
     scoring.start()
     waits = a_job("waits")
     scoring.add(waits)
     _, refused = await worker.next_order()
-    assert waits.runs_since is not None
+    assert waits.run_started_at is not None
     refused.set_result(NO_ROOM)
     scoring.add(a_job("of another", service="relevance"))
     _, refused = await worker.next_order()  # so the first one is put off by now
-    assert (waits.runs_since, waits.timer is not None and waits.timer.cancelled()) == (None, True)
+    assert (waits.run_started_at, waits.timer is not None and waits.timer.cancelled()) == (None, True)
     refused.set_result(NO_ROOM)
     engine.released = True
-    scoring.look_again()
+    scoring.wake_devices()
     assert {(await worker.answer_next())[0]["text"] for _ in range(2)} == {"waits", "of another"}
     assert {(await reports.get()).outcome for _ in range(2)} == {"ok"}
     await scoring.stop()
 
 
 async def test_what_goes_wrong_with_a_service_is_its_health_and_no_other_s() -> None:
-    reports: asyncio.Queue[Report] = asyncio.Queue()
+    reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker = ScriptedWorker()
-    turns, metrics = Turns(batch_tokens=10, begun_tokens=1000), GpuMetrics(Metrics())
-    scoring = Scoring([worker], reports.put_nowait, failed=pytest.fail, turns=turns, metrics=metrics)  # type: ignore[arg-type]
+    turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
+    scoring = BatchDispatcher([worker], reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=metrics)  # type: ignore[arg-type]
     scoring.start()
     scoring.add(a_job("a", service="broken"))
     _, broken = await worker.next_order()
@@ -225,9 +230,9 @@ async def test_what_goes_wrong_with_a_service_is_its_health_and_no_other_s() -> 
     await reports.get()
     assert {name: scoring.health(name) for name in ("minilm", "broken")} == {"minilm": "ok", "broken": "forward_failed"}
     scoring.forget("broken")
-    assert (scoring.health("broken"), scoring.scored["minilm"]) == ("ok", 1)
+    assert (scoring.health("broken"), scoring.items_scored["minilm"]) == ("ok", 1)
     await scoring.stop()
 
 
-def a_job(text: str, *, service: str = "minilm") -> Job:
-    return Job(fence=Fence(uuid4(), 1), service=service, timeout_s=60.0, items=[{"text": text}], costs=[1])
+def a_job(text: str, *, service: str = "minilm") -> ScoreJob:
+    return ScoreJob(fence=Fence(uuid4(), 1), service=service, timeout_s=60.0, items=[{"text": text}], costs=[1])

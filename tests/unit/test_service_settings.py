@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arl_gpu.settings import GpuSettings
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 
 NEEDED = {
     "TANGRAM_PORT": "1",
@@ -28,7 +28,7 @@ def test_services_are_names_with_commas_between_them(
     value: str, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TANGRAM_SERVICES", value)
-    assert load(GpuSettings).services == found
+    assert load_settings(GpuSettings).services == found
 
 
 @pytest.mark.parametrize(("value", "found"), [("2", ("cpu", "cpu")), ("cpu, cuda:1", ("cpu", "cuda:1"))])
@@ -37,7 +37,7 @@ def test_devices_are_names_or_a_number_of_cpu_devices(
 ) -> None:
     monkeypatch.setattr("arl_gpu.settings.find_spec", lambda _: "there")
     monkeypatch.setenv("TANGRAM_DEVICES", value)
-    assert load(GpuSettings).devices == found
+    assert load_settings(GpuSettings).devices == found
 
 
 def test_a_gpu_without_torch_is_refused_with_what_to_do(
@@ -46,7 +46,7 @@ def test_a_gpu_without_torch_is_refused_with_what_to_do(
     monkeypatch.setattr("arl_gpu.settings.find_spec", lambda _: None)
     monkeypatch.setenv("TANGRAM_DEVICES", "cpu,cuda:1")
     with pytest.raises(SystemExit, match="2"):
-        load(GpuSettings)
+        load_settings(GpuSettings)
     assert "cuda:1: needs torch, which is not installed: pip install" in capsys.readouterr().err
 
 
@@ -65,7 +65,7 @@ def test_what_cannot_be_read_is_named_in_one_line(
 ) -> None:
     monkeypatch.setenv(name, value)
     with pytest.raises(SystemExit, match="2"):
-        load(GpuSettings)
+        load_settings(GpuSettings)
     [line] = capsys.readouterr().err.splitlines()
     assert re.search(said, line)
 
@@ -76,7 +76,7 @@ ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "mib": 100, "api_key
 def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tangram_engines").write_text(json.dumps({"qwen": ENGINE | {"api_key": "a-secret-key\n"}}))
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
-    settings = load(GpuSettings)
+    settings = load_settings(GpuSettings)
     assert settings.engines["qwen"].key == "a-secret-key"
     assert "a-secret-key" not in f"{settings!r} {settings.engines}"
 
@@ -102,7 +102,7 @@ def test_an_engine_that_can_not_be_is_said_without_its_key(
 ) -> None:
     monkeypatch.setenv("TANGRAM_ENGINES", json.dumps({"qwen": ENGINE | changed}))
     with pytest.raises(SystemExit):
-        load(GpuSettings)
+        load_settings(GpuSettings)
     shown = capsys.readouterr().err
     assert re.search(said, shown)
     assert "a-secret-key" not in shown
@@ -113,7 +113,7 @@ def test_a_node_that_listens_everywhere_has_to_say_where_it_is(
 ) -> None:
     monkeypatch.setenv("TANGRAM_HOST", "0.0.0.0")
     with pytest.raises(SystemExit, match="2"):
-        load(GpuSettings)
+        load_settings(GpuSettings)
     assert "TANGRAM_ADVERTISE_URL" in capsys.readouterr().err
     monkeypatch.setenv("TANGRAM_ADVERTISE_URL", "http://gpu-1:8704")
-    assert load(GpuSettings).url == "http://gpu-1:8704"
+    assert load_settings(GpuSettings).url == "http://gpu-1:8704"

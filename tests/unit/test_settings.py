@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from arl_gateway.settings import GatewaySettings
-from arl_kit.local.handout import HandoutSettings
-from arl_kit.settings import load
+from arl_kit.local.handout import ProvisionSettings
+from arl_kit.settings import load_settings
 
 
 def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,7 +16,7 @@ def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monk
     for name, value in (needed | {"DATABASE_URL": "postgresql://environment"}).items():
         monkeypatch.setenv(f"TANGRAM_{name}", value)
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
-    settings = load(GatewaySettings)
+    settings = load_settings(GatewaySettings)
     assert settings.database_url.get_secret_value() == "postgresql://environment"
     assert (settings.service_token.get_secret_value(), settings.accept) == ("f" * 16, {"a": "b"})
 
@@ -25,4 +25,4 @@ def test_the_owner_s_password_may_be_a_file_of_its_own(tmp_path: Path, monkeypat
     (tmp_path / "tangram_database_password").write_text("a/b\n")
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     monkeypatch.setenv("TANGRAM_DATABASE_URL", "postgresql://owner@host:5432/name")
-    assert load(HandoutSettings).owner_url == "postgresql://owner:a%2Fb@host:5432/name"
+    assert load_settings(ProvisionSettings).owner_url == "postgresql://owner:a%2Fb@host:5432/name"

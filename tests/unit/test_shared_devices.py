@@ -12,15 +12,15 @@ from uuid import uuid4
 import pytest
 
 from arl_core.fence import Fence
-from arl_core.residency import Residence
+from arl_core.residency import ResidencyState
 from arl_gpu.cpu_device import CpuDevice
 from arl_gpu.device import CopyFailed
-from arl_gpu.jobs import Job, Report
+from arl_gpu.jobs import ScoreJob, ScoreReport
 from arl_gpu.kinds.model import Item
 from arl_gpu.metrics import GpuMetrics
-from arl_gpu.residency import NoRoom, Residency
-from arl_gpu.scoring import Scoring
-from arl_gpu.turns import Turns
+from arl_gpu.residency import DeviceResidency, InsufficientMemory
+from arl_gpu.scoring import BatchDispatcher
+from arl_gpu.turns import BatchScheduler
 from arl_gpu.worker_client import WorkerDied
 from arl_kit.metrics import Metrics
 
@@ -53,9 +53,9 @@ class FailingWorker:
         self.rng = random.Random(seed)
         self.residency = self.new()
 
-    def new(self) -> Residency:
+    def new(self) -> DeviceResidency:
         self.device = CpuDevice(CAPACITY, bytes_per_s=100e6, fault=lambda _what, _size: self.rng.random() < 1 / 12)
-        return Residency(self.device, host_bytes=HOST_BYTES)
+        return DeviceResidency(self.device, host_bytes=HOST_BYTES)
 
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
         if self.rng.random() < 1 / 12:
@@ -64,10 +64,12 @@ class FailingWorker:
             raise WorkerDied("killed by the test, with all that was resident")
         try:
             answer = self.computed(service, items, waiting)
-        except (NoRoom, CopyFailed) as error:
+        except (InsufficientMemory, CopyFailed) as error:
             answer = {"error": "copy_failed", "message": str(error)}
         states, used = self.residency.states, self.residency.used
-        there = sum(SERVICES[name] for name, state in states.items() if state not in (Residence.HOST, Residence.COLD))
+        there = sum(
+            SERVICES[name] for name, state in states.items() if state not in (ResidencyState.HOST, ResidencyState.COLD)
+        )
         assert self.device.used == used == there <= CAPACITY
         moves = {"restored_s": [], "evicted": 0, "prefetched": 0, "failed": 0, "cooled": 0}
         for _ in range(self.rng.randrange(8)):
@@ -75,9 +77,9 @@ class FailingWorker:
         return answer | {"states": states, "used_bytes": used, "moves": moves, "fitting": self.residency.fitting}
 
     def computed(self, service: str, items: Sequence[Item], waiting: Sequence[str]) -> dict[str, Any]:
-        if self.residency.states.get(service, Residence.COLD) is Residence.COLD:
+        if self.residency.states.get(service, ResidencyState.COLD) is ResidencyState.COLD:
             self.residency.load(service, weights_of(service))
-        with self.residency.using(service, waiting=waiting) as content:
+        with self.residency.use(service, waiting=waiting) as content:
             self.residency.prefetch(waiting)
             entries = [{"score": zlib.crc32(content, zlib.crc32(item["text"].encode()))} for item in items]
         figures = dict.fromkeys(
@@ -90,15 +92,17 @@ class FailingWorker:
 
 
 async def scored_by_failing_workers(seed: int) -> None:
-    rng, reports = random.Random(seed), asyncio.Queue[Report]()
+    rng, reports = random.Random(seed), asyncio.Queue[ScoreReport]()
     workers = [FailingWorker(seed), FailingWorker(seed + 1)]
-    turns = Turns(batch_tokens=40, begun_tokens=400, swap_wait_s=0.002)
-    scoring = Scoring(workers, reports.put_nowait, failed=pytest.fail, turns=turns, metrics=GpuMetrics(Metrics()))  # type: ignore[arg-type]
+    turns = BatchScheduler(batch_tokens=40, max_inflight_tokens=400, model_swap_delay_s=0.002)
+    scoring = BatchDispatcher(
+        workers, reports.put_nowait, on_failure=pytest.fail, scheduler=turns, metrics=GpuMetrics(Metrics())
+    )  # type: ignore[arg-type]
     scoring.start()
-    jobs: dict[Fence, Job] = {}
+    jobs: dict[Fence, ScoreJob] = {}
     for _ in range(JOBS):
         items = [{"text": str(rng.random())} for _ in range(rng.choice((1, 1, 2, 30)))]
-        job = Job(Fence(uuid4(), 1), rng.choice(list(SERVICES)), 60.0, items, [10] * len(items))
+        job = ScoreJob(Fence(uuid4(), 1), rng.choice(list(SERVICES)), 60.0, items, [10] * len(items))
         jobs[job.fence] = job
         scoring.add(job)
         await asyncio.sleep(0)

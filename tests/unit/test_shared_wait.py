@@ -7,8 +7,8 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import Outcome, State
-from arl_tangram.operations import BATCH, WaitTimeout
+from arl_core.states import ActionOutcome, ActionState
+from arl_tangram.operations import MAX_BATCH_ITEMS, WaitTimeout
 from arl_tangram.shared_wait import SharedWait
 from arl_wire.actions import Action
 from arl_wire.errors import NotFound
@@ -17,7 +17,7 @@ from support.builders import numbered
 
 def settled(id: UUID) -> Action:
     now = datetime.now(UTC)
-    known = {"task": "t", "kind": "exec", "state": State.SETTLED, "outcome": Outcome.OK}
+    known = {"task": "t", "kind": "exec", "state": ActionState.SETTLED, "outcome": ActionOutcome.OK}
     return Action.model_validate({"id": id, "created_at": now, "settled_at": now, **known})
 
 
@@ -29,13 +29,13 @@ async def test_each_gets_its_own_and_a_request_has_no_more_than_it_may() -> None
         return [settled(id) for id in ids[::2]]
 
     wait = SharedWait(ask)
-    ids = [numbered(number) for number in range(1, 2 * BATCH + 2)]
-    assert [action.id for action in await asyncio.gather(*map(wait.settled, ids))] == ids
-    assert max(asked) == BATCH
+    ids = [numbered(number) for number in range(1, 2 * MAX_BATCH_ITEMS + 2)]
+    assert [action.id for action in await asyncio.gather(*map(wait.wait_settled, ids))] == ids
+    assert max(asked) == MAX_BATCH_ITEMS
 
 
 async def test_those_who_wait_long_do_not_keep_others_from_being_asked_for() -> None:
-    last = numbered(3 * BATCH)
+    last = numbered(3 * MAX_BATCH_ITEMS)
 
     async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
         if last not in ids:
@@ -43,8 +43,8 @@ async def test_those_who_wait_long_do_not_keep_others_from_being_asked_for() -> 
         return [settled(last)]
 
     wait = SharedWait(ask, cycle_s=0)
-    others = [asyncio.create_task(wait.settled(numbered(number))) for number in range(1, 3 * BATCH)]
-    assert (await wait.settled(last)).id == last
+    others = [asyncio.create_task(wait.wait_settled(numbered(number))) for number in range(1, 3 * MAX_BATCH_ITEMS)]
+    assert (await wait.wait_settled(last)).id == last
     for other in others:
         other.cancel()
     await asyncio.gather(*others, return_exceptions=True)
@@ -60,5 +60,5 @@ async def test_what_goes_wrong_is_for_those_who_were_asked_for_and_later_ones_ar
 
     wait = SharedWait(ask)
     with pytest.raises(NotFound):
-        await wait.settled(numbered(1))
-    assert (await wait.settled(numbered(2))).id == numbered(2)
+        await wait.wait_settled(numbered(1))
+    assert (await wait.wait_settled(numbered(2))).id == numbered(2)

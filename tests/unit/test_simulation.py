@@ -7,63 +7,80 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.model import Plan
-from arl_core.plan import FirstComeFirstServed, Policy
+from arl_core.model import SchedulingPlan
+from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
 from arl_core.pods import StaticPods
-from arl_core.reference import Reference
-from arl_core.snapshot import Snapshot
-from arl_core.spar import Spar
-from arl_sim.attempts import fair_shares
-from arl_sim.books import Overbooked
-from arl_sim.engine import START_S, Overheads, Simulation, Stuck
-from arl_sim.expectations import ClassMeans, Learnt, Nothing
-from arl_sim.paper import Contender, Hardware, average, run_steps
-from arl_sim.prototype import SERVICES, prototype
-from arl_sim.published import Published, published
-from arl_sim.results import Piece, Result
-from arl_sim.site import Asking, Classes, Site
-from arl_sim.workload import Need, Rollout, Turn, Work, Workload
+from arl_core.reference import ReferencePolicy
+from arl_core.snapshot import CellSnapshot
+from arl_core.spar import SparPolicy
+from arl_sim.attempts import max_min_shares
+from arl_sim.books import OverbookedError
+from arl_sim.engine import START_S, SimOverheads, StuckError, WorkloadSimulation
+from arl_sim.expectations import ClassMeans, LearnedDurations, UniformDurations
+from arl_sim.paper import ComparedPolicy, PaperHardware, average_statistics, run_steps
+from arl_sim.prototype import SERVICES, synthetic_step
+from arl_sim.published import PublishedWorkload, published_workload
+from arl_sim.results import SimResult, UsageSegment
+from arl_sim.site import DemandMode, SimActionClasses, SimCluster
+from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
 from support.builders import numbered
 
 FCFS = FirstComeFirstServed()
-POLICIES = (FCFS, StaticPods(4000), StaticPods(8000), Reference(), Spar(), Spar(resizing=True))
+POLICIES = (FCFS, StaticPods(4000), StaticPods(8000), ReferencePolicy(), SparPolicy(), SparPolicy(is_resizing=True))
 
 
-def a_shell(seconds: float = 1.0) -> Work:
-    return Work(cls="shell", need=Need.CPU, seconds=seconds)
+def a_shell(seconds: float = 1.0) -> ActionWork:
+    return ActionWork(cls="shell", resource_kind=ResourceKind.CPU, seconds=seconds)
 
 
-def a_suite(seconds: float = 10.0) -> Work:
-    return Work(cls="suite", need=Need.CPU, seconds=seconds, parallel_fraction=0.9, choices=(1, 2, 4, 8), asked=4)
-
-
-def a_rollout(*turns: tuple[float, Work], task: str = "ai-coding") -> Rollout:
-    return Rollout(task, tuple(Turn(think_s, work) for think_s, work in turns))
-
-
-def simulated(
-    rollouts: Sequence[Rollout], policy: Policy = FCFS, *, cores: int = 8, asking: Asking = Asking.FIXED
-) -> Result:
-    site = Site(cpu_nodes=(cores,), gpu_nodes=(), api_calls=4)
-    classes = Classes(site, {}, asking)
-    return Simulation(Workload(tuple(rollouts)), site, policy, classes, ClassMeans()).run()
-
-
-def a_score(service: str) -> Work:
-    degrees = {service.name: degrees for service, degrees in SERVICES}[service]
-    return Work(
-        cls=service, need=Need.GPU, seconds=4.0, parallel_fraction=0.9, choices=degrees, asked=1, service=service
+def a_suite(seconds: float = 10.0) -> ActionWork:
+    return ActionWork(
+        cls="suite",
+        resource_kind=ResourceKind.CPU,
+        seconds=seconds,
+        parallel_fraction=0.9,
+        choices=(1, 2, 4, 8),
+        fixed_units=4,
     )
 
 
-def scored(rollouts: Sequence[Rollout], policy: Policy, *, devices: int) -> Result:
+def a_rollout(*turns: tuple[float, ActionWork], task: str = "ai-coding") -> SimTrajectory:
+    return SimTrajectory(task, tuple(TrajectoryAction(think_s, work) for think_s, work in turns))
+
+
+def simulated(
+    rollouts: Sequence[SimTrajectory],
+    policy: SchedulingPolicy = FCFS,
+    *,
+    cores: int = 8,
+    asking: DemandMode = DemandMode.FIXED,
+) -> SimResult:
+    site = SimCluster(cpu_nodes=(cores,), gpu_nodes=(), api_calls=4)
+    classes = SimActionClasses(site, {}, asking)
+    return WorkloadSimulation(SimWorkload(tuple(rollouts)), site, policy, classes, ClassMeans()).run()
+
+
+def a_score(service: str) -> ActionWork:
+    degrees = {service.name: degrees for service, degrees in SERVICES}[service]
+    return ActionWork(
+        cls=service,
+        resource_kind=ResourceKind.GPU,
+        seconds=4.0,
+        parallel_fraction=0.9,
+        choices=degrees,
+        fixed_units=1,
+        service=service,
+    )
+
+
+def scored(rollouts: Sequence[SimTrajectory], policy: SchedulingPolicy, *, devices: int) -> SimResult:
     services = {service.name: service for service, _ in SERVICES}
-    site = Site(cpu_nodes=(), gpu_nodes=(devices,), api_calls=1)
-    classes = Classes(site, services, Asking.ELASTIC)
-    return Simulation(Workload(tuple(rollouts), services), site, policy, classes, ClassMeans()).run()
+    site = SimCluster(cpu_nodes=(), gpu_nodes=(devices,), api_calls=1)
+    classes = SimActionClasses(site, services, DemandMode.ELASTIC)
+    return WorkloadSimulation(SimWorkload(tuple(rollouts), services), site, policy, classes, ClassMeans()).run()
 
 
-def most_at_once(pieces: Sequence[Piece]) -> float:
+def most_at_once(pieces: Sequence[UsageSegment]) -> float:
     """Units of a node in use at one moment; a piece that begins where another ends is not at once with it."""
     edges = sorted([(p.end, -p.units) for p in pieces] + [(p.start, p.units) for p in pieces])
     used = most = 0.0
@@ -101,26 +118,29 @@ class TestSimulation:
 
     def test_overcommitted_pods_share_the_cores_of_their_node(self) -> None:
         two = [a_rollout((0.0, a_suite(8.0))) for _ in range(2)]
-        (first, second) = simulated(two, StaticPods(8000, overcommitted=True), cores=8).records
+        (first, second) = simulated(two, StaticPods(8000, is_overcommitted=True), cores=8).records
         assert first.ended == second.ended == pytest.approx(8.0 * (0.1 + 0.9 / 4))
 
     def test_what_actions_cost_besides_their_work_is_charged_as_it_is_said(self) -> None:
-        workload, site = Workload((a_rollout((0.0, a_shell(1.0))),)), Site(cpu_nodes=(8,), gpu_nodes=(), api_calls=1)
-        overheads = Overheads(start_s=0.5, pod_start_s=0.25)
+        workload, site = (
+            SimWorkload((a_rollout((0.0, a_shell(1.0))),)),
+            SimCluster(cpu_nodes=(8,), gpu_nodes=(), api_calls=1),
+        )
+        overheads = SimOverheads(start_s=0.5, pod_start_s=0.25)
         for policy, cost_s in ((FCFS, 0.5), (StaticPods(4000), 0.25)):
-            classes = Classes(site, {}, Asking.FIXED)
-            (record,) = Simulation(workload, site, policy, classes, ClassMeans(), overheads).run().records
+            classes = SimActionClasses(site, {}, DemandMode.FIXED)
+            (record,) = WorkloadSimulation(workload, site, policy, classes, ClassMeans(), overheads).run().records
             assert record.act_s == 1.0 + cost_s
 
     def test_a_shared_service_runs_some_actions_together_and_slows_down_when_there_are_more(self) -> None:
-        score = Work(cls="rm0", need=Need.GPU, seconds=4.0, service="rm0")
+        score = ActionWork(cls="rm0", resource_kind=ResourceKind.GPU, seconds=4.0, service="rm0")
         services = {"rm0": SERVICES[0][0]}
-        site = Site(cpu_nodes=(), gpu_nodes=(), api_calls=1, dedicated={"rm0": 1}, shared=frozenset(services))
+        site = SimCluster(cpu_nodes=(), gpu_nodes=(), api_calls=1, dedicated={"rm0": 1}, shared=frozenset(services))
 
         def ends(count: int) -> set[float]:
-            step = Workload(tuple(a_rollout((0.0, score), task="mopd") for _ in range(count)), services)
-            classes = Classes(site, services, Asking.ELASTIC)
-            result = Simulation(step, site, Spar(), classes, ClassMeans()).run()
+            step = SimWorkload(tuple(a_rollout((0.0, score), task="mopd") for _ in range(count)), services)
+            classes = SimActionClasses(site, services, DemandMode.ELASTIC)
+            result = WorkloadSimulation(step, site, SparPolicy(), classes, ClassMeans()).run()
             return {round(record.ended, 6) for record in result.records}
 
         assert ends(1) == ends(4) == {4.0 + START_S}
@@ -136,55 +156,57 @@ class TestSimulation:
         st.lists(
             st.tuples(st.floats(0.0, 20.0), st.sampled_from(["rm0", "rm1", "rm2", "rm9"])), min_size=1, max_size=16
         ),
-        st.sampled_from((FCFS, Reference(), Spar())),
+        st.sampled_from((FCFS, ReferencePolicy(), SparPolicy())),
     )
     @settings(max_examples=80, deadline=None)
     def test_no_more_devices_are_used_at_once_than_there_are(
-        self, scores: list[tuple[float, str]], policy: Policy
+        self, scores: list[tuple[float, str]], policy: SchedulingPolicy
     ) -> None:
         rollouts = [a_rollout((think_s, a_score(name)), task="mopd") for think_s, name in scores]
         result = scored(rollouts, policy, devices=4)
         assert len(result.records) == len(scores)
-        assert most_at_once(result.pieces) <= 4
+        assert most_at_once(result.segments) <= 4
 
     def test_a_policy_that_gives_what_is_not_there_is_found_out(self) -> None:
         class Generous(FirstComeFirstServed):
-            def plan(self, snapshot: Snapshot) -> Plan:
+            def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
                 plan = super().plan(snapshot)
-                return replace(plan, grants=tuple(g._replace(amounts={"cpu_milli": 9000}) for g in plan.grants))
+                return replace(plan, grants=tuple(g._replace(resources={"cpu_milli": 9000}) for g in plan.grants))
 
-        with pytest.raises(Overbooked, match="node 1"):
+        with pytest.raises(OverbookedError, match="node 1"):
             simulated([a_rollout((0.0, a_shell()))], Generous(), cores=8)
 
     def test_a_policy_that_starts_nothing_is_found_out(self) -> None:
         class Idle(FirstComeFirstServed):
-            def plan(self, snapshot: Snapshot) -> Plan:
-                return Plan()
+            def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
+                return SchedulingPlan()
 
-        with pytest.raises(Stuck, match="1 actions"):
+        with pytest.raises(StuckError, match="1 actions"):
             simulated([a_rollout((0.0, a_shell()))], Idle())
 
     @given(some_rollouts, st.sampled_from(POLICIES))
     @settings(max_examples=120, deadline=None)
-    def test_no_more_cores_are_used_at_once_than_there_are(self, rollouts: list[Rollout], policy: Policy) -> None:
-        result = simulated(rollouts, policy, cores=8, asking=Asking.ELASTIC)
-        assert len(result.records) == sum(len(rollout.turns) for rollout in rollouts)
-        assert most_at_once(result.pieces) <= 8 + 1e-9
+    def test_no_more_cores_are_used_at_once_than_there_are(
+        self, rollouts: list[SimTrajectory], policy: SchedulingPolicy
+    ) -> None:
+        result = simulated(rollouts, policy, cores=8, asking=DemandMode.ELASTIC)
+        assert len(result.records) == sum(len(rollout.actions) for rollout in rollouts)
+        assert most_at_once(result.segments) <= 8 + 1e-9
 
     @given(some_rollouts)
     @settings(max_examples=30, deadline=None)
-    def test_the_same_input_gives_the_same_result(self, rollouts: list[Rollout]) -> None:
+    def test_the_same_input_gives_the_same_result(self, rollouts: list[SimTrajectory]) -> None:
         assert simulated(rollouts, StaticPods(4000)) == simulated(rollouts, StaticPods(4000))
 
     def test_cores_are_shared_fairly_and_nobody_has_more_than_it_wants(self) -> None:
         wanted = {numbered(1): 1.0, numbered(2): 8.0, numbered(3): 8.0}
-        assert fair_shares(wanted, 8.0) == {numbered(1): 1.0, numbered(2): 3.5, numbered(3): 3.5}
+        assert max_min_shares(wanted, 8.0) == {numbered(1): 1.0, numbered(2): 3.5, numbered(3): 3.5}
 
 
 class TestPrototype:
     def test_a_seed_gives_the_draws_of_the_first_experiments(self) -> None:
-        step = prototype(0)
-        works = [turn.work for rollout in step.rollouts for turn in rollout.turns]
+        step = synthetic_step(0)
+        works = [turn.work for rollout in step.trajectories for turn in rollout.actions]
         assert len(works) == PROTOTYPE_ACTIONS
         assert sum(work.seconds for work in works) == pytest.approx(PROTOTYPE_SECONDS)
 
@@ -202,8 +224,8 @@ class TestPrototype:
         self, contender: str, level: float, act: float, suite: float, command: float, step: float
     ) -> None:
         """Scores wait in another order here, by when their trajectories began."""
-        found = average(
-            run_steps(Contender(contender), Hardware(level, level), seed=0, steps=1, expectations=ClassMeans)
+        found = average_statistics(
+            run_steps(ComparedPolicy(contender), PaperHardware(level, level), seed=0, steps=1, durations=ClassMeans)
         )
         assert found.act == pytest.approx(act, rel=0.01)
         assert found.suite == pytest.approx(suite, rel=0.005)
@@ -217,21 +239,27 @@ PROTOTYPE_SECONDS = 33192.39406975725
 
 class TestPublished:
     def test_coding_agents_act_and_think_as_often_and_as_long_as_was_published(self) -> None:
-        step = published(Published.CODING, 0, rollouts=1024)
-        turns = [len(rollout.turns) - 1 for rollout in step.rollouts]
-        gaps = [turn.think_s for rollout in step.rollouts for turn in rollout.turns]
+        step = published_workload(PublishedWorkload.CODING, 0, trajectories=1024)
+        turns = [len(rollout.actions) - 1 for rollout in step.trajectories]
+        gaps = [turn.think_s for rollout in step.trajectories for turn in rollout.actions]
         assert np.quantile(turns, [0.5, 0.99]) == pytest.approx([26, 77], rel=0.15)
         assert np.quantile(gaps, [0.5, 0.9]) == pytest.approx([2.8, 7.0], rel=0.05)
 
-    @pytest.mark.parametrize("name", Published)
-    def test_every_workload_runs_to_its_end_and_the_same_seed_gives_the_same(self, name: Published) -> None:
-        step = published(name, 3, rollouts=24)
-        site = Site.of(cores=64, gpus=12, api_calls=8)
+    @pytest.mark.parametrize("name", PublishedWorkload)
+    def test_every_workload_runs_to_its_end_and_the_same_seed_gives_the_same(self, name: PublishedWorkload) -> None:
+        step = published_workload(name, 3, trajectories=24)
+        site = SimCluster.from_totals(cores=64, gpus=12, api_calls=8)
         results = [
-            Simulation(step, site, Spar(resizing=True), Classes(site, step.services, Asking.ELASTIC), Learnt()).run()
+            WorkloadSimulation(
+                step,
+                site,
+                SparPolicy(is_resizing=True),
+                SimActionClasses(site, step.services, DemandMode.ELASTIC),
+                LearnedDurations(),
+            ).run()
             for _ in range(2)
         ]
-        assert len(results[0].records) == sum(len(rollout.turns) for rollout in step.rollouts)
+        assert len(results[0].records) == sum(len(rollout.actions) for rollout in step.trajectories)
         assert results[0] == results[1]
 
 
@@ -239,20 +267,20 @@ class TestPublished:
 class TestPolicies:
     """On a quarter of the hardware."""
 
-    quarter = Hardware(0.25, 0.25)
+    quarter = PaperHardware(0.25, 0.25)
 
     def test_resizing_keeps_stragglers_from_owning_the_step(self) -> None:
         steps = {
-            contender: average(
-                run_steps(contender, self.quarter, seed=0, steps=1, workload=partial(prototype, stragglers=0.02))
+            contender: average_statistics(
+                run_steps(contender, self.quarter, seed=0, steps=1, workload=partial(synthetic_step, stragglers=0.02))
             ).step
-            for contender in (Contender.SPAR_M, Contender.REFERENCE)
+            for contender in (ComparedPolicy.SPAR_M, ComparedPolicy.REFERENCE)
         }
-        assert steps[Contender.SPAR_M] <= 0.6 * steps[Contender.REFERENCE]
+        assert steps[ComparedPolicy.SPAR_M] <= 0.6 * steps[ComparedPolicy.REFERENCE]
 
     def test_nothing_depends_on_knowing_durations(self) -> None:
         learnt, unknown = (
-            average(run_steps(Contender.SPAR_M, self.quarter, seed=0, steps=1, expectations=known)).act
-            for known in (Learnt, Nothing)
+            average_statistics(run_steps(ComparedPolicy.SPAR_M, self.quarter, seed=0, steps=1, durations=known)).act
+            for known in (LearnedDurations, UniformDurations)
         )
         assert unknown <= 1.15 * learnt

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_cpu.snapshots import Snapshots
+from arl_cpu.snapshots import NodeSnapshots
 from arl_wire.errors import TooLarge
 from support.executor import FakeExecutor
 
@@ -31,7 +31,7 @@ class GrowingWork:
 
 async def test_what_is_more_than_was_said_is_not_kept(tmp_path: Path) -> None:
     store: Any = None
-    snapshots = Snapshots(tmp_path, node_name="../n", max_mib=1, store=store, executor=FakeExecutor())
+    snapshots = NodeSnapshots(tmp_path, node_name="../n", max_mib=1, store=store, executor=FakeExecutor())
     (tmp_path / "node-..%2Fn").mkdir()
     with pytest.raises(TooLarge, match="reserved"):
         await snapshots.take(uuid4(), GrowingWork())

@@ -17,7 +17,7 @@ from prometheus_client import generate_latest
 
 from arl_kit.metrics import Metrics
 from arl_kit.telemetry.otel import TracePipeline
-from arl_store.tx import Store
+from arl_store.tx import PostgresStore
 from arl_trace import export
 from arl_trace.export import Exporter
 from support.conditions import eventually
@@ -78,7 +78,7 @@ def an_exporter(exporter: SpanExporter, metrics: Metrics, **options: Any) -> Exp
     pipeline = TracePipeline(
         exporters=(exporter,), sampler=ALWAYS_ON, resource=Resource({}), limits=SpanLimits(), **options
     )
-    return Exporter(cast(Store, RowStore()), pipeline, version="1", slow_s=10, metrics=metrics)
+    return Exporter(cast(PostgresStore, RowStore()), pipeline, version="1", slow_s=10, metrics=metrics)
 
 
 def counted(metrics: Metrics, name: str) -> float:

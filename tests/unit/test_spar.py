@@ -9,18 +9,29 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import FRESH_S, Curves
-from arl_core.elasticity import Amdahl
-from arl_core.fairness import QueueWeight, Shares
+from arl_core.curves import REFRESH_AFTER_RUN_S, CurveCache
+from arl_core.elasticity import AmdahlScaling
+from arl_core.fairness import FairShares, QueueWeight
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Elastic, Grant, Plan, Pool, Resizable, Running, Shape, Waiting
-from arl_core.snapshot import Snapshot
-from arl_core.spar import Spar, SparConstants
-from arl_core.waiting import WaitingIndex
+from arl_core.model import (
+    ActionClass,
+    ElasticResource,
+    Grant,
+    NodeResources,
+    QueuedAction,
+    ResizeSupport,
+    ResourceDemand,
+    ResourceShape,
+    RunningAction,
+    SchedulingPlan,
+)
+from arl_core.snapshot import CellSnapshot
+from arl_core.spar import SparConstants, SparPolicy
+from arl_core.waiting import QueueIndex
 from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0
-SPAR, SPAR_M = Spar(), Spar(resizing=True)
+SPAR, SPAR_M = SparPolicy(), SparPolicy(is_resizing=True)
 
 
 class Known:
@@ -35,37 +46,43 @@ class Known:
         return base if elastic is None else base * elastic.elasticity.relative_duration(amount, base=elastic.amounts[0])
 
 
-def expecting(**known: float) -> Curves:
-    curves = Curves(Known(**known))
+def expecting(**known: float) -> CurveCache:
+    curves = CurveCache(Known(**known))
     curves.now = NOW
     return curves
 
 
 def fixed(key: int, cores: int = 1) -> ActionClass:
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=Demand({"cpu_milli": 1000 * cores}))
+    return ActionClass(
+        key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000 * cores})
+    )
 
 
-def elastic(key: int, *, most: int, fraction: float = 0.9, resizable: Resizable = Resizable.NONE) -> ActionClass:
+def elastic(
+    key: int, *, most: int, fraction: float = 0.9, resizable: ResizeSupport = ResizeSupport.NONE
+) -> ActionClass:
     amounts = tuple(range(1000, 1000 * most + 1, 1000))
-    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(fraction), resizable))
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    demand = ResourceDemand(
+        {"cpu_milli": 1000}, ElasticResource("cpu_milli", amounts, AmdahlScaling(fraction), resizable)
+    )
+    return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
 
 
-def running(number: int, cls: ActionClass, cores: int, *, node: int = 1, since: float = NOW - 1) -> Running:
+def running(number: int, cls: ActionClass, cores: int, *, node: int = 1, since: float = NOW - 1) -> RunningAction:
     amounts = {"cpu_milli": 1000 * cores}
-    return Running(
-        fence=Fence(numbered(number), 1), cls=cls, node=node, amounts=amounts, granted=since, task=1, started=since,
-        since=since,
+    return RunningAction(
+        fence=Fence(numbered(number), 1), cls=cls, node=node, resources=amounts, granted=since, task=1, started=since,
+        allocated_since=since,
     )  # fmt: skip
 
 
-def planned(policy: Spar, snapshot: Snapshot, **known: float) -> Plan:
+def planned(policy: SparPolicy, snapshot: CellSnapshot, **known: float) -> SchedulingPlan:
     return policy.plan(replace(snapshot, now=NOW, curves=expecting(**known)))
 
 
-def granted(plan: Plan) -> dict[int, int]:
+def granted(plan: SchedulingPlan) -> dict[int, int]:
     """Cores by number of the action."""
-    return {grant.fence.action_id.int: grant.amounts["cpu_milli"] // 1000 for grant in plan.grants}
+    return {grant.fence.action_id.int: grant.resources["cpu_milli"] // 1000 for grant in plan.grants}
 
 
 class TestOrder:
@@ -75,7 +92,7 @@ class TestOrder:
         assert granted(plan) == {2: 1}
 
     def test_nothing_is_overtaken_by_what_came_so_much_later(self) -> None:
-        limit = SPAR.constants.lead_limit_s
+        limit = SPAR.constants.size_penalty_limit_s
         queued = [an_action(1, cls=fixed(1), submitted=NOW - limit - 1), an_action(2, cls=fixed(2), submitted=NOW)]
         plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c1=1e6, c2=0.001)
         assert granted(plan) == {1: 1}
@@ -92,11 +109,11 @@ class TestStarvation:
     @given(ends=st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), resizing=st.booleans())
     def test_a_wide_action_starts_though_narrow_ones_never_cease(self, ends: list[float], resizing: bool) -> None:
         """Each core is taken again as soon as it is free. Once nothing may overtake the wide one, cores wait for it."""
-        policy, limit = Spar(resizing=resizing), SPAR.constants.lead_limit_s
+        policy, limit = SparPolicy(is_resizing=resizing), SPAR.constants.size_penalty_limit_s
         wide, now = an_action(1, cls=fixed(1, cores=4), submitted=0.0), limit - 5.0
         narrow = {each: now + end for each, end in enumerate(ends, 100)}
         began = dict.fromkeys(narrow, now)
-        number, reserved = 200, Plan().reserved
+        number, reserved = 200, SchedulingPlan().reserved
         while now <= limit + 21.0:
             now = min(narrow.values(), default=now)
             narrow = {each: end for each, end in narrow.items() if end > now}
@@ -107,7 +124,7 @@ class TestStarvation:
                 pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 4000 - 1000 * len(narrow)})],
                 running=[running(each, fixed(2), 1, since=began[each]) for each in narrow],
             )
-            snapshot.running.calm(reserved=reserved)
+            snapshot.running.mark_clean(reserved=reserved)
             curves = expecting(c1=50.0, c2=10.0)
             curves.now = now
             plan = policy.plan(replace(snapshot, now=now, curves=curves))
@@ -147,14 +164,14 @@ class TestWidth:
 
 
 class TestResizing:
-    cls = elastic(1, most=4, resizable=Resizable.ANY)
+    cls = elastic(1, most=4, resizable=ResizeSupport.ANY)
 
     def test_one_that_runs_alone_grows_into_what_is_free(self) -> None:
         snapshot = a_snapshot(
             pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 3000})], running=[running(1, self.cls, 1)]
         )
         (resize,) = planned(SPAR_M, snapshot, c1=20.0).resizes
-        assert resize.amounts == {"cpu_milli": 4000}
+        assert resize.resources == {"cpu_milli": 4000}
 
     @pytest.mark.parametrize("waiting", [cls, fixed(2)], ids=["elastic", "fixed"])
     def test_it_shrinks_for_one_that_waits_and_the_cores_are_not_given_before_that_is_confirmed(
@@ -167,10 +184,10 @@ class TestResizing:
         )
         plan = planned(SPAR_M, snapshot, c1=20.0)
         assert plan.grants == ()
-        assert [resize.amounts["cpu_milli"] < 4000 for resize in plan.resizes] == [True]
+        assert [resize.resources["cpu_milli"] < 4000 for resize in plan.resizes] == [True]
 
     def test_one_that_only_grows_is_never_shrunk(self) -> None:
-        cls = elastic(1, most=4, resizable=Resizable.GROW)
+        cls = elastic(1, most=4, resizable=ResizeSupport.GROW)
         snapshot = a_snapshot(
             queued=[an_action(9, cls=cls)], pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 0})],
             running=[running(1, cls, 4)],
@@ -184,22 +201,22 @@ class TestResizing:
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
     def test_one_that_is_being_resized_is_left_alone(self) -> None:
-        busy = running(1, self.cls, 1)._replace(changing_to={"cpu_milli": 2000})
+        busy = running(1, self.cls, 1)._replace(resizing_to={"cpu_milli": 2000})
         snapshot = a_snapshot(pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 2000})], running=[busy])
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
 
 class TestShares:
     def test_weights_decide_who_gets_how_much(self) -> None:
-        shares = Shares()
-        shares.weigh({1: QueueWeight(1, project_weight=3.0), 2: QueueWeight(2)})
+        shares = FairShares()
+        shares.set_weights({1: QueueWeight(1, project_weight=3.0), 2: QueueWeight(2)})
         given_to: Counter[int] = Counter()
         queued = [
             an_action(number, cls=fixed(number % 2), submitted=0.0)._replace(task=1 + number % 2)
             for number in range(1, 2001)
         ]
         for action in queued:
-            shares.begin(action.task)
+            shares.add_action(action.task)
         plan = SPAR.plan(
             replace(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=400_000)]), shares=shares, curves=expecting())
         )
@@ -208,21 +225,21 @@ class TestShares:
         assert given_to[1] / given_to[2] == 3.0
 
     def test_two_tasks_of_a_project_share_what_it_gets(self) -> None:
-        shares = Shares()
-        shares.weigh({1: QueueWeight(1), 2: QueueWeight(1, weight=3.0), 3: QueueWeight(2)})
+        shares = FairShares()
+        shares.set_weights({1: QueueWeight(1), 2: QueueWeight(1, weight=3.0), 3: QueueWeight(2)})
         for task in (1, 2, 3):
-            shares.begin(task)
-        assert [shares.part(task) for task in (1, 2, 3)] == [0.25, 0.75, 1.0]
-        shares.end(2)
-        assert shares.part(1) == 1.0
+            shares.add_action(task)
+        assert [shares.effective_weight(task) for task in (1, 2, 3)] == [0.25, 0.75, 1.0]
+        shares.remove_action(2)
+        assert shares.effective_weight(1) == 1.0
 
     def test_who_was_idle_saves_nothing_up(self) -> None:
-        shares = Shares()
+        shares = FairShares()
         for task in (1, 2):
-            shares.begin(task)
-        shares.end(2)
-        shares.settle(1, shares.expect(1, 100.0), 100.0)
-        shares.begin(2)
+            shares.add_action(task)
+        shares.remove_action(2)
+        shares.settle(1, shares.charge_expected(1, 100.0), 100.0)
+        shares.add_action(2)
         assert shares.virtual_s(2) == 100.0
 
 
@@ -231,7 +248,7 @@ classes = st.builds(
     st.integers(1, 5),
     most=st.integers(1, 6),
     fraction=st.floats(0, 1),
-    resizable=st.sampled_from(Resizable),
+    resizable=st.sampled_from(ResizeSupport),
 )
 
 
@@ -263,33 +280,35 @@ def test_a_plan_takes_no_more_than_is_free_and_gives_each_a_width_of_its_own(
         for number, (cls, submitted, priority) in enumerate(queued, 1)
     ]
     pools = [_pool(node, spare, held) for node, spare in zip((1, 2), free, strict=True)]
-    plan = planned(Spar(resizing=resizing), a_snapshot(queued=actions, pools=pools, running=held), c1=5.0, c2=50.0)
-    left = Counter({pool.node: pool.free["cpu_milli"] for pool in pools})
+    plan = planned(
+        SparPolicy(is_resizing=resizing), a_snapshot(queued=actions, pools=pools, running=held), c1=5.0, c2=50.0
+    )
+    left = Counter({pool.node: pool.available["cpu_milli"] for pool in pools})
     before = {each.fence: each for each in held}
     for grant in plan.grants:
-        left[grant.node] -= grant.amounts["cpu_milli"]
-        assert _elastic(_class(grant, actions)).amounts.count(grant.amounts["cpu_milli"]) == 1
+        left[grant.node] -= grant.resources["cpu_milli"]
+        assert _elastic(_class(grant, actions)).amounts.count(grant.resources["cpu_milli"]) == 1
     for resize in plan.resizes:
         was = before[resize.fence]
         kind = _elastic(was.cls).resizable
-        grows = resize.amounts["cpu_milli"] > was.amounts["cpu_milli"]
-        assert resize.amounts != was.amounts
-        assert kind is Resizable.ANY or (kind is Resizable.GROW and grows)
-        left[was.node] -= max(0, resize.amounts["cpu_milli"] - was.amounts["cpu_milli"])
+        grows = resize.resources["cpu_milli"] > was.resources["cpu_milli"]
+        assert resize.resources != was.resources
+        assert kind is ResizeSupport.ANY or (kind is ResizeSupport.GROW and grows)
+        left[was.node] -= max(0, resize.resources["cpu_milli"] - was.resources["cpu_milli"])
     assert min(left.values()) >= 0
     assert len({grant.fence for grant in plan.grants}) == len(plan.grants)
 
 
-def _pool(node: int, spare: int, held: list[Running]) -> Pool:
-    used = sum(each.amounts["cpu_milli"] for each in held if each.node == node)
+def _pool(node: int, spare: int, held: list[RunningAction]) -> NodeResources:
+    used = sum(each.resources["cpu_milli"] for each in held if each.node == node)
     return a_pool(node, cpu_milli=used + spare * 1000, free={"cpu_milli": spare * 1000})
 
 
-def _class(grant: Grant, actions: list[Waiting]) -> ActionClass:
+def _class(grant: Grant, actions: list[QueuedAction]) -> ActionClass:
     return next(action.cls for action in actions if action.id == grant.fence.action_id)
 
 
-def _elastic(cls: ActionClass | None) -> Elastic:
+def _elastic(cls: ActionClass | None) -> ElasticResource:
     assert cls is not None
     assert cls.demand.elastic is not None
     return cls.demand.elastic
@@ -297,7 +316,7 @@ def _elastic(cls: ActionClass | None) -> Elastic:
 
 @given(st.permutations(range(1, 13)))
 def test_the_order_of_insertion_decides_nothing(order: list[int]) -> None:
-    def plan(numbers: list[int]) -> Plan:
+    def plan(numbers: list[int]) -> SchedulingPlan:
         actions = [an_action(number, cls=a_class(number % 3), submitted=float(number // 4)) for number in numbers]
         return planned(SPAR, a_snapshot(queued=actions, pools=[a_pool(1, cpu_milli=3000), a_pool(2, cpu_milli=2000)]))
 
@@ -306,7 +325,9 @@ def test_the_order_of_insertion_decides_nothing(order: list[int]) -> None:
 
 def test_a_round_is_bounded() -> None:
     queued = [an_action(number, cls=fixed(1)) for number in range(1, 101)]
-    plan = Spar(limit=10, constants=SparConstants()).plan(a_snapshot(queued=queued, pools=[a_pool(cpu_milli=100_000)]))
+    plan = SparPolicy(limit=10, constants=SparConstants()).plan(
+        a_snapshot(queued=queued, pools=[a_pool(cpu_milli=100_000)])
+    )
     assert len(plan.grants) == 10
 
 
@@ -332,23 +353,23 @@ def test_what_is_kept_from_one_round_to_the_next_decides_nothing(
     rounds: list[tuple[list[tuple[int, int, int]], list[int], dict[int, float]]], resizing: bool
 ) -> None:
     """The oracle is a round in which everything is made anew."""
-    classes = [fixed(0), fixed(1, cores=2), elastic(2, most=4), elastic(3, most=4, resizable=Resizable.ANY)]
-    policy, pools = Spar(resizing=resizing), [a_pool(cpu_milli=2000)]
-    durations, kept, there = Learning(), WaitingIndex(), dict[UUID, Waiting]()
-    curves = Curves(durations)
+    classes = [fixed(0), fixed(1, cores=2), elastic(2, most=4), elastic(3, most=4, resizable=ResizeSupport.ANY)]
+    policy, pools = SparPolicy(is_resizing=resizing), [a_pool(cpu_milli=2000)]
+    durations, kept, there = Learning(), QueueIndex(), dict[UUID, QueuedAction]()
+    curves = CurveCache(durations)
     numbers = count(1)
     for at, (came, left, learnt) in enumerate(rounds):
         for key, seconds in learnt.items():
             durations.learn(key, seconds)
-            curves.learnt(key)
-        curves.now = now = NOW + at * 2 * FRESH_S
+            curves.invalidate(key)
+        curves.now = now = NOW + at * 2 * REFRESH_AFTER_RUN_S
         for key, earlier_s, priority in came:
             action = an_action(next(numbers), cls=classes[key], submitted=now - earlier_s, priority=priority)
             there[action.id] = action
             kept.add(action)
         snapshot = a_snapshot(queued=list(there.values()), pools=pools)
-        snapshot = replace(snapshot, now=now, curves=Curves(durations))
-        plan = policy.plan(replace(snapshot, waiting=kept, curves=curves))
+        snapshot = replace(snapshot, now=now, curves=CurveCache(durations))
+        plan = policy.plan(replace(snapshot, queue=kept, curves=curves))
         assert plan == policy.plan(snapshot)
         for id in [grant.fence.action_id for grant in plan.grants] + [numbered(number) for number in left]:
             there.pop(id, None)

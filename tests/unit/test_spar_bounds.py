@@ -5,44 +5,55 @@ from typing import Any
 
 import pytest
 
-from arl_core.curves import Curves
-from arl_core.elasticity import Amdahl
-from arl_core.fairness import CREDIT_S, Shares
+from arl_core.curves import CurveCache
+from arl_core.elasticity import AmdahlScaling
+from arl_core.fairness import MAX_CREDIT_S, FairShares
 from arl_core.fence import Fence
-from arl_core.model import ActionClass, Demand, Elastic, Environment, Plan, Resizable, Running, Shape
-from arl_core.spar import Spar
+from arl_core.model import (
+    ActionClass,
+    ElasticResource,
+    PinnedEnvironment,
+    ResizeSupport,
+    ResourceDemand,
+    ResourceShape,
+    RunningAction,
+    SchedulingPlan,
+)
+from arl_core.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0
-SPAR, SPAR_M = Spar(), Spar(resizing=True)
-LONG_AGO = NOW - SPAR.constants.lead_limit_s - 100
+SPAR, SPAR_M = SparPolicy(), SparPolicy(is_resizing=True)
+LONG_AGO = NOW - SPAR.constants.size_penalty_limit_s - 100
 
 
 def a_kind(key: int, *, cores: int = 1, memory_mib: int = 0, requires: tuple[str, ...] = ()) -> ActionClass:
-    demand = Demand({"cpu_milli": 1000 * cores, "memory_mib": memory_mib})
-    return ActionClass(key=key, kind="exec", shape=Shape.DIVISIBLE, demand=demand, requires=frozenset(requires))
+    demand = ResourceDemand({"cpu_milli": 1000 * cores, "memory_mib": memory_mib})
+    return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand, requires=frozenset(requires))
 
 
-def a_wide_one(number: int, *, cores: int, node: int = 1, changing_to: int | None = None) -> Running:
+def a_wide_one(number: int, *, cores: int, node: int = 1, changing_to: int | None = None) -> RunningAction:
     """Resizable, and so wide now."""
     amounts = tuple(range(1000, 9000, 1000))
-    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", amounts, Amdahl(0.9), Resizable.ANY))
-    cls = ActionClass(key=900, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    demand = ResourceDemand(
+        {"cpu_milli": 1000}, ElasticResource("cpu_milli", amounts, AmdahlScaling(0.9), ResizeSupport.ANY)
+    )
+    cls = ActionClass(key=900, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
     held = {"cpu_milli": 1000 * cores}
     to = {"cpu_milli": 1000 * changing_to} if changing_to is not None else None
-    return Running(
-        fence=Fence(numbered(number), 1), cls=cls, node=node, amounts=held, granted=NOW - 5, task=1, started=NOW - 5,
-        since=NOW - 5, changing_to=to,
+    return RunningAction(
+        fence=Fence(numbered(number), 1), cls=cls, node=node, resources=held, granted=NOW - 5, task=1, started=NOW - 5,
+        allocated_since=NOW - 5, resizing_to=to,
     )  # fmt: skip
 
 
-def planned(policy: Spar, **given: Any) -> Plan:
-    curves = Curves()
+def planned(policy: SparPolicy, **given: Any) -> SchedulingPlan:
+    curves = CurveCache()
     curves.now = NOW
     return policy.plan(replace(a_snapshot(**given), now=NOW, curves=curves))
 
 
-def numbers(plan: Plan) -> list[int]:
+def numbers(plan: SchedulingPlan) -> list[int]:
     return [grant.fence.action_id.int for grant in plan.grants]
 
 
@@ -50,7 +61,10 @@ class TestWhatIsKeptFree:
     def test_an_environment_that_has_waited_long_does_not_hold_the_memory_that_ends_others(self) -> None:
         """Only the headroom is left; were it kept for one more environment, what scores could never run."""
         home = an_action(
-            1, cls=a_kind(1, memory_mib=4096), submitted=LONG_AGO, environment=Environment(id=numbered(50), node=None)
+            1,
+            cls=a_kind(1, memory_mib=4096),
+            submitted=LONG_AGO,
+            environment=PinnedEnvironment(id=numbered(50), node=None),
         )
         small = an_action(2, cls=a_kind(2, memory_mib=512), submitted=NOW)
         pool = a_pool(cpu_milli=8000, memory_mib=32_768, free={"cpu_milli": 8000, "memory_mib": 4096}, environments=7)
@@ -58,7 +72,7 @@ class TestWhatIsKeptFree:
 
     def test_who_lacks_memory_holds_no_cores(self) -> None:
         large = an_action(1, cls=a_kind(1, cores=8, memory_mib=8192), submitted=LONG_AGO)
-        lives_here = an_action(2, cls=a_kind(2), environment=Environment(id=numbered(50), node=1))
+        lives_here = an_action(2, cls=a_kind(2), environment=PinnedEnvironment(id=numbered(50), node=1))
         pool = a_pool(cpu_milli=8000, memory_mib=32_768, free={"cpu_milli": 8000, "memory_mib": 6144})
         assert numbers(planned(SPAR, queued=[large, lives_here], pools=[pool])) == [2]
 
@@ -68,9 +82,9 @@ class TestWhatIsKeptFree:
         fixed = a_kind(7)
         ends = {1: 0.9, 2: 0.1}
         running = [
-            Running(
-                fence=Fence(numbered(60 + node), 1), cls=fixed, node=node, amounts={"cpu_milli": 1000},
-                granted=NOW - 1 + ends[node], task=1, started=NOW - 1 + ends[node], since=NOW - 1 + ends[node],
+            RunningAction(
+                fence=Fence(numbered(60 + node), 1), cls=fixed, node=node, resources={"cpu_milli": 1000},
+                granted=NOW - 1 + ends[node], task=1, started=NOW - 1 + ends[node], allocated_since=NOW - 1 + ends[node],
             )
             for node in (1, 2)
         ]  # fmt: skip
@@ -109,7 +123,7 @@ class TestClaims:
                 number,
                 cls=a_kind(number, memory_mib=1024),
                 submitted=NOW,
-                environment=Environment(id=numbered(1000 + number), node=None),
+                environment=PinnedEnvironment(id=numbered(1000 + number), node=None),
             )
             for number in range(100, 160)
         ]
@@ -117,7 +131,7 @@ class TestClaims:
         pool = a_pool(cpu_milli=32_000, memory_mib=65_536, free=free, environments=56)
         running = [a_wide_one(number, cores=8) for number in range(1, 5)]
         plan = planned(SPAR_M, queued=homes, pools=[pool], running=running)
-        given_up = sum(8000 - resize.amounts["cpu_milli"] for resize in plan.resizes)
+        given_up = sum(8000 - resize.resources["cpu_milli"] for resize in plan.resizes)
         assert (plan.grants, given_up) == ((), 1000 * give_way)
 
     def test_what_was_asked_back_already_is_not_asked_of_another(self) -> None:
@@ -135,35 +149,35 @@ class TestClaims:
         lacks_memory = an_action(10, cls=a_kind(4, memory_mib=100), submitted=NOW)
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 3000})
         snapshot = a_snapshot(queued=[waits, lacks_memory], pools=[pool], running=[runs])
-        curves = Curves()
+        curves = CurveCache()
         curves.now = NOW
         snapshot = replace(snapshot, now=NOW, curves=curves)
         plan = SPAR_M.plan(snapshot)
-        assert (plan.resizes, plan.watched) == ((), {1})
-        snapshot.running.calm(but=plan.watched)
-        snapshot.waiting.discard(waits.id)
+        assert (plan.resizes, plan.watched_nodes) == ((), {1})
+        snapshot.running.mark_clean(except_nodes=plan.watched_nodes)
+        snapshot.queue.discard(waits.id)
         (resize,) = SPAR_M.plan(snapshot).resizes
-        assert resize.amounts == {"cpu_milli": 4000}
+        assert resize.resources == {"cpu_milli": 4000}
 
 
 class TestCredit:
     def test_who_had_little_for_long_does_not_stop_others_for_as_long(self) -> None:
-        shares = Shares()
+        shares = FairShares()
         for task in (1, 2):
-            shares.begin(task)
+            shares.add_action(task)
         for _ in range(100):
-            shares.settle(1, shares.expect(1, 60.0), 60.0)
-        shares.settle(2, shares.expect(2, 1.0), 1.0)
-        shares.expect(1, 0.0)
-        assert shares.virtual_s(1) - shares.virtual_s(2) <= CREDIT_S
+            shares.settle(1, shares.charge_expected(1, 60.0), 60.0)
+        shares.settle(2, shares.charge_expected(2, 1.0), 1.0)
+        shares.charge_expected(1, 0.0)
+        assert shares.virtual_s(1) - shares.virtual_s(2) <= MAX_CREDIT_S
 
     def test_a_newcomer_does_not_inherit_what_another_has_saved(self) -> None:
-        shares = Shares()
+        shares = FairShares()
         for task in (1, 2):
-            shares.begin(task)
+            shares.add_action(task)
         for _ in range(100):
-            shares.settle(1, shares.expect(1, 60.0), 60.0)
-        shares.begin(3)
+            shares.settle(1, shares.charge_expected(1, 60.0), 60.0)
+        shares.add_action(3)
         assert shares.virtual_s(1) - shares.virtual_s(3) <= 60.0
 
 
@@ -173,11 +187,15 @@ class TestWhoSetsThePrice:
     wide = ActionClass(
         key=5,
         kind="exec",
-        shape=Shape.DIVISIBLE,
-        demand=Demand({"cpu_milli": 1000}, Elastic("cpu_milli", tuple(range(1000, 17_000, 1000)), Amdahl(0.95))),
+        shape=ResourceShape.DIVISIBLE,
+        demand=ResourceDemand(
+            {"cpu_milli": 1000}, ElasticResource("cpu_milli", tuple(range(1000, 17_000, 1000)), AmdahlScaling(0.95))
+        ),
     )
-    closed = replace(a_pool(2, cpu_milli=64_000, memory_mib=4096), accepting=False, enforces=frozenset({"template:x"}))
-    other = replace(a_pool(3, cpu_milli=1000, memory_mib=1024), enforces=frozenset({"npu"}))
+    closed = replace(
+        a_pool(2, cpu_milli=64_000, memory_mib=4096), is_schedulable=False, enforced=frozenset({"template:x"})
+    )
+    other = replace(a_pool(3, cpu_milli=1000, memory_mib=1024), enforced=frozenset({"npu"}))
 
     @pytest.mark.parametrize(
         ("waits", "cores"),
@@ -194,23 +212,27 @@ class TestWhoSetsThePrice:
         queued = [an_action(number, cls=waits, submitted=NOW + 1) for number in range(100, 1100)]
         pools = [a_pool(1, cpu_milli=64_000, memory_mib=1024), self.closed, self.other]
         plan = planned(SPAR, queued=[an_action(1, cls=self.wide, submitted=0.0), *queued], pools=pools)
-        assert plan.grants[0].amounts["cpu_milli"] == 1000 * cores
+        assert plan.grants[0].resources["cpu_milli"] == 1000 * cores
 
     def test_what_lives_on_a_closed_node_counts_there(self) -> None:
         """No node takes anything like it that is new."""
         kind = replace(self.wide, requires=frozenset({"template:x"}))
         queued = [
-            an_action(number, cls=kind, submitted=NOW, environment=Environment(id=numbered(2000 + number), node=2))
+            an_action(
+                number, cls=kind, submitted=NOW, environment=PinnedEnvironment(id=numbered(2000 + number), node=2)
+            )
             for number in range(100, 1100)
         ]
         plan = planned(SPAR, queued=queued, pools=[a_pool(1, cpu_milli=64_000), self.closed])
-        assert {grant.amounts["cpu_milli"] for grant in plan.grants} == {1000}
+        assert {grant.resources["cpu_milli"] for grant in plan.grants} == {1000}
 
 
 def test_nodes_that_take_nothing_do_not_make_others_look_empty() -> None:
-    demand = Demand({"cpu_milli": 1000}, Elastic("cpu_milli", tuple(range(1000, 9000, 1000)), Amdahl(0.9)))
-    cls = ActionClass(key=5, kind="exec", shape=Shape.DIVISIBLE, demand=demand)
+    demand = ResourceDemand(
+        {"cpu_milli": 1000}, ElasticResource("cpu_milli", tuple(range(1000, 9000, 1000)), AmdahlScaling(0.9))
+    )
+    cls = ActionClass(key=5, kind="exec", shape=ResourceShape.DIVISIBLE, demand=demand)
     queued = [an_action(number, cls=cls, submitted=NOW) for number in range(1, 21)]
     alone = planned(SPAR, queued=queued, pools=[a_pool(1, cpu_milli=8000)])
-    away = [replace(a_pool(node, cpu_milli=8000), accepting=False, serving=False) for node in range(2, 21)]
+    away = [replace(a_pool(node, cpu_milli=8000), is_schedulable=False, is_serving=False) for node in range(2, 21)]
     assert planned(SPAR, queued=queued, pools=[a_pool(1, cpu_milli=8000), *away]).grants == alone.grants

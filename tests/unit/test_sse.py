@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Message
 
-from arl_gateway.sse import HEARTBEAT, EventStream, Following, kept_alive
+from arl_gateway.sse import HEARTBEAT, EventStream, EventSubscription, with_heartbeats
 
 
 class Events:
@@ -27,13 +27,13 @@ class Events:
 
 async def test_it_ends_with_its_events() -> None:
     events = Events(b"1", b"2", goes_on=False)
-    assert [each async for each in kept_alive(events.each(), asyncio.Event())] == [b"1", b"2"]
+    assert [each async for each in with_heartbeats(events.each(), asyncio.Event())] == [b"1", b"2"]
     assert events.closed
 
 
 async def test_while_nothing_happens_there_are_comments() -> None:
     events = Events(b"1", goes_on=True)
-    stream = kept_alive(events.each(), asyncio.Event(), every_s=0.001)
+    stream = with_heartbeats(events.each(), asyncio.Event(), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b"1", HEARTBEAT, HEARTBEAT]
     assert HEARTBEAT.startswith(b": ")
     await stream.aclose()
@@ -42,7 +42,7 @@ async def test_while_nothing_happens_there_are_comments() -> None:
 
 async def test_it_ends_when_it_shall() -> None:
     events, ended = Events(b"1", goes_on=True), asyncio.Event()
-    stream = kept_alive(events.each(), ended)
+    stream = with_heartbeats(events.each(), ended)
     assert await anext(stream) == b"1"
     ended.set()
     assert [each async for each in stream] == []
@@ -53,7 +53,7 @@ async def test_who_takes_nothing_is_left_behind_when_it_shall_end() -> None:
     events, ended = Events(b"1", b"2", goes_on=True), asyncio.Event()
     left: list[bool] = []
     is_stalled = asyncio.Event()
-    following = Following(kept_alive(events.each(), ended), ended, lambda: left.append(True))
+    following = EventSubscription(with_heartbeats(events.each(), ended), ended, lambda: left.append(True))
 
     async def send(message: Message) -> None:
         if message["type"] == "http.response.body":

@@ -4,18 +4,18 @@ from dataclasses import replace
 
 import pytest
 
-from arl_core.curves import Curves, Width
-from arl_core.estimates import Estimates
+from arl_core.curves import CurveCache, ParallelismOption
+from arl_core.estimates import DurationEstimates
 from arl_core.fence import Fence
-from arl_core.ledger import Ledger
-from arl_core.load import Loads
-from arl_core.model import ActionClass, Running
+from arl_core.ledger import ResourceLedger
+from arl_core.load import LoadCalculator
+from arl_core.model import ActionClass, RunningAction
 from arl_core.plan import FirstComeFirstServed
-from arl_core.reallocation import Candidate, reallocate
-from arl_core.stragglers import RUNS_TO_TELL, UNCOUNTED, straggling_after_s
-from arl_scheduler.holds import Holds
-from arl_scheduler.homes import Hold
-from arl_scheduler.straggling import Straggling
+from arl_core.reallocation import ResizeCandidate, reallocate
+from arl_core.stragglers import IGNORED_OVERRUN, MIN_STRAGGLER_RUNS, straggler_limit_s
+from arl_scheduler.holds import AllocationTable
+from arl_scheduler.homes import Allocation
+from arl_scheduler.straggling import StragglerDetector
 from support.builders import a_class, a_pool, a_snapshot, numbered
 
 NOW = 1000.0
@@ -23,8 +23,8 @@ CLS = a_class(1, cpu_milli=1000)
 ONE_CORE = {"cpu_milli": 1000}
 
 
-def learnt(*seconds: float) -> Estimates:
-    estimates = Estimates()
+def learnt(*seconds: float) -> DurationEstimates:
+    estimates = DurationEstimates()
     for run_s in seconds:
         estimates.observe(CLS, amount=1000, run_s=run_s)
     return estimates
@@ -32,82 +32,85 @@ def learnt(*seconds: float) -> Estimates:
 
 class TestLimit:
     def test_little_is_known_of_few_runs(self) -> None:
-        assert straggling_after_s(learnt(*[1.0] * (RUNS_TO_TELL - 1)), CLS, ONE_CORE) is None
-        assert straggling_after_s(Estimates(), CLS, ONE_CORE) is None
+        assert straggler_limit_s(learnt(*[1.0] * (MIN_STRAGGLER_RUNS - 1)), CLS, ONE_CORE) is None
+        assert straggler_limit_s(DurationEstimates(), CLS, ONE_CORE) is None
 
     def test_it_is_five_times_the_usual_where_all_are_alike(self) -> None:
-        assert straggling_after_s(learnt(*[2.0] * 64), CLS, ONE_CORE) == pytest.approx(10.0)
+        assert straggler_limit_s(learnt(*[2.0] * 64), CLS, ONE_CORE) == pytest.approx(10.0)
 
     def test_it_is_what_one_in_a_hundred_exceeds_where_some_take_long(self) -> None:
-        limit_s = straggling_after_s(learnt(*[1.0] * 56, *[30.0] * 8), CLS, ONE_CORE)
+        limit_s = straggler_limit_s(learnt(*[1.0] * 56, *[30.0] * 8), CLS, ONE_CORE)
         assert limit_s is not None
         assert limit_s >= 19.0
 
     def test_programs_that_are_not_told_apart_say_nothing_of_each_other(self) -> None:
-        assert straggling_after_s(learnt(*[2.0] * 64), replace(CLS, mixed=True), ONE_CORE) is None
+        assert straggler_limit_s(learnt(*[2.0] * 64), replace(CLS, is_mixed=True), ONE_CORE) is None
 
     def test_with_more_cores_it_is_sooner(self) -> None:
         estimates = learnt(*[2.0] * 64)
-        wide_s, narrow_s = (straggling_after_s(estimates, CLS, {"cpu_milli": each}) for each in (4000, 1000))
+        wide_s, narrow_s = (straggler_limit_s(estimates, CLS, {"cpu_milli": each}) for each in (4000, 1000))
         assert wide_s is not None
         assert narrow_s is not None
         assert wide_s < narrow_s
 
 
-def running(number: int, overrun: float) -> Running:
-    return Running(
-        fence=Fence(numbered(number), 1), cls=CLS, node=1, amounts=ONE_CORE, granted=NOW - 10, task=1,
-        started=NOW - 10, since=NOW - 10, overrun=overrun,
+def running(number: int, overrun: float) -> RunningAction:
+    return RunningAction(
+        fence=Fence(numbered(number), 1), cls=CLS, node=1, resources=ONE_CORE, granted=NOW - 10, task=1,
+        started=NOW - 10, allocated_since=NOW - 10, overrun=overrun,
     )  # fmt: skip
 
 
-@pytest.mark.parametrize(("overrun", "counts"), [(0.0, True), (1.0, True), (UNCOUNTED, False)])
+@pytest.mark.parametrize(("overrun", "counts"), [(0.0, True), (1.0, True), (IGNORED_OVERRUN, False)])
 def test_who_is_far_beyond_his_limit_is_in_no_backlog_and_in_no_expectation(overrun: float, counts: bool) -> None:
     snapshot = a_snapshot(pools=[a_pool(cpu_milli=2000)], running=[running(1, overrun)])
-    loads = Loads(snapshot)
-    assert (loads.backlog_s(1, "cpu_milli", enough_s=float("inf")) > 0) is counts
-    assert (loads.until_free(1, "cpu_milli", 1.0) < float("inf")) is counts
+    loads = LoadCalculator(snapshot)
+    assert (loads.backlog_s(1, "cpu_milli", stop_above_s=float("inf")) > 0) is counts
+    assert (loads.wait_until_available_s(1, "cpu_milli", 1.0) < float("inf")) is counts
 
 
 def test_a_straggler_chooses_first() -> None:
-    widths = (Width(1000, 1.0, 8.0), Width(2000, 2.0, 4.0), Width(4000, 4.0, 2.0))
+    widths = (ParallelismOption(1000, 1.0, 8.0), ParallelismOption(2000, 2.0, 4.0), ParallelismOption(4000, 4.0, 2.0))
     short, long = numbered(1), numbered(2)
     how = {"units": 5.0, "waiting": 0.0, "price_factor": 2.0, "capacity": 5.0, "backlog_s": 100.0}
     for straggles in (False, True):
-        candidates = [Candidate(short, widths, 0, 0.5), Candidate(long, widths, 0, 1.0, straggles=straggles)]
+        candidates = [
+            ResizeCandidate(short, widths, 0, 0.5),
+            ResizeCandidate(long, widths, 0, 1.0, is_straggler=straggles),
+        ]
         chosen = reallocate(candidates, **how)
         assert (chosen[long] > chosen[short]) is straggles
 
 
 class TestMarks:
-    def holding(self, started: float | None, cls: ActionClass | None = CLS) -> Holds:
-        ledger = Ledger()
+    def holding(self, started: float | None, cls: ActionClass | None = CLS) -> AllocationTable:
+        ledger = ResourceLedger()
         ledger.set_capacity(1, {"cpu_milli": 4000})
-        holds = Holds(FirstComeFirstServed(), ledger, Curves())
-        holds.add(Hold(Fence(numbered(1), 1), cls, 1, ONE_CORE, None, 1, NOW - 100, started))
-        holds.running.calm()
+        holds = AllocationTable(FirstComeFirstServed(), ledger, CurveCache())
+        holds.add(Allocation(Fence(numbered(1), 1), cls, 1, ONE_CORE, None, 1, NOW - 100, started))
+        holds.running.mark_clean()
         return holds
 
     def test_one_is_marked_when_it_passes_its_limit_and_again_at_twice_that(self) -> None:
-        estimates, straggling = learnt(*[2.0] * 64), Straggling()
+        estimates, straggling = learnt(*[2.0] * 64), StragglerDetector()
         holds = self.holding(started=NOW)
         marks = []
         for elapsed_s in (9.0, 11.0, 12.0, 21.0, 22.0):
-            straggling.look(holds, estimates, now=NOW + elapsed_s)
-            (each,) = holds.running.on(1).values()
-            marks.append((each.overrun, bool(holds.running.stirred), len(straggling)))
-            holds.running.calm()
+            straggling.update(holds, estimates, now=NOW + elapsed_s)
+            (each,) = holds.running.on_node(1).values()
+            marks.append((each.overrun, bool(holds.running.dirty_nodes), len(straggling)))
+            holds.running.mark_clean()
         assert marks == [(0, False, 0), (1, True, 1), (1, False, 1), (2, True, 1), (2, False, 1)]
         (found,) = straggling.longest(10)
         assert (found.elapsed_s, found.limit_s) == (22.0, pytest.approx(10.0))
         holds.remove(numbered(1))
-        straggling.look(holds, estimates, now=NOW + 23)
+        straggling.update(holds, estimates, now=NOW + 23)
         assert len(straggling) == 0
 
     @pytest.mark.parametrize(("started", "cls"), [(None, CLS), (NOW, None)])
     def test_what_has_not_started_or_is_of_no_known_class_is_left_alone(
         self, started: float | None, cls: ActionClass | None
     ) -> None:
-        straggling, holds = Straggling(), self.holding(started, cls)
-        straggling.look(holds, learnt(*[2.0] * 64), now=NOW + 1e6)
+        straggling, holds = StragglerDetector(), self.holding(started, cls)
+        straggling.update(holds, learnt(*[2.0] * 64), now=NOW + 1e6)
         assert len(straggling) == 0

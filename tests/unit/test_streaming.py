@@ -5,7 +5,7 @@ from itertools import chain
 import pytest
 
 from arl_gateway.output_events import OutputEvents
-from arl_tangram.streaming import EventReader, Output, OutputEvent
+from arl_tangram.streaming import OutputData, OutputEvent, OutputEventReader
 
 TEXT = "plain, ä€𝄞, a\u2028b\x85c, \r\n\x00\x1c and".encode() + b"\xe2\x82 \xff\xfe" + "€".encode()
 
@@ -14,19 +14,21 @@ def written(events: OutputEvents, portions: list[bytes], *, over: bool = True) -
     """What goes over the wire when a stream grows so."""
     size = sum(map(len, portions))
     taken = [
-        events.take("stdout", portion, kept_bytes=size, total_bytes=size, over=over and at == len(portions) - 1)
+        events.add_data(
+            "stdout", portion, kept_bytes=size, total_bytes=size, is_complete=over and at == len(portions) - 1
+        )
         for at, portion in enumerate(portions)
     ]
     return b"".join(chain.from_iterable(taken))
 
 
 def read(wire: bytes, size: int) -> list[OutputEvent]:
-    reader = EventReader()
+    reader = OutputEventReader()
     return list(chain.from_iterable(reader.feed(wire[at : at + size]) for at in range(0, len(wire), size)))
 
 
 def content(events: list[OutputEvent]) -> bytes:
-    return b"".join(event.data for event in events if isinstance(event, Output))
+    return b"".join(event.data for event in events if isinstance(event, OutputData))
 
 
 @pytest.mark.parametrize("portion", [1, 2, 3, 7, 1000])
@@ -36,7 +38,7 @@ def test_bytes_come_through_however_they_were_written_and_read(portion: int) -> 
     for size in (1, 5, len(wire)):
         events = read(wire, size)
         assert content(events) == TEXT
-        offsets = [event.offset for event in events if isinstance(event, Output)]
+        offsets = [event.offset for event in events if isinstance(event, OutputData)]
         assert offsets == sorted(set(offsets))
 
 
@@ -50,9 +52,9 @@ def test_a_character_is_waited_for_and_what_follows_is_asked_from_behind_it() ->
 def test_who_goes_on_after_an_event_gets_what_follows_it() -> None:
     first = OutputEvents(1)
     wire = written(first, ["ä".encode(), b"\xe2"], over=False)
-    reader = EventReader()
+    reader = OutputEventReader()
     list(reader.feed(wire))
-    second = OutputEvents.after(reader.last_id)
+    second = OutputEvents.resume_after(reader.last_id)
     assert (second.grant_no, second.offset("stdout"), second.offset("stderr")) == (1, 2, 0)
 
 
@@ -61,7 +63,7 @@ def test_comments_and_events_of_a_later_version_are_passed_over() -> None:
 
 
 def test_half_an_event_of_a_broken_answer_is_forgotten() -> None:
-    reader, wire = EventReader(), written(OutputEvents(1), [b"abc"])
+    reader, wire = OutputEventReader(), written(OutputEvents(1), [b"abc"])
     assert list(reader.feed(wire[:10])) == []
-    reader.begin()
+    reader.reset()
     assert content(list(reader.feed(wire))) == b"abc"

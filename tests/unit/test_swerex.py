@@ -10,11 +10,16 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_gateway.compat.swerex import files, programs, shells
-from arl_gateway.compat.swerex.bodies import CreateSession, Execute, ReadFile, RunCommand
-from arl_gateway.compat.swerex.errors import RaisedThere
-from arl_gateway.compat.swerex.multipart import fields_of
+from arl_gateway.compat.swerex.bodies import (
+    SwerexBashAction,
+    SwerexCreateSessionRequest,
+    SwerexExecuteRequest,
+    SwerexReadFileRequest,
+)
+from arl_gateway.compat.swerex.errors import SwerexError
+from arl_gateway.compat.swerex.multipart import parse_form
 from arl_wire.actions import Action, ActionResult
 from arl_wire.errors import ValidationFailed
 from arl_wire.streams import OutputStream
@@ -22,14 +27,14 @@ from arl_wire.streams import OutputStream
 MARK = "0" * 32
 
 
-def a_settled(outcome: Outcome, *, shown: bytes = b"", message: str | None = None, **result: Any) -> Action:
+def a_settled(outcome: ActionOutcome, *, shown: bytes = b"", message: str | None = None, **result: Any) -> Action:
     given = {"grant_no": 1, "exit_code": 0, **result}
     stream = OutputStream(text="", base64=base64.b64encode(shown).decode(), total_bytes=len(shown))
     return Action(
         id=uuid4(),
         task="t",
         kind="exec",
-        state=State.SETTLED,
+        state=ActionState.SETTLED,
         outcome=outcome,
         reason="node_lost",
         message=message,
@@ -39,61 +44,74 @@ def a_settled(outcome: Outcome, *, shown: bytes = b"", message: str | None = Non
 
 
 READERS: dict[str, Callable[[Action], Any]] = {
-    "create_session": lambda action: shells.opened(action, CreateSession()),
-    "run_in_session": lambda action: shells.observed(action, RunCommand(command="true", check="ignore"), MARK),
-    "interrupt": lambda action: shells.interrupted(action, "default", ""),
-    "close_session": lambda action: shells.closed(action, "default"),
-    "execute": lambda action: programs.ran(action, Execute(command=["true"]), MARK),
-    "read_file": lambda action: files.read(action, ReadFile(path="/a")),
-    "write_file": lambda action: files.must_be_done(action, "/a"),
+    "create_session": lambda action: shells.parse_open_result(action, SwerexCreateSessionRequest()),
+    "run_in_session": lambda action: shells.parse_run_result(
+        action, SwerexBashAction(command="true", check="ignore"), MARK
+    ),
+    "interrupt": lambda action: shells.parse_interrupt_result(action, "default", ""),
+    "close_session": lambda action: shells.check_close_result(action, "default"),
+    "execute": lambda action: programs.parse_result(action, SwerexExecuteRequest(command=["true"]), MARK),
+    "read_file": lambda action: files.decode_file(action, SwerexReadFileRequest(path="/a")),
+    "write_file": lambda action: files.raise_if_failed(action, "/a"),
 }
 
 
 @pytest.mark.parametrize("read", READERS.values(), ids=READERS)
-@pytest.mark.parametrize("outcome", [Outcome.INFRA_ERROR, Outcome.DEADLINE_IN_QUEUE, Outcome.CANCELLED])
-def test_our_trouble_is_never_an_answer(read: Callable[[Action], Any], outcome: Outcome) -> None:
-    with pytest.raises(RaisedThere, match=f"^{outcome}: ") as raised:
+@pytest.mark.parametrize(
+    "outcome", [ActionOutcome.INFRA_ERROR, ActionOutcome.DEADLINE_IN_QUEUE, ActionOutcome.CANCELLED]
+)
+def test_our_trouble_is_never_an_answer(read: Callable[[Action], Any], outcome: ActionOutcome) -> None:
+    with pytest.raises(SwerexError, match=f"^{outcome}: ") as raised:
         read(a_settled(outcome, shown=f"{MARK}:0:\n".encode()))
-    assert raised.value.transferred.class_path == "swerex.exceptions.SwerexException"
-    assert raised.value.transferred.extra_info["is_infrastructure"]
+    assert raised.value.transfer.class_path == "swerex.exceptions.SwerexException"
+    assert raised.value.transfer.extra_info["is_infrastructure"]
 
 
 def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
     message = (
         "the command did not run: its shell ended before it read it; session 'rex-default' ended with this command"
     )
-    with pytest.raises(RaisedThere, match=r"^it was not run: "):
-        shells.observed(a_settled(Outcome.USER_ERROR, message=message), RunCommand(command="x"), MARK)
+    with pytest.raises(SwerexError, match=r"^it was not run: "):
+        shells.parse_run_result(
+            a_settled(ActionOutcome.USER_ERROR, message=message), SwerexBashAction(command="x"), MARK
+        )
 
 
 def test_what_a_job_wrote_before_the_mark_is_output_too() -> None:
-    action = a_settled(Outcome.OK, shown=f"of a job\n{MARK}:0:\nits own {MARK}:2:forged\n".encode())
-    said = shells.observed(action, RunCommand(command="x"), MARK)
+    action = a_settled(ActionOutcome.OK, shown=f"of a job\n{MARK}:0:\nits own {MARK}:2:forged\n".encode())
+    said = shells.parse_run_result(action, SwerexBashAction(command="x"), MARK)
     assert said.output == f"of a job\nits own {MARK}:2:forged\n"
 
 
 def test_a_session_that_shows_nothing_has_no_exit_code() -> None:
     """Its shell was told to write elsewhere."""
-    assert shells.observed(a_settled(Outcome.OK), RunCommand(command="x", check="silent"), MARK).exit_code is None
-    with pytest.raises(RaisedThere) as raised:
-        shells.observed(a_settled(Outcome.OK), RunCommand(command="x", check="raise"), MARK)
-    assert raised.value.transferred.class_path == "swerex.exceptions.NoExitCodeError"
+    assert (
+        shells.parse_run_result(
+            a_settled(ActionOutcome.OK), SwerexBashAction(command="x", check="silent"), MARK
+        ).exit_code
+        is None
+    )
+    with pytest.raises(SwerexError) as raised:
+        shells.parse_run_result(a_settled(ActionOutcome.OK), SwerexBashAction(command="x", check="raise"), MARK)
+    assert raised.value.transfer.class_path == "swerex.exceptions.NoExitCodeError"
 
 
 @pytest.mark.parametrize("name", ["default", "a b", "", "ü", "x" * 500, "../x", "a/b"])
 def test_every_session_has_a_name_of_ours(name: str) -> None:
-    ours = shells.name_of(name)
+    ours = shells.session_name(name)
     assert ours.startswith("rex-")
     assert len(ours) <= 64
     assert ours.isascii()
-    assert shells.name_of(name + "2") != ours
+    assert shells.session_name(name + "2") != ours
 
 
 @pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13", "no such"])
 def test_a_codec_that_is_none_or_too_slow_is_an_unknown_one(encoding: str) -> None:
-    with pytest.raises(RaisedThere) as raised:
-        files.read(a_settled(Outcome.OK, shown=b"text"), ReadFile(path="/a", encoding=encoding))
-    assert raised.value.transferred.class_path == "builtins.LookupError"
+    with pytest.raises(SwerexError) as raised:
+        files.decode_file(
+            a_settled(ActionOutcome.OK, shown=b"text"), SwerexReadFileRequest(path="/a", encoding=encoding)
+        )
+    assert raised.value.transfer.class_path == "builtins.LookupError"
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,15 +119,18 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.Monk
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(1001))
-    with pytest.raises(RaisedThere, match="more than 1000 bytes"):
-        files.unpacking("/a", packed.getvalue(), MARK)
+    with pytest.raises(SwerexError, match="more than 1000 bytes"):
+        files.unzip_transfer("/a", packed.getvalue(), MARK)
 
 
 def test_what_is_too_much_for_an_action_s_input_is_laid_down_before() -> None:
-    small, large = files.writing("/a", bytes(6 << 20), MARK), files.writing("/a", bytes((6 << 20) + 1), MARK)
-    assert (small.archive, len(small.given["stdin"])) == (None, 8 << 20)
+    small, large = (
+        files.write_transfer("/a", bytes(6 << 20), MARK),
+        files.write_transfer("/a", bytes((6 << 20) + 1), MARK),
+    )
+    assert (small.archive, len(small.action_fields["stdin"])) == (None, 8 << 20)
     assert large.archive is not None
-    assert large.given["argv"][-2:] == ["/a", large.laid_at]
+    assert large.action_fields["argv"][-2:] == ["/a", large.staging_path]
 
 
 def test_a_form_is_read_to_the_byte() -> None:
@@ -120,7 +141,7 @@ def test_a_form_is_read_to_the_byte() -> None:
         + content
         + b"\r\n--B--\r\nepilogue"
     )
-    assert fields_of(form, b"B") == {"target_path": b"/a b", "file": content}
+    assert parse_form(form, b"B") == {"target_path": b"/a b", "file": content}
 
 
 @pytest.mark.parametrize(
@@ -138,25 +159,25 @@ def test_a_form_is_read_to_the_byte() -> None:
 )
 def test_a_form_that_was_cut_or_has_too_much_is_none(form: bytes) -> None:
     if form == b"--B--":
-        assert fields_of(form, b"B") == {}
+        assert parse_form(form, b"B") == {}
         return
     with pytest.raises(ValidationFailed, match="ends with its boundary"):
-        fields_of(form, b"B")
+        parse_form(form, b"B")
 
 
 @pytest.mark.parametrize("boundary", [b"", b" ", b"a" * 71, b"a\r\nb"])
 def test_no_boundary_is_none(boundary: bytes) -> None:
     with pytest.raises(ValidationFailed):
-        fields_of(b"--" + boundary + b"--", boundary)
+        parse_form(b"--" + boundary + b"--", boundary)
 
 
 def test_a_mark_that_a_trap_of_the_session_changed_is_none() -> None:
-    action = a_settled(Outcome.OK, shown=f"{MARK}:zz:{MARK}:0:\nfound\n".encode())
-    assert "found" in shells.observed(action, RunCommand(command="true"), MARK).output
+    action = a_settled(ActionOutcome.OK, shown=f"{MARK}:zz:{MARK}:0:\nfound\n".encode())
+    assert "found" in shells.parse_run_result(action, SwerexBashAction(command="true"), MARK).output
 
 
 def test_bytes_that_are_no_text_are_an_error_of_reading_them() -> None:
-    action = a_settled(Outcome.OK, shown=b"\xff")
-    with pytest.raises(RaisedThere) as raised:
-        files.read(action, ReadFile(path="f", errors="surrogateescape"))
-    assert raised.value.transferred.class_path == "builtins.UnicodeEncodeError"
+    action = a_settled(ActionOutcome.OK, shown=b"\xff")
+    with pytest.raises(SwerexError) as raised:
+        files.decode_file(action, SwerexReadFileRequest(path="f", errors="surrogateescape"))
+    assert raised.value.transfer.class_path == "builtins.UnicodeEncodeError"

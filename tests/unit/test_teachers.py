@@ -33,9 +33,9 @@ def test_a_token_that_is_none_of_the_likeliest_is_there_with_its_rank() -> None:
 
 
 def test_labels_are_likely_among_all_tokens_or_among_each_other() -> None:
-    assert pairs._likely([-1.0, -1.0], apply_softmax=True) == [0.5, 0.5]
-    assert pairs._likely([-2000.0, -2000.0], apply_softmax=True) == [0.5, 0.5]
-    assert pairs._likely([0.0, -2000.0], apply_softmax=False) == [1.0, 0.0]
+    assert pairs._label_probabilities([-1.0, -1.0], apply_softmax=True) == [0.5, 0.5]
+    assert pairs._label_probabilities([-2000.0, -2000.0], apply_softmax=True) == [0.5, 0.5]
+    assert pairs._label_probabilities([0.0, -2000.0], apply_softmax=False) == [1.0, 0.0]
 
 
 def test_what_trl_reads_is_what_the_model_s_logits_say(tmp_path: Path) -> None:

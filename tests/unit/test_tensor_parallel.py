@@ -21,11 +21,11 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
-from arl_gpu.jobs import Report
+from arl_gpu.jobs import ScoreReport
 from arl_gpu.kinds import load
-from arl_gpu.kinds.model import Entry, Model
-from arl_gpu.kinds.sharded import planned
-from arl_gpu.services import NotSplit
+from arl_gpu.kinds.model import Entry, RewardModel
+from arl_gpu.kinds.sharded import plan_shards
+from arl_gpu.services import ModelNotShardable
 from support.conditions import eventually
 from support.parallel import LIMIT_S, Node, a_node, wish
 from support.tiny_models import SIZE, a_large_one, save
@@ -84,7 +84,7 @@ async def pair(models: Path, told: Path) -> AsyncIterator[Node]:
         yield node
 
 
-def model_of(models: Path, source: str) -> Model:
+def model_of(models: Path, source: str) -> RewardModel:
     return load({"kind": KINDS[source], "directory": str(models / source), "options": {}})
 
 
@@ -93,7 +93,7 @@ def whole(models: Path, source: str) -> list[Entry]:
     return model.score(ITEMS, model.weights.content).entries
 
 
-def entries(report: Report) -> list[Entry]:
+def entries(report: ScoreReport) -> list[Entry]:
     assert report.outcome == "ok", report
     found: list[Entry] = json.loads(report.scores or "")
     return found
@@ -170,12 +170,12 @@ async def test_parts_of_different_registrations_are_never_one_score(pair: Node, 
     entries(await pair.scored("it", ITEMS))
     open_before = files_open(pair)
     files = pair.registry.offered[0]
-    await pair.workers[0].offer(replace(files, registered_at=2.0).spec_on(0))
+    await pair.workers[0].offer(replace(files, registered_at=2.0).spec_for_device(0))
     report = await pair.scored("it", ITEMS)
     assert (report.outcome, report.reason) == ("infra_error", "peer_not_ready")
-    await pair.workers[0].offer(files.spec_on(1))
+    await pair.workers[0].offer(files.spec_for_device(1))
     assert (await pair.scored("it", ITEMS)).reason == "peer_not_ready", "a rank twice"
-    await pair.workers[0].offer(files.spec_on(0))
+    await pair.workers[0].offer(files.spec_for_device(0))
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "teacher"))
     assert files_open(pair) == open_before
 
@@ -207,8 +207,8 @@ def test_a_model_whose_parts_nobody_compared_with_the_whole_is_refused_whatever_
     config = transformers.Gemma3nTextConfig(**SIZE | sparse)
     with torch.device("meta"):
         module = transformers.Gemma3nForCausalLM(config)
-    with pytest.raises(NotSplit, match="gemma3n_text"):
-        planned(module, 2)
+    with pytest.raises(ModelNotShardable, match="gemma3n_text"):
+        plan_shards(module, 2)
 
 
 async def test_parts_of_files_that_were_replaced_are_never_one_score_with_parts_of_those_before(
@@ -242,7 +242,7 @@ async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_
     assert second is not None
     os.kill(second, signal.SIGSTOP)
     going = asyncio.create_task(pair.scored("it", ITEMS))
-    await eventually(lambda: pair.workers[1].turn.locked())
+    await eventually(lambda: pair.workers[1].order_lock.locked())
     os.kill(second, signal.SIGKILL)
     assert (await going).reason == "worker_died"
     assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
@@ -311,7 +311,7 @@ async def test_parts_of_models_that_are_not_all_in_host_memory_make_room_for_eac
         await node.offer(*(wish(name, "logprobs", "large", tensor_parallel=2) for name in ("one", "two")))
         for name in ("one", "two", "one"):
             assert_alike(entries(await node.scored(name, ITEMS)), wanted)
-            assert size < node.host.written <= 1.5 * size
+            assert size < node.host.written_bytes <= 1.5 * size
         await node.offer(
             replace(wish("one", "logprobs", "large", tensor_parallel=2), pinned=True),
             wish("two", "logprobs", "large", tensor_parallel=2),

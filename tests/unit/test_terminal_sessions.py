@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.launcher.attempt import Attempt
-from arl_cpu.launcher.loop import Loop
-from arl_cpu.launcher.orders import Order
-from arl_cpu.launcher.sessions import KILLED, NoTerminal, Session
-from arl_cpu.launcher.shells import Shells
+from arl_cpu.launcher.attempt import SandboxAttempt
+from arl_cpu.launcher.loop import EventLoop
+from arl_cpu.launcher.orders import AgentRequest
+from arl_cpu.launcher.sessions import KILLED_STATUS, ShellSession, TerminalUnavailable
+from arl_cpu.launcher.shells import ShellManager
 from arl_cpu.launcher.spawning import spawn_session
-from arl_cpu.launcher.unsafe_local import UnsafeLocal
+from arl_cpu.launcher.unsafe_local import UnsafeLocalIsolation
 from support.sandbox import a_session_command
 
 
@@ -25,10 +25,10 @@ class Played:
     """A session, and its shell's files."""
 
     def __init__(self) -> None:
-        self.loop = Loop()
-        self.session = Session(self.loop, None)
-        ends = [os.dup(end) for end in self.session.ends]
-        self.session.handed_over()
+        self.loop = EventLoop()
+        self.session = ShellSession(self.loop, None)
+        ends = [os.dup(end) for end in self.session.shell_files]
+        self.session.close_shell_files()
         self.terminal, self.commands, self.statuses = ends[0], ends[3], ends[4]
         self.files = ends
         self.shown = b""
@@ -58,7 +58,7 @@ def test_the_end_of_a_shell_is_the_end_of_the_command_that_it_was_in(played: Pla
     played.run("exit 3")
     os.write(played.statuses, b"x:1:3\0")
     assert played.until_ended() == 3 << 8
-    assert (played.session.is_open, played.session.why_not_run) == (False, None)
+    assert (played.session.is_open, played.session.not_run_reason) == (False, None)
 
 
 @pytest.mark.parametrize("said", [b"x::0\0", b"x:1:0\0"])
@@ -68,36 +68,36 @@ def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: 
     assert played.until_ended() == 0
     played.run("echo never")
     os.write(played.statuses, said)
-    assert played.until_ended() == KILLED
+    assert played.until_ended() == KILLED_STATUS
     assert not played.session.is_open
-    assert "ended before it read it" in (played.session.why_not_run or "")
+    assert "ended before it read it" in (played.session.not_run_reason or "")
 
 
 class Agent:
     """What an environment's agent does at what it is told; its shells are real ones."""
 
     def __init__(self, where: Path) -> None:
-        self.loop = Loop()
+        self.loop = EventLoop()
         self.shown = b""
         self.told: list[str] = []
-        self.shells = Shells(self.loop, self._start, lambda: self.told.append("finish"), self._show)
-        self._order = Order(mode="run", cwd=str(where), env={"PATH": os.environ["PATH"]})
+        self.shells = ShellManager(self.loop, self._start, lambda: self.told.append("finish"), self._show)
+        self._order = AgentRequest(mode="run", cwd=str(where), env={"PATH": os.environ["PATH"]})
         self._shell = 0
 
-    def _start(self, order: Order, files: Sequence[int]) -> None:
+    def _start(self, order: AgentRequest, files: Sequence[int]) -> None:
         self.told.append(order.mode)
         if order.mode == "session":
-            self._shell = spawn_session(order, tuple(files), UnsafeLocal())
+            self._shell = spawn_session(order, tuple(files), UnsafeLocalIsolation())
 
     def _show(self, data: bytes) -> None:
         self.shown += data
 
-    def begin(self, attempt: Attempt) -> None:
+    def begin(self, attempt: SandboxAttempt) -> None:
         self.shells.begin(attempt, self._order, None)
 
     def open_session(self) -> None:
         assert self.told.pop() == "session"
-        assert self.shells.goes_on({"status": 0})
+        assert self.shells.handle_exit({"status": 0})
 
     def watch(self) -> None:
         assert self.told.pop() == "watch"
@@ -124,7 +124,7 @@ class Agent:
 
     def end(self) -> dict[str, Any]:
         message: dict[str, Any] = {"status": 0}
-        assert not self.shells.goes_on(message)
+        assert not self.shells.handle_exit(message)
         return message
 
     def close(self) -> None:
@@ -140,18 +140,18 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
 
 
 def its_first_command_ends(agent: Agent) -> None:
-    agent.begin(Attempt(a_session_command("main", "x=1")))
+    agent.begin(SandboxAttempt(a_session_command("main", "x=1")))
     agent.open_session()
     agent.watch()
     agent.until_finished()
     assert agent.end()["status"] == 0
 
 
-def a_stopped_shell_is_given(agent: Agent, command: str = "x=2", *, stdin: bytes = b"") -> Attempt:
+def a_stopped_shell_is_given(agent: Agent, command: str = "x=2", *, stdin: bytes = b"") -> SandboxAttempt:
     """As the second command of the session, which the shell does not read."""
     its_first_command_ends(agent)
     agent.stop_shell()
-    attempt = Attempt(a_session_command("main", command, stdin=stdin))
+    attempt = SandboxAttempt(a_session_command("main", command, stdin=stdin))
     agent.begin(attempt)
     agent.watch()
     return attempt
@@ -161,7 +161,7 @@ def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_al
     a_stopped_shell_is_given(agent, "read said; echo [$x] $said", stdin=b"hello\n")
     agent.end_shell()
     agent.until_finished()
-    assert agent.shells.goes_on({"status": 0, "message": "of the watch that is over"})
+    assert agent.shells.handle_exit({"status": 0, "message": "of the watch that is over"})
     agent.open_session()
     agent.watch()
     agent.until_finished()
@@ -171,13 +171,13 @@ def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_al
 
 def test_a_command_that_its_shell_has_begun_is_not_run_again(agent: Agent) -> None:
     its_first_command_ends(agent)
-    agent.begin(Attempt(a_session_command("main", "echo begun; while :; do :; done")))
+    agent.begin(SandboxAttempt(a_session_command("main", "echo begun; while :; do :; done")))
     agent.watch()
     agent.until_shown(b"begun")
     agent.end_shell()
     agent.until_finished()
     said = "session 'main' ended with this command; the next one begins another"
-    assert agent.end() == {"status": KILLED, "message": said}
+    assert agent.end() == {"status": KILLED_STATUS, "message": said}
 
 
 @pytest.mark.parametrize("forged", [b"x::0\0", b"x:0\0", b"no end" * 20])
@@ -194,25 +194,25 @@ def test_what_hides_that_a_command_was_read_makes_it_no_other_that_was_not(agent
     agent.say(forged)
     agent.end_shell()
     agent.until_finished()
-    assert agent.end()["status"] == KILLED
+    assert agent.end()["status"] == KILLED_STATUS
 
 
 def test_a_shell_that_does_not_answer_is_not_said_to_have_ended(agent: Agent) -> None:
     attempt = a_stopped_shell_is_given(agent)
     attempt.cause = "timeout"
-    agent.shells.killed()
+    agent.shells.attempt_killed()
     agent.until_finished()
     assert "the command did not run: its shell did not answer" in agent.end()["message"]
 
 
 def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent) -> None:
-    agent.begin(Attempt(a_session_command("main", "x=1")))
+    agent.begin(SandboxAttempt(a_session_command("main", "x=1")))
     agent.open_session()
     agent.end_shell()
     agent.watch()
     agent.until_finished()
     message = agent.end()
-    assert message["status"] == KILLED
+    assert message["status"] == KILLED_STATUS
     assert "the command did not run: its shell ended before it read it" in message["message"]
 
 
@@ -221,13 +221,13 @@ def test_a_command_that_was_stopped_before_a_new_shell_is_begun_is_not_run(agent
     agent.end_shell()
     agent.until_finished()
     attempt.cause = "cancelled"
-    assert agent.end() == {"status": KILLED, "message": None}
+    assert agent.end() == {"status": KILLED_STATUS, "message": None}
 
 
 @pytest.mark.parametrize("missing", range(1, 8))
 def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) -> None:
     gc.collect()  # what other tests let go of is closed now, and not while files are counted
-    loop = Loop()
+    loop = EventLoop()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = os.dup(0)
     filling = [highest]
@@ -239,8 +239,8 @@ def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) ->
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
     try:
-        with pytest.raises(NoTerminal, match="no terminal to be had"):
-            Session(loop, None)
+        with pytest.raises(TerminalUnavailable, match="no terminal to be had"):
+            ShellSession(loop, None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         after = len(os.listdir("/proc/self/fd"))
@@ -254,15 +254,15 @@ def test_where_there_is_no_terminal_only_the_command_fails(monkeypatch: pytest.M
         raise OSError(errno.ENOSPC, "No space left on device")
 
     said: list[str] = []
-    shells = Shells(
-        Loop(), lambda order, _files: said.append(order.mode), lambda: said.append("finish"), lambda _data: None
+    shells = ShellManager(
+        EventLoop(), lambda order, _files: said.append(order.mode), lambda: said.append("finish"), lambda _data: None
     )
     monkeypatch.setattr(os, "openpty", openpty)
-    attempt = Attempt(a_session_command("main", "echo hello"))
-    shells.begin(attempt, Order(mode="run"), None)
+    attempt = SandboxAttempt(a_session_command("main", "echo hello"))
+    shells.begin(attempt, AgentRequest(mode="run"), None)
     shells.started()
     message = {"status": 0}
-    assert not shells.goes_on(message)
+    assert not shells.handle_exit(message)
     assert said == ["watch", "finish"]
     assert "No space left" in message.pop("message", "")
     assert (attempt.cause, message) == ("setup", {})

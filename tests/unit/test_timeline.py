@@ -2,14 +2,14 @@
 
 import json
 
-from arl_manager.timeline import KEPT, Timeline
+from arl_manager.timeline import MAX_STAGES, AttemptTimeline
 
 
 def test_stages_are_written_in_microseconds_since_it_came() -> None:
-    timeline = Timeline(100.0)
-    timeline.wait_ended(101.5)
+    timeline = AttemptTimeline(100.0)
+    timeline.end_wait(101.5)
     timeline.add("batch", 101.5, 102.0, items=3, error=None)
-    assert json.loads(timeline.written(102.25)) == {
+    assert json.loads(timeline.to_json(102.25)) == {
         "us": 2_250_000,
         "stages": [
             {"name": "device wait", "at_us": 0, "us": 1_500_000},
@@ -19,13 +19,15 @@ def test_stages_are_written_in_microseconds_since_it_came() -> None:
 
 
 def test_what_ended_before_its_first_batch_waited_for_a_device_all_the_time() -> None:
-    assert json.loads(Timeline(1.0).written(3.0))["stages"] == [{"name": "device wait", "at_us": 0, "us": 2_000_000}]
+    assert json.loads(AttemptTimeline(1.0).to_json(3.0))["stages"] == [
+        {"name": "device wait", "at_us": 0, "us": 2_000_000}
+    ]
 
 
 def test_of_many_stages_the_first_are_written_and_the_last() -> None:
-    timeline = Timeline(0.0)
-    for number in range(KEPT + 10):
+    timeline = AttemptTimeline(0.0)
+    for number in range(MAX_STAGES + 10):
         timeline.add("batch", number, number + 1, number=number)
-    written = json.loads(timeline.written(KEPT + 10))
-    assert [stage["number"] for stage in written["stages"]] == [*range(KEPT - 1), KEPT + 9]
+    written = json.loads(timeline.to_json(MAX_STAGES + 10))
+    assert [stage["number"] for stage in written["stages"]] == [*range(MAX_STAGES - 1), MAX_STAGES + 9]
     assert written["left_out"] == 10

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from arl_gpu.encoders.tokens import Tokens, WordPieces
-from arl_gpu.services import available
+from arl_gpu.encoders.tokens import TokenizedText, WordPieceTokenizer
+from arl_gpu.services import installed_services
 
-DIRECTORY = next(iter(available(["minilm"]))).directory
+DIRECTORY = next(iter(installed_services(["minilm"]))).directory
 
 STRANGE = ["中文", "café", "café", "\xa0", "\x0b", "\x1c", "\x00", "\x7f", "�", "\u2028"]
 PLAIN = ["time", "Year", "unbelievably", "x1", "42", "\\frac{1}{2}", "don't", "[SEP]", "[sep]", "[CLS]"]
@@ -22,8 +22,8 @@ TEXTS = st.lists(PIECES | st.sampled_from(" \t\n\r") | st.text(string.printable,
 
 
 @pytest.fixture(scope="module")
-def pieces() -> WordPieces:
-    return WordPieces(DIRECTORY)
+def pieces() -> WordPieceTokenizer:
+    return WordPieceTokenizer(DIRECTORY)
 
 
 @pytest.fixture(scope="module")
@@ -34,17 +34,21 @@ def library() -> Tokenizer:
     return library
 
 
-def by_library(library: Tokenizer, texts: Sequence[str], most: int) -> list[Tokens]:
+def by_library(library: Tokenizer, texts: Sequence[str], most: int) -> list[TokenizedText]:
     found = [library.encode(text).ids for text in texts]
-    return [Tokens((*ids[:-1][: most - 1], ids[-1]), len(ids) > most) for ids in found]
+    return [TokenizedText((*ids[:-1][: most - 1], ids[-1]), len(ids) > most) for ids in found]
 
 
 @given(texts=st.lists(TEXTS, max_size=4))
-def test_they_are_the_librarys_whatever_the_texts_are(pieces: WordPieces, library: Tokenizer, texts: list[str]) -> None:
-    assert pieces.split(texts) == by_library(library, texts, pieces.max_tokens)
+def test_they_are_the_librarys_whatever_the_texts_are(
+    pieces: WordPieceTokenizer, library: Tokenizer, texts: list[str]
+) -> None:
+    assert pieces.tokenize(texts) == by_library(library, texts, pieces.max_tokens)
 
 
 @pytest.mark.parametrize("count", [253, 254, 255, 300, 5000])
-def test_a_long_text_is_cut_where_the_library_cuts_it(pieces: WordPieces, library: Tokenizer, count: int) -> None:
+def test_a_long_text_is_cut_where_the_library_cuts_it(
+    pieces: WordPieceTokenizer, library: Tokenizer, count: int
+) -> None:
     texts = ["time " * count, "unbelievably, " * count]
-    assert pieces.split(texts) == by_library(library, texts, pieces.max_tokens)
+    assert pieces.tokenize(texts) == by_library(library, texts, pieces.max_tokens)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arl_cpu.launcher.archives import pack, unpack
-from arl_cpu.launcher.trees import DEEPEST, LONGEST, Refused, Tree, listed
+from arl_cpu.launcher.trees import MAX_CURSOR_BYTES, MAX_DEPTH, FileAccessError, FileTree, list_entries
 from arl_cpu.launcher.workdir import remove
 
 ROUNDS = 200
@@ -52,14 +52,14 @@ def swapped(directory: Path) -> Iterator[None]:
 
 def packed(root: int) -> bytes:
     target = io.BytesIO()
-    pack(Tree(root, ""), target)
+    pack(FileTree(root, ""), target)
     return target.getvalue()
 
 
 def test_a_directory_swapped_for_a_link_is_not_packed_from_elsewhere(root: int, tmp_path: Path) -> None:
     with swapped(tmp_path / "inside"):
         for _ in range(ROUNDS):
-            with suppress(Refused, OSError):
+            with suppress(FileAccessError, OSError):
                 assert b"secret" not in packed(root)
 
 
@@ -70,7 +70,7 @@ def test_a_directory_swapped_for_a_link_is_not_written_elsewhere(root: int, tmp_
             archive.addfile(tarfile.TarInfo(name))
     with swapped(tmp_path / "inside"):
         for _ in range(ROUNDS):
-            with suppress(Refused):
+            with suppress(FileAccessError):
                 unpack(io.BytesIO(target.getvalue()), root, "", max_bytes=1 << 20)  # type: ignore[arg-type]
     assert [path.name for path in (tmp_path / "outside").iterdir()] == ["f"]
     assert (tmp_path / "outside" / "f").read_text() == "secret"
@@ -78,15 +78,15 @@ def test_a_directory_swapped_for_a_link_is_not_written_elsewhere(root: int, tmp_
 
 def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(root: int, tmp_path: Path) -> None:
     directory = os.dup(root)
-    for _ in range(DEEPEST + 1):
+    for _ in range(MAX_DEPTH + 1):
         os.mkdir("d2", dir_fd=directory)
         below = os.open("d2", os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
         os.close(directory)
         directory = below
     os.close(directory)
-    tree = Tree(root, "")
+    tree = FileTree(root, "")
     before = len(os.listdir("/proc/self/fd"))
-    with pytest.raises(Refused, match="deep"):
+    with pytest.raises(FileAccessError, match="deep"):
         pack(tree, io.BytesIO())
     assert len(os.listdir("/proc/self/fd")) <= before  # what other tests let go of may be closed meanwhile
     remove(tmp_path / "inside" / "d2")
@@ -95,10 +95,10 @@ def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(r
 def test_a_list_goes_on_where_it_stopped_although_that_is_gone(root: int, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / "inside" / name).touch()
-    first = listed(Tree(root, ""), recursive=True, limit=2, after=None)
+    first = list_entries(FileTree(root, ""), recursive=True, limit=2, after=None)
     (tmp_path / "inside" / "b").unlink()
     after = bytes.fromhex(first["next"]).decode()
-    rest = listed(Tree(root, ""), recursive=True, limit=10, after=after)
+    rest = list_entries(FileTree(root, ""), recursive=True, limit=10, after=after)
     assert [entry["path"] for entry in rest["entries"]] == ["c", "d", "d/f"]
 
 
@@ -114,21 +114,21 @@ def test_a_file_may_say_that_it_is_of_any_time(root: int, tmp_path: Path, mtime:
     os.utime(tmp_path / "inside" / "d", (0, mtime))
     if os.stat(tmp_path / "inside" / "d").st_mtime != mtime:
         pytest.skip("this file system knows no such time")
-    (entry,) = listed(Tree(root, ""), recursive=False, limit=10, after=None)["entries"]
+    (entry,) = list_entries(FileTree(root, ""), recursive=False, limit=10, after=None)["entries"]
     assert entry["modified_at"] == shown
 
 
 def test_a_list_goes_on_from_no_path_that_is_too_long_to_be_said(root: int, tmp_path: Path) -> None:
     directory, name = os.dup(root), "e" * 250
-    for _ in range(LONGEST // len(name) + 1):
+    for _ in range(MAX_CURSOR_BYTES // len(name) + 1):
         os.mkdir(name, dir_fd=directory)
         below = os.open(name, os.O_RDONLY | os.O_DIRECTORY, dir_fd=directory)
         os.close(directory)
         directory = below
     os.mkdir("last", dir_fd=directory)
     os.close(directory)
-    deepest = 2 + LONGEST // len(name) + 1
-    with pytest.raises(Refused, match="no place"):
-        listed(Tree(root, ""), recursive=True, limit=deepest, after=None)
-    assert listed(Tree(root, ""), recursive=True, limit=deepest + 1, after=None)["next"] is None
+    deepest = 2 + MAX_CURSOR_BYTES // len(name) + 1
+    with pytest.raises(FileAccessError, match="no place"):
+        list_entries(FileTree(root, ""), recursive=True, limit=deepest, after=None)
+    assert list_entries(FileTree(root, ""), recursive=True, limit=deepest + 1, after=None)["next"] is None
     remove(tmp_path / "inside" / name)

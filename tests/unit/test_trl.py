@@ -124,7 +124,7 @@ def test_every_trainer_sees_that_it_is_a_coroutine_function_and_it_can_be_pickle
         assert inspect.iscoroutinefunction(each)
         assert asyncio.iscoroutinefunction(each)
         assert (each.__name__, each.func.__name__) == ("tangram_quality", "tangram_quality")
-        assert each.asking.reference == "answer"
+        assert each.scorer.reference == "answer"
     assert "tk_secret" not in repr(reward)
 
 

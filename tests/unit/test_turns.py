@@ -7,15 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from arl_core.fence import Fence
-from arl_gpu.jobs import Job
-from arl_gpu.turns import Batch, Part, Place, Turns
+from arl_gpu.jobs import ScoreJob
+from arl_gpu.turns import Batch, BatchPart, BatchScheduler, DeviceState
 
-HERE = Place()
+HERE = DeviceState()
 COSTS = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size=1, max_size=8)
 
 
-def a_job(costs: list[int], service: str = "minilm") -> Job:
-    return Job(
+def a_job(costs: list[int], service: str = "minilm") -> ScoreJob:
+    return ScoreJob(
         fence=Fence(uuid4(), 1),
         service=service,
         timeout_s=1.0,
@@ -24,17 +24,17 @@ def a_job(costs: list[int], service: str = "minilm") -> Job:
     )
 
 
-def turns_of(*jobs: Job, batch_tokens: int = 2048, begun_tokens: int = 1 << 20) -> Turns:
-    turns = Turns(batch_tokens=batch_tokens, begun_tokens=begun_tokens)
+def turns_of(*jobs: ScoreJob, batch_tokens: int = 2048, begun_tokens: int = 1 << 20) -> BatchScheduler:
+    turns = BatchScheduler(batch_tokens=batch_tokens, max_inflight_tokens=begun_tokens)
     for job in jobs:
         turns.add(job)
     return turns
 
 
-def computed(turns: Turns, batch: Batch) -> None:
+def computed(turns: BatchScheduler, batch: Batch) -> None:
     for job, _, _ in batch:
-        job.begun = 0.0
-        if not job.left:
+        job.started_at = 0.0
+        if not job.remaining_costs:
             turns.remove(job.fence)
 
 
@@ -53,9 +53,9 @@ def test_a_large_one_waits_while_as_much_as_may_begin_has_begun_and_short_ones_d
     turns.add(waits)
     turns.add(short)
     computed(turns, turns.next_batch(HERE))
-    assert (short.left, waits.has_begun) == ([], False)
-    while not waits.has_begun:
-        was_left = sum(large.left)
+    assert (short.remaining_costs, waits.has_started) == ([], False)
+    while not waits.has_started:
+        was_left = sum(large.remaining_costs)
         computed(turns, turns.next_batch(HERE))
     assert was_left <= 10
 
@@ -67,17 +67,17 @@ def test_each_that_began_or_is_short_is_served_within_as_many_batches_as_there_a
     jobs = [a_job(each, service="minilm" if at % 3 else "other") for at, each in enumerate(costs)]
     turns = turns_of(*jobs, batch_tokens=batch_tokens, begun_tokens=begun_tokens)
     waits = dict.fromkeys((job.fence for job in jobs), 0)
-    begun_large: list[Job] = []
+    begun_large: list[ScoreJob] = []
     clock = count(1.0)
     while turns:
         batch = turns.next_batch(HERE, now=next(clock))
         assert len({job.service for job, _, _ in batch}) == 1
         served = {job.fence for job, _, _ in batch}
         for job in turns:
-            is_ready = job.has_begun or sum(job.costs) <= batch_tokens
+            is_ready = job.has_started or sum(job.costs) <= batch_tokens
             waits[job.fence] = 0 if job.fence in served or not is_ready else waits[job.fence] + 1
             assert waits[job.fence] < len(jobs)
-        begun_large += [job for job, _, _ in batch if not job.has_begun and sum(job.costs) > batch_tokens]
+        begun_large += [job for job, _, _ in batch if not job.has_started and sum(job.costs) > batch_tokens]
         computed(turns, batch)
     for service in ("minilm", "other"):
         of_it = [job for job in jobs if sum(job.costs) > batch_tokens and job.service == service]
@@ -90,8 +90,8 @@ def test_of_large_ones_no_more_begins_than_may(costs: list[list[int]], batch_tok
     turns = turns_of(*jobs, batch_tokens=batch_tokens, begun_tokens=begun_tokens)
     while turns:
         batch = turns.next_batch(HERE)
-        ready = {job.fence: job for job in jobs if job.has_begun} | {job.fence: job for job, _, _ in batch}
-        left = {fence: sum(job.left) for fence, job in ready.items()}
+        ready = {job.fence: job for job in jobs if job.has_started} | {job.fence: job for job, _, _ in batch}
+        left = {fence: sum(job.remaining_costs) for fence, job in ready.items()}
         left |= {job.fence: sum(job.costs[start:]) for job, start, _ in batch}
         assert len([each for each in left.values() if each]) == 1 or sum(left.values()) <= begun_tokens
         computed(turns, batch)
@@ -100,18 +100,18 @@ def test_of_large_ones_no_more_begins_than_may(costs: list[list[int]], batch_tok
 class TestSwaps:
     """Two services, of which one is on the device and used; nobody waits for ever."""
 
-    HERE = Place(resident=("here",), fitting=())
+    HERE = DeviceState(resident=("here",), fitting=())
 
-    def turns(self, *waiting: tuple[float, str]) -> Turns:
+    def turns(self, *waiting: tuple[float, str]) -> BatchScheduler:
         """«here» was in a batch at 0; what waits came when it is said to have come."""
-        turns = Turns(batch_tokens=10, begun_tokens=100, swap_wait_s=5.0)
+        turns = BatchScheduler(batch_tokens=10, max_inflight_tokens=100, model_swap_delay_s=5.0)
         turns.add(a_job([10], "here"), now=0.0)
         turns.next_batch(self.HERE, now=0.0)
         for came, service in waiting:
             turns.add(a_job([10], service), now=came)
         return turns
 
-    def served(self, turns: Turns, *at: float) -> list[str]:
+    def served(self, turns: BatchScheduler, *at: float) -> list[str]:
         return [job.service for now in at for job, _, _ in turns.next_batch(self.HERE, now=now)]
 
     def test_work_of_a_resident_service_goes_before_a_restore(self) -> None:
@@ -120,49 +120,49 @@ class TestSwaps:
 
     def test_whoever_waited_its_bound_goes_first_and_with_it_all_that_waited_for_the_same(self) -> None:
         turns = self.turns((1.0, "away"), (2.0, "here"), (5.5, "away"))
-        assert turns.waiting(self.HERE, now=6.0) == ["away", "here"]
+        assert turns.waiting_services(self.HERE, now=6.0) == ["away", "here"]
         assert self.served(turns, 6.0, 6.0, 6.0) == ["away", "away", "here"]
 
     def test_nobody_leaves_for_one_that_has_hardly_waited(self) -> None:
         turns = self.turns((1.0, "away"), (4.0, "here"))
         assert self.served(turns, 4.0) == ["here"]
-        assert turns.next_look(self.HERE, now=4.0) == 6.0
-        assert (turns.waiting(self.HERE, now=5.9), self.served(turns, 5.9)) == ([], [])
+        assert turns.next_check_at(self.HERE, now=4.0) == 6.0
+        assert (turns.waiting_services(self.HERE, now=5.9), self.served(turns, 5.9)) == ([], [])
         assert self.served(turns, 6.0) == ["away"]
 
     def test_many_that_wait_for_one_service_have_not_to_wait_so_long(self) -> None:
         turns = self.turns(*[(1.0, "away")] * 4, (3.4, "here"))
         assert self.served(turns, 3.4) == ["here"]
-        assert turns.next_look(self.HERE, now=3.4) == 3.5
+        assert turns.next_check_at(self.HERE, now=3.4) == 3.5
         assert self.served(turns, 3.5) == ["away"]
 
     def test_it_does_not_wait_where_there_is_room_or_where_nobody_needs_what_would_leave(self) -> None:
-        assert self.turns((1.0, "away")).next_batch(Place(resident=("here",), fitting=("away",)), now=1.0)
-        assert self.turns((1.0, "away")).next_batch(Place(fitting=()), now=1.0)
+        assert self.turns((1.0, "away")).next_batch(DeviceState(resident=("here",), fitting=("away",)), now=1.0)
+        assert self.turns((1.0, "away")).next_batch(DeviceState(fitting=()), now=1.0)
         assert self.served(self.turns((5.0, "away")), 5.0) == ["away"]
 
     def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
-        turns, place = self.turns((1.0, "away"), (1.0, "here")), Place(elsewhere={"away": 1, "here": 1})
+        turns, place = self.turns((1.0, "away"), (1.0, "here")), DeviceState(replicas_elsewhere={"away": 1, "here": 1})
         assert turns.next_batch(place, now=5.9) == []
         turns.add(a_job([10] * 3, "here"), now=5.9)
         assert turns.next_batch(place, now=5.9)[0].job.service == "here"
 
 
 def test_what_another_device_holds_is_brought_here_once_it_has_waited_for_long_enough() -> None:
-    turns = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=5.0)
+    turns = BatchScheduler(batch_tokens=100, max_inflight_tokens=1000, model_swap_delay_s=5.0)
     turns.add(a_job([10]), now=0.0)
-    place = Place(elsewhere={"minilm": 1})
+    place = DeviceState(replicas_elsewhere={"minilm": 1})
     assert not turns.next_batch(place, now=4.9)
     assert turns.next_batch(place, now=5.0)
 
 
 def test_a_split_service_and_one_on_a_device_of_its_take_turns_and_not_a_swap_for_each_batch() -> None:
-    turns = Turns(batch_tokens=10, begun_tokens=1000, swap_wait_s=1.0)
+    turns = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, model_swap_delay_s=1.0)
     members = {"split": (0, 1)}
-    leads = Place(number=0, members=members, closed={"whole"})
-    follows = Place(number=1, members=members, closed={"split"})
+    leads = DeviceState(number=0, members=members, blocked={"whole"})
+    follows = DeviceState(number=1, members=members, blocked={"split"})
 
-    def begins(place: Place, at: float) -> list[str]:
+    def begins(place: DeviceState, at: float) -> list[str]:
         return [job.service for job, _, _ in turns.next_batch(place, now=at)]
 
     for service in ("whole", "whole", "split", "split"):
@@ -178,43 +178,47 @@ def test_a_split_service_and_one_on_a_device_of_its_take_turns_and_not_a_swap_fo
 
 
 def test_a_split_service_is_not_brought_where_one_that_is_in_use_on_another_device_of_its_would_leave() -> None:
-    turns = Turns(batch_tokens=10, begun_tokens=1000, swap_wait_s=1.0)
-    leads = Place(number=0, members={"split": (0, 1)}, beside={"split": {"whole"}}, fitting=(), closed={"whole"})
+    turns = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, model_swap_delay_s=1.0)
+    leads = DeviceState(
+        number=0, members={"split": (0, 1)}, resident_on_group={"split": {"whole"}}, fitting=(), blocked={"whole"}
+    )
     user, waits = a_job([10], "whole"), a_job([10], "split")
     turns.add(user, now=0.0)
     turns.add(waits, now=0.0)
     assert turns.next_batch(leads, now=0.1) == []
-    assert turns.next_look(leads, now=0.1) == 1.0
+    assert turns.next_check_at(leads, now=0.1) == 1.0
     assert [job for job, _, _ in turns.next_batch(leads, now=1.0)] == [waits]
 
 
 class TestBatchesByTime:
     """A batch is as large as what a device computes within 0.1 s, and never below what it may have at once anyway."""
 
-    def turns(self, *jobs: Job, begun_tokens: int = 10_000) -> Turns:
-        turns = Turns(batch_tokens=20, begun_tokens=begun_tokens, swap_wait_s=60.0, batch_s=0.1)
+    def turns(self, *jobs: ScoreJob, begun_tokens: int = 10_000) -> BatchScheduler:
+        turns = BatchScheduler(batch_tokens=20, max_inflight_tokens=begun_tokens, model_swap_delay_s=60.0, batch_s=0.1)
         for job in jobs:
             turns.add(job)
         return turns
 
-    def sizes(self, turns: Turns, tokens_per_s: float, count: int = 12, place: Place = HERE) -> list[int]:
+    def sizes(
+        self, turns: BatchScheduler, tokens_per_s: float, count: int = 12, place: DeviceState = HERE
+    ) -> list[int]:
         found = []
         for _ in range(count):
             batch = turns.next_batch(place)
             tokens = sum(sum(job.costs[start:stop]) for job, start, stop in batch)
             computed(turns, batch)
-            turns.took(batch, place.number, tokens / tokens_per_s)
+            turns.record_duration(batch, place.number, tokens / tokens_per_s)
             found.append(tokens)
         return found
 
-    def of_320(self, *others: Job) -> Turns:
+    def of_320(self, *others: ScoreJob) -> BatchScheduler:
         """What has been computed by now is gone."""
         turns = self.turns(a_job([1] * 5000))
         assert self.sizes(turns, 3200, 7) == [20, 40, 80, 160, 320, 320, 320]
         self.instead(turns, *others)
         return turns
 
-    def instead(self, turns: Turns, *jobs: Job) -> None:
+    def instead(self, turns: BatchScheduler, *jobs: ScoreJob) -> None:
         """Of all that waits."""
         for each in [*turns]:
             turns.remove(each.fence)
@@ -231,43 +235,43 @@ class TestBatchesByTime:
         assert self.sizes(self.turns(a_job([1] * 5000)), 1e9, 8)[-2:] == [320, 320]
 
     def test_one_with_little_in_it_says_nothing_of_one_with_much_unless_it_takes_too_long(self) -> None:
-        turns, alone = self.of_320(a_job([1] * 5000)), [Part(a_job([1]), 0, 1)]
-        turns.took(alone, 0, 0.09)
+        turns, alone = self.of_320(a_job([1] * 5000)), [BatchPart(a_job([1]), 0, 1)]
+        turns.record_duration(alone, 0, 0.09)
         assert self.sizes(turns, 3200, 1) == [320]
-        turns.took(alone, 0, 9.0)
+        turns.record_duration(alone, 0, 9.0)
         assert self.sizes(turns, 3200, 2) == [160, 320]
 
     def test_each_service_has_its_own_on_each_device(self) -> None:
         turns = self.turns(a_job([1] * 600), a_job([1] * 600, "other"))
         assert [self.sizes(turns, 1e9, 1) for _ in range(4)] == [[20], [20], [40], [40]]
-        assert self.sizes(turns, 1e9, 1, Place(number=1)) == [20]
+        assert self.sizes(turns, 1e9, 1, DeviceState(number=1)) == [20]
 
     def test_one_that_failed_is_followed_by_small_ones_and_so_is_what_was_in_no_memory(self) -> None:
         turns = self.of_320(a_job([1] * 5000))
-        turns.failed(turns.next_batch(HERE), 1)
+        turns.record_failure(turns.next_batch(HERE), 1)
         assert self.sizes(turns, 3200, 1) == [320]
-        turns.failed(turns.next_batch(HERE), 0)
+        turns.record_failure(turns.next_batch(HERE), 0)
         assert self.sizes(turns, 3200, 2) == [20, 40]
-        turns.forget_all_but({"minilm"}, 0)
-        turns.forget_all_but({"other"}, 1)
+        turns.forget_budgets_except({"minilm"}, 0)
+        turns.forget_budgets_except({"other"}, 1)
         assert self.sizes(turns, 3200, 1) == [80]
-        turns.forget_all_but({"other"}, 0)
+        turns.forget_budgets_except({"other"}, 0)
         assert self.sizes(turns, 3200, 1) == [20]
 
     def test_a_device_leaves_others_that_hold_the_service_their_parts_of_what_waits(self) -> None:
         turns = self.of_320(a_job([1] * 180))
-        assert turns.next_batch(Place(resident={"minilm"}, elsewhere={"minilm": 2}))[0].items == 60
+        assert turns.next_batch(DeviceState(resident={"minilm"}, replicas_elsewhere={"minilm": 2}))[0].items == 60
         turns = self.of_320(a_job([1] * 180))
-        pairs = Place(resident={"minilm"}, elsewhere={"minilm": 2}, members={"minilm": (0, 1)})
+        pairs = DeviceState(resident={"minilm"}, replicas_elsewhere={"minilm": 2}, members={"minilm": (0, 1)})
         assert turns.next_batch(pairs)[0].items == 90, "two devices are one more group"
 
     def test_a_second_copy_is_made_where_there_is_work_for_several_of_its_batches(self) -> None:
-        elsewhere = Place(number=1, elsewhere={"minilm": 1}, fitting=())
+        elsewhere = DeviceState(number=1, replicas_elsewhere={"minilm": 1}, fitting=())
         for tokens, is_made in ((1279, False), (1280, True)):
             assert bool(self.of_320(a_job([1] * tokens)).next_batch(elsewhere)) == is_made
 
     def test_a_second_copy_is_made_although_no_more_may_begin_than_a_few_batches(self) -> None:
-        elsewhere = Place(number=1, elsewhere={"minilm": 1}, fitting=())
+        elsewhere = DeviceState(number=1, replicas_elsewhere={"minilm": 1}, fitting=())
         for tokens, is_made in ((299, False), (300, True)):
             turns = self.turns(a_job([1] * 3000), begun_tokens=600)
             self.sizes(turns, 1e9, 8)
@@ -282,25 +286,28 @@ def test_what_waits_for_a_closed_service_is_in_nobody_s_way() -> None:
     computed(turns, turns.next_batch(HERE))
     waits = a_job([10] * 9)
     turns.add(waits)
-    place = Place(resident={"minilm"}, closed={"judge"}, fitting=set())
+    place = DeviceState(resident={"minilm"}, blocked={"judge"}, fitting=set())
     assert turns.next_batch(place) == [(waits, 0, 2)]
 
 
 def test_large_actions_of_a_service_that_is_not_here_leave_the_device_to_one_that_is() -> None:
     cold, hot = [a_job([10] * 9, "cold") for _ in range(3)], a_job([10] * 9)
-    turns = Turns(batch_tokens=20, begun_tokens=100, swap_wait_s=1.5)
+    turns = BatchScheduler(batch_tokens=20, max_inflight_tokens=100, model_swap_delay_s=1.5)
     for job in (*cold, hot):
         turns.add(job, now=1.0)
-    assert turns.next_batch(Place(resident={"minilm"}, fitting=set()), now=1.0) == [(hot, 0, 2)]
+    assert turns.next_batch(DeviceState(resident={"minilm"}, fitting=set()), now=1.0) == [(hot, 0, 2)]
 
 
 def test_a_large_action_comes_to_begin_however_much_of_another_service_comes() -> None:
-    turns, large = Turns(batch_tokens=100, begun_tokens=1000, swap_wait_s=1.5), a_job([100] * 6, "large")
-    place = Place(resident={"large", "stream"}, fitting=set())
+    turns, large = (
+        BatchScheduler(batch_tokens=100, max_inflight_tokens=1000, model_swap_delay_s=1.5),
+        a_job([100] * 6, "large"),
+    )
+    place = DeviceState(resident={"large", "stream"}, fitting=set())
     for tick in range(100):
         if tick == 20:
             turns.add(large, now=tick / 10)
-        while sum(not job.has_begun for job in turns if job is not large) < 4:
+        while sum(not job.has_started for job in turns if job is not large) < 4:
             turns.add(a_job([100] * 3, "stream"), now=tick / 10)
         computed(turns, turns.next_batch(place, now=tick / 10))
-    assert large.has_begun
+    assert large.has_started

@@ -4,7 +4,14 @@ from datetime import UTC, datetime
 
 import pytest
 
-from arl_api.verdicts import LONGEST_PAUSE_S, Verdict, may_send_again, pause_s, retry_after_s, verdict_of
+from arl_api.verdicts import (
+    MAX_RETRY_DELAY_S,
+    CallVerdict,
+    can_retry,
+    parse_retry_after_s,
+    retry_delay_s,
+    verdict_for_status,
+)
 
 NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 
@@ -12,39 +19,39 @@ NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
 @pytest.mark.parametrize(
     ("status", "verdict"),
     [
-        *[(status, Verdict.ANSWERED) for status in (200, 201, 204, 302)],
-        *[(status, Verdict.ITS_FAULT) for status in (400, 404, 405, 409, 413, 422)],
-        *[(status, Verdict.REFUSED) for status in (401, 402, 403, 407)],
-        *[(status, Verdict.THROTTLED) for status in (429, 503, 529)],
-        *[(status, Verdict.UNAVAILABLE) for status in (408, 425, 500, 502, 504, 522, 599)],
-        *[(status, Verdict.BROKE_OFF) for status in (0, 99, 101, 199, 600, 999)],
+        *[(status, CallVerdict.ANSWERED) for status in (200, 201, 204, 302)],
+        *[(status, CallVerdict.USER_ERROR) for status in (400, 404, 405, 409, 413, 422)],
+        *[(status, CallVerdict.REFUSED) for status in (401, 402, 403, 407)],
+        *[(status, CallVerdict.THROTTLED) for status in (429, 503, 529)],
+        *[(status, CallVerdict.UNAVAILABLE) for status in (408, 425, 500, 502, 504, 522, 599)],
+        *[(status, CallVerdict.CONNECTION_LOST) for status in (0, 99, 101, 199, 600, 999)],
     ],
 )
-def test_a_status_says_whose_trouble_it_is(status: int, verdict: Verdict) -> None:
-    assert verdict_of(status) is verdict
+def test_a_status_says_whose_trouble_it_is(status: int, verdict: CallVerdict) -> None:
+    assert verdict_for_status(status) is verdict
 
 
-@pytest.mark.parametrize("verdict", Verdict)
+@pytest.mark.parametrize("verdict", CallVerdict)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST", "PATCH"])
 @pytest.mark.parametrize("idempotent", [True, False])
 def test_what_may_have_been_carried_out_is_sent_again_only_where_that_does_no_harm(
-    verdict: Verdict, method: str, idempotent: bool
+    verdict: CallVerdict, method: str, idempotent: bool
 ) -> None:
     harmless = idempotent or method not in ("POST", "PATCH")
     expected = {
-        Verdict.THROTTLED: True,
-        Verdict.UNREACHED: True,
-        Verdict.UNAVAILABLE: harmless,
-        Verdict.BROKE_OFF: harmless,
+        CallVerdict.THROTTLED: True,
+        CallVerdict.UNREACHABLE: True,
+        CallVerdict.UNAVAILABLE: harmless,
+        CallVerdict.CONNECTION_LOST: harmless,
     }
-    assert may_send_again(verdict, method, idempotent=idempotent) is expected.get(verdict, False)
+    assert can_retry(verdict, method, idempotent=idempotent) is expected.get(verdict, False)
 
 
 def test_pauses_grow_and_are_never_shorter_than_what_was_asked_for() -> None:
-    assert [pause_s(tries, asked_for_s=None, drawn=1.0) for tries in (1, 2, 3)] == [0.5, 1.0, 2.0]
-    assert pause_s(1, asked_for_s=None, drawn=0.0) == 0.25
-    assert pause_s(1, asked_for_s=7.0, drawn=1.0) == 7.0
-    assert pause_s(60, asked_for_s=None, drawn=1.0) == LONGEST_PAUSE_S
+    assert [retry_delay_s(tries, retry_after_s=None, random_fraction=1.0) for tries in (1, 2, 3)] == [0.5, 1.0, 2.0]
+    assert retry_delay_s(1, retry_after_s=None, random_fraction=0.0) == 0.25
+    assert retry_delay_s(1, retry_after_s=7.0, random_fraction=1.0) == 7.0
+    assert retry_delay_s(60, retry_after_s=None, random_fraction=1.0) == MAX_RETRY_DELAY_S
 
 
 @pytest.mark.parametrize(
@@ -63,4 +70,4 @@ def test_pauses_grow_and_are_never_shorter_than_what_was_asked_for() -> None:
     ],
 )
 def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
-    assert retry_after_s(header, now=NOW) == seconds
+    assert parse_retry_after_s(header, now=NOW) == seconds

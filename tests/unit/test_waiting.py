@@ -5,8 +5,8 @@ from weakref import ref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.model import ActionClass, Environment, Waiting
-from arl_core.waiting import PIECE, Bucket, BucketKey, Entry, WaitingIndex, Walk, arrival_order
+from arl_core.model import ActionClass, PinnedEnvironment, QueuedAction
+from arl_core.waiting import CHUNK_SIZE, ActionBucket, BucketKey, QueueCursor, QueueEntry, QueueIndex, arrival_order
 from support.builders import a_class, an_action, numbered
 
 actions = st.lists(
@@ -14,8 +14,8 @@ actions = st.lists(
 )
 
 
-def a_bucket(cls: ActionClass) -> Bucket:
-    return Bucket(cls, BucketKey(cls.key, 1, 0, None, makes_environment=False))
+def a_bucket(cls: ActionClass) -> ActionBucket:
+    return ActionBucket(cls, BucketKey(cls.key, 1, 0, None, makes_environment=False))
 
 
 @given(actions, st.sets(st.integers(1, 10_000)))
@@ -23,7 +23,7 @@ def test_what_waits_is_walked_in_arrival_order_without_what_was_discarded(
     entries: list[tuple[int, int, float]], gone: set[int]
 ) -> None:
     classes = [a_class(key) for key in range(3)]
-    index = WaitingIndex()
+    index = QueueIndex()
     for number, priority, submitted in entries:
         index.add(an_action(number, cls=classes[number % 3], priority=priority, submitted=submitted))
     for number in gone:
@@ -44,11 +44,11 @@ def test_what_waits_is_walked_in_arrival_order_without_what_was_discarded(
 def test_a_lead_puts_a_bucket_behind_those_that_come_up_to_so_much_later(
     entries: list[tuple[int, int]], leads: list[int]
 ) -> None:
-    index = WaitingIndex()
+    index = QueueIndex()
     for number, (key, submitted) in enumerate(entries, 1):
         index.add(an_action(number, cls=a_class(key), submitted=submitted))
     buckets = list(index.buckets())
-    walk = Walk(buckets, [leads[bucket.cls.key] for bucket in buckets])
+    walk = QueueCursor(buckets, [leads[bucket.cls.key] for bucket in buckets])
     walked = []
     while walk.head is not None:
         walked.append(walk.head)
@@ -58,22 +58,22 @@ def test_a_lead_puts_a_bucket_behind_those_that_come_up_to_so_much_later(
 
 
 def test_a_bucket_that_is_left_is_not_met_again_in_a_walk() -> None:
-    index = WaitingIndex()
+    index = QueueIndex()
     for number in range(1, 7):
         index.add(an_action(number, cls=a_class(number % 2)))
-    walk = Walk(index.buckets())
-    walk.leave_bucket()
+    walk = QueueCursor(index.buckets())
+    walk.skip_bucket()
     assert walk.head is not None
     assert walk.head.id == numbered(2)
     assert walk.bucket.cls.key == 0
 
 
 def test_those_who_can_only_start_on_one_node_wait_apart() -> None:
-    index = WaitingIndex()
-    home = Environment(id=numbered(100), node=2)
+    index = QueueIndex()
+    home = PinnedEnvironment(id=numbered(100), node=2)
     index.add(an_action(1, environment=home))
     index.add(an_action(2))
-    assert [[action.id for bucket in index.on(node) for action in bucket] for node in (2, None)] == [
+    assert [[action.id for bucket in index.buckets_on(node) for action in bucket] for node in (2, None)] == [
         [numbered(1)],
         [numbered(2)],
     ]
@@ -83,9 +83,9 @@ def test_those_who_can_only_start_on_one_node_wait_apart() -> None:
 
 def test_what_comes_before_many_others_is_walked_in_its_place() -> None:
     rng, cls = random.Random(0), a_class()
-    bucket, waiting = a_bucket(cls), dict[int, Waiting]()
-    entries: dict[int, Entry] = {}
-    for number in range(1, 6 * PIECE):
+    bucket, waiting = a_bucket(cls), dict[int, QueuedAction]()
+    entries: dict[int, QueueEntry] = {}
+    for number in range(1, 6 * CHUNK_SIZE):
         waiting[number] = an_action(number, cls=cls, submitted=rng.random())
         entries[number] = bucket.add(waiting[number])
         if rng.random() < 0.3:
@@ -94,7 +94,7 @@ def test_what_comes_before_many_others_is_walked_in_its_place() -> None:
             del waiting[its_number]
             bucket.discard(entries[its_number])
     assert list(bucket) == sorted(waiting.values(), key=arrival_order)
-    walk, walked = Walk([bucket]), []
+    walk, walked = QueueCursor([bucket]), []
     while walk.head is not None:
         walked.append(walk.head)
         walk.advance()
@@ -102,7 +102,7 @@ def test_what_comes_before_many_others_is_walked_in_its_place() -> None:
 
 
 def test_who_is_read_goes_with_the_index_though_nobody_looks_for_cycles() -> None:
-    index = WaitingIndex()
+    index = QueueIndex()
     for number in range(1, 10):
         index.add(an_action(number, cls=a_class(number % 3)))
     bucket = ref(next(index.buckets()))
@@ -120,11 +120,11 @@ def test_many_discards_do_not_keep_the_memory() -> None:
     bucket = a_bucket(cls)
     for number in range(1, 1001):
         bucket.discard(bucket.add(an_action(number, cls=cls)))
-    assert bucket.kept < 200
+    assert bucket.entry_count < 200
 
 
 def test_adding_an_action_again_replaces_it() -> None:
-    index = WaitingIndex()
+    index = QueueIndex()
     index.add(an_action(1, cls=a_class(1)))
     index.add(an_action(1, cls=a_class(2)))
     assert [bucket.cls.key for bucket in index.buckets()] == [2]

@@ -2,11 +2,11 @@
 
 import pytest
 
-from arl_core.window import Window
+from arl_core.window import ConcurrencyWindow
 
 
 def test_it_is_halved_once_for_all_that_was_under_way_and_again_for_what_was_sent_since() -> None:
-    window = Window(16)
+    window = ConcurrencyWindow(16)
     for sent in (1.0, 1.5, 2.0):
         window.throttled(sent=sent, now=2.5)
     assert window.size == 8
@@ -15,38 +15,38 @@ def test_it_is_halved_once_for_all_that_was_under_way_and_again_for_what_was_sen
 
 
 def test_at_least_one_call_is_always_tried() -> None:
-    window = Window(2)
+    window = ConcurrencyWindow(2)
     for now in range(1, 9):
         window.throttled(sent=now, now=now + 0.5)
     assert window.size == 1
 
 
 def test_each_second_of_success_adds_one_until_all_are_back() -> None:
-    window = Window(8)
+    window = ConcurrencyWindow(8)
     window.throttled(sent=0.0, now=0.0)
     for tenth in range(1, 26):
-        window.answered(tenth / 10)
+        window.responded(tenth / 10)
     assert window.size == 6
     for second in range(3, 60):
-        window.answered(float(second))
+        window.responded(float(second))
     assert window.size == 8
 
 
 def test_a_pause_is_no_success() -> None:
-    window = Window(8)
+    window = ConcurrencyWindow(8)
     window.throttled(sent=0.0, now=0.0)
-    window.answered(3600.0)
+    window.responded(3600.0)
     assert window.size == 5
 
 
 def test_a_clock_that_stands_still_adds_nothing() -> None:
-    window = Window(8)
+    window = ConcurrencyWindow(8)
     window.throttled(sent=0.0, now=5.0)
     for _ in range(100):
-        window.answered(5.0)
+        window.responded(5.0)
     assert window.size == 4
 
 
 def test_none_at_once_is_no_window() -> None:
     with pytest.raises(ValueError, match="at least one"):
-        Window(0)
+        ConcurrencyWindow(0)

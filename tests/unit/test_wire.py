@@ -4,10 +4,10 @@ from uuid import UUID
 import pytest
 from pydantic import ValidationError
 
-from arl_wire.actions import SubmitAction
-from arl_wire.errors import DemandImpossible, FieldError, NotFound, Problem, Unavailable, error_from
-from arl_wire.internal import AdmitItem, AdmitRequest, AskedFor, BeginsWith, Submission
-from arl_wire.services import RegisterService
+from arl_wire.actions import SubmitActionRequest
+from arl_wire.errors import DemandImpossible, FieldError, NotFound, ProblemDetails, Unavailable, error_from_problem
+from arl_wire.internal import AdmitItem, AdmitRequest, CoalescedCall, SnapshotSource, SubmissionMetadata
+from arl_wire.services import RegisterServiceRequest
 
 BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
 SESSION: dict[str, Any] = {
@@ -56,14 +56,14 @@ SESSION: dict[str, Any] = {
 )
 def test_what_does_not_fit_is_refused_by_the_name_of_its_field(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        SubmitAction.model_validate(BASE | changed)
+        SubmitActionRequest.model_validate(BASE | changed)
     assert field in {".".join(str(part) for part in error["loc"]) for error in caught.value.errors()}
 
 
 def test_what_is_written_once_is_read_as_it_was() -> None:
     more = {"demand": {"cpu": {"min": 1, "max": 2}}, "elasticity": {"model": "table", "seconds": {"1": 2.0}}}
     actions = [
-        SubmitAction.model_validate(each)
+        SubmitActionRequest.model_validate(each)
         for each in (
             BASE,
             BASE | more | {"files": {"a": "AAEC"}, "stdin": '"\\\n\u2028', "labels": {"a": ""}, "timeout_s": 300},
@@ -72,42 +72,44 @@ def test_what_is_written_once_is_read_as_it_was() -> None:
             {"task": "t", "kind": "score", "service": "s", "items": [{"text": "a", "chat": None}, {"token_ids": [1]}]},
         )
     ]
-    plain = Submission(project_id=1)
-    full = Submission(
+    plain = SubmissionMetadata(project_id=1)
+    full = SubmissionMetadata(
         project_id=2,
         key='"}',
         body_hash="00",
         traceparent="00-" + "a" * 32,
         tracestate="k=v",
-        begins_with=BeginsWith(snapshot=UUID(int=3), node=4),
-        asked_for=[AskedFor(items=2, step=0), AskedFor(items=1, trajectory="x", traceparent="00")],
+        begins_with=SnapshotSource(snapshot=UUID(int=3), node=4),
+        asked_for=[CoalescedCall(items=2, step=0), CoalescedCall(items=1, trajectory="x", traceparent="00")],
     )
     items = [(said, action) for action in actions for said in (plain, full)]
-    written = [said.written_with(action.model_dump_json(exclude_defaults=True)) for said, action in items]
-    read = AdmitRequest.model_validate_json(AdmitRequest.written(written, gang=True))
+    written = [said.to_item_json(action.model_dump_json(exclude_defaults=True)) for said, action in items]
+    read = AdmitRequest.model_validate_json(AdmitRequest.json_from_items(written, gang=True))
     assert read == AdmitRequest(items=[AdmitItem(**dict(said), action=action) for said, action in items], gang=True)
-    assert AdmitRequest.model_validate_json(AdmitRequest.written(written[:1])).gang is False
+    assert AdmitRequest.model_validate_json(AdmitRequest.json_from_items(written[:1])).gang is False
 
 
 def test_a_session_in_a_kept_environment_is_an_action() -> None:
-    assert SubmitAction.model_validate(BASE | SESSION).session == "main"
+    assert SubmitActionRequest.model_validate(BASE | SESSION).session == "main"
 
 
 def test_what_is_left_out_has_a_default() -> None:
-    action = SubmitAction.model_validate(BASE)
+    action = SubmitActionRequest.model_validate(BASE)
     assert (action.timeout_s, action.retries, action.environment.scope, action.demand.cpu) == (300, 0, "ephemeral", 1)
 
 
 def test_a_problem_becomes_the_error_it_came_from() -> None:
     sent = DemandImpossible("too much", errors=[FieldError(field="demand.cpu", message="64 of 2")])
-    received = error_from(Problem.model_validate_json(sent.problem(trace_id="abc").model_dump_json()))
+    received = error_from_problem(ProblemDetails.model_validate_json(sent.to_problem(trace_id="abc").model_dump_json()))
     assert type(received) is DemandImpossible
     assert (received.detail, received.errors, received.trace_id) == ("too much", sent.errors, "abc")
 
 
 @pytest.mark.parametrize(("status", "expected"), [(404, NotFound), (503, Unavailable)])
 def test_an_unknown_code_is_the_error_of_its_status(status: int, expected: type[Exception]) -> None:
-    assert type(error_from(Problem(title="", status=status, detail="", code="from_the_future"))) is expected
+    assert (
+        type(error_from_problem(ProblemDetails(title="", status=status, detail="", code="from_the_future"))) is expected
+    )
 
 
 SPLIT = {"name": "s", "kind": "logprobs", "source": "model", "options": {"tensor_parallel": 8}}
@@ -123,6 +125,6 @@ SPLIT = {"name": "s", "kind": "logprobs", "source": "model", "options": {"tensor
     ],
 )
 def test_what_is_computed_by_torch_may_be_split_and_nothing_else(changed: dict[str, Any], said: str) -> None:
-    assert RegisterService.model_validate(SPLIT).options.tensor_parallel == 8
+    assert RegisterServiceRequest.model_validate(SPLIT).options.tensor_parallel == 8
     with pytest.raises(ValidationError, match=said):
-        RegisterService.model_validate(SPLIT | changed)
+        RegisterServiceRequest.model_validate(SPLIT | changed)

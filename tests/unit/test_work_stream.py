@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from arl_cpu.launcher.trees import Refused
-from arl_cpu.launcher.work_stream import BROKEN_OFF, CHUNK_LENGTH, MAX_CHUNK, Peer
-from arl_cpu.launcher_client import LauncherWork
+from arl_cpu.launcher.trees import FileAccessError
+from arl_cpu.launcher.work_stream import ABORTED_LENGTH, CHUNK_LENGTH, MAX_CHUNK, WorkerStream
+from arl_cpu.launcher_client import LauncherFileOperation
 
 
 @pytest.fixture
@@ -21,37 +21,37 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 class Interrupted(socket.socket):
     """Its peer is interrupted in the middle of each thing that it sends."""
 
-    peer: Peer
+    peer: WorkerStream
 
     def sendall(self, data: bytes, flags: int = 0) -> None:  # type: ignore[override]
         super().sendall(data[:3])
-        self.peer.interrupt(Refused("time", "it is up"))
+        self.peer.interrupt(FileAccessError("time", "it is up"))
         super().sendall(data[3:])
 
 
 def test_an_interruption_waits_for_the_end_of_a_chunk(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     with Interrupted(fileno=theirs.detach()) as interrupted:
-        interrupted.peer = peer = Peer(interrupted)
-        with pytest.raises(Refused, match="up"), peer.output() as output:
+        interrupted.peer = peer = WorkerStream(interrupted)
+        with pytest.raises(FileAccessError, match="up"), peer.output_stream() as output:
             output.write(b"chunk")
     assert ours.recv(100) == CHUNK_LENGTH.pack(5) + b"chunk"
 
 
 def test_a_chunk_that_was_cut_is_the_end_of_the_stream(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
-    peer = Peer(theirs)
+    peer = WorkerStream(theirs)
     theirs.settimeout(0.1)
-    with pytest.raises(TimeoutError), peer.output() as output:
+    with pytest.raises(TimeoutError), peer.output_stream() as output:
         output.write(bytes(8 << 20))
-    peer.fail("time", "it is up")
+    peer.send_error("time", "it is up")
     size = 0
     while data := ours.recv(1 << 20):
         size += len(data)
     assert size % (CHUNK_LENGTH.size + MAX_CHUNK) != 0
 
 
-@pytest.mark.parametrize("length", [MAX_CHUNK + 1, BROKEN_OFF - 1])
+@pytest.mark.parametrize("length", [MAX_CHUNK + 1, ABORTED_LENGTH - 1])
 async def test_a_length_that_no_chunk_has_is_the_end(length: int) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(CHUNK_LENGTH.pack(length))
@@ -63,5 +63,5 @@ async def test_a_length_that_no_chunk_has_is_the_end(length: int) -> None:
     with theirs:
         _, writer = await asyncio.open_unix_connection(sock=ours)
         with pytest.raises(ConnectionError, match="understood"):
-            [_ async for _ in LauncherWork(reader, writer, nothing).output()]
+            [_ async for _ in LauncherFileOperation(reader, writer, nothing).output()]
         writer.close()

@@ -27,15 +27,15 @@ def made(zygote: Zygote, wanted: dict[str, str]) -> int:
     pids: list[int] = []
     ours, theirs = socket.socketpair()
     with ours:
-        zygote.work(theirs.detach(), None, wanted, lambda pid, _error: pids.append(pid))
-        assert zygote.answer()
+        zygote.fork_worker(theirs.detach(), None, wanted, lambda pid, _error: pids.append(pid))
+        assert zygote.handle_response()
     return pids[0]
 
 
 def test_what_is_no_question_is_answered_and_nothing_ends(zygote: Zygote) -> None:
     for packet in (b"no json", b"[]", b"{}", b'{"ticket": 7, "join": []}', b'{"ticket": 7, "is_work": true}', b"\xff"):
         zygote.channel.socket.send(packet)
-        assert zygote.answer()
+        assert zygote.handle_response()
     assert made(zygote, {"op": "list"}) > 0
 
 
@@ -49,7 +49,7 @@ def test_a_question_that_is_too_long_is_nobodys_wait(zygote: Zygote) -> None:
     with ours:
         before = len(os.listdir("/proc/self/fd"))
         with pytest.raises(OSError, match="long"):
-            zygote.make(theirs, None, ["/x" * (1 << 20)], lambda _pid, _error: None)
+            zygote.fork_agent(theirs, None, ["/x" * (1 << 20)], lambda _pid, _error: None)
         assert (zygote.is_idle, len(os.listdir("/proc/self/fd"))) == (True, before - 1)
         with suppress(ConnectionError):
             assert ours.recv(1) == b""

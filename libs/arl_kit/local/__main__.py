@@ -11,7 +11,7 @@ import asyncpg
 import sqlalchemy.exc
 
 from arl_kit.local.forwarded import unknown_settings
-from arl_kit.local.plan import DEFAULT_COMMANDS, LAUNCHER_NO_SANDBOX, Options
+from arl_kit.local.plan import DEFAULT_COMMANDS, LAUNCHER_EXIT_NO_SANDBOX, LocalOptions
 from arl_kit.local.state_dir import AlreadyUp, StateDir, default_directory
 from arl_kit.local.up import run
 from arl_kit.supervisor import StartFailed
@@ -24,33 +24,35 @@ EXIT_FAILED = 1
 EXIT_ALREADY_UP = 4
 EXIT_NO_SANDBOX = 5
 
-_EXPECTED = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+_EXPECTED_ERRORS = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
     """The exit code: 0 stopped as asked, 1 failed with a sentence, 4 already up, 5 no sandbox works here."""
     chosen = _parse(arguments)
     try:
-        with StateDir(chosen.dir).locked():
+        with StateDir(chosen.dir).lock():
             if chosen.purge:
                 _purge(chosen.dir)
             else:
-                _warn(unknown_settings(os.environ))
-                _warn([f"OTEL_PROPAGATORS: {name!r} is not installed" for name in unknown_propagators(os.environ)])
+                _print_warnings(unknown_settings(os.environ))
+                _print_warnings(
+                    [f"OTEL_PROPAGATORS: {name!r} is not installed" for name in unknown_propagators(os.environ)]
+                )
                 asyncio.run(run(_options(chosen), os.environ, until_eof=chosen.until_eof, commands=commands))
     except AlreadyUp:
         print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_ALREADY_UP
     except StartFailed as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
-        return EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_NO_SANDBOX else EXIT_FAILED
-    except (*_EXPECTED, sqlalchemy.exc.SQLAlchemyError) as error:
+        return EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_EXIT_NO_SANDBOX else EXIT_FAILED
+    except (*_EXPECTED_ERRORS, sqlalchemy.exc.SQLAlchemyError) as error:
         print(error, file=sys.stderr)  # noqa: T201 - a command line
         return EXIT_FAILED
     return 0
 
 
-def _warn(sentences: Sequence[str]) -> None:
+def _print_warnings(sentences: Sequence[str]) -> None:
     """`tangram up` shows it."""
     for sentence in sentences:
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - a command line
@@ -75,8 +77,8 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return chosen
 
 
-def _options(chosen: argparse.Namespace) -> Options:
-    return Options(
+def _options(chosen: argparse.Namespace) -> LocalOptions:
+    return LocalOptions(
         directory=chosen.dir,
         host=chosen.host,
         port=chosen.port,

@@ -10,12 +10,12 @@ from arl_kit.supervisor import ProcessSpec
 from arl_store.embedded import EmbeddedPostgres, create_database
 from arl_store.migrate import ensure_api_key, role_url, upgrade
 
-__all__ = ["embedded_database", "postgres_spec", "provision"]
+__all__ = ["ensure_embedded_database", "postgres_spec", "provision_database"]
 
 _DATABASE = "tangram"
 _PROJECT = "default"
-_SHUTDOWN_S = 60.0
-_LOOK_EVERY_S = 15.0
+_SHUTDOWN_TIMEOUT_S = 60.0
+_PROBE_INTERVAL_S = 15.0
 """Each look is a new connection; its end is noticed at once."""
 
 
@@ -27,15 +27,15 @@ def postgres_spec(server: EmbeddedPostgres) -> ProcessSpec:
         env=server.env,
         account=server.account,
         ready=server.is_ready,
-        look_every_s=_LOOK_EVERY_S,
+        probe_interval_s=_PROBE_INTERVAL_S,
         before_start=server.before_start,
         stop_order=9,
         stop_signal=signal.SIGINT,
-        stop_timeout_s=_SHUTDOWN_S,
+        stop_timeout_s=_SHUTDOWN_TIMEOUT_S,
     )
 
 
-async def provision(owner_url: str, state: StateDir, *, take_over: bool = False) -> dict[str, str]:
+async def provision_database(owner_url: str, state: StateDir, *, take_over: bool = False) -> dict[str, str]:
     """Make the database ready for this version; returns the URL that each service connects with.
 
     Raises where it belongs to another state directory, unless it is to be taken over.
@@ -43,18 +43,18 @@ async def provision(owner_url: str, state: StateDir, *, take_over: bool = False)
     passwords = {service: state.secret("passwords", service) for service in SERVICES}
     await upgrade(owner_url, passwords, take_over=take_over)
     await ensure_api_key(owner_url, _PROJECT, state.api_key())
-    if not await _may_create_roles(owner_url):
+    if not await _can_create_roles(owner_url):
         return dict.fromkeys(SERVICES, owner_url)
     return {service: role_url(owner_url, service, passwords[service]) for service in SERVICES}
 
 
-async def embedded_database(server: EmbeddedPostgres) -> str:
+async def ensure_embedded_database(server: EmbeddedPostgres) -> str:
     """The owner's URL of our database in the embedded server; it is made if it isn't there."""
     await create_database(server.owner_url("postgres"), _DATABASE)
     return server.owner_url(_DATABASE)
 
 
-async def _may_create_roles(owner_url: str) -> bool:
+async def _can_create_roles(owner_url: str) -> bool:
     connection = await asyncpg.connect(owner_url)
     try:
         may = await connection.fetchval("select rolsuper or rolcreaterole from pg_roles where rolname = current_user")

@@ -3,34 +3,62 @@
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
 
-__all__ = ["FORWARDED", "forwarded", "unknown_settings"]
+__all__ = ["FORWARDED_SETTINGS", "forwarded_variables", "unknown_settings"]
 
 _PREFIX = "TANGRAM_"
-_EVERY = ("log_level", "pool_size")
-_MANAGER = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s")
+_SERVICE_SETTINGS = ("log_level", "pool_size")
+_MANAGER_SETTINGS = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s")
 
-FORWARDED: Mapping[str, tuple[str, ...]] = {
+FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
     "cpu-launcher": ("agent", "ready_environments"),
-    "admission": (*_EVERY, "queue_limit", "retain_s", "key_retention_s", "node_silent_s"),
+    "admission": (*_SERVICE_SETTINGS, "queue_limit", "retain_s", "key_retention_s", "node_silent_s"),
     "scheduler": (
-        *(*_EVERY, "cell", "policy", "pod_cores", "trace_slow_s", "leader_ttl_s", "node_ttl_s", "node_away_s"),
+        *(
+            *_SERVICE_SETTINGS,
+            "cell",
+            "policy",
+            "pod_cores",
+            "trace_slow_s",
+            "leader_ttl_s",
+            "node_ttl_s",
+            "node_away_s",
+        ),
         *("poll_busy_s", "poll_idle_s", "round_limit", "rebuild_page"),
     ),
-    "cpu": (*_EVERY, *_MANAGER, "policy", "cpu_cores", "cpu_reserve", "memory_mib", "resources", "snapshots_mib"),
+    "cpu": (
+        *_SERVICE_SETTINGS,
+        *_MANAGER_SETTINGS,
+        "policy",
+        "cpu_cores",
+        "cpu_reserve",
+        "memory_mib",
+        "resources",
+        "snapshots_mib",
+    ),
     "gpu": (
-        *(*_EVERY, *_MANAGER, "services", "models", "callables", "engines", "slots", "devices", "device_mib"),
+        *(
+            *_SERVICE_SETTINGS,
+            *_MANAGER_SETTINGS,
+            "services",
+            "models",
+            "callables",
+            "engines",
+            "slots",
+            "devices",
+            "device_mib",
+        ),
         *("device_threads", "host_mib", "eviction", "swap_wait_s", "copy_mib_per_s", "count_every_s"),
         *("batch_tokens", "batch_s", "batch_limit_s", "begun_tokens"),
     ),
-    "api": (*_EVERY, *_MANAGER, "endpoints", "grace_s"),
+    "api": (*_SERVICE_SETTINGS, *_MANAGER_SETTINGS, "endpoints", "grace_s"),
     "gateway": (
-        *(*_EVERY, "rate_limit", "rate_limit_window_s", "max_body_mib", "max_archive_mib", "body_timeout_s"),
+        *(*_SERVICE_SETTINGS, "rate_limit", "rate_limit_window_s", "max_body_mib", "max_archive_mib", "body_timeout_s"),
         *("key_cache_s", "followers", "followers_of_project", "score_flights", "max_scores_waiting", "wait_poll_s"),
     ),
 }
 """Settings of each process, but for those that `up` decides: addresses, secrets, directories, the driver."""
 
-_OF_UP = (
+_OTHER_SETTINGS = (
     *("dir", "url", "api_key", "database_url", "templates_dir", "secrets_dir", "debug"),
     *("bench_peer", "engine_keys", "instead_of", "engines_dir", "failpoints"),
     *("host", "port", "driver", "node_name", "advertise_url", "admission_url", "scheduler_url", "service_token"),
@@ -39,22 +67,28 @@ _OF_UP = (
 """Settings that something else reads, or that are for a process that somebody starts by hand."""
 
 
-def forwarded(process: str, environment: Mapping[str, str]) -> dict[str, str]:
+def forwarded_variables(process: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Of these variables, those that are settings of the process."""
-    names = (_variable(setting) for setting in FORWARDED.get(process, ()))
+    names = (_variable_name(setting) for setting in FORWARDED_SETTINGS.get(process, ()))
     return {name: environment[name] for name in names if name in environment}
 
 
 def unknown_settings(environment: Iterable[str]) -> list[str]:
     """A sentence for each `TANGRAM_*` variable that nothing reads: it is misspelt, or of another version."""
-    known = {_variable(setting) for settings in (*FORWARDED.values(), _OF_UP) for setting in settings}
-    return [_sentence(name, known) for name in sorted(environment) if name.startswith(_PREFIX) and name not in known]
+    known = {
+        _variable_name(setting) for settings in (*FORWARDED_SETTINGS.values(), _OTHER_SETTINGS) for setting in settings
+    }
+    return [
+        _unknown_setting_message(name, known)
+        for name in sorted(environment)
+        if name.startswith(_PREFIX) and name not in known
+    ]
 
 
-def _variable(setting: str) -> str:
+def _variable_name(setting: str) -> str:
     return _PREFIX + setting.upper()
 
 
-def _sentence(name: str, known: Iterable[str]) -> str:
+def _unknown_setting_message(name: str, known: Iterable[str]) -> str:
     near = get_close_matches(name, list(known), n=1)
     return f"{name} is no setting of anything here{f'; is it {near[0]}?' if near else ''}"

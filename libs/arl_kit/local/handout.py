@@ -14,17 +14,17 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from arl_kit.local.database import provision
-from arl_kit.local.plan import CALLERS, SERVICES
+from arl_kit.local.database import provision_database
+from arl_kit.local.plan import ALLOWED_CALLERS, SERVICES
 from arl_kit.local.state_dir import StateDir
-from arl_kit.settings import load
+from arl_kit.settings import load_settings
 from arl_store.files import replace_file
-from arl_store.installation import BelongsToAnother
+from arl_store.installation import ForeignInstallation
 
-__all__ = ["HandoutSettings", "hand_out"]
+__all__ = ["ProvisionSettings", "write_service_secrets"]
 
 
-class HandoutSettings(BaseSettings):
+class ProvisionSettings(BaseSettings):
     """`TANGRAM_*` environment variables, or files of TANGRAM_SECRETS_DIR."""
 
     model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
@@ -43,13 +43,13 @@ class HandoutSettings(BaseSettings):
         return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:{password}@{place}"))
 
 
-async def hand_out(owner_url: str, state: StateDir, to: Path, *, take_over: bool = False) -> None:
+async def write_service_secrets(owner_url: str, state: StateDir, target: Path, *, take_over: bool = False) -> None:
     """A directory for each service below `to`, readable by its owner only; the first API key is in the state."""
-    state.make()
-    urls = await provision(owner_url, state, take_over=take_over)
+    state.create()
+    urls = await provision_database(owner_url, state, take_over=take_over)
     for service in SERVICES:
-        accept = {who: sha256(state.secret("tokens", who).encode()).hexdigest() for who in CALLERS[service]}
-        own = to / service
+        accept = {who: sha256(state.secret("tokens", who).encode()).hexdigest() for who in ALLOWED_CALLERS[service]}
+        own = target / service
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(own / "tangram_database_url", urls[service])
         replace_file(own / "tangram_service_token", state.secret("tokens", service))
@@ -62,10 +62,12 @@ def _main() -> None:
     parser.add_argument("--to", type=Path, required=True, help="a directory for each service is written there")
     parser.add_argument("--take-over", action="store_true", help="the database may be another state's")
     chosen = parser.parse_args()
-    settings = load(HandoutSettings)
+    settings = load_settings(ProvisionSettings)
     try:
-        asyncio.run(hand_out(settings.owner_url, StateDir(chosen.state), chosen.to, take_over=chosen.take_over))
-    except BelongsToAnother as error:
+        asyncio.run(
+            write_service_secrets(settings.owner_url, StateDir(chosen.state), chosen.to, take_over=chosen.take_over)
+        )
+    except ForeignInstallation as error:
         raise SystemExit(str(error)) from None
 
 

@@ -9,21 +9,29 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from arl_kit.local.forwarded import forwarded
+from arl_kit.local.forwarded import forwarded_variables
 from arl_kit.local.state_dir import StateDir
-from arl_kit.passed_on import passed_on
+from arl_kit.passed_on import child_environment
 from arl_kit.supervisor import ProcessSpec
 from arl_kit.telemetry.otel import service_environment
 
-__all__ = ["CALLERS", "DEFAULT_COMMANDS", "LAUNCHER_NO_SANDBOX", "SERVICES", "Options", "Plan", "process_names"]
+__all__ = [
+    "ALLOWED_CALLERS",
+    "DEFAULT_COMMANDS",
+    "LAUNCHER_EXIT_NO_SANDBOX",
+    "SERVICES",
+    "LocalOptions",
+    "ProcessPlan",
+    "process_names",
+]
 
 SERVICES = ("admission", "scheduler", "cpu", "gpu", "api", "gateway")
 """In the order in which they start. The broker of APIs does where it has endpoints."""
 
-LAUNCHER_NO_SANDBOX = 3
+LAUNCHER_EXIT_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
 
-CALLERS = {
+ALLOWED_CALLERS = {
     "admission": ("gateway",),
     "scheduler": ("gateway", "admission", "cpu", "gpu", "api"),
     "cpu": ("scheduler", "gateway"),
@@ -33,23 +41,23 @@ CALLERS = {
 }
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "api": 3, "cpu-launcher": 4}
 _LOOPBACK = "127.0.0.1"
-_WITHIN_S = 60
+_READINESS_MAX_AGE_S = 60
 """How old an answer of the database may be for a service to count as ready; a connection that ends is noticed at once.
 Every look with a statement of its own would be most of what an idle system asks."""
 
 
-def _module(name: str) -> tuple[str, ...]:
+def _module_command(name: str) -> tuple[str, ...]:
     return (sys.executable, "-P", "-m", name)
 
 
 DEFAULT_COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "cpu-launcher": _module("arl_cpu.launcher"),
-    **{service: _module(f"arl_{service}") for service in SERVICES},
+    "cpu-launcher": _module_command("arl_cpu.launcher"),
+    **{service: _module_command(f"arl_{service}") for service in SERVICES},
 }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
+class LocalOptions:
     """What the user may choose."""
 
     directory: Path
@@ -66,10 +74,10 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class ProcessPlan:
     """The processes of one start; everything in it is decided."""
 
-    options: Options
+    options: LocalOptions
     state: StateDir
     ports: Mapping[str, int]
     database_urls: Mapping[str, str]
@@ -84,53 +92,56 @@ class Plan:
     @property
     def endpoints(self) -> dict[str, str]:
         """Where each service answers, as seen from this machine."""
-        return {name: f"http://{_bracketed(_reachable(self._host_of(name)))}:{self.ports[name]}" for name in self.names}
+        return {
+            name: f"http://{_bracketed_host(_reachable_host(self._host_of(name)))}:{self.ports[name]}"
+            for name in self.names
+        }
 
     def specs(self) -> list[ProcessSpec]:
         """In the order in which they start. Simulated nodes need no launcher."""
-        launcher = [] if self.options.driver == "simulated" else [self._launcher()]
-        return [*launcher, *(self._service(name) for name in self.names)]
+        launcher = [] if self.options.driver == "simulated" else [self._launcher_spec()]
+        return [*launcher, *(self._service_spec(name) for name in self.names)]
 
     @property
     def _launcher_socket(self) -> Path:
-        return self.state.run / "launcher.sock"
+        return self.state.run_dir / "launcher.sock"
 
     @property
-    def _templates(self) -> str:
+    def _templates_dir(self) -> str:
         return self.environment.get("TANGRAM_TEMPLATES_DIR") or str(self.state.path / "templates")
 
-    def _launcher(self) -> ProcessSpec:
+    def _launcher_spec(self) -> ProcessSpec:
         env = {
-            **passed_on(self.environment),
-            **forwarded("cpu-launcher", self.environment),
+            **child_environment(self.environment),
+            **forwarded_variables("cpu-launcher", self.environment),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_LAUNCHER_DIR": str(self.state.path / "launcher"),
             "TANGRAM_DRIVER": self.options.driver,
             "TANGRAM_NODE_NAME": socket.gethostname(),
-            "TANGRAM_TEMPLATES_DIR": self._templates,
+            "TANGRAM_TEMPLATES_DIR": self._templates_dir,
         }
-        ready = _listening(self._launcher_socket)
+        ready = _socket_probe(self._launcher_socket)
         return replace(
-            self._spec("cpu-launcher", env, ready=ready), hopeless_exit_codes=frozenset({LAUNCHER_NO_SANDBOX})
+            self._process_spec("cpu-launcher", env, ready=ready), fatal_exit_codes=frozenset({LAUNCHER_EXIT_NO_SANDBOX})
         )
 
-    def _service(self, name: str) -> ProcessSpec:
+    def _service_spec(self, name: str) -> ProcessSpec:
         service = _service_of(name)
-        tokens = {caller: self.state.secret("tokens", caller) for caller in CALLERS[service]}
+        tokens = {caller: self.state.secret("tokens", caller) for caller in ALLOWED_CALLERS[service]}
         env = {
-            **passed_on(self.environment, devices=service == "gpu", internet=service == "api"),
+            **child_environment(self.environment, devices=service == "gpu", network=service == "api"),
             **service_environment(self.environment, service),
             "TANGRAM_HOST": self._host_of(name),
             "TANGRAM_PORT": str(self.ports[name]),
             "TANGRAM_DATABASE_URL": self.database_urls[service],
             "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", service),
             "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
-            **forwarded(service, self.environment),
-            **self._only_for(name),
+            **forwarded_variables(service, self.environment),
+            **self._service_variables(name),
         }
-        return self._spec(name, env, ready=f"{self.endpoints[name]}/readyz?within_s={_WITHIN_S}")
+        return self._process_spec(name, env, ready=f"{self.endpoints[name]}/readyz?within_s={_READINESS_MAX_AGE_S}")
 
-    def _only_for(self, name: str) -> dict[str, str]:
+    def _service_variables(self, name: str) -> dict[str, str]:
         if name == "gateway":
             return {
                 "TANGRAM_ADMISSION_URL": self.endpoints["admission"],
@@ -152,12 +163,14 @@ class Plan:
             "TANGRAM_NODE_NAME": socket.gethostname() + name.removeprefix("cpu"),
             "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
             "TANGRAM_DRIVER": self.options.driver,
-            "TANGRAM_TEMPLATES_DIR": self._templates,
+            "TANGRAM_TEMPLATES_DIR": self._templates_dir,
             "TANGRAM_SNAPSHOTS_DIR": str(self.state.path / "snapshots"),
             **({"TANGRAM_CPU_CORES": self.options.cores} if self.options.cores else {}),
         }
 
-    def _spec(self, name: str, env: Mapping[str, str], *, ready: str | Callable[[], Awaitable[bool]]) -> ProcessSpec:
+    def _process_spec(
+        self, name: str, env: Mapping[str, str], *, ready: str | Callable[[], Awaitable[bool]]
+    ) -> ProcessSpec:
         which = name if name in self.commands else _service_of(name)
         return ProcessSpec(name=name, argv=self.commands[which], env=env, ready=ready, stop_order=_STOP_ORDER[which])
 
@@ -175,7 +188,7 @@ def _service_of(name: str) -> str:
     return "cpu" if name.startswith("cpu-") else name
 
 
-def _listening(path: Path) -> Callable[[], Awaitable[bool]]:
+def _socket_probe(path: Path) -> Callable[[], Awaitable[bool]]:
     async def listens() -> bool:
         try:
             _, writer = await asyncio.open_unix_connection(path)
@@ -187,10 +200,10 @@ def _listening(path: Path) -> Callable[[], Awaitable[bool]]:
     return listens
 
 
-def _reachable(host: str) -> str:
+def _reachable_host(host: str) -> str:
     """An address of this machine for a host that may mean all of them."""
     return {"": _LOOPBACK, "0.0.0.0": _LOOPBACK, "::": "::1", "localhost": _LOOPBACK}.get(host, host)  # noqa: S104
 
 
-def _bracketed(host: str) -> str:
+def _bracketed_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from arl_store.embedded_home import private_directory, short_directory
+from arl_store.embedded_home import create_private_directory, short_enough_directory
 from arl_store.files import replace_file
 
 __all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
 
 _LOCK_ATTEMPTS = 10
-_ANY_PORT_ATTEMPTS = 3
-_MADE_HERE = (
+_RANDOM_PORT_ATTEMPTS = 3
+_OWN_ENTRIES = (
     *("api_key", "endpoints.json", "engines", "launcher", "logs", "passwords", "processes.json", "run", "snapshots"),
     *("templates", "tokens", "up.log", "processes.json.unfinished", "endpoints.json.unfinished", "lock"),
 )
@@ -33,17 +33,17 @@ class StateDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
-        self.run = short_directory(self.path / "run")
+        self.run_dir = short_enough_directory(self.path / "run")
 
-    def make(self) -> None:
+    def create(self) -> None:
         """Make the directory and its parents, if missing."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("logs", "passwords", "tokens"):
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
-        private_directory(self.run)
+        create_private_directory(self.run_dir)
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Hold the directory, with our pid in the lock file; raises AlreadyUp when another process does."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
@@ -93,7 +93,7 @@ class StateDir:
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         if below := [mount for mount in mounts if Path(mount).is_relative_to(self.path.resolve())]:
             raise OSError(f"still mounted: {', '.join(below)}; unmount first")
-        for place in (self.run, *(self.path / name for name in _MADE_HERE)):
+        for place in (self.run_dir, *(self.path / name for name in _OWN_ENTRIES)):
             if place.is_dir() and not place.is_symlink():
                 shutil.rmtree(place)
             else:
@@ -110,19 +110,19 @@ def default_directory(environment: Mapping[str, str]) -> Path:
     return Path(home) / "tangram"
 
 
-def choose_ports(wanted: Mapping[str, tuple[str, tuple[int, ...]]], reserved: ExitStack) -> dict[str, int]:
+def choose_ports(preferences_by_name: Mapping[str, tuple[str, tuple[int, ...]]], reserved: ExitStack) -> dict[str, int]:
     """A free port for each name, given its host and its preferences; all of them different.
 
     Until `reserved` is closed no other system chooses them, though nothing listens on them yet.
     """
     chosen: dict[str, int] = {}
     with ExitStack() as held:
-        for name, (host, preferences) in wanted.items():
-            for port in (*preferences, *[0] * _ANY_PORT_ATTEMPTS):
+        for name, (host, preferences) in preferences_by_name.items():
+            for port in (*preferences, *[0] * _RANDOM_PORT_ATTEMPTS):
                 try:
-                    listener = held.enter_context(_bound(host, port))
+                    listener = held.enter_context(_bind(host, port))
                     chosen[name] = listener.getsockname()[1]
-                    reserved.enter_context(_reservation(chosen[name]))
+                    reserved.enter_context(_reserve_port(chosen[name]))
                 except OSError:
                     continue
                 break
@@ -131,7 +131,7 @@ def choose_ports(wanted: Mapping[str, tuple[str, tuple[int, ...]]], reserved: Ex
     return chosen
 
 
-def _reservation(port: int) -> socket.socket:
+def _reserve_port(port: int) -> socket.socket:
     """An abstract name: as wide as ports are, and gone with its holder."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
@@ -142,7 +142,7 @@ def _reservation(port: int) -> socket.socket:
     return reservation
 
 
-def _bound(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

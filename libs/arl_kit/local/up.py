@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from logging.handlers import RotatingFileHandler
 from urllib.parse import urlsplit
 
-from arl_kit.local.database import embedded_database, postgres_spec, provision
-from arl_kit.local.plan import DEFAULT_COMMANDS, Options, Plan, process_names
+from arl_kit.local.database import ensure_embedded_database, postgres_spec, provision_database
+from arl_kit.local.plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, process_names
 from arl_kit.local.state_dir import StateDir, choose_ports
 from arl_kit.supervisor import Supervisor
 from arl_store.embedded import EmbeddedPostgres
@@ -19,14 +19,14 @@ from arl_store.embedded import EmbeddedPostgres
 __all__ = ["run"]
 
 _GATEWAY_PORT = 8700
-_RECOVERY_S = 600.0
-_START_S = 60.0
+_RECOVERY_TIMEOUT_S = 600.0
+_START_TIMEOUT_S = 60.0
 
 log = logging.getLogger(__name__)
 
 
 async def run(
-    options: Options,
+    options: LocalOptions,
     environment: Mapping[str, str],
     *,
     until_eof: bool = False,
@@ -37,17 +37,17 @@ async def run(
     The caller holds the lock of the state directory.
     """
     state = StateDir(options.directory)
-    state.make()
-    _log_to(state)
+    state.create()
+    _set_up_logging(state)
     stop = _stop_event(until_eof=until_eof)
     with ExitStack() as reserved:
-        ports = _ports(state, options, environment, reserved)
-        await _keep_up(state, options, environment, commands, ports=ports, stop=stop)
+        ports = _choose_ports(state, options, environment, reserved)
+        await _run_until_stopped(state, options, environment, commands, ports=ports, stop=stop)
 
 
-async def _keep_up(
+async def _run_until_stopped(
     state: StateDir,
-    options: Options,
+    options: LocalOptions,
     environment: Mapping[str, str],
     commands: Mapping[str, tuple[str, ...]],
     *,
@@ -55,7 +55,7 @@ async def _keep_up(
     stop: asyncio.Event,
 ) -> None:
     async with Supervisor(state.path) as supervisor:
-        bringing_up = asyncio.create_task(_bring_up(supervisor, state, options, environment, commands, ports))
+        bringing_up = asyncio.create_task(_start_all(supervisor, state, options, environment, commands, ports))
         stopping = asyncio.create_task(stop.wait())
         await asyncio.wait((bringing_up, stopping), return_when=asyncio.FIRST_COMPLETED)
         if not bringing_up.done():
@@ -66,21 +66,21 @@ async def _keep_up(
         await stopping
 
 
-async def _bring_up(
+async def _start_all(
     supervisor: Supervisor,
     state: StateDir,
-    options: Options,
+    options: LocalOptions,
     environment: Mapping[str, str],
     commands: Mapping[str, tuple[str, ...]],
     ports: Mapping[str, int],
 ) -> None:
     owner_url = options.database_url or await _start_postgres(supervisor, state)
     supervisor.report("starting", "bringing the schema up to date")
-    plan = Plan(
+    plan = ProcessPlan(
         options=options,
         state=state,
         ports=ports,
-        database_urls=await provision(owner_url, state, take_over=options.take_over),
+        database_urls=await provision_database(owner_url, state, take_over=options.take_over),
         environment=environment,
         commands=commands,
     )
@@ -88,7 +88,7 @@ async def _bring_up(
     specs = plan.specs()
     for spec in specs:
         supervisor.start(spec)
-    await supervisor.wait_ready(*(spec.name for spec in specs), timeout_s=_START_S)
+    await supervisor.wait_ready(*(spec.name for spec in specs), timeout_s=_START_TIMEOUT_S)
     state.publish_endpoints(plan.endpoints)
     supervisor.report("ready")
 
@@ -98,11 +98,13 @@ async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
     server = EmbeddedPostgres(state.path)
     server.prepare()
     supervisor.start(postgres_spec(server))
-    await supervisor.wait_ready("postgres", timeout_s=_RECOVERY_S)
-    return await embedded_database(server)
+    await supervisor.wait_ready("postgres", timeout_s=_RECOVERY_TIMEOUT_S)
+    return await ensure_embedded_database(server)
 
 
-def _ports(state: StateDir, options: Options, environment: Mapping[str, str], reserved: ExitStack) -> dict[str, int]:
+def _choose_ports(
+    state: StateDir, options: LocalOptions, environment: Mapping[str, str], reserved: ExitStack
+) -> dict[str, int]:
     """The ports of the last start where they are still free; a port that the user names has to be free."""
     last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
     names = process_names(options.nodes, environment)
@@ -131,7 +133,7 @@ def _stop_event(*, until_eof: bool) -> asyncio.Event:
     return stop
 
 
-def _log_to(state: StateDir) -> None:
+def _set_up_logging(state: StateDir) -> None:
     handler = RotatingFileHandler(state.path / "logs" / "supervisor.log", maxBytes=5 << 20, backupCount=1)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

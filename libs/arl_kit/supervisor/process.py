@@ -13,17 +13,17 @@ from random import SystemRandom
 from typing import Any, Literal
 
 from arl_kit.supervisor.log_files import LogFile
-from arl_kit.supervisor.readiness import answers_ok
+from arl_kit.supervisor.readiness import is_http_ok
 from arl_kit.supervisor.spec import ProcessSpec, restart_delay_s
-from arl_store.child import exited, spawn
+from arl_store.child import spawn, wait_for_exit
 
 __all__ = ["SupervisedProcess"]
 
-_UP_LONG_ENOUGH_S = 10.0
+_STABLE_AFTER_S = 10.0
 _READY_POLL_S = 0.05
 _UNREADY_POLL_S = 1.0
 _jitter = SystemRandom()
-_State = Literal["starting", "ready", "unready", "restarting", "stopping", "stopped"]
+_ProcessState = Literal["starting", "ready", "unready", "restarting", "stopping", "stopped"]
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +34,18 @@ class SupervisedProcess:
     def __init__(self, spec: ProcessSpec, log_file: LogFile, *, on_change: Callable[[], None]) -> None:
         self.spec = spec
         self.log_file = log_file
-        self.deaths_before_ready = 0
+        self.exits_before_ready = 0
         self.exit_code: int | None = None
         self.ready = asyncio.Event()
         """Set with its first yes, for good."""
         self._on_change = on_change
-        self._state: _State = "starting"
+        self._state: _ProcessState = "starting"
         self._process: subprocess.Popen[bytes] | None = None
         self._restarts = 0
-        self._since = datetime.now(UTC)
+        self._state_since = datetime.now(UTC)
         self._last_exit: str | None = None
         self._stopping = asyncio.Event()
-        self._ended = asyncio.Event()
+        self._finished = asyncio.Event()
 
     def describe(self) -> dict[str, Any]:
         """For `status`."""
@@ -53,7 +53,7 @@ class SupervisedProcess:
             "pid": self._process.pid if self._process else None,
             "state": self._state,
             "restarts": self._restarts,
-            "since": self._since.isoformat(timespec="milliseconds"),
+            "since": self._state_since.isoformat(timespec="milliseconds"),
             "last_exit": self._last_exit,
         }
 
@@ -66,33 +66,33 @@ class SupervisedProcess:
                 await self._run_once()
                 if self._stopping.is_set():
                     return
-                deaths = 1 if time.monotonic() - started_at > _UP_LONG_ENOUGH_S else deaths + 1
+                deaths = 1 if time.monotonic() - started_at > _STABLE_AFTER_S else deaths + 1
                 delay_s = restart_delay_s(deaths, jitter=_jitter.random())
                 log.warning("%s ended (%s); starting it again in %.1f s", self.spec.name, self._last_exit, delay_s)
                 self._restarts += 1
-                self._become("restarting")
+                self._set_state("restarting")
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._stopping.wait(), delay_s)
         finally:
-            self._ended.set()
-            self._become("stopped")
+            self._finished.set()
+            self._set_state("stopped")
 
     async def stop(self) -> None:
         """Ask it to end; end it after its timeout. Returns when it has gone."""
         self._stopping.set()
         if self._process is not None:
-            self._become("stopping")
+            self._set_state("stopping")
             os.kill(self._process.pid, self.spec.stop_signal)
         try:
-            await asyncio.wait_for(self._ended.wait(), self.spec.stop_timeout_s)
+            await asyncio.wait_for(self._finished.wait(), self.spec.stop_timeout_s)
         except TimeoutError:
             log.warning("%s did not end within %.0f s; killing it", self.spec.name, self.spec.stop_timeout_s)
             if self._process is not None:
                 os.kill(self._process.pid, signal.SIGKILL)
-            await self._ended.wait()
+            await self._finished.wait()
 
     async def _run_once(self) -> None:
-        self._become("starting")
+        self._set_state("starting")
         try:
             if self.spec.before_start is not None:
                 await self.spec.before_start()
@@ -102,13 +102,13 @@ class SupervisedProcess:
                 self._process = spawn(self.spec.argv, env=self.spec.env, output=output, account=self.spec.account)
         except OSError as error:
             self._last_exit = str(error)
-            self.deaths_before_ready += not self.ready.is_set()
+            self.exits_before_ready += not self.ready.is_set()
             return
         log.info("%s started, pid %d", self.spec.name, self._process.pid)
         self._on_change()
         watching = asyncio.create_task(self._watch_readiness())
         try:
-            await exited(self._process)
+            await wait_for_exit(self._process)
         finally:
             watching.cancel()
             self._reap(self._process)
@@ -120,7 +120,7 @@ class SupervisedProcess:
         self.exit_code = code = process.wait()
         self._process = None
         self._last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-        self.deaths_before_ready += not self.ready.is_set()
+        self.exits_before_ready += not self.ready.is_set()
 
     async def _watch_readiness(self) -> None:
         """For as long as it runs: it may be unready for a while, as a service without its database is."""
@@ -130,25 +130,25 @@ class SupervisedProcess:
                 return
             if is_ready and self._state != "ready":
                 self.ready.set()
-                self._become("ready")
+                self._set_state("ready")
             elif not is_ready and self._state == "ready":
                 log.warning("%s is not ready any more", self.spec.name)
-                self._become("unready")
-            await asyncio.sleep(self._pause_s())
+                self._set_state("unready")
+            await asyncio.sleep(self._probe_interval_s())
 
-    def _pause_s(self) -> float:
-        pauses_s = {"ready": self.spec.look_every_s, "unready": min(self.spec.look_every_s, _UNREADY_POLL_S)}
+    def _probe_interval_s(self) -> float:
+        pauses_s = {"ready": self.spec.probe_interval_s, "unready": min(self.spec.probe_interval_s, _UNREADY_POLL_S)}
         return pauses_s.get(self._state, _READY_POLL_S)
 
     async def _is_ready(self) -> bool:
         ready = self.spec.ready
         try:
-            return await answers_ok(ready) if isinstance(ready, str) else await ready()
+            return await is_http_ok(ready) if isinstance(ready, str) else await ready()
         except Exception as error:  # noqa: BLE001 - whatever it was, the next look must come
             log.warning("whether %s is ready is not known: %s", self.spec.name, type(error).__name__)
             return False
 
-    def _become(self, state: _State) -> None:
+    def _set_state(self, state: _ProcessState) -> None:
         self._state = state
-        self._since = datetime.now(UTC)
+        self._state_since = datetime.now(UTC)
         self._on_change()

@@ -3,10 +3,10 @@
 import asyncio
 from urllib.parse import urlsplit, urlunsplit
 
-__all__ = ["answers_ok"]
+__all__ = ["is_http_ok"]
 
 
-async def answers_ok(url: str, *, timeout_s: float = 2.0) -> bool:
+async def is_http_ok(url: str, *, timeout_s: float = 2.0) -> bool:
     """Whether a GET on this http URL answers 200 now. The host must be an address: no name is looked up."""
     parts = urlsplit(url)
     try:

@@ -17,8 +17,8 @@ from arl_store.files import replace_file
 
 __all__ = ["StartFailed", "Supervisor"]
 
-_HOPELESS_DEATHS = 5
-_HOUSEKEEPING_S = 2.0
+_MAX_EXITS_BEFORE_READY = 5
+_LOG_ROTATION_INTERVAL_S = 2.0
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 class StartFailed(Exception):
     """A process did not become ready; the message has the end of its log, `exit_code` how it ended last."""
 
-    def __init__(self, process: SupervisedProcess, what: str) -> None:
-        super().__init__(f"{process.spec.name} {what}; the end of its log:\n{process.log_file.tail(15)}")
+    def __init__(self, process: SupervisedProcess, problem: str) -> None:
+        super().__init__(f"{process.spec.name} {problem}; the end of its log:\n{process.log_file.tail(15)}")
         self.process = process.spec.name
         self.exit_code = process.exit_code
 
@@ -43,13 +43,13 @@ class Supervisor:
         self._log_limit_bytes = log_limit_bytes
         self._processes: dict[str, SupervisedProcess] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._housekeeping: asyncio.Task[None] | None = None
+        self._log_rotation: asyncio.Task[None] | None = None
         self._since = datetime.now(UTC)
         self._phase, self._message = "starting", ""
 
     async def __aenter__(self) -> Self:
         (self._directory / "logs").mkdir(mode=0o700, exist_ok=True)
-        self._housekeeping = asyncio.create_task(self._keep_house())
+        self._log_rotation = asyncio.create_task(self._rotate_logs_forever())
         self._publish()
         return self
 
@@ -58,8 +58,8 @@ class Supervisor:
     ) -> None:
         self.report("stopping")
         await self.stop()
-        if self._housekeeping is not None:
-            self._housekeeping.cancel()
+        if self._log_rotation is not None:
+            self._log_rotation.cancel()
         failed = isinstance(error, Exception)
         self.report("failed" if failed else "stopped", str(error) if failed else "")
 
@@ -84,7 +84,7 @@ class Supervisor:
             process = self._processes[name]
             try:
                 async with asyncio.timeout(timeout_s):
-                    await self._ready_or_hopeless(process)
+                    await self._wait_ready_or_fail(process)
             except TimeoutError:
                 raise StartFailed(process, f"was not ready within {timeout_s:.0f} s") from None
 
@@ -95,17 +95,17 @@ class Supervisor:
             await asyncio.gather(*(process.stop() for process in together))
         await asyncio.gather(*self._tasks.values())
 
-    async def _ready_or_hopeless(self, process: SupervisedProcess) -> None:
+    async def _wait_ready_or_fail(self, process: SupervisedProcess) -> None:
         while not process.ready.is_set():
-            if process.deaths_before_ready and process.exit_code in process.spec.hopeless_exit_codes:
+            if process.exits_before_ready and process.exit_code in process.spec.fatal_exit_codes:
                 raise StartFailed(process, "can not run on this machine")
-            if process.deaths_before_ready >= _HOPELESS_DEATHS:
-                raise StartFailed(process, f"ended {process.deaths_before_ready} times before it was ready")
+            if process.exits_before_ready >= _MAX_EXITS_BEFORE_READY:
+                raise StartFailed(process, f"ended {process.exits_before_ready} times before it was ready")
             await asyncio.sleep(0.02)
 
-    async def _keep_house(self) -> None:
+    async def _rotate_logs_forever(self) -> None:
         while True:
-            await asyncio.sleep(_HOUSEKEEPING_S)
+            await asyncio.sleep(_LOG_ROTATION_INTERVAL_S)
             for process in self._processes.values():
                 try:
                     process.log_file.rotate_if_full()

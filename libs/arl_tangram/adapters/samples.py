@@ -5,47 +5,47 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Text", "all_turns", "as_text", "content_of", "last_answer", "readable"]
+__all__ = ["TextOrMessages", "join_messages", "as_text", "message_text", "last_assistant_message", "sanitize_text"]
 
-Text = str | Sequence[Mapping[str, Any]]
+TextOrMessages = str | Sequence[Mapping[str, Any]]
 """A text, or the turns of a conversation."""
 
-_NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
+_INVALID_CHARACTERS = re.compile("[\0\ud800-\udfff]")
 
 
 def as_text(value: Any) -> str:
     """A text as it is, and JSON of what has a form there."""
-    plain = _plain(value)
-    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_plain)
+    plain = _to_plain(value)
+    return plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=_to_plain)
 
 
-def readable(text: str) -> str:
+def sanitize_text(text: str) -> str:
     """With U+FFFD for what no text can have, NUL and halves of surrogate pairs: a policy must not escape by them."""
-    return _NO_CHARACTER.sub("\ufffd", text)
+    return _INVALID_CHARACTERS.sub("\ufffd", text)
 
 
-def all_turns(said: Text) -> str:
-    if isinstance(said, str):
-        return readable(said)
-    return "\n".join(content_of(message.get("content")) for message in said)
+def join_messages(conversation: TextOrMessages) -> str:
+    if isinstance(conversation, str):
+        return sanitize_text(conversation)
+    return "\n".join(message_text(message.get("content")) for message in conversation)
 
 
-def last_answer(completion: Text) -> str:
+def last_assistant_message(completion: TextOrMessages) -> str:
     """The last turn of the assistant, or what was said where nobody has a role."""
     if isinstance(completion, str):
-        return readable(completion)
+        return sanitize_text(completion)
     own = [turn for turn in completion if turn.get("role", "assistant") == "assistant"]
-    return content_of(own[-1].get("content")) if own else ""
+    return message_text(own[-1].get("content")) if own else ""
 
 
-def content_of(content: Any) -> str:
+def message_text(content: Any) -> str:
     """The text of a turn, which may be in parts; an image has none."""
     if content is None or isinstance(content, str):
-        return readable(content or "")
-    return readable("".join(part if isinstance(part, str) else part.get("text") or "" for part in content))
+        return sanitize_text(content or "")
+    return sanitize_text("".join(part if isinstance(part, str) else part.get("text") or "" for part in content))
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     """Of an array, its numbers; of what JSON has no form for, what it is as a text."""
     if hasattr(value, "tolist"):
         return value.tolist()

@@ -14,27 +14,34 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from arl_tangram.adapters.samples import Text, all_turns, as_text, content_of, last_answer, readable
+from arl_tangram.adapters.samples import (
+    TextOrMessages,
+    as_text,
+    join_messages,
+    last_assistant_message,
+    message_text,
+    sanitize_text,
+)
 from arl_tangram.client import AsyncTangram
 from arl_tangram.operations import ActionFailed, WaitTimeout
 from arl_wire.errors import Internal, NotScored, Unavailable
-from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, OF_THE_TEXT, Message, Score, ScoreItem
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, TEXT_ERROR_CODES, PromptMessage, Score, ScoreItem
 
 __all__ = ["TangramReward"]
 
 log = logging.getLogger(__name__)
 
-WithPrompt = bool | Literal["apart", "messages"]
-OF_THE_SETUP = frozenset({"verifier_missing", "incomplete_model"})
+PromptMode = bool | Literal["apart", "messages"]
+SETUP_ERROR_CODES = frozenset({"verifier_missing", "incomplete_model"})
 """Codes of what would be the same for every completion, for ever."""
-TROUBLE = (Unavailable, Internal, ActionFailed, WaitTimeout)
+INFRASTRUCTURE_ERRORS = (Unavailable, Internal, ActionFailed, WaitTimeout)
 
 
 class RewardOptions(TypedDict, total=False):
     """Those of `TangramReward`, which says what they are."""
 
     reference: str | None
-    with_prompt: WithPrompt
+    with_prompt: PromptMode
     task: str
     trajectory: str | None
     url: str | None
@@ -65,36 +72,38 @@ class TangramReward(partial[Any]):
     __name__: str
     """Under which TRL logs it."""
 
-    asking: "_Asking"
+    scorer: "_RewardScorer"
 
     def __new__(cls, service: str, **options: Unpack[RewardOptions]) -> Self:
-        asking = _Asking(service=service, **options)
+        asking = _RewardScorer(service=service, **options)
 
-        async def rewards(prompts: Sequence[Text], completions: Sequence[Text], **columns: Any) -> list[float | None]:
-            return await asking.rewards(prompts, completions, columns)
+        async def rewards(
+            prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], **columns: Any
+        ) -> list[float | None]:
+            return await asking.compute_rewards(prompts, completions, columns)
 
         # TRL has its name from the one or the other, by its version.
         reward = super().__new__(cls, rewards)
         reward.__name__ = rewards.__name__ = f"tangram_{service}"
-        reward.asking = asking
+        reward.scorer = asking
         return reward
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made, (type(self), vars(self.asking))
+        return _rebuild_reward, (type(self), vars(self.scorer))
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.asking})"
+        return f"{type(self).__name__}({self.scorer})"
 
 
-def _made(cls: type[TangramReward], given: dict[str, Any]) -> TangramReward:
-    return cls(**given)
+def _rebuild_reward(cls: type[TangramReward], options: dict[str, Any]) -> TangramReward:
+    return cls(**options)
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Asking:
+class _RewardScorer:
     service: str
     reference: str | None = None
-    with_prompt: WithPrompt = False
+    with_prompt: PromptMode = False
     task: str = "trl"
     trajectory: str | None = None
     url: str | None = None
@@ -103,25 +112,25 @@ class _Asking:
     unscored: float | None = None
     on_trouble: Literal["none", "raise"] = "none"
 
-    async def rewards(
-        self, prompts: Sequence[Text], completions: Sequence[Text], columns: Mapping[str, Any]
+    async def compute_rewards(
+        self, prompts: Sequence[TextOrMessages], completions: Sequence[TextOrMessages], columns: Mapping[str, Any]
     ) -> list[float | None]:
-        references, names = _column(columns, self.reference), _column(columns, self.trajectory)
+        references, names = _get_column(columns, self.reference), _get_column(columns, self.trajectory)
         without: Counter[str] = Counter()
         items = [
-            self._item(prompt, completion, references, at)
+            self._build_item(prompt, completion, references, at)
             for at, (prompt, completion) in enumerate(zip(prompts, completions, strict=True))
         ]
         step = getattr(columns.get("trainer_state"), "global_step", None)
         asked = [item if isinstance(item, ScoreItem) else None for item in items]
-        groups = _groups(asked, names)
+        groups = _group_by_trajectory(asked, names)
         async with AsyncTangram(self.url, self.api_key) as client:
-            parts = await asyncio.gather(*(self._scored(client, asked, at, name, step) for name, at in groups))
+            parts = await asyncio.gather(*(self._score_group(client, asked, at, name, step) for name, at in groups))
         said: list[Score | str] = [item if isinstance(item, str) else "" for item in items]
         for (_, at), scores in zip(groups, parts, strict=True):
             for place, score in zip(at, scores, strict=True):
                 said[place] = score
-        found = [self._reward(each, without) for each in said]
+        found = [self._to_reward(each, without) for each in said]
         if without:
             reasons = ", ".join(f"{reason} {count}" for reason, count in without.most_common())
             log.warning(
@@ -129,25 +138,27 @@ class _Asking:
             )
         return found
 
-    def _reward(self, said: "Score | str", without: Counter[str]) -> float | None:
+    def _to_reward(self, entry: "Score | str", missing: Counter[str]) -> float | None:
         """Raises `NotScored` for what is the same for every completion."""
-        if isinstance(said, Score) and said.score is not None:
-            return said.score
-        error = said.error if isinstance(said, Score) else None
-        code = said if isinstance(said, str) else error.code if error is not None else "no_score"
-        if code in OF_THE_SETUP:
+        if isinstance(entry, Score) and entry.score is not None:
+            return entry.score
+        error = entry.error if isinstance(entry, Score) else None
+        code = entry if isinstance(entry, str) else error.code if error is not None else "no_score"
+        if code in SETUP_ERROR_CODES:
             raise NotScored(f"{self.service} scores nothing: {code}: {error.message if error is not None else ''}")
-        without[code] += 1
-        return self.unscored if code in OF_THE_TEXT else None
+        missing[code] += 1
+        return self.unscored if code in TEXT_ERROR_CODES else None
 
-    def _item(self, prompt: Text, completion: Text, references: Sequence[Any] | None, at: int) -> ScoreItem | str:
+    def _build_item(
+        self, prompt: TextOrMessages, completion: TextOrMessages, references: Sequence[Any] | None, index: int
+    ) -> ScoreItem | str:
         """Or the code of why there is none."""
         reference = None
         if references is not None:
-            if references[at] is None:
+            if references[index] is None:
                 return "no_reference"
-            reference = readable(as_text(references[at]))
-        said = self._said(prompt, completion)
+            reference = sanitize_text(as_text(references[index]))
+        said = self._item_fields(prompt, completion)
         try:
             item = ScoreItem(reference=reference, **said)
         except ValidationError:
@@ -157,35 +168,37 @@ class _Asking:
         own = len(item.text or "")
         return "too_long" if 2 * own > item.characters else "unfit"
 
-    def _said(self, prompt: Text, completion: Text) -> dict[str, Any]:
+    def _item_fields(self, prompt: TextOrMessages, completion: TextOrMessages) -> dict[str, Any]:
         if self.with_prompt == "messages":
-            return {"messages": [*_turns(prompt, "user"), *_turns(completion, "assistant")]}
+            return {"messages": [*_to_messages(prompt, "user"), *_to_messages(completion, "assistant")]}
         if self.with_prompt is True:
-            return {"text": all_turns(prompt) + all_turns(completion)}
-        apart = {"prompt": all_turns(prompt)} if self.with_prompt == "apart" else {}
-        return {"text": last_answer(completion), **apart}
+            return {"text": join_messages(prompt) + join_messages(completion)}
+        apart = {"prompt": join_messages(prompt)} if self.with_prompt == "apart" else {}
+        return {"text": last_assistant_message(completion), **apart}
 
-    async def _scored(
+    async def _score_group(
         self,
         client: AsyncTangram,
         items: Sequence[ScoreItem | None],
-        at: Sequence[int],
+        indices: Sequence[int],
         name: str | None,
         step: int | None,
     ) -> "Sequence[Score | str]":
         """Or, of all of them, what kept them from being scored."""
         about: dict[str, Any] = {"task": self.task, "step": step, "trajectory": name}
         known = {field: value for field, value in about.items() if value is not None}
-        wanted = [item for place in at if (item := items[place]) is not None]
+        wanted = [item for place in indices if (item := items[place]) is not None]
         try:
             return await client.score(self.service, wanted, wait_timeout_s=self.wait_timeout_s, **known)
-        except TROUBLE as error:
+        except INFRASTRUCTURE_ERRORS as error:
             if self.on_trouble == "raise":
                 raise
             return [getattr(error, "code", type(error).__name__)] * len(wanted)
 
 
-def _groups(items: Sequence[ScoreItem | None], names: Sequence[Any] | None) -> list[tuple[str | None, list[int]]]:
+def _group_by_trajectory(
+    items: Sequence[ScoreItem | None], names: Sequence[Any] | None
+) -> list[tuple[str | None, list[int]]]:
     """The places of the items of each rollout, as many as one call may have, in number and in characters."""
     groups: list[tuple[str | None, list[int]]] = []
     open_: dict[str | None, tuple[list[int], int]] = {}
@@ -202,7 +215,7 @@ def _groups(items: Sequence[ScoreItem | None], names: Sequence[Any] | None) -> l
     return groups
 
 
-def _column(columns: Mapping[str, Any], name: str | None) -> Sequence[Any] | None:
+def _get_column(columns: Mapping[str, Any], name: str | None) -> Sequence[Any] | None:
     if name is None:
         return None
     if name not in columns:
@@ -211,7 +224,9 @@ def _column(columns: Mapping[str, Any], name: str | None) -> Sequence[Any] | Non
     return found
 
 
-def _turns(said: Text, role: str) -> list[Message]:
-    if isinstance(said, str):
-        return [Message(role=role, content=readable(said))]
-    return [Message(role=turn.get("role", role), content=content_of(turn.get("content"))) for turn in said]
+def _to_messages(conversation: TextOrMessages, role: str) -> list[PromptMessage]:
+    if isinstance(conversation, str):
+        return [PromptMessage(role=role, content=sanitize_text(conversation))]
+    return [
+        PromptMessage(role=turn.get("role", role), content=message_text(turn.get("content"))) for turn in conversation
+    ]

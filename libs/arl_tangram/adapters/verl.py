@@ -13,19 +13,19 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from arl_tangram.adapters.samples import as_text, readable
+from arl_tangram.adapters.samples import as_text, sanitize_text
 from arl_tangram.client import AsyncTangram
 from arl_wire.errors import NotScored
-from arl_wire.scores import MAX_CHARACTERS, OF_THE_TEXT, ScoreItem
+from arl_wire.scores import MAX_CHARACTERS, TEXT_ERROR_CODES, ScoreItem
 
-__all__ = ["Options", "compute_score"]
+__all__ = ["VerlRewardOptions", "compute_score"]
 
-OF_VERL = frozenset({"reward_router_address", "reward_model_tokenizer"})
+VERL_OPTIONS = frozenset({"reward_router_address", "reward_model_tokenizer"})
 """What it gives besides where it runs a reward model of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class VerlRewardOptions:
     """`reward_kwargs`.
 
     `compares`: with `ground_truth`, as verifiers, similarities and judges want it; what is no text is compared as JSON.
@@ -57,32 +57,32 @@ async def compute_score(
     `options`: those of `Options`. Raises `NotScored`, and what the trouble was.
     """
     del data_source
-    chosen = Options(**{name: value for name, value in options.items() if name not in OF_VERL})
+    chosen = VerlRewardOptions(**{name: value for name, value in options.items() if name not in VERL_OPTIONS})
     if len(solution_str) > MAX_CHARACTERS and chosen.unscored is not None:
         return {"score": chosen.unscored, "unscored": 1.0}
-    item, trajectory = _asked(chosen, solution_str, ground_truth, extra_info or {})
+    item, trajectory = _build_item(chosen, solution_str, ground_truth, extra_info or {})
     [entry] = await _client(chosen.url, chosen.api_key).score(
         chosen.service, [item], task=chosen.task, trajectory=trajectory, wait_timeout_s=chosen.wait_timeout_s
     )
     if entry.score is not None:
         return {"score": entry.score, "unscored": 0.0}
-    if entry.error is not None and entry.error.code in OF_THE_TEXT and chosen.unscored is not None:
+    if entry.error is not None and entry.error.code in TEXT_ERROR_CODES and chosen.unscored is not None:
         return {"score": chosen.unscored, "unscored": 1.0}
     why = f"{entry.error.code}: {entry.error.message}" if entry.error is not None else "it gave no score"
     raise NotScored(f"{chosen.service}: {why}")
 
 
-def _asked(
-    chosen: Options, answer: str, ground_truth: Any, extra_info: Mapping[str, Any]
+def _build_item(
+    options: VerlRewardOptions, solution: str, ground_truth: Any, extra_info: Mapping[str, Any]
 ) -> tuple[ScoreItem, str | None]:
     """The item, and the name of its rollout."""
-    prompt = extra_info.get(chosen.prompt) if chosen.prompt is not None else None
+    prompt = extra_info.get(options.prompt) if options.prompt is not None else None
     item = ScoreItem(
-        text=readable(answer),
-        reference=readable(as_text(ground_truth)) if chosen.compares and ground_truth is not None else None,
-        prompt=readable(as_text(prompt)) if prompt is not None else None,
+        text=sanitize_text(solution),
+        reference=sanitize_text(as_text(ground_truth)) if options.compares and ground_truth is not None else None,
+        prompt=sanitize_text(as_text(prompt)) if prompt is not None else None,
     )
-    named = extra_info.get(chosen.trajectory) if chosen.trajectory is not None else None
+    named = extra_info.get(options.trajectory) if options.trajectory is not None else None
     return item, str(named) if named is not None else None
 
 

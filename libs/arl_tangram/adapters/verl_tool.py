@@ -17,15 +17,15 @@ from typing import Any
 from verl.tools.base_tool import BaseTool  # type: ignore[import-not-found]
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse  # type: ignore[import-not-found]
 
-from arl_core.states import Outcome
-from arl_tangram.adapters.samples import readable
+from arl_core.states import ActionOutcome
+from arl_tangram.adapters.samples import sanitize_text
 from arl_tangram.client import AsyncTangram
 from arl_wire.actions import Action
 from arl_wire.errors import ValidationFailed
 
 __all__ = ["TangramTool"]
 
-SHELL = {
+SHELL_TOOL_SCHEMA = {
     "type": "function",
     "function": {
         "name": "shell",
@@ -38,8 +38,8 @@ SHELL = {
     },
 }
 """What the model is told where the configuration says nothing."""
-OF_CLIENT = ("url", "api_key")
-OURS = (Outcome.INFRA_ERROR, Outcome.CANCELLED, Outcome.DEADLINE_IN_QUEUE)
+CLIENT_OPTIONS = ("url", "api_key")
+INFRASTRUCTURE_OUTCOMES = (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE)
 
 
 class TangramTool(BaseTool):  # type: ignore[misc]
@@ -53,11 +53,11 @@ class TangramTool(BaseTool):  # type: ignore[misc]
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
         super().__init__(config, tool_schema)
         given = {name: value for name, value in config.items() if name != "type"}
-        self._client = AsyncTangram(*(given.pop(name, None) for name in OF_CLIENT))
+        self._client = AsyncTangram(*(given.pop(name, None) for name in CLIENT_OPTIONS))
         self._options: dict[str, Any] = {"task": "verl", "idle_ttl_s": 900, **given}
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        return OpenAIFunctionToolSchema.model_validate(SHELL)
+        return OpenAIFunctionToolSchema.model_validate(SHELL_TOOL_SCHEMA)
 
     async def execute(
         self, instance_id: str, parameters: Mapping[str, Any], agent_data: Any = None, **_more: Any
@@ -65,29 +65,33 @@ class TangramTool(BaseTool):  # type: ignore[misc]
         """The tool's text, no reward, and metrics. Trouble of ours is a text, too: verl shows it to the model."""
         rollout = str(getattr(agent_data, "request_id", None) or instance_id)
         try:
-            action = await self._client.run(trajectory=rollout, **_program(parameters), **self._options)
+            action = await self._client.run(trajectory=rollout, **_exec_options(parameters), **self._options)
         except ValidationFailed as error:
-            return ToolResponse(text=f"This can't be run: {error.detail}"), 0.0, {"outcome": Outcome.USER_ERROR.value}
+            return (
+                ToolResponse(text=f"This can't be run: {error.detail}"),
+                0.0,
+                {"outcome": ActionOutcome.USER_ERROR.value},
+            )
         metrics = {"outcome": str(action.outcome), "queue_s": action.times.queue_s, "run_s": action.times.run_s}
-        return ToolResponse(text=_text(action)), 0.0, metrics
+        return ToolResponse(text=_response_text(action)), 0.0, metrics
 
 
-def _program(parameters: Mapping[str, Any]) -> dict[str, Any]:
+def _exec_options(parameters: Mapping[str, Any]) -> dict[str, Any]:
     if (code := parameters.get("code")) is not None:
-        return {"source": readable(str(code))}
-    return {"session": "main", "command": readable(str(parameters.get("command", "")))}
+        return {"source": sanitize_text(str(code))}
+    return {"session": "main", "command": sanitize_text(str(parameters.get("command", "")))}
 
 
-def _text(action: Action) -> str:
+def _response_text(action: Action) -> str:
     result = action.result
     written = result.stdout.text + result.stderr.text if result is not None else ""
-    if action.outcome is Outcome.OK:
+    if action.outcome is ActionOutcome.OK:
         return written
-    if action.outcome in OURS:
+    if action.outcome in INFRASTRUCTURE_OUTCOMES:
         return f"{written}\n[the tool failed, and not the command: {action.message or action.reason or action.outcome}]"
     ends = {
-        Outcome.USER_TIMEOUT: "[it took too long and was ended]",
-        Outcome.LIMIT_EXCEEDED: f"[it was ended: more than its limit of {action.reason}]",
+        ActionOutcome.USER_TIMEOUT: "[it took too long and was ended]",
+        ActionOutcome.LIMIT_EXCEEDED: f"[it was ended: more than its limit of {action.reason}]",
     }
     code = result.exit_code if result is not None else None
-    return f"{written}\n{ends.get(Outcome(str(action.outcome)), f'[exit code {code}]')}"
+    return f"{written}\n{ends.get(ActionOutcome(str(action.outcome)), f'[exit code {code}]')}"

@@ -18,22 +18,22 @@ from typing import Any
 from aiohttp import web
 
 from arl_core.rate import TokenBucket
-from arl_tangram.bench.calls_load import Sizes, service_s
+from arl_tangram.bench.calls_load import EndpointBenchConfig, service_time_s
 from arl_wire.errors import Unavailable
 
-__all__ = ["api_of"]
+__all__ = ["quota_api"]
 
-STOP_S = 10.0
+STOP_TIMEOUT_S = 10.0
 
 
 @dataclass(slots=True)
-class _Seen:
+class _ApiStats:
     """Since it was told to begin anew."""
 
     bucket: TokenBucket
-    began: float = field(default_factory=time.monotonic)
-    beyond_slots: int = 0
-    early_s: list[float] = field(default_factory=list)
+    started_at: float = field(default_factory=time.monotonic)
+    over_concurrency: int = 0
+    early_by_s: list[float] = field(default_factory=list)
     """Of each other request beyond the quota, how long before its token it came."""
     in_flight: int = 0
     most_in_flight: int = 0
@@ -42,67 +42,67 @@ class _Seen:
     """The key of a call, and from when to when it took a slot."""
 
 
-class _Api:
-    def __init__(self, sizes: Sizes) -> None:
-        self._sizes = sizes
-        self._seen = self._anew()
+class _QuotaApi:
+    def __init__(self, config: EndpointBenchConfig) -> None:
+        self._config = config
+        self._stats = self._new_stats()
 
     def app(self) -> web.Application:
         app = web.Application()
         app.add_routes(
-            [web.get("/search", self._search), web.post("/begin", self._begin), web.get("/seen", self._shown)]
+            [web.get("/search", self._search), web.post("/begin", self._reset), web.get("/seen", self._get_stats)]
         )
         return app
 
     async def _search(self, request: web.Request) -> web.Response:
-        seen, now, key = self._seen, time.monotonic(), request.query["q"]
-        seen.requests_in_second[int(now - seen.began)] += 1
-        if seen.in_flight >= self._sizes.concurrency:
-            seen.beyond_slots += 1
-            return self._too_many()
-        if seen.bucket.free(now) < 1:
-            seen.early_s.append(seen.bucket.free_at(1, now=now) - now)
-            return self._too_many()
+        seen, now, key = self._stats, time.monotonic(), request.query["q"]
+        seen.requests_in_second[int(now - seen.started_at)] += 1
+        if seen.in_flight >= self._config.concurrency:
+            seen.over_concurrency += 1
+            return self._rate_limited_response()
+        if seen.bucket.available(now) < 1:
+            seen.early_by_s.append(seen.bucket.available_at(1, now=now) - now)
+            return self._rate_limited_response()
         seen.bucket.take(1, now=now)
         seen.in_flight += 1
         seen.most_in_flight = max(seen.most_in_flight, seen.in_flight)
         try:
-            await asyncio.sleep(service_s(self._sizes, key))
+            await asyncio.sleep(service_time_s(self._config, key))
         finally:
             seen.in_flight -= 1
             seen.served.append((key, now, time.monotonic()))
         return web.json_response({"q": key})
 
-    def _too_many(self) -> web.Response:
-        after = self._sizes.retry_after_s
+    def _rate_limited_response(self) -> web.Response:
+        after = self._config.retry_after_s
         headers = {"Retry-After": f"{after:g}"} if after is not None else {}
         return web.json_response({"error": "rate_limited"}, status=429, headers=headers)
 
-    async def _begin(self, _: web.Request) -> web.Response:
-        self._seen = self._anew()
+    async def _reset(self, _: web.Request) -> web.Response:
+        self._stats = self._new_stats()
         return web.json_response({})
 
-    async def _shown(self, _: web.Request) -> web.Response:
-        seen = self._seen
+    async def _get_stats(self, _: web.Request) -> web.Response:
+        seen = self._stats
         last = max(seen.requests_in_second, default=-1)
         return web.json_response(
             {
-                "beyond_slots": seen.beyond_slots,
-                "early_s": seen.early_s,
+                "beyond_slots": seen.over_concurrency,
+                "early_s": seen.early_by_s,
                 "most_in_flight": seen.most_in_flight,
                 "requests_in_second": [seen.requests_in_second[second] for second in range(last + 1)],
                 "served": seen.served,
             }
         )
 
-    def _anew(self) -> _Seen:
-        return _Seen(TokenBucket(self._sizes.rate, now=time.monotonic()))
+    def _new_stats(self) -> _ApiStats:
+        return _ApiStats(TokenBucket(self._config.rate, now=time.monotonic()))
 
 
 @contextmanager
-def api_of(sizes: Sizes) -> Iterator[str]:
+def quota_api(config: EndpointBenchConfig) -> Iterator[str]:
     """Where it answers on this machine. It ends with its standard input."""
-    command = [sys.executable, "-P", "-m", "arl_tangram.bench.calls_api", json.dumps(asdict(sizes))]
+    command = [sys.executable, "-P", "-m", "arl_tangram.bench.calls_api", json.dumps(asdict(config))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -114,15 +114,15 @@ def api_of(sizes: Sizes) -> Iterator[str]:
     finally:
         process.stdin.close()
         try:
-            process.wait(STOP_S)
+            process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
         process.stdout.close()
 
 
-async def _serve(sizes: Sizes) -> None:
-    runner = web.AppRunner(_Api(sizes).app(), access_log=None)
+async def _serve(config: EndpointBenchConfig) -> None:
+    runner = web.AppRunner(_QuotaApi(config).app(), access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=1024)
     await site.start()
@@ -131,9 +131,9 @@ async def _serve(sizes: Sizes) -> None:
     await runner.cleanup()
 
 
-def main(given: str) -> None:
-    fields: dict[str, Any] = json.loads(given)
-    asyncio.run(_serve(Sizes(**fields)))
+def main(config_json: str) -> None:
+    fields: dict[str, Any] = json.loads(config_json)
+    asyncio.run(_serve(EndpointBenchConfig(**fields)))
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ import random
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from arl_core.rate import Rate, TokenBucket
+from arl_core.rate import RateLimit, TokenBucket
 
-__all__ = ["Job", "Phase", "Sizes", "acts_without_overhead", "jobs_of", "service_s"]
+__all__ = ["CallJob", "CallPhase", "EndpointBenchConfig", "ideal_completion_times", "generate_jobs", "service_time_s"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class EndpointBenchConfig:
     """The jobs, and an API with its quota."""
 
     repeats: int = 3
@@ -34,56 +34,58 @@ class Sizes:
     seed: int = 0
 
     @classmethod
-    def short(cls) -> "Sizes":
+    def short(cls) -> "EndpointBenchConfig":
         return cls(repeats=1, phases=2, calls=(10, 30), think_s=(0.5, 2.0))
 
     @property
-    def rate(self) -> Rate:
-        return Rate(self.per_s, self.burst)
+    def rate(self) -> RateLimit:
+        return RateLimit(self.per_s, self.burst)
 
 
 @dataclass(frozen=True, slots=True)
-class Phase:
+class CallPhase:
     think_s: float
     """Before it."""
     keys: tuple[str, ...]
     """Of its calls."""
 
 
-Job = tuple[Phase, ...]
+CallJob = tuple[CallPhase, ...]
 
 
-def jobs_of(sizes: Sizes, repeat: int) -> tuple[Job, ...]:
+def generate_jobs(config: EndpointBenchConfig, repeat: int) -> tuple[CallJob, ...]:
     """The first thinking of each sets them apart."""
-    rng = random.Random(f"{sizes.seed} {repeat}")
+    rng = random.Random(f"{config.seed} {repeat}")
     return tuple(
         tuple(
-            Phase(
-                rng.uniform(*sizes.think_s),
-                tuple(f"{repeat}-{job}-{phase}-{n}" for n in range(rng.randint(*sizes.calls))),
+            CallPhase(
+                rng.uniform(*config.think_s),
+                tuple(f"{repeat}-{job}-{phase}-{n}" for n in range(rng.randint(*config.calls))),
             )
-            for phase in range(sizes.phases)
+            for phase in range(config.phases)
         )
-        for job in range(sizes.jobs)
+        for job in range(config.jobs)
     )
 
 
-def service_s(sizes: Sizes, key: str) -> float:
+def service_time_s(config: EndpointBenchConfig, key: str) -> float:
     """How long this call takes the API, whoever sends it and when."""
-    return random.Random(f"{sizes.seed} {key}").lognormvariate(math.log(sizes.median_s), sizes.spread)
+    return random.Random(f"{config.seed} {key}").lognormvariate(math.log(config.median_s), config.spread)
 
 
-def acts_without_overhead(sizes: Sizes, jobs: Mapping[int, Job]) -> tuple[dict[int, list[float]], float]:
+def ideal_completion_times(
+    config: EndpointBenchConfig, jobs: Mapping[int, CallJob]
+) -> tuple[dict[int, list[float]], float]:
     """Completion times by job, and the makespan, if these had the quota, came in turn, and nothing took any time."""
-    bucket = TokenBucket(sizes.rate, now=0.0)
-    slots = [0.0] * sizes.concurrency
+    bucket = TokenBucket(config.rate, now=0.0)
+    slots = [0.0] * config.concurrency
     acts: dict[int, list[float]] = {number: [] for number in jobs}
     waiting = [(job[0].think_s, number, 0) for number, job in jobs.items()]
     heapq.heapify(waiting)
     last = 0.0
     while waiting:
         wanted, number, phase = heapq.heappop(waiting)
-        ends = [_served(sizes, key, wanted, slots, bucket) for key in jobs[number][phase].keys]
+        ends = [_ideal_end_s(config, key, wanted, slots, bucket) for key in jobs[number][phase].keys]
         acts[number] += [end - wanted for end in ends]
         last = max(last, *ends)
         if phase + 1 < len(jobs[number]):
@@ -91,10 +93,12 @@ def acts_without_overhead(sizes: Sizes, jobs: Mapping[int, Job]) -> tuple[dict[i
     return acts, last
 
 
-def _served(sizes: Sizes, key: str, wanted: float, slots: list[float], bucket: TokenBucket) -> float:
+def _ideal_end_s(
+    config: EndpointBenchConfig, key: str, requested_at: float, slots: list[float], bucket: TokenBucket
+) -> float:
     """When its answer is there. `slots` is a heap of when each is free."""
-    begins = bucket.free_at(1, now=max(wanted, slots[0]))
+    begins = bucket.available_at(1, now=max(requested_at, slots[0]))
     bucket.take(1, now=begins)
-    ends = begins + service_s(sizes, key)
+    ends = begins + service_time_s(config, key)
     heapq.heapreplace(slots, ends)
     return ends

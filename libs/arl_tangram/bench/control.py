@@ -23,33 +23,33 @@ from typing import Any
 import httpx
 
 from arl_core.policies import PolicyName
-from arl_core.states import Outcome
-from arl_sim.engine import RESIZE_S, Overheads
-from arl_sim.prototype import prototype
-from arl_sim.results import statistics_of
-from arl_sim.site import Asking
-from arl_sim.sizing import PODS, Hardware, asking_of, simulate
-from arl_sim.workload import Rollout, Turn, Work, Workload
+from arl_core.states import ActionOutcome
+from arl_sim.engine import RESIZE_S, SimOverheads
+from arl_sim.prototype import synthetic_step
+from arl_sim.results import compute_statistics
+from arl_sim.site import DemandMode
+from arl_sim.sizing import POD_POLICIES, SimHardware, demand_mode_for, simulate
+from arl_sim.workload import ActionWork, SimTrajectory, SimWorkload, TrajectoryAction
 from arl_tangram.bench.cpu_time import own_cpu_s
-from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.bench.own_system import BenchSystem, bench_system
 from arl_tangram.bench.paper import level_name
 from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
-from arl_wire.actions import Action, SubmitAction
-from arl_wire.environments import CreateEnvironment
+from arl_wire.actions import Action, SubmitActionRequest
+from arl_wire.environments import CreateEnvironmentRequest
 
-__all__ = ["Sizes", "run_control", "table"]
+__all__ = ["ControlPlaneBenchConfig", "run_control_plane", "comparison_table"]
 
 POD_CORES = 4
-BASE = PolicyName.FCFS
+BASELINE_POLICY = PolicyName.FCFS
 """The policy under which, on all of the hardware, no action waits for cores."""
-HOME = {"memory_mib": 64, "disk_mib": 16}
+ENVIRONMENT_LIMITS = {"memory_mib": 64, "disk_mib": 16}
 TIMEOUT_S = 3600.0
-_RESIZES = re.compile(r"^tangram_resizes_total\{[^}]*\} (\S+)$", re.MULTILINE)
+_RESIZES_METRIC = re.compile(r"^tangram_resizes_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ControlPlaneBenchConfig:
     rollouts: int = 128
     nodes: int = 8
     cores: int = 64
@@ -58,20 +58,20 @@ class Sizes:
     """Of each trajectory at most; its last is one of them."""
     compression: float = 10.0
     levels: tuple[float, ...] = (1.0, 0.25)
-    policies: tuple[PolicyName, ...] = (PolicyName.STATIC, BASE, PolicyName.REFERENCE, PolicyName.SPAR_M)
+    policies: tuple[PolicyName, ...] = (PolicyName.STATIC, BASELINE_POLICY, PolicyName.REFERENCE, PolicyName.SPAR_M)
     seed: int = 10
 
     @classmethod
-    def short(cls) -> "Sizes":
-        return cls(rollouts=8, nodes=2, cores=16, turns=2, levels=(1.0,), policies=(BASE, PolicyName.SPAR_M))
+    def short(cls) -> "ControlPlaneBenchConfig":
+        return cls(rollouts=8, nodes=2, cores=16, turns=2, levels=(1.0,), policies=(BASELINE_POLICY, PolicyName.SPAR_M))
 
-    def hardware(self, level: float) -> Hardware:
+    def hardware(self, level: float) -> SimHardware:
         cores = max(POD_CORES, round(self.cores * level))
-        return Hardware(nodes=self.nodes, cores=cores, gpus=0, calls=1, pod_cores=POD_CORES)
+        return SimHardware(nodes=self.nodes, cores=cores, gpus=0, calls=1, pod_cores=POD_CORES)
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class ActionSample:
     """One action, by the clock: seconds."""
 
     act_s: float
@@ -83,123 +83,139 @@ class Seen:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ControlPlaneRun:
     """All trajectories under one policy, by the clock."""
 
     policy: PolicyName
     level: float
-    seen: tuple[Seen, ...]
+    samples: tuple[ActionSample, ...]
     step_s: float
-    busy: float
+    busy_fraction: float
     """Part of this machine's processors that system and client used."""
     resizes: int
 
 
-def run_control(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_control_plane(
+    config: ControlPlaneBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures, and of each run what the simulator says beside it. The worst ratio is the one that counts."""
-    workload = workload_of(sizes)
-    base = (1.0, BASE)
-    wanted = [(level, policy) for level in sizes.levels for policy in sizes.policies]
+    workload = build_workload(config)
+    base = (1.0, BASELINE_POLICY)
+    wanted = [(level, policy) for level in config.levels for policy in config.policies]
     runs = {}
     for level, policy in dict.fromkeys([base, *wanted]):
-        runs[level, policy] = _run(sizes, workload, policy, level)
-        say(_line(runs[level, policy], sizes.compression))
-    waited_s = fmean(each.queue_s for each in runs[base].seen)
-    compared = [_compared(runs[each], sizes, workload, Charged.of(runs[each], waited_s)) for each in wanted]
+        runs[level, policy] = _run_policy(config, workload, policy, level)
+        report_progress(_format_run(runs[level, policy], config.compression))
+    waited_s = fmean(each.queue_s for each in runs[base].samples)
+    compared = [
+        _compare(runs[each], config, workload, SimulatorCharge.from_run(runs[each], waited_s)) for each in wanted
+    ]
     return _figures(compared), {"runs": compared}
 
 
-def workload_of(sizes: Sizes) -> Workload:
+def build_workload(config: ControlPlaneBenchConfig) -> SimWorkload:
     """With every whole number of cores between the least and the most, as a demand of this system has them."""
-    drawn = prototype(sizes.seed, coding=sizes.rollouts, search=0, scoring=0)
-    return Workload(tuple(replace(rollout, turns=_turns(rollout, sizes.turns)) for rollout in drawn.rollouts))
+    drawn = synthetic_step(config.seed, coding=config.rollouts, search=0, scoring=0)
+    return SimWorkload(
+        tuple(replace(rollout, actions=_truncate_turns(rollout, config.turns)) for rollout in drawn.trajectories)
+    )
 
 
-def _turns(rollout: Rollout, most: int | None) -> tuple[Turn, ...]:
-    kept = rollout.turns if most is None else (*rollout.turns[:-1][: most - 1], rollout.turns[-1])
-    return tuple(replace(turn, work=_by_whole_cores(turn.work)) for turn in kept)
+def _truncate_turns(rollout: SimTrajectory, max_turns: int | None) -> tuple[TrajectoryAction, ...]:
+    kept = rollout.actions if max_turns is None else (*rollout.actions[:-1][: max_turns - 1], rollout.actions[-1])
+    return tuple(replace(turn, work=_use_whole_cores(turn.work)) for turn in kept)
 
 
-def _by_whole_cores(work: Work) -> Work:
+def _use_whole_cores(work: ActionWork) -> ActionWork:
     least, most = int(work.choices[0]), int(work.choices[-1])
     return replace(work, choices=tuple(float(cores) for cores in range(least, most + 1)))
 
 
-def _run(sizes: Sizes, workload: Workload, policy: PolicyName, level: float) -> Run:
-    cores = sizes.hardware(level).cores
+def _run_policy(
+    config: ControlPlaneBenchConfig, workload: SimWorkload, policy: PolicyName, level: float
+) -> ControlPlaneRun:
+    cores = config.hardware(level).cores
     environment = {"TANGRAM_POLICY": policy.value, "TANGRAM_POD_CORES": str(POD_CORES)}
-    with own_system(driver="simulated", cores=cores, nodes=sizes.nodes, environment=environment) as system:
-        return asyncio.run(_drive(system, workload, policy, level, sizes.compression))
+    with bench_system(driver="simulated", cores=cores, nodes=config.nodes, environment=environment) as system:
+        return asyncio.run(_run_rollouts(system, workload, policy, level, config.compression))
 
 
-async def _drive(system: OwnSystem, workload: Workload, policy: PolicyName, level: float, compression: float) -> Run:
+async def _run_rollouts(
+    system: BenchSystem, workload: SimWorkload, policy: PolicyName, level: float, compression: float
+) -> ControlPlaneRun:
     async with system.client() as client:
-        loop = _Loop(client, asking_of(policy), compression, has_pods=policy in PODS)
+        loop = _RolloutDriver(client, demand_mode_for(policy), compression, has_pods=policy in POD_POLICIES)
         used, began = sum(system.cpu_s().values()) + own_cpu_s(), time.monotonic()
-        ends = await asyncio.gather(*(loop.roll_out(number, each) for number, each in enumerate(workload.rollouts)))
+        ends = await asyncio.gather(
+            *(loop.run_rollout(number, each) for number, each in enumerate(workload.trajectories))
+        )
         wall_s = time.monotonic() - began
         used = sum(system.cpu_s().values()) + own_cpu_s() - used
         busy = used / (wall_s * len(os.sched_getaffinity(0)))
-    return Run(policy, level, tuple(loop.seen), max(ends) - began, busy, await _resizes(system))
+    return ControlPlaneRun(policy, level, tuple(loop.samples), max(ends) - began, busy, await _count_resizes(system))
 
 
-class _Loop:
+class _RolloutDriver:
     """Every trajectory thinks, acts and thinks again, by the real API."""
 
-    def __init__(self, client: AsyncTangram, asking: Asking, compression: float, *, has_pods: bool) -> None:
+    def __init__(self, client: AsyncTangram, demand_mode: DemandMode, compression: float, *, has_pods: bool) -> None:
         self._client = client
-        self._asking = asking
+        self._demand_mode = demand_mode
         self._compression = compression
         self._has_pods = has_pods
-        self.seen: list[Seen] = []
+        self.samples: list[ActionSample] = []
 
-    async def roll_out(self, number: int, rollout: Rollout) -> float:
+    async def run_rollout(self, number: int, rollout: SimTrajectory) -> float:
         """When its last action was over."""
         trajectory = f"rollout-{number}"
         await asyncio.sleep(rollout.starts_s / self._compression)
-        home = CreateEnvironment(task=rollout.task, trajectory=trajectory, **HOME)
+        home = CreateEnvironmentRequest(task=rollout.task, trajectory=trajectory, **ENVIRONMENT_LIMITS)
         # A pod is there for the whole of its trajectory, which also thinks before it acts.
         pod = asyncio.create_task(self._client.create_environment(home)) if self._has_pods else None
-        for turn in rollout.turns:
-            await self._take(turn, rollout.task, trajectory)
+        for turn in rollout.actions:
+            await self._run_turn(turn, rollout.task, trajectory)
         ended = time.monotonic()
         if pod is not None:
             await pod
         await self._client.end_trajectory(rollout.task, trajectory)
         return ended
 
-    async def _take(self, turn: Turn, task: str, trajectory: str) -> None:
+    async def _run_turn(self, turn: TrajectoryAction, task: str, trajectory: str) -> None:
         began, think_s = time.monotonic(), turn.think_s / self._compression
         await asyncio.sleep(think_s)
         action = await self._client.run(self._action(turn.work, task, trajectory))
-        self.seen.append(_seen(action, time.monotonic() - began - think_s))
+        self.samples.append(_to_sample(action, time.monotonic() - began - think_s))
 
-    def _action(self, work: Work, task: str, trajectory: str) -> SubmitAction:
+    def _action(self, work: ActionWork, task: str, trajectory: str) -> SubmitActionRequest:
         seconds = work.seconds / self._compression
         argv = ("work", f"{seconds:.6f}", f"{work.parallel_fraction:.6f}", f"{work.choices[-1]:g}")
         common: dict[str, Any] = {"task": task, "trajectory": trajectory, "profile": work.cls, "argv": argv}
-        common |= {"timeout_s": TIMEOUT_S, **HOME}
-        if self._asking is Asking.FIXED or len(work.choices) == 1:
-            return exec_action(cpu=work.asked if self._asking is Asking.FIXED else work.choices[0], **common)
+        common |= {"timeout_s": TIMEOUT_S, **ENVIRONMENT_LIMITS}
+        if self._demand_mode is DemandMode.FIXED or len(work.choices) == 1:
+            return exec_action(
+                cpu=work.fixed_units if self._demand_mode is DemandMode.FIXED else work.choices[0], **common
+            )
         cpu = (work.choices[0], work.choices[-1])
         return exec_action(cpu=cpu, parallel_fraction=work.parallel_fraction, resizable="any", **common)
 
 
-def _seen(action: Action, took_s: float) -> Seen:
+def _to_sample(action: Action, took_s: float) -> ActionSample:
     times = action.times
-    if action.outcome is not Outcome.OK or times.act_s is None:
+    if action.outcome is not ActionOutcome.OK or times.act_s is None:
         raise RuntimeError(f"action {action.id} settled as {action.outcome} ({action.reason}); nothing is measured")
-    return Seen(times.act_s, times.queue_s or 0.0, times.run_s or 0.0, times.overhead_s or 0.0, took_s - times.act_s)
+    return ActionSample(
+        times.act_s, times.queue_s or 0.0, times.run_s or 0.0, times.overhead_s or 0.0, took_s - times.act_s
+    )
 
 
-async def _resizes(system: OwnSystem) -> int:
+async def _count_resizes(system: BenchSystem) -> int:
     async with httpx.AsyncClient() as client:
-        text = (await client.get(f"{system.url_of('scheduler')}/metrics")).text
-    return sum(int(float(value)) for value in _RESIZES.findall(text))
+        text = (await client.get(f"{system.service_url('scheduler')}/metrics")).text
+    return sum(int(float(value)) for value in _RESIZES_METRIC.findall(text))
 
 
 @dataclass(frozen=True, slots=True)
-class Charged:
+class SimulatorCharge:
     """What the simulator is charged with, by the clock: seconds."""
 
     action_s: float
@@ -208,26 +224,28 @@ class Charged:
     """What its client and the way to it add to its thinking."""
 
     @classmethod
-    def of(cls, run: Run, waited_s: float) -> "Charged":
+    def from_run(cls, run: ControlPlaneRun, waited_s: float) -> "SimulatorCharge":
         """What this very run had of it; an action waited for `waited_s` where there were cores for all."""
-        overhead_s = fmean(each.overhead_s for each in run.seen)
-        return cls(waited_s + overhead_s, max(0.0, fmean(each.lag_s for each in run.seen)))
+        overhead_s = fmean(each.overhead_s for each in run.samples)
+        return cls(waited_s + overhead_s, max(0.0, fmean(each.lag_s for each in run.samples)))
 
 
-def _compared(run: Run, sizes: Sizes, workload: Workload, charged: Charged) -> dict[str, Any]:
-    compression = sizes.compression
+def _compare(
+    run: ControlPlaneRun, config: ControlPlaneBenchConfig, workload: SimWorkload, charged: SimulatorCharge
+) -> dict[str, Any]:
+    compression = config.compression
     found: dict[str, Any] = {
         "policy": run.policy.value,
         "level": level_name(run.level),
-        "actions": len(run.seen),
+        "actions": len(run.samples),
         **{name: compression * value for name, value in _times(run).items()},
         "charged_action_s": compression * charged.action_s,
         "charged_turn_s": compression * charged.turn_s,
-        "busy": run.busy,
+        "busy": run.busy_fraction,
         "resizes": run.resizes,
     }
-    predicted = _predicted(run, sizes, workload, charged, clock=compression)
-    uncompressed = _predicted(run, sizes, workload, charged, clock=1.0)
+    predicted = _predict(run, config, workload, charged, clock=compression)
+    uncompressed = _predict(run, config, workload, charged, clock=1.0)
     found |= {f"sim_{name}": value for name, value in predicted.items()}
     found |= {
         "over_sim": found["act_s"] / predicted["act_s"],
@@ -237,30 +255,39 @@ def _compared(run: Run, sizes: Sizes, workload: Workload, charged: Charged) -> d
     return {name: round(value, 4) if isinstance(value, float) else value for name, value in found.items()}
 
 
-def _times(run: Run) -> dict[str, float]:
-    acts = [each.act_s for each in run.seen]
+def _times(run: ControlPlaneRun) -> dict[str, float]:
+    acts = [each.act_s for each in run.samples]
     means = {
-        name: fmean(getattr(each, name) for each in run.seen) for name in ("queue_s", "run_s", "overhead_s", "lag_s")
+        name: fmean(getattr(each, name) for each in run.samples) for name in ("queue_s", "run_s", "overhead_s", "lag_s")
     }
     return {"act_s": fmean(acts), "p99_s": quantiles(acts, n=100)[98], "step_s": run.step_s, **means}
 
 
-def _predicted(run: Run, sizes: Sizes, workload: Workload, charged: Charged, *, clock: float) -> dict[str, float]:
+def _predict(
+    run: ControlPlaneRun,
+    config: ControlPlaneBenchConfig,
+    workload: SimWorkload,
+    charged: SimulatorCharge,
+    *,
+    clock: float,
+) -> dict[str, float]:
     """What the simulator says of the same where all goes `clock` times as fast; in seconds as they would be."""
-    slower = sizes.compression / clock
+    slower = config.compression / clock
     action_s = slower * charged.action_s
-    overheads = Overheads(start_s=action_s, pod_start_s=action_s, resize_s=slower * RESIZE_S)
-    scaled = Workload(tuple(_scaled(rollout, slower * charged.turn_s, clock) for rollout in workload.rollouts))
-    found = statistics_of(simulate(scaled, run.policy.value, sizes.hardware(run.level), overheads))
+    overheads = SimOverheads(start_s=action_s, pod_start_s=action_s, resize_s=slower * RESIZE_S)
+    scaled = SimWorkload(
+        tuple(_scale_rollout(rollout, slower * charged.turn_s, clock) for rollout in workload.trajectories)
+    )
+    found = compute_statistics(simulate(scaled, run.policy.value, config.hardware(run.level), overheads))
     return {f"{name}_s": clock * getattr(found, name) for name in ("act", "p99", "step", "queue")}
 
 
-def _scaled(rollout: Rollout, turn_s: float, clock: float) -> Rollout:
+def _scale_rollout(rollout: SimTrajectory, turn_s: float, clock: float) -> SimTrajectory:
     turns = tuple(
-        Turn(turn.think_s / clock + turn_s, replace(turn.work, seconds=turn.work.seconds / clock))
-        for turn in rollout.turns
+        TrajectoryAction(turn.think_s / clock + turn_s, replace(turn.work, seconds=turn.work.seconds / clock))
+        for turn in rollout.actions
     )
-    return Rollout(rollout.task, turns, rollout.starts_s / clock)
+    return SimTrajectory(rollout.task, turns, rollout.starts_s / clock)
 
 
 def _figures(compared: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -280,7 +307,7 @@ def _figures(compared: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     }
 
 
-def table(compared: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def comparison_table(compared: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """For people: what the control plane did, and what the simulator says of the same."""
     names = f"{'p99 s':>8} {'step s':>8} {'simulated':>10}"
     yield f"{'level':>6} {'policy':14} {'ACT s':>8} {'simulated':>10} {'ratio':>7} {names}"
@@ -291,9 +318,9 @@ def table(compared: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         )
 
 
-def _line(run: Run, compression: float) -> str:
+def _format_run(run: ControlPlaneRun, compression: float) -> str:
     times = {name: compression * value for name, value in _times(run).items()}
     return (
         f"{level_name(run.level):>6} {run.policy:10} ACT {times['act_s']:6.2f} s  p99 {times['p99_s']:6.1f} s"
-        f"  step {times['step_s']:5.0f} s  processors {run.busy:.0%} busy"
+        f"  step {times['step_s']:5.0f} s  processors {run.busy_fraction:.0%} busy"
     )

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from arl_tangram.bench.last_words import why_it_ended
+from arl_tangram.bench.last_words import summarize_error
 from arl_wire.errors import Unavailable
 
-__all__ = ["Sizes", "run_copies"]
+__all__ = ["WeightRestoreBenchConfig", "run_weight_restore"]
 
-LIMIT_S = 1800
+TIMEOUT_S = 1800
 SMALL_MIB = 1200
 """0.6 billion parameters in bfloat16."""
 LARGE_MIB = 15_317
@@ -21,7 +21,7 @@ LARGE_MIB = 15_317
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class WeightRestoreBenchConfig:
     """Of synthetic weights, in MiB, by the name that they have among the figures."""
 
     device: str = "cuda:0"
@@ -30,22 +30,24 @@ class Sizes:
     large_mib: int = LARGE_MIB
 
 
-def run_copies(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_weight_restore(
+    config: WeightRestoreBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. Raises `Unavailable` where there is no such device, or no room on it."""
     figures: dict[str, float] = {}
     samples: dict[str, Any] = {}
-    for name, mib in (("0_6b", sizes.small_mib), ("8b", sizes.large_mib)):
-        say(f"{mib} MiB of synthetic weights on {sizes.device}, {sizes.repeats} times")
-        samples[name] = _measured(sizes, mib)
+    for name, mib in (("0_6b", config.small_mib), ("8b", config.large_mib)):
+        report_progress(f"{mib} MiB of synthetic weights on {config.device}, {config.repeats} times")
+        samples[name] = _measure(config, mib)
         figures |= {f"{figure}_{name}": value for figure, value in _figures(samples[name], mib).items()}
     return figures, samples
 
 
-def _measured(sizes: Sizes, mib: int) -> dict[str, list[float]]:
-    command = [sys.executable, "-P", "-m", "arl_gpu.copies", sizes.device, str(mib), str(sizes.repeats)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, check=False)
+def _measure(config: WeightRestoreBenchConfig, mib: int) -> dict[str, list[float]]:
+    command = [sys.executable, "-P", "-m", "arl_gpu.copies", config.device, str(mib), str(config.repeats)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     if done.returncode:
-        raise Unavailable(why_it_ended(done.stderr))
+        raise Unavailable(summarize_error(done.stderr))
     found: dict[str, list[float]] = json.loads(done.stdout)["seconds"]
     return found
 

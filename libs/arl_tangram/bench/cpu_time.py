@@ -49,7 +49,7 @@ def tree_cpu_s(root: int) -> float:
 
 def tree_run_s(root: int) -> float:
     """Seconds that the living descendants of a process ran so far, to the nanosecond; of each its first thread's."""
-    return sum(map(_run_ns, descendants(root))) / 1e9
+    return sum(map(_scheduled_ns, descendants(root))) / 1e9
 
 
 def descendants(root: int) -> list[int]:
@@ -67,7 +67,7 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def _run_ns(pid: int) -> int:
+def _scheduled_ns(pid: int) -> int:
     try:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
     except OSError:

@@ -7,27 +7,27 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from arl_core.states import Outcome
+from arl_core.states import ActionOutcome
 from arl_tangram.bench.cpu_time import descendants
-from arl_tangram.bench.memory import proportional_mib
-from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.bench.memory import pss_mib
+from arl_tangram.bench.own_system import BenchSystem, bench_system
 from arl_tangram.client import AsyncTangram
-from arl_tangram.leftovers import Leftovers
+from arl_tangram.leftovers import HostResourceScanner
 from arl_tangram.options import exec_action
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.errors import TangramError
 
-__all__ = ["Sizes", "run_density"]
+__all__ = ["DensityBenchConfig", "run_density"]
 
 TASK = "density"
-BATCH = 100
-ENDS_AT_ONCE = 16
+CREATE_BATCH = 100
+END_CONCURRENCY = 16
 SETTLE_S = 3.0
 MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class DensityBenchConfig:
     """How much of each."""
 
     environments: int = 2000
@@ -36,78 +36,80 @@ class Sizes:
     idle_s: float = 20.0
 
 
-def run_density(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_density(
+    config: DensityBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. The node is empty, then full, then empty again."""
-    with own_system() as system:
-        return asyncio.run(_measure(system, sizes, say))
+    with bench_system() as system:
+        return asyncio.run(_measure(system, config, report_progress))
 
 
 async def _measure(
-    system: OwnSystem, sizes: Sizes, say: Callable[[str], None]
+    system: BenchSystem, config: DensityBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     async with system.client() as client:
-        say("an empty node")
-        await _execs(client, sizes.samples // 4)  # every connection is open, every path warm
-        empty = await _execs(client, sizes.samples)
+        report_progress("an empty node")
+        await _time_execs(client, config.samples // 4)  # every connection is open, every path warm
+        empty = await _time_execs(client, config.samples)
         charged, by = _charged_mib(system)
-        say(f"{sizes.environments} environments")
+        report_progress(f"{config.environments} environments")
         begun = time.monotonic()
-        await _create(client, sizes)
+        await _create_environments(client, config)
         created_s = time.monotonic() - begun
-        full = await _execs(client, sizes.samples)
+        full = await _time_execs(client, config.samples)
         charged = _charged_mib(system)[0] - charged
-        say(f"{sizes.idle_s:g} s of rest")
-        idle = await _idle_cores(system, sizes.idle_s)
-        say("an empty node again")
-        await _end(client, sizes)
-        again = await _execs(client, sizes.samples)
+        report_progress(f"{config.idle_s:g} s of rest")
+        idle = await _idle_cores(system, config.idle_s)
+        report_progress("an empty node again")
+        await _end_environments(client, config)
+        again = await _time_execs(client, config.samples)
     figures = {
-        "mib_per_environment": round(charged / sizes.environments, 3),
+        "mib_per_environment": round(charged / config.environments, 3),
         "idle_cores": round(sum(idle.values()), 4),
         "exec_p50_ms_empty": round(median(empty + again), 3),
         "exec_p50_ms_full": round(median(full), 3),
         "exec_p50_ratio": round(median(full) / median(empty + again), 3),
-        "create_per_s": round(sizes.environments / created_s, 1),
+        "create_per_s": round(config.environments / created_s, 1),
     }
     return figures, {"empty_ms": empty, "full_ms": full, "empty_again_ms": again, "idle_cores": idle, "charged_by": by}
 
 
-async def _create(client: AsyncTangram, sizes: Sizes) -> None:
+async def _create_environments(client: AsyncTangram, config: DensityBenchConfig) -> None:
     """By a first exec in each."""
-    for first in range(0, sizes.environments, BATCH):
-        numbers = range(first, min(first + BATCH, sizes.environments))
-        actions = [_true(f"resting-{number}", sizes.memory_mib) for number in numbers]
+    for first in range(0, config.environments, CREATE_BATCH):
+        numbers = range(first, min(first + CREATE_BATCH, config.environments))
+        actions = [_true_action(f"resting-{number}", config.memory_mib) for number in numbers]
         for settled in await client.wait(await client.submit_many(actions)):
-            if settled.outcome is not Outcome.OK:
+            if settled.outcome is not ActionOutcome.OK:
                 raise TangramError(f"action {settled.id} settled as {settled.outcome} ({settled.message})")
 
 
-async def _end(client: AsyncTangram, sizes: Sizes) -> None:
-    left = iter(range(sizes.environments))
+async def _end_environments(client: AsyncTangram, config: DensityBenchConfig) -> None:
+    left = iter(range(config.environments))
 
     async def lane() -> None:
         for number in left:
             await client.end_trajectory(TASK, f"resting-{number}")
 
-    await asyncio.gather(*(lane() for _ in range(ENDS_AT_ONCE)))
+    await asyncio.gather(*(lane() for _ in range(END_CONCURRENCY)))
     # The probe's stays.
     while any(node.environments > 1 for node in (await client.nodes()).items):  # noqa: ASYNC110
         await asyncio.sleep(SETTLE_S / 10)
 
 
-async def _execs(client: AsyncTangram, count: int) -> list[float]:
+async def _time_execs(client: AsyncTangram, count: int) -> list[float]:
     """Milliseconds of one after the other, in one environment that stays."""
     took = []
     for _ in range(count):
         begun = time.monotonic()
-        settled = await client.run(_true("probe", 64))
+        settled = await client.run(_true_action("probe", 64))
         took.append(round(1000 * (time.monotonic() - begun), 3))
-        if settled.outcome is not Outcome.OK:
+        if settled.outcome is not ActionOutcome.OK:
             raise TangramError(f"action {settled.id} settled as {settled.outcome} ({settled.message})")
     return took
 
 
-async def _idle_cores(system: OwnSystem, seconds: float) -> dict[str, float]:
+async def _idle_cores(system: BenchSystem, seconds: float) -> dict[str, float]:
     """Of each process with all that is below it: the launcher's is all environments'."""
     await asyncio.sleep(SETTLE_S)
     before, begun = system.cpu_s(), time.monotonic()
@@ -116,16 +118,16 @@ async def _idle_cores(system: OwnSystem, seconds: float) -> dict[str, float]:
     return {name: round((after[name] - before[name]) / wall_s, 5) for name in after}
 
 
-def _charged_mib(system: OwnSystem) -> tuple[float, str]:
+def _charged_mib(system: BenchSystem) -> tuple[float, str]:
     """Of all environments: what the kernel charges their cgroups, or their share of memory where there is none."""
-    for tree in Leftovers(system.directory).trees():
+    for tree in HostResourceScanner(system.directory).cgroup_trees():
         for name in ("memory.usage_in_bytes", "memory.current"):
             if (tree / name).exists():
                 return sum(int(path.read_text()) for path in tree.glob(f"*/{name}")) / MIB, name
-    pids = descendants(system.processes()["cpu-launcher"])
-    return sum(map(proportional_mib, pids)), "Pss"
+    pids = descendants(system.process_pids()["cpu-launcher"])
+    return sum(map(pss_mib, pids)), "Pss"
 
 
-def _true(trajectory: str, memory_mib: int) -> SubmitAction:
+def _true_action(trajectory: str, memory_mib: int) -> SubmitActionRequest:
     argv = ["true"]
     return exec_action(task=TASK, trajectory=trajectory, argv=argv, memory_mib=memory_mib, disk_mib=1, cpu=0.2)

@@ -10,20 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from arl_tangram.bench.cpu_time import tree_cpu_s
-from arl_tangram.leftovers import Leftovers
+from arl_tangram.leftovers import HostResourceScanner
 from arl_wire.errors import Unavailable
 
-__all__ = ["Driven", "driven"]
+__all__ = ["LauncherDriverClient", "running_launcher_driver"]
 
-STOP_S = 60.0
+STOP_TIMEOUT_S = 60.0
 
 
-class Driven:
+class LauncherDriverClient:
     """Orders and answers, one at a time."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
-        self.left: list[str] = []
+        self.orphans: list[str] = []
         """Cgroups, processes, mounts and files that are still there after the end."""
 
     @property
@@ -34,7 +34,7 @@ class Driven:
         """Of the driver, its launcher, every environment, and all that ran in them or beside them."""
         return tree_cpu_s(self._process.pid)
 
-    def ask(self, **order: Any) -> dict[str, Any]:
+    def request(self, **order: Any) -> dict[str, Any]:
         """Raises `Unavailable` where the driver ended instead of answering; it has said why on standard error."""
         assert self._process.stdin is not None
         try:
@@ -42,9 +42,9 @@ class Driven:
             self._process.stdin.flush()
         except BrokenPipeError:
             pass  # told below
-        return self.answer()
+        return self.read_response()
 
-    def answer(self) -> dict[str, Any]:
+    def read_response(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
@@ -54,28 +54,28 @@ class Driven:
 
 
 @contextmanager
-def driven() -> Iterator[Driven]:
+def running_launcher_driver() -> Iterator[LauncherDriverClient]:
     """Ready for orders; ended, with its launcher, at the end, and looked after."""
     with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
         directory = Path(path)
         directory.chmod(0o755)  # an environment's own uid finds its files below
         command = [sys.executable, "-P", "-m", "arl_cpu.drive", path]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        found = Driven(process)
+        found = LauncherDriverClient(process)
         try:
-            found.answer()
+            found.read_response()
             yield found
         finally:
-            _end(process)
-            found.left = [f"{each.check} {each.subject}" for each in Leftovers(directory).findings()]
+            _stop(process)
+            found.orphans = [f"{each.check} {each.subject}" for each in HostResourceScanner(directory).findings()]
 
 
-def _end(process: "subprocess.Popen[str]") -> None:
+def _stop(process: "subprocess.Popen[str]") -> None:
     if process.stdin is not None:
         with suppress(BrokenPipeError):  # an order that it did not live to read
             process.stdin.close()
     try:
-        process.wait(STOP_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -15,24 +15,24 @@ from typing import Any
 
 import httpx
 
-from arl_core.states import Outcome
+from arl_core.states import ActionOutcome
 from arl_tangram.bench.cpu_time import own_cpu_s
-from arl_tangram.bench.driven import Driven, driven
-from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.bench.driven import LauncherDriverClient, running_launcher_driver
+from arl_tangram.bench.own_system import BenchSystem, bench_system
 from arl_tangram.client import AsyncTangram
 from arl_tangram.options import ExecOptions, exec_action
-from arl_wire.actions import SubmitAction
+from arl_wire.actions import SubmitActionRequest
 from arl_wire.errors import TangramError
 
-__all__ = ["Peer", "Sizes", "run_exec"]
+__all__ = ["PeerSandbox", "ExecBenchConfig", "run_exec"]
 
 TASK = "exec"
 PROGRAM = "print(1)"
 PYTHON = shutil.which("python3", path=os.defpath) or "python3"
 """The one that plain processes are, too."""
-MAIN = 8
+MAIN_CONCURRENCY = 8
 """At so many at once figures have no suffix."""
-LAUNCHER_WAYS = (
+LAUNCHER_VARIANTS = (
     ("plain", "true"),
     ("tangram", "true"),
     ("plain", "cold"),
@@ -43,7 +43,7 @@ API_PROGRAMS = ("true", "cold", "warm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Peer:
+class PeerSandbox:
     """Another sandbox's HTTP call that runs `print(1)` in a new Python."""
 
     name: str
@@ -53,7 +53,7 @@ class Peer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ExecBenchConfig:
     """How much of each."""
 
     repeats: int = 3
@@ -66,12 +66,12 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Rate:
+class _ExecRate:
     done: int
     wall_s: float
     cpu_s: float
 
-    def shown(self) -> dict[str, float]:
+    def to_sample(self) -> dict[str, float]:
         per_s, cpu_ms = self.done / self.wall_s, 1000 * self.cpu_s / self.done
         return {"per_s": round(per_s, 2), "cpu_ms": round(cpu_ms, 3), "done": self.done}
 
@@ -79,65 +79,73 @@ class _Rate:
 Samples = dict[str, list[dict[str, float]]]
 
 
-def run_exec(sizes: Sizes, peers: list[Peer], say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_exec(
+    config: ExecBenchConfig, peers: list[PeerSandbox], report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. CPU is that of all processes, the caller's own included."""
     samples: Samples = {}
-    with own_system() as system, driven() as launcher:
-        created = _create(launcher, sizes)
-        for repeat in range(sizes.repeats):
-            say(f"repeat {repeat + 1} of {sizes.repeats}")
-            for name, rate in _row(launcher, system, sizes, peers):
-                samples.setdefault(name, []).append(rate.shown())
-        destroyed = launcher.ask(op="destroy")
-        say(f"{sizes.at_once} at once")
-        lost = asyncio.run(_lost(system, sizes.at_once))
+    with bench_system() as system, running_launcher_driver() as launcher:
+        created = _create_environments(launcher, config)
+        for repeat in range(config.repeats):
+            report_progress(f"repeat {repeat + 1} of {config.repeats}")
+            for name, rate in _measure_row(launcher, system, config, peers):
+                samples.setdefault(name, []).append(rate.to_sample())
+        destroyed = launcher.request(op="destroy")
+        report_progress(f"{config.at_once} at once")
+        lost = asyncio.run(_count_lost(system, config.at_once))
     figures = {
         **_medians(samples),
-        f"lost_at_{sizes.at_once}": lost,
+        f"lost_at_{config.at_once}": lost,
         "create_per_s": round(created["done"] / created["wall_s"], 1),
         "destroy_per_s": round(destroyed["done"] / destroyed["wall_s"], 1),
-        "left_after_destroy": len(launcher.left),
+        "left_after_destroy": len(launcher.orphans),
     }
-    return figures, {**samples, "left": launcher.left}
+    return figures, {**samples, "left": launcher.orphans}
 
 
-def _create(launcher: Driven, sizes: Sizes) -> dict[str, Any]:
+def _create_environments(launcher: LauncherDriverClient, config: ExecBenchConfig) -> dict[str, Any]:
     """What the rates need, and a number of others to measure their making by."""
-    launcher.ask(op="create", count=max(sizes.concurrencies), memory_mib=sizes.memory_mib, at_once=MAIN)
-    return launcher.ask(op="create", count=sizes.created, memory_mib=sizes.memory_mib, at_once=MAIN)
+    launcher.request(
+        op="create", count=max(config.concurrencies), memory_mib=config.memory_mib, at_once=MAIN_CONCURRENCY
+    )
+    return launcher.request(op="create", count=config.created, memory_mib=config.memory_mib, at_once=MAIN_CONCURRENCY)
 
 
-def _row(launcher: Driven, system: OwnSystem, sizes: Sizes, peers: list[Peer]) -> Iterator[tuple[str, _Rate]]:
-    for at_once in sizes.concurrencies:
-        suffix = "" if at_once == MAIN else f"_c{at_once}"
-        for way, program in LAUNCHER_WAYS:
-            yield f"{way}_{program}{suffix}", _driven_rate(launcher, way, program, at_once, sizes.seconds)
+def _measure_row(
+    launcher: LauncherDriverClient, system: BenchSystem, config: ExecBenchConfig, peers: list[PeerSandbox]
+) -> Iterator[tuple[str, _ExecRate]]:
+    for at_once in config.concurrencies:
+        suffix = "" if at_once == MAIN_CONCURRENCY else f"_c{at_once}"
+        for way, program in LAUNCHER_VARIANTS:
+            yield f"{way}_{program}{suffix}", _launcher_rate(launcher, way, program, at_once, config.seconds)
     for program in API_PROGRAMS:
-        yield f"api_{program}", asyncio.run(_api_rate(system, program, sizes))
+        yield f"api_{program}", asyncio.run(_api_rate(system, program, config))
     for peer in peers:
-        yield peer.name, asyncio.run(_peer_rate(peer, sizes.seconds))
+        yield peer.name, asyncio.run(_peer_rate(peer, config.seconds))
 
 
-def _driven_rate(launcher: Driven, way: str, program: str, at_once: int, seconds: float) -> _Rate:
+def _launcher_rate(
+    launcher: LauncherDriverClient, variant: str, program: str, at_once: int, seconds: float
+) -> _ExecRate:
     before = launcher.cpu_s()
-    done = launcher.ask(op="run", way=way, program=program, at_once=at_once, seconds=seconds)
-    return _Rate(done["done"], done["wall_s"], launcher.cpu_s() - before)
+    done = launcher.request(op="run", way=variant, program=program, at_once=at_once, seconds=seconds)
+    return _ExecRate(done["done"], done["wall_s"], launcher.cpu_s() - before)
 
 
-async def _api_rate(system: OwnSystem, program: str, sizes: Sizes) -> _Rate:
+async def _api_rate(system: BenchSystem, program: str, config: ExecBenchConfig) -> _ExecRate:
     """One client per environment; each sends its next when it has its answer."""
     async with system.client() as client:
 
         async def run(number: int) -> None:
-            await _run_ok(client, _action(program, memory_mib=sizes.memory_mib, trajectory=f"api-{number}"))
+            await _run_ok(client, _make_action(program, memory_mib=config.memory_mib, trajectory=f"api-{number}"))
 
-        await asyncio.gather(*map(run, range(MAIN)))
+        await asyncio.gather(*map(run, range(MAIN_CONCURRENCY)))
         before = sum(system.cpu_s().values()) + own_cpu_s()
-        done, wall_s = await _pumped(run, sizes.seconds)
-        return _Rate(done, wall_s, sum(system.cpu_s().values()) + own_cpu_s() - before)
+        done, wall_s = await _run_clients(run, config.seconds)
+        return _ExecRate(done, wall_s, sum(system.cpu_s().values()) + own_cpu_s() - before)
 
 
-async def _peer_rate(peer: Peer, seconds: float) -> _Rate:
+async def _peer_rate(peer: PeerSandbox, seconds: float) -> _ExecRate:
     """Its own CPU is not ours to see: only the caller's is counted."""
     async with httpx.AsyncClient(headers=peer.headers, timeout=60) as client:
 
@@ -147,11 +155,11 @@ async def _peer_rate(peer: Peer, seconds: float) -> _Rate:
                 raise RuntimeError(f"{peer.name} answered {answer.text[:200]!r}")
 
         before = own_cpu_s()
-        done, wall_s = await _pumped(run, seconds)
-        return _Rate(done, wall_s, own_cpu_s() - before)
+        done, wall_s = await _run_clients(run, seconds)
+        return _ExecRate(done, wall_s, own_cpu_s() - before)
 
 
-async def _pumped(run: Callable[[int], Awaitable[None]], seconds: float) -> tuple[int, float]:
+async def _run_clients(run: Callable[[int], Awaitable[None]], seconds: float) -> tuple[int, float]:
     ends_at = time.monotonic() + seconds
 
     async def lane(number: int) -> int:
@@ -162,25 +170,25 @@ async def _pumped(run: Callable[[int], Awaitable[None]], seconds: float) -> tupl
         return done
 
     begun = time.monotonic()
-    done = sum(await asyncio.gather(*map(lane, range(MAIN))))
+    done = sum(await asyncio.gather(*map(lane, range(MAIN_CONCURRENCY))))
     return done, time.monotonic() - begun
 
 
-async def _lost(system: OwnSystem, at_once: int) -> int:
+async def _count_lost(system: BenchSystem, at_once: int) -> int:
     """How many of so many that are sent at once get no answer, or a wrong one."""
     async with system.client() as client:
-        actions = [_action("true", memory_mib=8) for _ in range(at_once)]
+        actions = [_make_action("true", memory_mib=8) for _ in range(at_once)]
         settled = await asyncio.gather(*map(client.run, actions), return_exceptions=True)
-    return sum(isinstance(each, BaseException) or each.outcome is not Outcome.OK for each in settled)
+    return sum(isinstance(each, BaseException) or each.outcome is not ActionOutcome.OK for each in settled)
 
 
-async def _run_ok(client: AsyncTangram, action: SubmitAction) -> None:
+async def _run_ok(client: AsyncTangram, action: SubmitActionRequest) -> None:
     settled = await client.run(action)
-    if settled.outcome is not Outcome.OK:
+    if settled.outcome is not ActionOutcome.OK:
         raise TangramError(f"action {settled.id} settled as {settled.outcome} ({settled.reason}); nothing is measured")
 
 
-def _action(program: str, *, memory_mib: int, trajectory: str | None = None) -> SubmitAction:
+def _make_action(program: str, *, memory_mib: int, trajectory: str | None = None) -> SubmitActionRequest:
     options = ExecOptions(task=TASK, memory_mib=memory_mib, disk_mib=4, cpu=0.2)
     if trajectory is not None:
         options["trajectory"] = trajectory

@@ -15,14 +15,14 @@ from typing import Any
 
 from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
-from arl_wire.actions import Action, SubmitAction
+from arl_wire.actions import Action, SubmitActionRequest
 
 __all__ = ["CLIENTS", "run_false_timeouts"]
 
 CLIENTS = 64
-LIMIT_S = 10.0
+TIMEOUT_S = 10.0
 CPU_S = 1.0
-PROBE_EVERY_S = 0.5
+PROBE_INTERVAL_S = 0.5
 
 PROGRAM = """
 import time
@@ -36,11 +36,11 @@ while time.process_time() < end:
 async def run_false_timeouts(client: AsyncTangram, *, cores: int) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. `cores` is what the node offers to actions."""
     floor_cpu_s = _plain_cpu_s()
-    await client.run(_probe())
+    await client.run(_probe_action())
     done = asyncio.Event()
     probes = asyncio.create_task(_probe_until(client, done))
     begun = time.monotonic()
-    actions = await asyncio.gather(*(client.run(_burner(number)) for number in range(CLIENTS)))
+    actions = await asyncio.gather(*(client.run(_burner_action(number)) for number in range(CLIENTS)))
     wall_s = time.monotonic() - begun
     done.set()
     others = await probes
@@ -57,7 +57,7 @@ async def run_false_timeouts(client: AsyncTangram, *, cores: int) -> tuple[dict[
         "queue_max_s": round(max(action.times.queue_s or 0.0 for action in actions), 3),
         "cpu_in_sandboxes_s": round(sum(action.result.cpu_s for action in actions if action.result), 3),
     }
-    return figures, {"actions": [_sample(action) for action in actions], "other_s": [round(s, 4) for s in others]}
+    return figures, {"actions": [_to_sample(action) for action in actions], "other_s": [round(s, 4) for s in others]}
 
 
 async def _probe_until(client: AsyncTangram, done: asyncio.Event) -> list[float]:
@@ -65,29 +65,29 @@ async def _probe_until(client: AsyncTangram, done: asyncio.Event) -> list[float]
     durations = []
     while not done.is_set():
         begun = time.monotonic()
-        await client.run(_probe())
+        await client.run(_probe_action())
         durations.append(time.monotonic() - begun)
         try:
-            async with asyncio.timeout(PROBE_EVERY_S):
+            async with asyncio.timeout(PROBE_INTERVAL_S):
                 await done.wait()
         except TimeoutError:
             continue
     return durations
 
 
-def _burner(number: int) -> SubmitAction:
+def _burner_action(number: int) -> SubmitActionRequest:
     return exec_action(
         task="false-timeouts",
         trajectory=f"client-{number}",
         scope="ephemeral",
         argv=["python3", "-c", PROGRAM.format(cpu_s=CPU_S)],
-        timeout_s=LIMIT_S,
+        timeout_s=TIMEOUT_S,
         memory_mib=128,
     )
 
 
-def _probe() -> SubmitAction:
-    return exec_action(task="false-timeouts-probe", argv=["true"], memory_mib=64, priority=1, timeout_s=LIMIT_S)
+def _probe_action() -> SubmitActionRequest:
+    return exec_action(task="false-timeouts-probe", argv=["true"], memory_mib=64, priority=1, timeout_s=TIMEOUT_S)
 
 
 def _plain_cpu_s() -> float:
@@ -101,7 +101,7 @@ def _plain_cpu_s() -> float:
     return median(samples)
 
 
-def _sample(action: Action) -> dict[str, Any]:
+def _to_sample(action: Action) -> dict[str, Any]:
     return {
         "outcome": action.outcome,
         "queue_s": action.times.queue_s,

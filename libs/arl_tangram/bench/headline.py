@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-__all__ = ["HEADLINE", "headline"]
+__all__ = ["PAPER_RESULTS", "paper_result_lines"]
 
-HEADLINE = {
+PAPER_RESULTS = {
     "act_gain": 4.3,
     "step_gain": 1.5,
     "saved": 0.712,
@@ -12,7 +12,7 @@ HEADLINE = {
 }
 
 
-def headline() -> Iterator[str]:
+def paper_result_lines() -> Iterator[str]:
     """For people."""
-    yield f"the paper: ACT {HEADLINE['act_gain']}x, step {HEADLINE['step_gain']}x, {HEADLINE['saved']:.1%} saved"
-    yield f"({HEADLINE['conditions']})"
+    yield f"the paper: ACT {PAPER_RESULTS['act_gain']}x, step {PAPER_RESULTS['step_gain']}x, {PAPER_RESULTS['saved']:.1%} saved"
+    yield f"({PAPER_RESULTS['conditions']})"

@@ -5,19 +5,19 @@ from pathlib import Path
 
 from arl_tangram.bench.cpu_time import descendants
 
-__all__ = ["proportional_mib", "tree_mib"]
+__all__ = ["pss_mib", "tree_pss_mib"]
 
 
-def proportional_mib(pid: int) -> float:
+def pss_mib(pid: int) -> float:
     """Of what it shares with others, its part."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
-def tree_mib(root: int) -> float:
+def tree_pss_mib(root: int) -> float:
     """Of a process and its living descendants, without those that end meanwhile."""
     total = 0.0
     for pid in (root, *descendants(root)):
         with suppress(OSError, StopIteration):
-            total += proportional_mib(pid)
+            total += pss_mib(pid)
     return total

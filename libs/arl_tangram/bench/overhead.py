@@ -14,22 +14,22 @@ from dataclasses import dataclass, field
 from statistics import median, quantiles
 from typing import Any
 
-from arl_core.states import Outcome
+from arl_core.states import ActionOutcome
 from arl_tangram.bench.cpu_time import own_cpu_s
-from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.bench.own_system import BenchSystem, bench_system
 from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
-from arl_wire.actions import Action, SubmitAction
+from arl_wire.actions import Action, SubmitActionRequest
 
-__all__ = ["Rate", "Sizes", "costed", "run_noops", "run_overhead"]
+__all__ = ["BenchRate", "OverheadBenchConfig", "measure_cost", "run_noops", "run_overhead"]
 
 Samples = dict[str, list[float]]
 TASK = "overhead"
-STAMP = "import time\nprint(time.monotonic_ns())"
+TIMESTAMP_PROGRAM = "import time\nprint(time.monotonic_ns())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class OverheadBenchConfig:
     """How much of each."""
 
     repeats: int = 3
@@ -46,7 +46,7 @@ class Sizes:
 
 
 @dataclass(slots=True)
-class Rate:
+class BenchRate:
     """Actions that were done in some time, and what they cost."""
 
     done: int
@@ -62,39 +62,41 @@ class Rate:
         return 1000 * sum(seconds for name, seconds in self.cpu_s.items() if not names or name in names) / self.done
 
 
-def run_overhead(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_overhead(
+    config: OverheadBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. Two systems are up all the while; only one of them works at a time."""
-    with own_system() as real, own_system(driver="simulated", cores=sizes.simulated_cores) as simulated:
-        rows = asyncio.run(_measure(real, simulated, sizes, say))
-    return _figures(rows), {name: [_rounded(sample) for sample in samples] for name, samples in rows.items()}
+    with bench_system() as real, bench_system(driver="simulated", cores=config.simulated_cores) as simulated:
+        rows = asyncio.run(_measure(real, simulated, config, report_progress))
+    return _figures(rows), {name: [_to_sample(sample) for sample in samples] for name, samples in rows.items()}
 
 
 async def _measure(
-    real: OwnSystem, simulated: OwnSystem, sizes: Sizes, say: Callable[[str], None]
+    real: BenchSystem, simulated: BenchSystem, config: OverheadBenchConfig, report_progress: Callable[[str], None]
 ) -> dict[str, list[Any]]:
     rows: dict[str, list[Any]] = {name: [] for name in ("plain", "batch", "single", "noop", "start_ms")}
     async with real.client() as client, simulated.client() as noops:
-        await _warm_up(client, noops, sizes)
-        for repeat in range(sizes.repeats):
-            say(f"repeat {repeat + 1} of {sizes.repeats}")
-            rows["plain"].append(await asyncio.to_thread(_plain, sizes))
-            rows["batch"].append(await costed(real, _batches(client, sizes)))
-            rows["single"].append(await costed(real, _singles(client, sizes)))
-            rows["noop"].append(await costed(simulated, run_noops(noops, sizes)))
-            rows["start_ms"] += await _starts(client, sizes.starts)
+        await _warm_up(client, noops, config)
+        for repeat in range(config.repeats):
+            report_progress(f"repeat {repeat + 1} of {config.repeats}")
+            rows["plain"].append(await asyncio.to_thread(_spawn_plain, config))
+            rows["batch"].append(await measure_cost(real, _run_batches(client, config)))
+            rows["single"].append(await measure_cost(real, _run_singles(client, config)))
+            rows["noop"].append(await measure_cost(simulated, run_noops(noops, config)))
+            rows["start_ms"] += await _time_starts(client, config.starts)
     return rows
 
 
-async def _warm_up(client: AsyncTangram, noops: AsyncTangram, sizes: Sizes) -> None:
+async def _warm_up(client: AsyncTangram, noops: AsyncTangram, config: OverheadBenchConfig) -> None:
     """Every environment exists, every connection is open."""
-    for names in (_names("batch", sizes.environments), _names("single", sizes.clients), ["start"]):
-        _all_ok(await client.wait(await client.submit_many([_true(name) for name in names])))
-    _all_ok(await noops.wait(await noops.submit_many([_noop()] * sizes.batch)))
+    for names in (_names("batch", config.environments), _names("single", config.clients), ["start"]):
+        _count_ok(await client.wait(await client.submit_many([_true_action(name) for name in names])))
+    _count_ok(await noops.wait(await noops.submit_many([_noop_action()] * config.batch)))
 
 
-def _plain(sizes: Sizes) -> Rate:
+def _spawn_plain(config: OverheadBenchConfig) -> BenchRate:
     """Spawn and wait, from as many threads as there are environments."""
-    ends_at = time.monotonic() + sizes.seconds / 4
+    ends_at = time.monotonic() + config.seconds / 4
 
     def spawn(_: int) -> int:
         done = 0
@@ -104,74 +106,76 @@ def _plain(sizes: Sizes) -> Rate:
         return done
 
     begun = time.monotonic()
-    with ThreadPoolExecutor(sizes.environments) as threads:
-        done = sum(threads.map(spawn, range(sizes.environments)))
-    return Rate(done, time.monotonic() - begun)
+    with ThreadPoolExecutor(config.environments) as threads:
+        done = sum(threads.map(spawn, range(config.environments)))
+    return BenchRate(done, time.monotonic() - begun)
 
 
-async def _batches(client: AsyncTangram, sizes: Sizes) -> int:
+async def _run_batches(client: AsyncTangram, config: OverheadBenchConfig) -> int:
     """`true` in the live environments, in batches; the next is on its way while one runs."""
-    names = _names("batch", sizes.environments)
-    actions = [_true(names[number % len(names)]) for number in range(sizes.batch)]
-    return await _pumped(client, actions, workers=2, seconds=sizes.seconds / 4)
+    names = _names("batch", config.environments)
+    actions = [_true_action(names[number % len(names)]) for number in range(config.batch)]
+    return await _run_workers(client, actions, workers=2, seconds=config.seconds / 4)
 
 
-async def run_noops(client: AsyncTangram, sizes: Sizes) -> int:
+async def run_noops(client: AsyncTangram, config: OverheadBenchConfig) -> int:
     """Actions that do nothing, in batches, for the time that `sizes` says; how many."""
-    return await _pumped(client, [_noop()] * sizes.batch, workers=sizes.batches, seconds=sizes.seconds)
+    return await _run_workers(client, [_noop_action()] * config.batch, workers=config.batches, seconds=config.seconds)
 
 
-async def _pumped(client: AsyncTangram, actions: Sequence[SubmitAction], *, workers: int, seconds: float) -> int:
+async def _run_workers(
+    client: AsyncTangram, actions: Sequence[SubmitActionRequest], *, workers: int, seconds: float
+) -> int:
     """How many were submitted and fetched; each worker has one batch on its way."""
     ends_at = time.monotonic() + seconds
 
     async def pump() -> int:
         done = 0
         while time.monotonic() < ends_at:
-            done += _all_ok(await client.wait(await client.submit_many(actions)))
+            done += _count_ok(await client.wait(await client.submit_many(actions)))
         return done
 
     return sum(await asyncio.gather(*(pump() for _ in range(workers))))
 
 
-async def _singles(client: AsyncTangram, sizes: Sizes) -> int:
+async def _run_singles(client: AsyncTangram, config: OverheadBenchConfig) -> int:
     """One client per environment; each sends the next `POST /v1/actions?wait` when it has its answer."""
-    ends_at = time.monotonic() + sizes.seconds / 4
+    ends_at = time.monotonic() + config.seconds / 4
 
     async def pump(name: str) -> int:
         done = 0
         while time.monotonic() < ends_at:
-            done += _all_ok([await client.run(_true(name))])
+            done += _count_ok([await client.run(_true_action(name))])
         return done
 
-    return sum(await asyncio.gather(*map(pump, _names("single", sizes.clients))))
+    return sum(await asyncio.gather(*map(pump, _names("single", config.clients))))
 
 
-async def _starts(client: AsyncTangram, count: int) -> list[float]:
+async def _time_starts(client: AsyncTangram, count: int) -> list[float]:
     """Milliseconds from the client's call to the program's first statement; the clock is the machine's one."""
-    action = exec_action(task=TASK, trajectory="start", source=STAMP, memory_mib=64)
+    action = exec_action(task=TASK, trajectory="start", source=TIMESTAMP_PROGRAM, memory_mib=64)
     found = []
     for _ in range(count):
         sent = time.monotonic_ns()
         settled = await client.run(action)
-        _all_ok([settled])
+        _count_ok([settled])
         assert settled.result is not None
         found.append((int(settled.result.stdout.text) - sent) / 1e6)
     return found
 
 
-async def costed(system: OwnSystem, work: Awaitable[int]) -> Rate:
+async def measure_cost(system: BenchSystem, work: Awaitable[int]) -> BenchRate:
     """What some work took, and what every process of the system used for it."""
     before, own, begun = system.cpu_s(), own_cpu_s(), time.monotonic()
     done = await work
     wall_s = time.monotonic() - begun
     after = system.cpu_s()
     used = {name: after[name] - before.get(name, 0.0) for name in after} | {"client": own_cpu_s() - own}
-    return Rate(done, wall_s, used)
+    return BenchRate(done, wall_s, used)
 
 
-def _all_ok(actions: Sequence[Action]) -> int:
-    bad = next((action for action in actions if action.outcome is not Outcome.OK), None)
+def _count_ok(actions: Sequence[Action]) -> int:
+    bad = next((action for action in actions if action.outcome is not ActionOutcome.OK), None)
     if bad is not None:
         raise RuntimeError(f"action {bad.id} settled as {bad.outcome} ({bad.reason}); nothing is measured")
     return len(actions)
@@ -181,16 +185,16 @@ def _names(kind: str, count: int) -> list[str]:
     return [f"{kind}-{number}" for number in range(count)]
 
 
-def _true(trajectory: str) -> SubmitAction:
+def _true_action(trajectory: str) -> SubmitActionRequest:
     return exec_action(task=TASK, trajectory=trajectory, argv=["true"], memory_mib=64, cpu=0.1)
 
 
-def _noop() -> SubmitAction:
+def _noop_action() -> SubmitActionRequest:
     return exec_action(task=TASK, argv=["true"], memory_mib=8, disk_mib=1, cpu=0.1)
 
 
 def _figures(rows: dict[str, list[Any]]) -> dict[str, float]:
-    def middle(name: str, value: Callable[[Rate], float]) -> float:
+    def middle(name: str, value: Callable[[BenchRate], float]) -> float:
         return round(median(value(sample) for sample in rows[name]), 3)
 
     starts = quantiles(rows["start_ms"], n=100)
@@ -209,8 +213,8 @@ def _figures(rows: dict[str, list[Any]]) -> dict[str, float]:
     }
 
 
-def _rounded(sample: Rate | float) -> Any:
-    if not isinstance(sample, Rate):
+def _to_sample(sample: BenchRate | float) -> Any:
+    if not isinstance(sample, BenchRate):
         return round(sample, 3)
     cpu = {name: round(1000 * seconds / sample.done, 4) for name, seconds in sample.cpu_s.items()}
     return {"done": sample.done, "wall_s": round(sample.wall_s, 3), "cpu_ms_each": cpu}

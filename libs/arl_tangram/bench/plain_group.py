@@ -12,15 +12,15 @@ from typing import Any
 
 from arl_tangram.bench.cpu_time import descendants
 
-__all__ = ["PlainGroup", "plain_group"]
+__all__ = ["PlainCgroup", "plain_cgroup"]
 
 PERIOD_US = 100_000
-JOIN = 'for group in $GROUPS_TO_JOIN; do echo $$ > "$group/cgroup.procs"; done; exec "$@"'
-PIN = "import os\nos.sched_setaffinity(0, {cores})\n"
+JOIN_SCRIPT = 'for group in $GROUPS_TO_JOIN; do echo $$ > "$group/cgroup.procs"; done; exec "$@"'
+PIN_PROGRAM = "import os\nos.sched_setaffinity(0, {cores})\n"
 
 
 @dataclass(frozen=True, slots=True)
-class PlainGroup:
+class PlainCgroup:
     """Cgroups of version 1 or 2 beside those of a system's environments; none where that system has none."""
 
     directories: tuple[Path, ...]
@@ -35,11 +35,11 @@ class PlainGroup:
     def run(self, program: str, *, cpu: float, cores: Sequence[int]) -> dict[str, Any]:
         """The JSON document that a Python program prints."""
         if self.directories:
-            self._limit(cpu, cores)
+            self._set_limits(cpu, cores)
         else:
-            program = PIN.format(cores=list(cores)) + program
+            program = PIN_PROGRAM.format(cores=list(cores)) + program
         done = subprocess.run(
-            ["/bin/sh", "-c", JOIN, "sh", sys.executable, "-c", program],
+            ["/bin/sh", "-c", JOIN_SCRIPT, "sh", sys.executable, "-c", program],
             env={"PATH": os.defpath, "GROUPS_TO_JOIN": " ".join(map(str, self.directories))},
             capture_output=True,
             check=True,
@@ -47,34 +47,34 @@ class PlainGroup:
         found: dict[str, Any] = json.loads(done.stdout)
         return found
 
-    def _limit(self, cpu: float, cores: Sequence[int]) -> None:
+    def _set_limits(self, cpu: float, cores: Sequence[int]) -> None:
         quota_us = int(cpu * PERIOD_US)
         for directory in self.directories:
-            _write_if_there(directory / "cpuset.cpus", ",".join(map(str, cores)))
-            _write_if_there(directory / "cpu.cfs_quota_us", str(quota_us))
-            _write_if_there(directory / "cpu.max", f"{quota_us} {PERIOD_US}")
+            _write_if_exists(directory / "cpuset.cpus", ",".join(map(str, cores)))
+            _write_if_exists(directory / "cpu.cfs_quota_us", str(quota_us))
+            _write_if_exists(directory / "cpu.max", f"{quota_us} {PERIOD_US}")
 
 
 @contextmanager
-def plain_group(launcher: int) -> Iterator[PlainGroup]:
+def plain_cgroup(launcher: int) -> Iterator[PlainCgroup]:
     """For the system of this launcher; removed at the end."""
-    directories = tuple(parent / "plain" for parent in _parents(launcher))
+    directories = tuple(parent / "plain" for parent in _parent_cgroups(launcher))
     try:
         for directory in directories:
             directory.mkdir()
             if (mems := directory.parent / "cpuset.mems").exists():
                 (directory / "cpuset.mems").write_text(mems.read_text())
-        yield PlainGroup(directories)
+        yield PlainCgroup(directories)
     finally:
         for directory in directories:
             with suppress(OSError):  # what broke off half-way is swept with the launcher's own
                 directory.rmdir()
 
 
-def _parents(launcher: int) -> list[Path]:
+def _parent_cgroups(launcher: int) -> list[Path]:
     """Where a launcher keeps the cgroups of its environments, which hold its descendants but not itself."""
     found: dict[Path, None] = {}
-    mounts = _mounts()
+    mounts = _cgroup_mounts()
     for pid in descendants(launcher):
         try:
             lines = Path(f"/proc/{pid}/cgroup").read_text().splitlines()
@@ -88,7 +88,7 @@ def _parents(launcher: int) -> list[Path]:
     return list(found)
 
 
-def _mounts() -> dict[str, Path]:
+def _cgroup_mounts() -> dict[str, Path]:
     """By controller; version 2 by the empty name that it has in /proc/PID/cgroup."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -100,6 +100,6 @@ def _mounts() -> dict[str, Path]:
     return found
 
 
-def _write_if_there(path: Path, value: str) -> None:
+def _write_if_exists(path: Path, value: str) -> None:
     if path.exists():
         path.write_text(value)

@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from typing import Any
 
 from arl_tangram.bench.cpu_time import machine_cpu_s
-from arl_tangram.demo.attempts import plans_for
+from arl_tangram.demo.attempts import plan_trajectories
 from arl_tangram.demo.policies import (
     FCFS,
     OVERCOMMITTED,
     STATIC,
     TANGRAM,
     PolicyRun,
-    figures_of_policies,
+    policy_figures,
+    policy_samples,
     run_policy,
-    samples_of_policies,
 )
 from arl_tangram.demo.problems import bundled_problems
 
-__all__ = ["Sizes", "run_real", "table"]
+__all__ = ["RealCoresBenchConfig", "run_real_cores", "comparison_table"]
 
 CONTENDERS = {"static": STATIC, "overcommitted": OVERCOMMITTED, "fcfs": FCFS, "spar_m": TANGRAM}
-REPORTED = {"act": "act_mean_s", "step": "step_s", "p99": "act_p99_s"}
+REPORTED_FIGURES = {"act": "act_mean_s", "step": "step_s", "p99": "act_p99_s"}
 PER_PROBLEM = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class RealCoresBenchConfig:
     cores: int
     problems: int = 4
     """At load x1; two trajectories of each, all at once."""
@@ -41,46 +41,52 @@ class Sizes:
     seed: int = 0
 
     @classmethod
-    def of_this_machine(cls, *, short: bool) -> "Sizes":
+    def for_this_machine(cls, *, short: bool) -> "RealCoresBenchConfig":
         cores = len(os.sched_getaffinity(0))
         if short:
             return cls(cores=cores, problems=1, loads=(1,), contenders=("static", "spar_m"))
         return cls(cores=cores)
 
 
-def run_real(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_real_cores(
+    config: RealCoresBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures, and the times of each action and trajectory. Raises `Unavailable` where no sandbox works."""
     figures: dict[str, float] = {}
     samples: dict[str, Any] = {}
-    for load in sizes.loads:
+    for load in config.loads:
         runs: dict[str, PolicyRun] = {}
         busy: dict[str, float] = {}
-        for contender in sizes.contenders:
+        for contender in config.contenders:
             before = machine_cpu_s()
-            runs[contender] = _run(sizes, contender, load, say)
+            runs[contender] = _run_contender(config, contender, load, report_progress)
             busy[contender] = round(machine_cpu_s() - before, 1)
-        found = figures_of_policies(list(runs.values()))
+        found = policy_figures(list(runs.values()))
         for contender in runs:
             name = CONTENDERS[contender]
-            figures |= {f"real_x{load}_{contender}_{ours}_s": found[f"{name}_{key}"] for ours, key in REPORTED.items()}
+            figures |= {
+                f"real_x{load}_{contender}_{ours}_s": found[f"{name}_{key}"] for ours, key in REPORTED_FIGURES.items()
+            }
         figures |= _gains(figures, f"real_x{load}")
-        wrong = sum(not rollout.right for rollout in runs["spar_m"].rollouts)
+        wrong = sum(not rollout.is_correct for rollout in runs["spar_m"].rollouts)
         figures["real_wrong_rewards"] = figures.get("real_wrong_rewards", 0) + wrong
-        samples[f"x{load}"] = samples_of_policies(list(runs.values())) | {"figures": found, "machine_cpu_s": busy}
+        samples[f"x{load}"] = policy_samples(list(runs.values())) | {"figures": found, "machine_cpu_s": busy}
     return figures, samples
 
 
-def _run(sizes: Sizes, contender: str, load: int, say: Callable[[str], None]) -> PolicyRun:
-    plans = plans_for(bundled_problems()[: load * sizes.problems], trajectories=PER_PROBLEM, seed=sizes.seed)
+def _run_contender(
+    config: RealCoresBenchConfig, contender: str, load: int, report_progress: Callable[[str], None]
+) -> PolicyRun:
+    plans = plan_trajectories(bundled_problems()[: load * config.problems], trajectories=PER_PROBLEM, seed=config.seed)
     run = run_policy(
         CONTENDERS[contender],
         plans,
-        cores=sizes.cores,
+        cores=config.cores,
         driver="auto",
         on_action=lambda action: None,
         on_rollout=lambda rollout: None,
     )
-    say(f"x{load} {contender:14} {len(plans)} trajectories, {len(run.actions)} actions, {run.wall_s:.1f} s")
+    report_progress(f"x{load} {contender:14} {len(plans)} trajectories, {len(run.actions)} actions, {run.wall_s:.1f} s")
     return run
 
 
@@ -92,13 +98,13 @@ def _gains(figures: Mapping[str, float], level: str) -> dict[str, float]:
     }
 
 
-def table(figures: Mapping[str, float], sizes: Sizes) -> Iterator[str]:
+def comparison_table(figures: Mapping[str, float], config: RealCoresBenchConfig) -> Iterator[str]:
     """For people."""
     yield f"{'load':>6} {'policy':14} {'ACT s':>8} {'p99 s':>8} {'step s':>8}"
-    for load in sizes.loads:
-        for contender in sizes.contenders:
+    for load in config.loads:
+        for contender in config.contenders:
             act, p99, step = (figures[f"real_x{load}_{contender}_{key}_s"] for key in ("act", "p99", "step"))
             yield f"{'x' + str(load):>6} {contender:14} {act:8.3f} {p99:8.2f} {step:8.1f}"
-    gains = [(figures[f"real_x{load}_act_gain"], figures[f"real_x{load}_step_gain"]) for load in sizes.loads]
-    for load, (act, step) in zip(sizes.loads, gains, strict=True):
+    gains = [(figures[f"real_x{load}_act_gain"], figures[f"real_x{load}_step_gain"]) for load in config.loads]
+    for load, (act, step) in zip(config.loads, gains, strict=True):
         yield f"x{load}: spar_m against pods of the tests' cores: ACT {act:.2f}x, step {step:.2f}x"

@@ -7,9 +7,9 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["document"]
+__all__ = ["build_report"]
 
-PACKAGES = (
+REPORTED_PACKAGES = (
     "arl-tangram",
     "httpx",
     "pydantic",
@@ -21,10 +21,10 @@ PACKAGES = (
     "torch",
     "transformers",
 )
-NVIDIA = Path("/proc/driver/nvidia")
+NVIDIA_DIRECTORY = Path("/proc/driver/nvidia")
 
 
-def document(
+def build_report(
     name: str, *, load: Mapping[str, Any], figures: Mapping[str, float], samples: Mapping[str, Any], repeats: int = 1
 ) -> dict[str, Any]:
     """`figures` is flat, name to number; `samples` holds what they were computed from."""
@@ -65,7 +65,7 @@ def _cpu_model() -> str:
 def _gpus() -> list[str]:
     """Their models, as the driver says them; none where there is no driver."""
     found = []
-    for said in sorted(NVIDIA.glob("gpus/*/information")):
+    for said in sorted(NVIDIA_DIRECTORY.glob("gpus/*/information")):
         lines = dict(line.split(":", 1) for line in said.read_text().splitlines() if ":" in line)
         found.append(lines.get("Model", "unknown").strip())
     return found
@@ -73,7 +73,7 @@ def _gpus() -> list[str]:
 
 def _versions() -> dict[str, str]:
     found = {}
-    for package in PACKAGES:
+    for package in REPORTED_PACKAGES:
         try:
             found[package] = version(package)
         except PackageNotFoundError:

@@ -17,22 +17,22 @@ from typing import Any
 
 from arl_wire.errors import Unavailable
 
-__all__ = ["Sizes", "run_residency"]
+__all__ = ["ResidencyBenchConfig", "run_residency"]
 
 MODEL = "minilm"
 DEVICE_MIB = 290
 """Three times its 87 MiB, and not four times."""
 BATCH_TOKENS = 2048
 TOLERANCE = 1e-4
-MOST_WRONG = 2.0
+MAX_ERROR = 2.0
 """Of two cosines."""
-LIMIT_S = 600
+TIMEOUT_S = 600
 
-Request = tuple[float, str, list[tuple[str, str]]]
+TimedScoreRequest = tuple[float, str, list[tuple[str, str]]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class ResidencyBenchConfig:
     """The load: bursts of requests of one item, as the rollouts of one prompt end one after the other."""
 
     repeats: int = 3
@@ -49,117 +49,125 @@ class Sizes:
 
 
 @dataclass(frozen=True, slots=True)
-class _Policy:
+class _EvictionPolicy:
     suffix: str
     eviction: str
-    waits: bool
+    waits_for_swap: bool
 
 
-OURS, LRU, FIFO = _Policy("", "cost", True), _Policy("_lru", "lru", False), _Policy("_fifo", "fifo", False)
-POLICIES = (OURS, LRU, FIFO)
+OUR_POLICY, LRU_POLICY, FIFO_POLICY = (
+    _EvictionPolicy("", "cost", True),
+    _EvictionPolicy("_lru", "lru", False),
+    _EvictionPolicy("_fifo", "fifo", False),
+)
+POLICIES = (OUR_POLICY, LRU_POLICY, FIFO_POLICY)
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    requests: Sequence[Request]
-    found: dict[str, Any]
+class _ResidencyRun:
+    requests: Sequence[TimedScoreRequest]
+    result: dict[str, Any]
 
     @property
     def swaps(self) -> int:
-        return len(self.found["restored_s"])
+        return len(self.result["restored_s"])
 
 
-def run_residency(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_residency(
+    config: ResidencyBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. Raises `Unavailable` where the model is not installed."""
-    rows: dict[str, list[_Row]] = {policy.suffix: [] for policy in POLICIES}
-    for repeat in range(sizes.repeats):
-        requests = _requests(sizes, seed=repeat)
+    rows: dict[str, list[_ResidencyRun]] = {policy.suffix: [] for policy in POLICIES}
+    for repeat in range(config.repeats):
+        requests = _generate_requests(config, seed=repeat)
         for policy in POLICIES:
-            say(f"repeat {repeat + 1} of {sizes.repeats}: {len(requests)} requests, {policy.eviction}")
-            rows[policy.suffix].append(_Row(requests, _replayed(sizes, requests, policy)))
-    say("the same items without a device")
-    return _figures(rows), {policy.eviction: [_sample(row) for row in rows[policy.suffix]] for policy in POLICIES}
+            report_progress(f"repeat {repeat + 1} of {config.repeats}: {len(requests)} requests, {policy.eviction}")
+            rows[policy.suffix].append(_ResidencyRun(requests, _replay(config, requests, policy)))
+    report_progress("the same items without a device")
+    return _figures(rows), {policy.eviction: [_to_sample(row) for row in rows[policy.suffix]] for policy in POLICIES}
 
 
-def _requests(sizes: Sizes, *, seed: int) -> list[Request]:
+def _generate_requests(config: ResidencyBenchConfig, *, seed: int) -> list[TimedScoreRequest]:
     """In order of their times."""
     rng = random.Random(seed)
-    names = [f"reward-{number:02d}" for number in range(sizes.services)]
-    weights = [1 / (rank + 1) ** sizes.skew for rank in range(sizes.services)]
-    found: list[Request] = []
-    begins = rng.expovariate(sizes.bursts_per_s)
-    while begins < sizes.seconds:
+    names = [f"reward-{number:02d}" for number in range(config.services)]
+    weights = [1 / (rank + 1) ** config.skew for rank in range(config.services)]
+    found: list[TimedScoreRequest] = []
+    begins = rng.expovariate(config.bursts_per_s)
+    while begins < config.seconds:
         [name] = rng.choices(names, weights)
-        times = (begins + rng.uniform(0, sizes.burst_s) for _ in range(sizes.burst_requests))
-        found += [(at, name, [_pair(seed, rng.randrange(10**6))]) for at in times]
-        begins += rng.expovariate(sizes.bursts_per_s)
+        times = (begins + rng.uniform(0, config.burst_s) for _ in range(config.burst_requests))
+        found += [(at, name, [_make_pair(seed, rng.randrange(10**6))]) for at in times]
+        begins += rng.expovariate(config.bursts_per_s)
     return sorted(found)
 
 
-def _pair(seed: int, number: int) -> tuple[str, str]:
+def _make_pair(seed: int, number: int) -> tuple[str, str]:
     return f"The sum of both terms is {number}, in try {seed}.", f"{number} is the right answer."
 
 
-def _replayed(sizes: Sizes, requests: Sequence[Request], policy: _Policy) -> dict[str, Any]:
+def _replay(
+    config: ResidencyBenchConfig, requests: Sequence[TimedScoreRequest], policy: _EvictionPolicy
+) -> dict[str, Any]:
     asked = {
         "model": MODEL,
-        "services": [f"reward-{number:02d}" for number in range(sizes.services)],
+        "services": [f"reward-{number:02d}" for number in range(config.services)],
         "requests": requests,
         "device_mib": DEVICE_MIB,
-        "copy_mib_per_s": sizes.copy_mib_per_s,
+        "copy_mib_per_s": config.copy_mib_per_s,
         "eviction": policy.eviction,
-        "swap_wait_s": sizes.swap_wait_s if policy.waits else 0.0,
+        "swap_wait_s": config.swap_wait_s if policy.waits_for_swap else 0.0,
         "batch_tokens": BATCH_TOKENS,
     }
-    found: dict[str, Any] = _asked("arl_gpu.replay", [], asked)
+    found: dict[str, Any] = _run_module("arl_gpu.replay", [], asked)
     return found
 
 
-def _asked(module: str, arguments: Sequence[str], given: Any) -> Any:
+def _run_module(module: str, arguments: Sequence[str], payload: Any) -> Any:
     command = [sys.executable, "-P", "-m", module, *arguments]
     done = subprocess.run(
-        command, input=json.dumps(given), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command, input=json.dumps(payload), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     if done.returncode:
         raise Unavailable(done.stderr.strip())
     return json.loads(done.stdout)
 
 
-def _figures(rows: dict[str, list[_Row]]) -> dict[str, float]:
+def _figures(rows: dict[str, list[_ResidencyRun]]) -> dict[str, float]:
     errors = _errors([row for each in rows.values() for row in each])
     figures: dict[str, float] = {
         "wrong_answers": float(sum(error > TOLERANCE for error in errors)),
-        "max_abs_error": max(errors, default=MOST_WRONG),
-        "lost": float(sum(row.found["lost"] for each in rows.values() for row in each)),
+        "max_abs_error": max(errors, default=MAX_ERROR),
+        "lost": float(sum(row.result["lost"] for each in rows.values() for row in each)),
     }
     for suffix, found in rows.items():
-        waits = [sorted(row.found["wait_s"]) for row in found]
+        waits = [sorted(row.result["wait_s"]) for row in found]
         figures[f"swaps{suffix}"] = median(row.swaps for row in found)
         figures[f"p99_wait_s{suffix}"] = round(median(quantiles(wait, n=100)[98] for wait in waits), 3)
         figures[f"mean_wait_s{suffix}"] = round(median(fmean(wait) for wait in waits), 3)
-    figures["prefetches"] = median(row.found["prefetched"] for row in rows[OURS.suffix])
-    for peer in (LRU, FIFO):
-        ratios = [ours.swaps / its.swaps for ours, its in zip(rows[OURS.suffix], rows[peer.suffix], strict=True)]
+    figures["prefetches"] = median(row.result["prefetched"] for row in rows[OUR_POLICY.suffix])
+    for peer in (LRU_POLICY, FIFO_POLICY):
+        ratios = [ours.swaps / its.swaps for ours, its in zip(rows[OUR_POLICY.suffix], rows[peer.suffix], strict=True)]
         figures[f"swaps_over{peer.suffix}"] = round(median(ratios), 3)
     return figures
 
 
-def _errors(rows: Sequence[_Row]) -> list[float]:
+def _errors(rows: Sequence[_ResidencyRun]) -> list[float]:
     """Of every score, beside a forward without a device; what is none is as wrong as can be."""
     pairs = {pair for row in rows for _, _, asked in row.requests for pair in asked}
     ordered = sorted(pairs)
-    right = dict(zip(ordered, _asked("arl_gpu.direct", [MODEL], ordered), strict=True))
+    right = dict(zip(ordered, _run_module("arl_gpu.direct", [MODEL], ordered), strict=True))
     scored = (
         (pair, score)
         for row in rows
-        for (_, _, asked), scores in zip(row.requests, row.found["scores"], strict=True)
+        for (_, _, asked), scores in zip(row.requests, row.result["scores"], strict=True)
         for pair, score in zip(asked, scores, strict=True)
     )
-    return [abs(score - right[pair]) if score is not None else MOST_WRONG for pair, score in scored]
+    return [abs(score - right[pair]) if score is not None else MAX_ERROR for pair, score in scored]
 
 
-def _sample(row: _Row) -> dict[str, Any]:
-    found = row.found
+def _to_sample(row: _ResidencyRun) -> dict[str, Any]:
+    found = row.result
     return {
         "requests": len(row.requests),
         "swaps": row.swaps,

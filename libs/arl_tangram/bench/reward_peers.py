@@ -19,22 +19,22 @@ from typing import Any
 import aiohttp
 
 from arl_tangram.bench.cpu_time import own_cpu_s
-from arl_tangram.bench.memory import tree_mib
-from arl_tangram.bench.own_system import OwnSystem, own_system
-from arl_tangram.bench.peer_servers import Installed, PeerName, installed, running
-from arl_tangram.bench.peer_texts import Lengths, pair
-from arl_tangram.bench.reward import MOST_WRONG, SERVICE, TASK, TOLERANCE, Sizes, direct
+from arl_tangram.bench.memory import tree_pss_mib
+from arl_tangram.bench.own_system import BenchSystem, bench_system
+from arl_tangram.bench.peer_servers import InstalledPeer, PeerName, install_peer, running_peer
+from arl_tangram.bench.peer_texts import LengthDistribution, text_pair
+from arl_tangram.bench.reward import MAX_ERROR, SERVICE, TASK, TOLERANCE, RewardBenchConfig, score_directly
 from arl_wire.errors import Unavailable
 
-__all__ = ["run_peers"]
+__all__ = ["run_reward_peers"]
 
-OURS = "tangram"
-WARM = 1 << 32
+OUR_NAME = "tangram"
+WARM_UP_NUMBER = 1 << 32
 """Numbers of items from here on are not measured."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Server:
+class _RewardServer:
     """Where it answers, how it is asked for one item, and what it has used."""
 
     name: str
@@ -47,7 +47,7 @@ class _Server:
 
 
 @dataclass(slots=True)
-class _Turn:
+class _ServerRun:
     """What one server did in one turn."""
 
     scores: dict[int, float | None]
@@ -70,125 +70,135 @@ class _Turn:
         return 1000 * seconds / max(1, self.done)
 
 
-_Key = tuple[str, Lengths]
+_RunKey = tuple[str, LengthDistribution]
 
 
 @dataclass(slots=True)
-class _Found:
+class _PeerResults:
     """By server and lengths. A peer that could not be had is in `absent`, with the reason."""
 
-    turns: dict[_Key, list[_Turn]] = field(default_factory=dict)
-    ratios: dict[_Key, list[float]] = field(default_factory=dict)
+    runs: dict[_RunKey, list[_ServerRun]] = field(default_factory=dict)
+    ratios: dict[_RunKey, list[float]] = field(default_factory=dict)
     """Ours just before, divided by the peer's."""
-    absent: dict[str, str] = field(default_factory=dict)
+    unavailable: dict[str, str] = field(default_factory=dict)
 
     def samples(self) -> dict[str, Any]:
         rows = {
-            f"{name}_{lengths}": [_rounded(turn) for turn in turns] for (name, lengths), turns in self.turns.items()
+            f"{name}_{lengths}": [_to_sample(turn) for turn in turns] for (name, lengths), turns in self.runs.items()
         }
-        return rows | {"absent": self.absent}
+        return rows | {"absent": self.unavailable}
 
 
-def run_peers(
-    sizes: Sizes, names: list[PeerName], directory: Path, say: Callable[[str], None]
+def run_reward_peers(
+    config: RewardBenchConfig, names: list[PeerName], directory: Path, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples, on a system of its own."""
-    found = _Found()
-    peers = list(_installed(names, directory, found, say))
-    with own_system(driver="simulated", environment={"TANGRAM_DEVICE_THREADS": str(sizes.threads)}) as system:
-        for repeat in range(sizes.repeats):
+    found = _PeerResults()
+    peers = list(_install_peers(names, directory, found, report_progress))
+    with bench_system(driver="simulated", environment={"TANGRAM_DEVICE_THREADS": str(config.threads)}) as system:
+        for repeat in range(config.repeats):
             for peer in peers:
-                say(f"repeat {repeat + 1} of {sizes.repeats}, beside {peer.name}")
+                report_progress(f"repeat {repeat + 1} of {config.repeats}, beside {peer.name}")
                 for batch in peer.batches:
-                    _take_both(found, _ours(system), peer, batch, sizes)
-    for name, why in found.absent.items():
-        say(f"{name} is absent: {why}")
-    say("the same items without any server")
+                    _measure_pair(found, _our_server(system), peer, batch, config)
+    for name, why in found.unavailable.items():
+        report_progress(f"{name} is absent: {why}")
+    report_progress("the same items without any server")
     return _figures(found), found.samples()
 
 
-def _installed(
-    names: list[PeerName], directory: Path, found: _Found, say: Callable[[str], None]
-) -> Iterator[Installed]:
+def _install_peers(
+    names: list[PeerName], directory: Path, results: _PeerResults, report_progress: Callable[[str], None]
+) -> Iterator[InstalledPeer]:
     for name in names:
-        say(f"{name}, installed where it is not yet")
+        report_progress(f"{name}, installed where it is not yet")
         try:
-            yield installed(name, directory)
+            yield install_peer(name, directory)
         except Unavailable as error:
-            found.absent[name] = str(error)
+            results.unavailable[name] = str(error)
 
 
-def _take_both(found: _Found, ours: _Server, peer: Installed, batch: int, sizes: Sizes) -> None:
+def _measure_pair(
+    results: _PeerResults, ours: _RewardServer, peer: InstalledPeer, batch: int, config: RewardBenchConfig
+) -> None:
     name = f"{peer.name}_{batch}"
-    before = _take(found, ours, sizes)
+    before = _measure_server(results, ours, config)
     try:
-        with running(peer, service=SERVICE, batch=batch, threads=sizes.threads) as up:
-            theirs = _take(found, _Server(name, up.url, {}, _reward_body, _reward, up.cpu_s, up.memory_mib), sizes)
+        with running_peer(peer, service=SERVICE, batch=batch, threads=config.threads) as up:
+            theirs = _measure_server(
+                results, _RewardServer(name, up.url, {}, _peer_body, _peer_score, up.cpu_s, up.memory_mib), config
+            )
     except Unavailable as error:
-        found.absent[name] = str(error)
+        results.unavailable[name] = str(error)
         return
-    for lengths in Lengths:
+    for lengths in LengthDistribution:
         if theirs[lengths].done:
-            found.ratios.setdefault((name, lengths), []).append(before[lengths].per_s / theirs[lengths].per_s)
+            results.ratios.setdefault((name, lengths), []).append(before[lengths].per_s / theirs[lengths].per_s)
 
 
-def _take(found: _Found, server: _Server, sizes: Sizes) -> dict[Lengths, _Turn]:
-    taken = {lengths: asyncio.run(_turn(server, lengths, sizes)) for lengths in Lengths}
+def _measure_server(
+    results: _PeerResults, server: _RewardServer, config: RewardBenchConfig
+) -> dict[LengthDistribution, _ServerRun]:
+    taken = {lengths: asyncio.run(_run_server(server, lengths, config)) for lengths in LengthDistribution}
     for lengths, turn in taken.items():
-        found.turns.setdefault((server.name, lengths), []).append(turn)
+        results.runs.setdefault((server.name, lengths), []).append(turn)
     return taken
 
 
-def _ours(system: OwnSystem) -> _Server:
+def _our_server(system: BenchSystem) -> _RewardServer:
     key = (system.directory / "api_key").read_text()
-    return _Server(
-        OURS,
-        f"{system.url_of('gateway')}/v1/scores",
+    return _RewardServer(
+        OUR_NAME,
+        f"{system.service_url('gateway')}/v1/scores",
         {"Authorization": f"Bearer {key}"},
         _our_body,
         _our_score,
         lambda: sum(system.cpu_s().values()),
-        lambda: tree_mib(system.pid),
+        lambda: tree_pss_mib(system.pid),
     )
 
 
-def _our_body(given: tuple[str, str]) -> Any:
-    return {"service": SERVICE, "task": TASK, "items": [{"text": given[0], "reference": given[1]}]}
+def _our_body(item_pair: tuple[str, str]) -> Any:
+    return {"service": SERVICE, "task": TASK, "items": [{"text": item_pair[0], "reference": item_pair[1]}]}
 
 
 def _our_score(answer: Any) -> float:
     return float(answer["scores"][0]["score"])
 
 
-def _reward_body(given: tuple[str, str]) -> Any:
-    return {"query": [given[0]], "prompts": [given[1]]}
+def _peer_body(item_pair: tuple[str, str]) -> Any:
+    return {"query": [item_pair[0]], "prompts": [item_pair[1]]}
 
 
-def _reward(answer: Any) -> float:
+def _peer_score(answer: Any) -> float:
     return float(answer["rewards"][0])
 
 
-async def _turn(server: _Server, lengths: Lengths, sizes: Sizes) -> _Turn:
+async def _run_server(server: _RewardServer, lengths: LengthDistribution, config: RewardBenchConfig) -> _ServerRun:
     """A call of each client before, so that connections are open and what is made at the first call is there."""
     numbers, scores = itertools.count(), dict[int, float | None]()
-    connector = aiohttp.TCPConnector(limit=sizes.clients)
+    connector = aiohttp.TCPConnector(limit=config.clients)
     async with aiohttp.ClientSession(connector=connector, headers=server.headers) as session:
-        await asyncio.gather(*(_asked(session, server, lengths, WARM + at) for at in range(sizes.clients)))
+        await asyncio.gather(
+            *(_request_score(session, server, lengths, WARM_UP_NUMBER + at) for at in range(config.clients))
+        )
         cpu, own, begun = server.cpu_s(), own_cpu_s(), time.monotonic()
 
         async def ask_again_and_again() -> None:
-            while time.monotonic() - begun < sizes.seconds:
+            while time.monotonic() - begun < config.seconds:
                 number = next(numbers)
-                scores[number] = await _asked(session, server, lengths, number)
+                scores[number] = await _request_score(session, server, lengths, number)
 
-        await asyncio.gather(*(ask_again_and_again() for _ in range(sizes.clients)))
+        await asyncio.gather(*(ask_again_and_again() for _ in range(config.clients)))
         wall_s, own_s, used_s = time.monotonic() - begun, own_cpu_s() - own, server.cpu_s() - cpu
-    return _Turn(scores, wall_s, used_s, own_s, server.memory_mib())
+    return _ServerRun(scores, wall_s, used_s, own_s, server.memory_mib())
 
 
-async def _asked(session: aiohttp.ClientSession, server: _Server, lengths: Lengths, number: int) -> float | None:
+async def _request_score(
+    session: aiohttp.ClientSession, server: _RewardServer, lengths: LengthDistribution, number: int
+) -> float | None:
     """None for anything that is no score."""
-    body = json.dumps(server.body(pair(lengths, number)))
+    body = json.dumps(server.body(text_pair(lengths, number)))
     try:
         async with session.post(server.url, data=body, headers={"Content-Type": "application/json"}) as reply:
             return server.score(json.loads(await reply.read())) if reply.ok else None
@@ -196,14 +206,14 @@ async def _asked(session: aiohttp.ClientSession, server: _Server, lengths: Lengt
         return None
 
 
-def _figures(found: _Found) -> dict[str, float]:
-    errors, turns = list(_errors(found)), found.turns
+def _figures(results: _PeerResults) -> dict[str, float]:
+    errors, turns = list(_errors(results)), results.runs
     figures = {
-        "max_abs_error_peers": max(errors, default=MOST_WRONG),
+        "max_abs_error_peers": max(errors, default=MAX_ERROR),
         "wrong_answers_peers": float(sum(error > TOLERANCE for error in errors)),
         "lost_peers": float(sum(len(turn.scores) - turn.done for taken in turns.values() for turn in taken)),
     }
-    for (name, lengths), ratios in found.ratios.items():
+    for (name, lengths), ratios in results.ratios.items():
         figures[f"over_{name}_{lengths}"] = over = round(median(ratios), 3)
         best = f"over_best_{lengths}"
         figures[best] = min(over, figures.get(best, over))
@@ -215,23 +225,23 @@ def _figures(found: _Found) -> dict[str, float]:
     return figures
 
 
-def _errors(found: _Found) -> Iterator[float]:
+def _errors(results: _PeerResults) -> Iterator[float]:
     """Of every score that there is."""
-    for lengths in Lengths:
-        given = [turn.scores for (_, of), taken in found.turns.items() if of is lengths for turn in taken]
-        right = direct({number: pair(lengths, number) for scores in given for number in scores})
+    for lengths in LengthDistribution:
+        given = [turn.scores for (_, of), taken in results.runs.items() if of is lengths for turn in taken]
+        right = score_directly({number: text_pair(lengths, number) for scores in given for number in scores})
         for number, score in (each for scores in given for each in scores.items()):
             wanted = right[number]
             if score is not None:
-                yield abs(score - wanted) if wanted is not None else MOST_WRONG
+                yield abs(score - wanted) if wanted is not None else MAX_ERROR
 
 
-def _rounded(turn: _Turn) -> dict[str, float]:
+def _to_sample(run: _ServerRun) -> dict[str, float]:
     return {
-        "done": turn.done,
-        "wall_s": round(turn.wall_s, 3),
-        "per_s": round(turn.per_s, 2),
-        "cpu_ms_each": round(turn.cpu_ms(turn.cpu_s), 3),
-        "client_cpu_ms_each": round(turn.cpu_ms(turn.client_s), 3),
-        "memory_mib": round(turn.memory_mib, 1),
+        "done": run.done,
+        "wall_s": round(run.wall_s, 3),
+        "per_s": round(run.per_s, 2),
+        "cpu_ms_each": round(run.cpu_ms(run.cpu_s), 3),
+        "client_cpu_ms_each": round(run.cpu_ms(run.client_s), 3),
+        "memory_mib": round(run.memory_mib, 1),
     }

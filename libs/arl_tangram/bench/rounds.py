@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
 
-from arl_tangram.bench.rebuilding import run_rebuild
+from arl_tangram.bench.rebuilding import run_leader_recovery
 
-__all__ = ["Sizes", "run_rounds"]
+__all__ = ["SchedulingRoundBenchConfig", "run_scheduling_rounds"]
 
 
 @dataclass(frozen=True, slots=True)
-class Sizes:
+class SchedulingRoundBenchConfig:
     waiting: tuple[int, ...] = (100_000, 1_000_000)
     nodes: int = 100
     cores: int = 64
@@ -27,34 +27,36 @@ class Sizes:
     repeats: int = 3
 
     @classmethod
-    def short(cls) -> "Sizes":
+    def short(cls) -> "SchedulingRoundBenchConfig":
         return cls(waiting=(10_000, 30_000), rounds=100, repeats=1)
 
 
-def run_rounds(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_scheduling_rounds(
+    config: SchedulingRoundBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Medians over the repeats, and the samples: CPU seconds of each round with how much it granted."""
     samples: dict[str, Any] = {}
     figures: dict[str, float] = {}
-    for waiting in sizes.waiting:
+    for waiting in config.waiting:
         runs = []
-        for repeat in range(sizes.repeats):
-            say(f"{waiting} waiting, repeat {repeat + 1} of {sizes.repeats}")
-            runs.append(_run(sizes, waiting))
-        name = _short(waiting)
+        for repeat in range(config.repeats):
+            report_progress(f"{waiting} waiting, repeat {repeat + 1} of {config.repeats}")
+            runs.append(_run_driver(config, waiting))
+        name = _short_count(waiting)
         found = [_figures(run, waiting) for run in runs]
         figures |= {f"{each}_{name}": round(median(one[each] for one in found), 3) for each in found[0]}
         samples[name] = [{"round_s": run["round_s"], "granted": run["granted"]} for run in runs]
-    rebuilt, samples["rebuild"] = run_rebuild(sizes.waiting[-1], say)
-    return figures | {f"{name}_{_short(sizes.waiting[-1])}": value for name, value in rebuilt.items()}, samples
+    rebuilt, samples["rebuild"] = run_leader_recovery(config.waiting[-1], report_progress)
+    return figures | {f"{name}_{_short_count(config.waiting[-1])}": value for name, value in rebuilt.items()}, samples
 
 
-def _short(waiting: int) -> str:
+def _short_count(waiting: int) -> str:
     """1e5, 1e6."""
     return f"{waiting:.0e}".replace("e+0", "e")
 
 
-def _run(sizes: Sizes, waiting: int) -> dict[str, Any]:
-    given = {key: value for key, value in asdict(sizes).items() if key != "repeats"} | {"waiting": waiting}
+def _run_driver(config: SchedulingRoundBenchConfig, waiting: int) -> dict[str, Any]:
+    given = {key: value for key, value in asdict(config).items() if key != "repeats"} | {"waiting": waiting}
     done = subprocess.run(
         [sys.executable, "-m", "arl_scheduler.alone"],
         input=json.dumps(given),

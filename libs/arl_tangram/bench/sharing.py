@@ -17,31 +17,31 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from arl_tangram.bench.last_words import why_it_ended
+from arl_tangram.bench.last_words import summarize_error
 from arl_wire.errors import Unavailable
 
-__all__ = ["WAYS", "Sizes", "load_of", "run_sharing"]
+__all__ = ["STRATEGIES", "DeviceSharingBenchConfig", "report_load", "run_device_sharing"]
 
-BILLIONS = (8.0, 4.0, 4.0, 1.7, 1.7, 1.7, 1.7, 0.6, 0.6, 0.6, 0.6, 0.6)
+MODEL_BILLIONS = (8.0, 4.0, 4.0, 1.7, 1.7, 1.7, 1.7, 0.6, 0.6, 0.6, 0.6, 0.6)
 """Parameters, of 2 bytes each: 52 GB together."""
 MIB_PER_BILLION = 1907.35
-WAYS = ("keep", "sleep", "reload", "share")
-OURS = "keep"
+STRATEGIES = ("keep", "sleep", "reload", "share")
+OUR_STRATEGY = "keep"
 TOLERANCE = 0.2
 """By the root of the tokens that an answer is the mean of: what products of bfloat16 in other batches may differ by.
 Another service's answer differs by less in 11 of 100 cases."""
 CPU_TOLERANCE = 1e-4
-LIMIT_S = 1800
+TIMEOUT_S = 1800
 
-Request = tuple[float, str, int]
+TimedSequenceRequest = tuple[float, str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sizes:
+class DeviceSharingBenchConfig:
     """The load: bursts of sequences for one service, as the rollouts of one prompt end one after the other."""
 
     device: str = "cpu"
-    ways: Sequence[str] = WAYS
+    ways: Sequence[str] = STRATEGIES
     repeats: int = 1
     seconds: float = 40.0
     room: float = 0.5
@@ -64,7 +64,7 @@ class Sizes:
     def mib(self) -> dict[str, int]:
         """On the CPU device, 8 billion parameters are 64 MiB."""
         of_a_billion = MIB_PER_BILLION if self.is_gpu else 8.0
-        return {f"{size}b-{number:02d}": max(1, int(of_a_billion * size)) for number, size in enumerate(BILLIONS)}
+        return {f"{size}b-{number:02d}": max(1, int(of_a_billion * size)) for number, size in enumerate(MODEL_BILLIONS)}
 
     @property
     def tokens(self) -> tuple[int, int]:
@@ -77,85 +77,91 @@ class Sizes:
         return None if self.is_gpu else 213.0
 
 
-def run_sharing(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_device_sharing(
+    config: DeviceSharingBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples. Raises `Unavailable` where there is no such device, or no room."""
-    rows: dict[str, list[dict[str, Any]]] = {way: [] for way in sizes.ways}
-    for repeat in range(sizes.repeats):
-        requests = _requests(sizes, seed=sizes.seed + repeat)
-        for way in sizes.ways:
-            say(f"repeat {repeat + 1} of {sizes.repeats}: {len(requests)} requests, {way}")
-            rows[way].append(_shared(sizes, requests, way))
-    return _figures(sizes, rows), {way: [_sample(row) for row in found] for way, found in rows.items()}
+    rows: dict[str, list[dict[str, Any]]] = {way: [] for way in config.ways}
+    for repeat in range(config.repeats):
+        requests = _generate_requests(config, seed=config.seed + repeat)
+        for way in config.ways:
+            report_progress(f"repeat {repeat + 1} of {config.repeats}: {len(requests)} requests, {way}")
+            rows[way].append(_run_strategy(config, requests, way))
+    return _figures(config, rows), {way: [_to_sample(row) for row in found] for way, found in rows.items()}
 
 
-def _requests(sizes: Sizes, *, seed: int) -> list[Request]:
+def _generate_requests(config: DeviceSharingBenchConfig, *, seed: int) -> list[TimedSequenceRequest]:
     """In order of their times. The larger a service is, the rarer: teachers of many domains, one of them general."""
     rng = random.Random(seed)
-    names = [*reversed(sizes.mib)]
-    weights = [1 / (rank + 1) ** sizes.skew for rank in range(len(names))]
-    usual, most = sizes.tokens
-    found: list[Request] = []
-    begins = rng.expovariate(sizes.bursts_per_s)
-    while begins < sizes.seconds:
+    names = [*reversed(config.mib)]
+    weights = [1 / (rank + 1) ** config.skew for rank in range(len(names))]
+    usual, most = config.tokens
+    found: list[TimedSequenceRequest] = []
+    begins = rng.expovariate(config.bursts_per_s)
+    while begins < config.seconds:
         [name] = rng.choices(names, weights)
-        times = (begins + rng.uniform(0, sizes.burst_s) for _ in range(sizes.burst_requests))
+        times = (begins + rng.uniform(0, config.burst_s) for _ in range(config.burst_requests))
         found += [(at, name, min(most, max(1, int(usual * rng.lognormvariate(0, 0.6))))) for at in times]
-        begins += rng.expovariate(sizes.bursts_per_s)
+        begins += rng.expovariate(config.bursts_per_s)
     return sorted(found)
 
 
-def _shared(sizes: Sizes, requests: Sequence[Request], way: str) -> dict[str, Any]:
+def _run_strategy(
+    config: DeviceSharingBenchConfig, requests: Sequence[TimedSequenceRequest], strategy: str
+) -> dict[str, Any]:
     asked = {
-        "mib": sizes.mib,
+        "mib": config.mib,
         "requests": requests,
-        "way": way,
-        "device": sizes.device,
-        "device_mib": max(max(sizes.mib.values()), int(sizes.room * sum(sizes.mib.values()))),
-        "copy_mib_per_s": sizes.copy_mib_per_s,
-        "swap_wait_s": sizes.swap_wait_s,
-        "directory": sizes.directory,
+        "way": strategy,
+        "device": config.device,
+        "device_mib": max(max(config.mib.values()), int(config.room * sum(config.mib.values()))),
+        "copy_mib_per_s": config.copy_mib_per_s,
+        "swap_wait_s": config.swap_wait_s,
+        "directory": config.directory,
     }
     command = [sys.executable, "-P", "-m", "arl_gpu.sharing"]
     done = subprocess.run(
-        command, input=json.dumps(asked), capture_output=True, text=True, timeout=LIMIT_S, check=False
+        command, input=json.dumps(asked), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
     )
     if done.returncode:
-        raise Unavailable(why_it_ended(done.stderr))
+        raise Unavailable(summarize_error(done.stderr))
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
 
-def _figures(sizes: Sizes, rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+def _figures(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     figures: dict[str, float] = {"lost": float(sum(row["lost"] for found in rows.values() for row in found))}
-    figures["wrong_answers"] = float(_wrong(sizes, rows))
+    figures["wrong_answers"] = float(_count_wrong(config, rows))
     for way, found in rows.items():
         figures[f"act_mean_s_{way}"] = round(median(fmean(row["act_s"]) for row in found), 4)
         figures[f"act_p99_s_{way}"] = round(median(quantiles(row["act_s"], n=100)[98] for row in found), 4)
         figures[f"restores_{way}"] = median(len(row["restored_s"]) for row in found)
-        if OURS in rows and way != OURS:
-            pairs = zip(found, rows[OURS], strict=True)
+        if OUR_STRATEGY in rows and way != OUR_STRATEGY:
+            pairs = zip(found, rows[OUR_STRATEGY], strict=True)
             figures[f"act_over_ours_{way}"] = round(median(fmean(a["act_s"]) / fmean(b["act_s"]) for a, b in pairs), 3)
     return figures
 
 
-def _wrong(sizes: Sizes, rows: dict[str, list[dict[str, Any]]]) -> int:
+def _count_wrong(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, Any]]]) -> int:
     """Answers to one request that differ with the way: then another service's weights answered one of them."""
     wrong = 0
-    for repeat in range(sizes.repeats):
-        requests = _requests(sizes, seed=sizes.seed + repeat)
+    for repeat in range(config.repeats):
+        requests = _generate_requests(config, seed=config.seed + repeat)
         answers = zip(*(found[repeat]["scores"] for found in rows.values()), strict=True)
-        wrong += sum(not _alike(sizes, each, tokens) for each, (_, _, tokens) in zip(answers, requests, strict=True))
+        wrong += sum(
+            not _is_consistent(config, each, tokens) for each, (_, _, tokens) in zip(answers, requests, strict=True)
+        )
     return wrong
 
 
-def _alike(sizes: Sizes, answers: Sequence[float | None], tokens: int) -> bool:
+def _is_consistent(config: DeviceSharingBenchConfig, answers: Sequence[float | None], tokens: int) -> bool:
     """None of them missing or no number."""
     found = [each for each in answers if each is not None and math.isfinite(each)]
-    tolerance = TOLERANCE / math.sqrt(tokens) if sizes.is_gpu else CPU_TOLERANCE
+    tolerance = TOLERANCE / math.sqrt(tokens) if config.is_gpu else CPU_TOLERANCE
     return len(found) == len(answers) and max(found) - min(found) <= tolerance
 
 
-def _sample(row: dict[str, Any]) -> dict[str, Any]:
+def _to_sample(row: dict[str, Any]) -> dict[str, Any]:
     return {
         "act_s": [round(cut, 4) for cut in quantiles(row["act_s"], n=20)],
         "restore_s": [round(took, 4) for took in row["restored_s"]],
@@ -164,6 +170,6 @@ def _sample(row: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def load_of(sizes: Sizes) -> dict[str, Any]:
+def report_load(config: DeviceSharingBenchConfig) -> dict[str, Any]:
     """What was asked, for the document."""
-    return asdict(sizes) | {"mib": sizes.mib, "copy_mib_per_s": sizes.copy_mib_per_s}
+    return asdict(config) | {"mib": config.mib, "copy_mib_per_s": config.copy_mib_per_s}

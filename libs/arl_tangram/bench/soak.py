@@ -11,73 +11,73 @@ from typing import Any
 
 import httpx
 
-from arl_core.states import Outcome
-from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_core.states import ActionOutcome
+from arl_tangram.bench.own_system import BenchSystem, bench_system
 from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
 
-__all__ = ["RETENTION", "run_soak"]
+__all__ = ["RETENTION_SETTINGS", "run_soak"]
 
-RETENTION = {"TANGRAM_RETAIN_S": "30", "TANGRAM_KEY_RETENTION_S": "60"}
+RETENTION_SETTINGS = {"TANGRAM_RETAIN_S": "30", "TANGRAM_KEY_RETENTION_S": "60"}
 BATCH = 250
-BATCHES = 4
+CONCURRENT_BATCHES = 4
 SIMULATED_CORES = 64
-SAMPLES = 20
+SAMPLE_COUNT = 20
 MIB = 1 << 20
-_SIZE = re.compile(r'^tangram_table_bytes\{table="(\w+)"\} (\S+)$', re.MULTILINE)
+_TABLE_SIZE_METRIC = re.compile(r'^tangram_table_bytes\{table="(\w+)"\} (\S+)$', re.MULTILINE)
 
 
 @dataclass(slots=True)
-class _Soak:
-    system: OwnSystem
+class _SoakState:
+    system: BenchSystem
     total: int
     act_s: list[float] = field(default_factory=list)
     samples: list[dict[str, float]] = field(default_factory=list)
     submitted: int = 0
-    looks: int = 0
+    samples_taken: int = 0
 
 
-def run_soak(total: int, say: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
+def run_soak(total: int, report_progress: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples of `total` actions, in the order in which they settled."""
-    with own_system(driver="simulated", cores=SIMULATED_CORES, environment=RETENTION) as system:
-        soak = _Soak(system, total)
+    with bench_system(driver="simulated", cores=SIMULATED_CORES, environment=RETENTION_SETTINGS) as system:
+        soak = _SoakState(system, total)
         begun = time.monotonic()
-        asyncio.run(_run(soak, say))
+        asyncio.run(_run_batches(soak, report_progress))
         wall_s = time.monotonic() - begun
     return _figures(soak, wall_s), {"over_time": soak.samples}
 
 
-async def _run(soak: _Soak, say: Callable[[str], None]) -> None:
+async def _run_batches(soak: _SoakState, report_progress: Callable[[str], None]) -> None:
     async with soak.system.client() as client, httpx.AsyncClient() as scraper:
 
         async def look() -> None:
-            soak.looks += 1
-            soak.samples.append(await _sample(soak, scraper))
-            say(f"{len(soak.act_s)} of {soak.total}")
+            soak.samples_taken += 1
+            soak.samples.append(await _measure_sample(soak, scraper))
+            report_progress(f"{len(soak.act_s)} of {soak.total}")
 
-        await asyncio.gather(*(_pump(soak, client, look) for _ in range(BATCHES)))
+        await asyncio.gather(*(_submit_batches(soak, client, look) for _ in range(CONCURRENT_BATCHES)))
 
 
-async def _pump(soak: _Soak, client: AsyncTangram, look: Callable[[], Awaitable[None]]) -> None:
+async def _submit_batches(soak: _SoakState, client: AsyncTangram, take_sample: Callable[[], Awaitable[None]]) -> None:
     action = exec_action(task="soak", argv=["true"], memory_mib=8, disk_mib=1, cpu=0.1)
     while soak.submitted < soak.total:
         count = min(BATCH, soak.total - soak.submitted)
         soak.submitted += count
         for settled in await client.wait(await client.submit_many([action] * count)):
-            if settled.outcome is not Outcome.OK or settled.times.act_s is None:
+            if settled.outcome is not ActionOutcome.OK or settled.times.act_s is None:
                 raise RuntimeError(f"action {settled.id} settled as {settled.outcome} ({settled.reason})")
             soak.act_s.append(settled.times.act_s)
-        if len(soak.act_s) >= soak.total * (soak.looks + 1) // SAMPLES:
-            await look()
+        if len(soak.act_s) >= soak.total * (soak.samples_taken + 1) // SAMPLE_COUNT:
+            await take_sample()
 
 
-async def _sample(soak: _Soak, scraper: httpx.AsyncClient) -> dict[str, float]:
+async def _measure_sample(soak: _SoakState, scraper: httpx.AsyncClient) -> dict[str, float]:
     """Memory of each process and size of each table, in MiB."""
     found: dict[str, float] = {"settled": len(soak.act_s)}
-    for name, pid in soak.system.processes().items():
+    for name, pid in soak.system.process_pids().items():
         found[f"{name}_mib"] = round(_resident_kib(pid) / 1024, 2)
-    metrics = (await scraper.get(f"{soak.system.url_of('admission')}/metrics")).text
-    for table, size in _SIZE.findall(metrics):
+    metrics = (await scraper.get(f"{soak.system.service_url('admission')}/metrics")).text
+    for table, size in _TABLE_SIZE_METRIC.findall(metrics):
         found[f"table_{table}_mib"] = round(float(size) / MIB, 2)
     return found
 
@@ -87,7 +87,7 @@ def _resident_kib(pid: int) -> int:
     return int(status.partition("VmRSS:")[2].split()[0])
 
 
-def _figures(soak: _Soak, wall_s: float) -> dict[str, float]:
+def _figures(soak: _SoakState, wall_s: float) -> dict[str, float]:
     """Growth is from the middle of the second quarter to the middle of the last: start-up and retention are over."""
     tenth = len(soak.act_s) // 10
     first, last = _p99(soak.act_s[:tenth]), _p99(soak.act_s[-tenth:])

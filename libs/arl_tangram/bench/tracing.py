@@ -13,69 +13,75 @@ from typing import Any
 
 import httpx
 
-from arl_tangram.bench.overhead import Rate, Sizes, costed, run_noops
-from arl_tangram.bench.own_system import OwnSystem, own_system
+from arl_tangram.bench.overhead import BenchRate, OverheadBenchConfig, measure_cost, run_noops
+from arl_tangram.bench.own_system import BenchSystem, bench_system
 
-__all__ = ["run_tracing"]
+__all__ = ["run_trace_export"]
 
-SPANS_EACH = 5
+SPANS_PER_ACTION = 5
 """Of an action that ran once; a round's two come on top."""
-ANSWER = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
-DRAIN_S = 20.0
-LOOK_S = 0.2
+SINK_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
+DRAIN_TIMEOUT_S = 20.0
+POLL_INTERVAL_S = 0.2
 Samples = dict[str, list[dict[str, float]]]
 
 
-def run_tracing(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], Samples]:
+def run_trace_export(
+    config: OverheadBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], Samples]:
     """Figures and samples. Raises `RuntimeError` if spans were lost: then the figures are of something else."""
-    return asyncio.run(_measure(sizes, say))
+    return asyncio.run(_measure(config, report_progress))
 
 
-async def _measure(sizes: Sizes, say: Callable[[str], None]) -> tuple[dict[str, float], Samples]:
-    async with _sink() as url:
+async def _measure(
+    config: OverheadBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], Samples]:
+    async with _collector_sink() as url:
         with (
-            own_system(driver="simulated", cores=sizes.simulated_cores) as plain,
-            own_system(
+            bench_system(driver="simulated", cores=config.simulated_cores) as plain,
+            bench_system(
                 driver="simulated",
-                cores=sizes.simulated_cores,
+                cores=config.simulated_cores,
                 environment={"OTEL_EXPORTER_OTLP_ENDPOINT": url, "OTEL_TRACES_SAMPLER": "always_on"},
             ) as traced,
         ):
-            rows = await _rows(plain, traced, sizes, say)
+            rows = await _measure_rows(plain, traced, config, report_progress)
     return _figures(rows), rows
 
 
-async def _rows(plain: OwnSystem, traced: OwnSystem, sizes: Sizes, say: Callable[[str], None]) -> Samples:
+async def _measure_rows(
+    plain: BenchSystem, traced: BenchSystem, config: OverheadBenchConfig, report_progress: Callable[[str], None]
+) -> Samples:
     rows: Samples = {"untraced": [], "traced": []}
-    warm_up = Sizes(seconds=2.0, batch=sizes.batch, batches=sizes.batches)
+    warm_up = OverheadBenchConfig(seconds=2.0, batch=config.batch, batches=config.batches)
     async with plain.client() as untraced_client, traced.client() as traced_client:
         for client in (untraced_client, traced_client):
             await run_noops(client, warm_up)
-        for repeat in range(sizes.repeats):
-            say(f"repeat {repeat + 1} of {sizes.repeats}")
+        for repeat in range(config.repeats):
+            report_progress(f"repeat {repeat + 1} of {config.repeats}")
             # Who goes first changes, so that whatever grows falls on both alike.
             for name in sorted(rows, reverse=repeat % 2 == 1):
                 if name == "untraced":
-                    rows[name].append(_sample(await costed(plain, run_noops(untraced_client, sizes)), 0.0))
+                    rows[name].append(_to_sample(await measure_cost(plain, run_noops(untraced_client, config)), 0.0))
                 else:
-                    rows[name].append(await _traced(traced, run_noops(traced_client, sizes)))
+                    rows[name].append(await _measure_traced(traced, run_noops(traced_client, config)))
     return rows
 
 
-async def _traced(system: OwnSystem, work: Any) -> dict[str, float]:
+async def _measure_traced(system: BenchSystem, work: Any) -> dict[str, float]:
     """With how many spans were out when the last action was done; the rest goes out before anything else begins."""
-    before = await _exported(system)
-    rate = await costed(system, work)
-    sample = _sample(rate, await _exported(system) - before)
-    ends_at = time.monotonic() + DRAIN_S
-    while await _exported(system) - before < SPANS_EACH * rate.done:
+    before = await _exported_spans(system)
+    rate = await measure_cost(system, work)
+    sample = _to_sample(rate, await _exported_spans(system) - before)
+    ends_at = time.monotonic() + DRAIN_TIMEOUT_S
+    while await _exported_spans(system) - before < SPANS_PER_ACTION * rate.done:
         if time.monotonic() > ends_at:
             raise RuntimeError("spans do not come out")
-        await asyncio.sleep(LOOK_S)
+        await asyncio.sleep(POLL_INTERVAL_S)
     return sample
 
 
-def _sample(rate: Rate, spans: float) -> dict[str, float]:
+def _to_sample(rate: BenchRate, spans: float) -> dict[str, float]:
     return {
         "done": rate.done,
         "per_s": round(rate.per_s, 3),
@@ -86,9 +92,9 @@ def _sample(rate: Rate, spans: float) -> dict[str, float]:
     }
 
 
-async def _exported(system: OwnSystem) -> float:
+async def _exported_spans(system: BenchSystem) -> float:
     async with httpx.AsyncClient() as client:
-        text = (await client.get(f"{system.url_of('scheduler')}/metrics")).text
+        text = (await client.get(f"{system.service_url('scheduler')}/metrics")).text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if line.startswith("tangram_span"))
     if any(name.startswith("tangram_spans_lost_total") for name in values):
         raise RuntimeError(f"spans were lost: {values}")
@@ -96,14 +102,14 @@ async def _exported(system: OwnSystem) -> float:
 
 
 @asynccontextmanager
-async def _sink() -> AsyncIterator[str]:
+async def _collector_sink() -> AsyncIterator[str]:
     async def take(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
                 length = head.partition(b"content-length:")[2].split(b"\r\n")[0]
                 await reader.readexactly(int(length))
-                writer.write(ANSWER)
+                writer.write(SINK_RESPONSE)
         writer.close()
 
     server = await asyncio.start_server(take, "127.0.0.1", 0, limit=1 << 20)

@@ -37,7 +37,7 @@ from arl_tangram.cli.output import EXIT_FAILED
 __all__ = ["app", "main"]
 
 
-class _Commands(TyperGroup):
+class _LazyCommandGroup(TyperGroup):
     """Benchmarks are a quarter of all that is imported, so they are only read where somebody wants one or the list."""
 
     def list_commands(self, ctx: Any) -> list[str]:
@@ -53,29 +53,29 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     name="tangram",
-    cls=_Commands,
+    cls=_LazyCommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-COMMANDS = (
+COMMAND_MODULES = (
     *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, endpoints, environments),
     *(keys, queues, projects, nodes, plan, templates, demo, simulate),
 )
-for module in COMMANDS:
+for module in COMMAND_MODULES:
     module.register(app)
 
 
-def _say_version(wanted: bool) -> None:
+def _print_version(wanted: bool) -> None:
     if wanted:
         typer.echo(version("arl-tangram"))
         raise typer.Exit
 
 
 @app.callback(help="Action-level resource management for agentic reinforcement learning.")
-def _options(
+def _root_options(
     _: Annotated[
-        bool, typer.Option("--version", callback=_say_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which version this is.")
     ] = False,
 ) -> None: ...
 

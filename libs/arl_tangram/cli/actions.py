@@ -10,24 +10,24 @@ from uuid import UUID
 
 import typer
 
-from arl_core.states import Outcome, State
+from arl_core.states import ActionOutcome, ActionState
 from arl_tangram.cli.output import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_NOT_RUNNING,
     EXIT_USAGE,
-    Format,
     FormatOption,
+    OutputFormat,
     fail,
     stderr,
     stdout,
 )
 from arl_tangram.cli.state import DirOption
 from arl_tangram.client import Tangram
-from arl_tangram.connection import resolve
+from arl_tangram.connection import resolve_connection
 from arl_tangram.options import ExecOptions
-from arl_tangram.streaming import Output
-from arl_wire.actions import Action, ActionPage
+from arl_tangram.streaming import OutputData
+from arl_wire.actions import Action, ActionListResponse
 from arl_wire.errors import (
     Conflict,
     Forbidden,
@@ -40,9 +40,9 @@ from arl_wire.errors import (
 )
 from arl_wire.output import OutputRestart, OutputTruncated
 
-__all__ = ["connected", "register"]
+__all__ = ["connected_client", "register"]
 
-PATIENCE_S = 10.0
+RETRY_TIMEOUT_S = 10.0
 
 
 def register(app: typer.Typer) -> None:
@@ -67,7 +67,7 @@ def submit(
     file: Annotated[list[Path] | None, typer.Option(help="Put this file into the working directory.")] = None,
     no_wait: Annotated[bool, typer.Option("--no-wait", help="Print the id and return.")] = False,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what it prints while it prints it.")] = False,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Run one action and show what it printed. Exit code 0 only for the outcome `ok`."""
     options: ExecOptions = {"task": task, "cpu": cpu, "memory_mib": memory_mib, "timeout_s": timeout_s}
@@ -79,78 +79,78 @@ def submit(
         options["trajectory"] = trajectory
     if template is not None:
         options["template"] = template
-    options["files"] = {path.name: _read(path) for path in file or []}
-    with connected(directory) as tangram:
+    options["files"] = {path.name: _read_bytes(path) for path in file or []}
+    with connected_client(directory) as tangram:
         action = tangram.submit(**options)
-        if no_wait and output is Format.TEXT:
+        if no_wait and output is OutputFormat.TEXT:
             sys.stdout.write(f"{action.id}\n")
             return
         if follow:
-            with _saying(action.id):
-                _follow(tangram, action.id)
+            with _report_if_interrupted(action.id):
+                _stream_output(tangram, action.id)
             return
         if not no_wait:
-            with _saying(action.id):
+            with _report_if_interrupted(action.id):
                 [action] = tangram.wait([action.id])
-    _show(action, output)
+    _print_action(action, output)
 
 
 def list_actions(
     directory: DirOption,
     task: Annotated[str | None, typer.Option(help="Of this task only.")] = None,
     trajectory: Annotated[str | None, typer.Option(help="Of this trajectory only.")] = None,
-    state: Annotated[State | None, typer.Option(help="In this state only.")] = None,
+    state: Annotated[ActionState | None, typer.Option(help="In this state only.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show actions, newest first, without what they printed."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         found = list(islice(tangram.list(task=task, trajectory=trajectory, state=state), limit))
-    if output is Format.JSON:
-        sys.stdout.write(ActionPage(items=found).model_dump_json(indent=1, exclude_none=True) + "\n")
+    if output is OutputFormat.JSON:
+        sys.stdout.write(ActionListResponse(items=found).model_dump_json(indent=1, exclude_none=True) + "\n")
         return
     for action in found:
-        stdout.print(_line(action), markup=False, soft_wrap=True)
+        stdout.print(_format_action(action), markup=False, soft_wrap=True)
 
 
 def output(directory: DirOption, id: Annotated[UUID, typer.Argument(help="Id of an action.")]) -> None:
     """Show what an action printed and goes on printing, until its end. Exit code 0 only for the outcome `ok`."""
-    with connected(directory) as tangram:
-        _follow(tangram, id)
+    with connected_client(directory) as tangram:
+        _stream_output(tangram, id)
 
 
 def get(
     directory: DirOption,
     id: Annotated[UUID, typer.Argument(help="Id of an action.")],
     wait_s: Annotated[float, typer.Option(min=0, max=55, help="Wait this long for its outcome.")] = 0.0,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show an action as it is now."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         action = tangram.get(id, wait_s=wait_s)
-    _show(action, output)
+    _print_action(action, output)
 
 
 def cancel(
     directory: DirOption,
     id: Annotated[UUID, typer.Argument(help="Id of an action.")],
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Ask for an action's end."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         action = tangram.cancel(id)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
     else:
         stdout.print(f"{action.id} {action.outcome or 'cancel requested'}", markup=False)
 
 
 @contextmanager
-def connected(directory: Path) -> Iterator[Tangram]:
+def connected_client(directory: Path) -> Iterator[Tangram]:
     """A client of the system in `directory` or of TANGRAM_URL; errors become a sentence and an exit code."""
     try:
-        connection = resolve(directory=directory)
-        with Tangram(connection.url, connection.api_key, patience_s=PATIENCE_S) as tangram:
+        connection = resolve_connection(directory=directory)
+        with Tangram(connection.url, connection.api_key, retry_timeout_s=RETRY_TIMEOUT_S) as tangram:
             yield tangram
     except Unavailable as error:
         fail(str(error), EXIT_NOT_RUNNING)
@@ -162,7 +162,7 @@ def connected(directory: Path) -> Iterator[Tangram]:
 
 
 @contextmanager
-def _saying(id: UUID) -> Iterator[None]:
+def _report_if_interrupted(id: UUID) -> Iterator[None]:
     """What becomes of an action that nobody waits for any more."""
     try:
         yield
@@ -170,13 +170,13 @@ def _saying(id: UUID) -> Iterator[None]:
         fail(f"{id} goes on: `tangram output {id}` follows it, `tangram cancel {id}` ends it", EXIT_INTERRUPTED)
 
 
-def _follow(tangram: Tangram, id: UUID) -> None:
+def _stream_output(tangram: Tangram, id: UUID) -> None:
     for event in tangram.stream(id):
         match event:
-            case Output(stream="stdout"):
+            case OutputData(stream="stdout"):
                 sys.stdout.buffer.write(event.data)
                 sys.stdout.buffer.flush()
-            case Output():
+            case OutputData():
                 sys.stderr.buffer.write(event.data)
                 sys.stderr.buffer.flush()
             case OutputTruncated():
@@ -184,24 +184,24 @@ def _follow(tangram: Tangram, id: UUID) -> None:
             case OutputRestart():
                 stderr.print("another attempt begins", markup=False)
     action = tangram.get(id)
-    _show_end(action)
+    _print_outcome(action)
     _exit_unless_ok(action)
 
 
-def _show(action: Action, output: Format) -> None:
-    if output is Format.JSON:
+def _print_action(action: Action, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
     else:
-        _show_text(action)
+        _print_text(action)
     _exit_unless_ok(action)
 
 
 def _exit_unless_ok(action: Action) -> None:
-    if action.settled_at is not None and action.outcome is not Outcome.OK:
+    if action.settled_at is not None and action.outcome is not ActionOutcome.OK:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _show_text(action: Action) -> None:
+def _print_text(action: Action) -> None:
     if action.result is not None:
         sys.stdout.write(action.result.stdout.text)
         sys.stdout.flush()
@@ -217,17 +217,17 @@ def _show_text(action: Action) -> None:
     if action.settled_at is None:
         stdout.print(f"{action.id} {action.state}", markup=False)
     else:
-        _show_end(action)
+        _print_outcome(action)
 
 
-def _line(action: Action) -> str:
+def _format_action(action: Action) -> str:
     ended = action.outcome or (f"{action.state}, to be cancelled" if action.cancel_requested else action.state)
     detail = f" ({action.reason})" if action.reason else ""
     took = f"{action.times.act_s:.3f} s" if action.times.act_s is not None else ""
     return f"{action.id}  {action.task}  {action.kind:5}  {ended}{detail}  {took}".rstrip()
 
 
-def _show_end(action: Action) -> None:
+def _print_outcome(action: Action) -> None:
     times = action.times
     detail = f" ({action.reason})" if action.reason else ""
     message = f": {action.message}" if action.message else ""
@@ -240,12 +240,12 @@ def _show_end(action: Action) -> None:
 
 def _read_text(path: Path) -> str:
     try:
-        return _read(path).decode()
+        return _read_bytes(path).decode()
     except UnicodeDecodeError:
         fail(f"{path} is not UTF-8 text", EXIT_USAGE)
 
 
-def _read(path: Path) -> bytes:
+def _read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:

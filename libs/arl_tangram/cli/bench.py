@@ -15,28 +15,28 @@ from arl_tangram.bench import density as density_
 from arl_tangram.bench import execution, real
 from arl_tangram.bench import resizing as resizing_
 from arl_tangram.bench import rounds as rounds_
-from arl_tangram.bench.execution import Peer, run_exec
+from arl_tangram.bench.execution import PeerSandbox, run_exec
 from arl_tangram.bench.false_timeouts import CLIENTS, run_false_timeouts
-from arl_tangram.bench.headline import HEADLINE, headline
-from arl_tangram.bench.overhead import Sizes, run_overhead
+from arl_tangram.bench.headline import PAPER_RESULTS, paper_result_lines
+from arl_tangram.bench.overhead import OverheadBenchConfig, run_overhead
 from arl_tangram.bench.own_system import NoSandbox
-from arl_tangram.bench.soak import BATCH, BATCHES, RETENTION, run_soak
-from arl_tangram.bench.tracing import run_tracing
+from arl_tangram.bench.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
+from arl_tangram.bench.tracing import run_trace_export
 from arl_tangram.cli import bench_rewards
-from arl_tangram.cli.bench_report import report
-from arl_tangram.cli.demo import system_up
+from arl_tangram.cli.bench_report import print_report
+from arl_tangram.cli.demo import ensure_system_up
 from arl_tangram.cli.output import (
     EXIT_FAILED,
     EXIT_NO_SANDBOX,
     EXIT_USAGE,
     JsonOption,
     fail,
-    say,
+    print_progress,
     stderr,
 )
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
-from arl_tangram.connection import resolve
+from arl_tangram.connection import resolve_connection
 from arl_tangram.demo.attempts import THINK_SCALE
 from arl_wire.errors import TangramError
 
@@ -56,14 +56,14 @@ def bench() -> None:
 @group.command("false-timeouts")
 def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
     """64 programs of 1 CPU-second with a 10 s limit, submitted at once by 64 clients."""
-    with system_up(LocalState(directory)):
+    with ensure_system_up(LocalState(directory)):
         stderr.print(f"{CLIENTS} programs of 1 CPU-second at once; this takes about 32 s on 2 cores", markup=False)
         try:
-            figures, samples, cores = asyncio.run(_false_timeouts(directory))
+            figures, samples, cores = asyncio.run(_run_false_timeouts(directory))
         except TangramError as error:
             fail(str(error))
     load = {"clients": CLIENTS, "cpu_s": 1.0, "limit_s": 10.0, "cores": cores, "probe_priority": 1}
-    report("false-timeouts", as_json=as_json, load=load, figures=figures, samples=samples)
+    print_report("false-timeouts", as_json=as_json, load=load, figures=figures, samples=samples)
     if figures["ok_of_64"] != CLIENTS:
         raise typer.Exit(EXIT_FAILED)
 
@@ -77,13 +77,13 @@ def aoe(
     steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
 ) -> None:
     """Cores that actions get beside plain programs, and how soon a resize holds, on a system of its own."""
-    sizes = aoe_.Sizes(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
+    sizes = aoe_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
     try:
-        figures, samples, limits = aoe_.run_aoe(sizes, lambda line: stderr.print(line, markup=False))
+        figures, samples, limits = aoe_.run_cpu_allocation(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
     load = asdict(sizes) | {"processes": 2, "plain_has": limits}
-    report("aoe", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    print_report("aoe", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -91,18 +91,20 @@ def resize(
     as_json: JsonOption = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each tool does its work in each way.")] = 3,
     work: Annotated[float, typer.Option(min=0.05, help="Of each tool; 1 is about four CPU seconds.")] = 1,
-    tool: Annotated[list[str] | None, typer.Option(help=f"Of {', '.join(resizing_.TOOLS)}; all of them.")] = None,
+    tool: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(resizing_.PARALLEL_TOOLS)}; all of them.")
+    ] = None,
 ) -> None:
     """Real tools with more workers than cores, and whose cores change while they run, on a system of its own."""
-    tools = tuple(tool or resizing_.TOOLS)
-    if unknown := [name for name in tools if name not in resizing_.TOOLS]:
+    tools = tuple(tool or resizing_.PARALLEL_TOOLS)
+    if unknown := [name for name in tools if name not in resizing_.PARALLEL_TOOLS]:
         fail(f"there is no tool {unknown[0]!r}", EXIT_USAGE)
-    sizes = resizing_.Sizes(repeats=repeats, work=work, tools=tools)
+    sizes = resizing_.ResizeBenchConfig(repeats=repeats, work=work, tools=tools)
     try:
-        figures, samples = resizing_.run_resizing(sizes, lambda line: stderr.print(line, markup=False))
+        figures, samples = resizing_.run_resize(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    report("resize", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+    print_report("resize", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -112,13 +114,13 @@ def tracing(
     seconds: Annotated[float, typer.Option(min=1, help="Of no-ops, each time.")] = 10,
 ) -> None:
     """No-ops a second with every span exported and with none, in turns, on two systems of its own."""
-    sizes = Sizes(repeats=repeats, seconds=seconds)
+    sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds)
     try:
-        figures, samples = run_tracing(sizes, lambda line: stderr.print(line, markup=False))
+        figures, samples = run_trace_export(sizes, lambda line: stderr.print(line, markup=False))
     except (TangramError, RuntimeError) as error:
         fail(str(error))
     load = {"seconds": seconds, "batch": sizes.batch, "batches": sizes.batches, "sampler": "always_on"}
-    report("tracing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    print_report("tracing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -131,15 +133,15 @@ def calls(
     """An external API's quota shared by one broker for all jobs, beside each job minding its own."""
     from arl_tangram.bench import calls as calls_  # aiohttp comes with it
 
-    sizes = calls_.Sizes.short() if short else calls_.Sizes(repeats=repeats)
+    sizes = calls_.EndpointBenchConfig.short() if short else calls_.EndpointBenchConfig(repeats=repeats)
     if not retry_after:
         sizes = replace(sizes, retry_after_s=None)
     try:
-        figures, samples = calls_.run_calls(sizes, say)
+        figures, samples = calls_.run_calls(sizes, print_progress)
     except TangramError as error:
         fail(str(error))
-    report("calls", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
-    if any(figures[f"failed_{way}"] for way in calls_.OURS):
+    print_report("calls", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
+    if any(figures[f"failed_{way}"] for way in calls_.OUR_STRATEGIES):
         raise typer.Exit(EXIT_FAILED)
 
 
@@ -151,12 +153,12 @@ def overhead(
     starts: Annotated[int, typer.Option(min=2, help="Idle starts per repeat.")] = 100,
 ) -> None:
     """Actions a second and CPU time a piece beside plain processes, on two systems of its own."""
-    sizes = Sizes(repeats=repeats, seconds=seconds, starts=starts)
+    sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds, starts=starts)
     try:
         figures, samples = run_overhead(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    report("overhead", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+    print_report("overhead", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command("exec")
@@ -170,15 +172,15 @@ def exec_(
     swerex_token: Annotated[str, typer.Option(envvar="SWEREX_TOKEN", help="Its token.")] = "",
 ) -> None:
     """Execs a second and CPU time a piece beside plain processes and other sandboxes."""
-    sizes = execution.Sizes(repeats=repeats, seconds=seconds)
+    sizes = execution.ExecBenchConfig(repeats=repeats, seconds=seconds)
     if concurrency:
         sizes = replace(sizes, concurrencies=tuple(concurrency))
-    peers = [*_sandboxfusion(sandboxfusion), *_swerex(swerex, swerex_token)]
+    peers = [*_sandboxfusion_peers(sandboxfusion), *_swerex_peers(swerex, swerex_token)]
     try:
         figures, samples = run_exec(sizes, peers, lambda line: stderr.print(line, markup=False))
     except (TangramError, httpx.HTTPError) as error:
         fail(str(error))
-    report("exec", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+    print_report("exec", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()
@@ -189,12 +191,12 @@ def density(
     idle_s: Annotated[float, typer.Option(min=1, help="For how long the full node is watched.")] = 20,
 ) -> None:
     """Very many resting environments on one node of its own: their memory, their CPU, and an exec beside them."""
-    sizes = density_.Sizes(environments=environments, samples=samples, idle_s=idle_s)
+    sizes = density_.DensityBenchConfig(environments=environments, samples=samples, idle_s=idle_s)
     try:
         figures, found = density_.run_density(sizes, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    report("density", as_json=as_json, load=asdict(sizes), figures=figures, samples=found)
+    print_report("density", as_json=as_json, load=asdict(sizes), figures=figures, samples=found)
 
 
 class PaperMode(StrEnum):
@@ -204,14 +206,14 @@ class PaperMode(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class _Wanted:
+class _PaperOptions:
     short: bool
     levels: tuple[float, ...]
     compression: float | None
 
 
 @dataclass(frozen=True, slots=True)
-class _Comparison:
+class _ComparisonResult:
     load: Mapping[str, Any]
     figures: dict[str, float]
     samples: dict[str, Any]
@@ -242,9 +244,13 @@ def paper(
         fail("--level: this machine has the cores that it has", EXIT_USAGE)
     if compression and mode is not PaperMode.CONTROL:
         fail("--compression: only `control` compresses time", EXIT_USAGE)
-    compare = {PaperMode.SIM: _simulated_paper, PaperMode.CONTROL: _control_paper, PaperMode.REAL: _real_paper}[mode]
+    compare = {
+        PaperMode.SIM: _run_simulated_paper,
+        PaperMode.CONTROL: _run_control_plane_paper,
+        PaperMode.REAL: _run_real_cores_paper,
+    }[mode]
     try:
-        found = compare(_Wanted(short, tuple(level or ()), compression))
+        found = compare(_PaperOptions(short, tuple(level or ()), compression))
     except ModuleNotFoundError as missing:
         # The simulator needs NumPy, which a client of the API does without.
         fail(f"{missing.name} is not installed; `pip install 'arl-tangram[server]'` brings it")
@@ -252,39 +258,41 @@ def paper(
         fail(str(error), EXIT_NO_SANDBOX)
     except (TangramError, RuntimeError) as error:
         fail(str(error))
-    load = {"mode": mode, **found.load, "paper": HEADLINE}
-    lines = None if as_json else (*found.lines, *headline())
+    load = {"mode": mode, **found.load, "paper": PAPER_RESULTS}
+    lines = None if as_json else (*found.lines, *paper_result_lines())
     samples, repeats = found.samples, found.repeats
-    report("paper", as_json=as_json, load=load, figures=found.figures, samples=samples, repeats=repeats, lines=lines)
+    print_report(
+        "paper", as_json=as_json, load=load, figures=found.figures, samples=samples, repeats=repeats, lines=lines
+    )
 
 
-def _simulated_paper(wanted: _Wanted) -> _Comparison:
+def _run_simulated_paper(options: _PaperOptions) -> _ComparisonResult:
     from arl_tangram.bench import paper as paper_
 
-    sizes = paper_.Sizes.short() if wanted.short else paper_.Sizes()
-    sizes = replace(sizes, levels=wanted.levels or sizes.levels)
-    figures, samples = paper_.run_paper(sizes, say)
+    sizes = paper_.PaperBenchConfig.short() if options.short else paper_.PaperBenchConfig()
+    sizes = replace(sizes, levels=options.levels or sizes.levels)
+    figures, samples = paper_.run_simulated_paper(sizes, print_progress)
     load = {"workload": "prototype", **asdict(sizes)}
-    lines = list(paper_.table(figures, sizes.levels))
-    return _Comparison(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
+    lines = list(paper_.comparison_table(figures, sizes.levels))
+    return _ComparisonResult(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
 
 
-def _control_paper(wanted: _Wanted) -> _Comparison:
+def _run_control_plane_paper(options: _PaperOptions) -> _ComparisonResult:
     from arl_tangram.bench import control
 
-    sizes = control.Sizes.short() if wanted.short else control.Sizes()
-    compression = wanted.compression or sizes.compression
-    sizes = replace(sizes, levels=wanted.levels or sizes.levels, compression=compression)
-    figures, samples = control.run_control(sizes, say)
+    sizes = control.ControlPlaneBenchConfig.short() if options.short else control.ControlPlaneBenchConfig()
+    compression = options.compression or sizes.compression
+    sizes = replace(sizes, levels=options.levels or sizes.levels, compression=compression)
+    figures, samples = control.run_control_plane(sizes, print_progress)
     load = {"workload": "prototype, its coding task", **asdict(sizes)}
-    return _Comparison(load, figures, samples, list(control.table(samples["runs"])))
+    return _ComparisonResult(load, figures, samples, list(control.comparison_table(samples["runs"])))
 
 
-def _real_paper(wanted: _Wanted) -> _Comparison:
-    sizes = real.Sizes.of_this_machine(short=wanted.short)
-    figures, samples = real.run_real(sizes, say)
+def _run_real_cores_paper(options: _PaperOptions) -> _ComparisonResult:
+    sizes = real.RealCoresBenchConfig.for_this_machine(short=options.short)
+    figures, samples = real.run_real_cores(sizes, print_progress)
     load = {"workload": "the demo's rollouts", **asdict(sizes), "think_scale": THINK_SCALE}
-    return _Comparison(load, figures, samples, list(real.table(figures, sizes)))
+    return _ComparisonResult(load, figures, samples, list(real.comparison_table(figures, sizes)))
 
 
 @group.command()
@@ -294,13 +302,15 @@ def rounds(
     classes: Annotated[int, typer.Option(min=1, help="Of what waits, over 8 tasks.")] = 256,
 ) -> None:
     """What deciding costs under very many waiting actions, without Postgres; with it, how long reading them takes."""
-    sizes = replace(rounds_.Sizes.short() if short else rounds_.Sizes(), classes=classes)
+    sizes = replace(
+        rounds_.SchedulingRoundBenchConfig.short() if short else rounds_.SchedulingRoundBenchConfig(), classes=classes
+    )
     try:
-        figures, samples = rounds_.run_rounds(sizes, say)
+        figures, samples = rounds_.run_scheduling_rounds(sizes, print_progress)
     except (TangramError, RuntimeError, TimeoutError) as error:
         fail(str(error) or type(error).__name__)
     load = {**asdict(sizes), "policy": "spar_m"}
-    report("rounds", as_json=as_json, load=load, figures=figures, samples=samples, repeats=sizes.repeats)
+    print_report("rounds", as_json=as_json, load=load, figures=figures, samples=samples, repeats=sizes.repeats)
 
 
 @group.command()
@@ -313,12 +323,12 @@ def soak(
         figures, samples = run_soak(actions, lambda line: stderr.print(line, markup=False))
     except TangramError as error:
         fail(str(error))
-    load = {"actions": actions, "batch": BATCH, "batches_at_once": BATCHES, **RETENTION}
-    report("soak", as_json=as_json, load=load, figures=figures, samples=samples)
+    load = {"actions": actions, "batch": BATCH, "batches_at_once": CONCURRENT_BATCHES, **RETENTION_SETTINGS}
+    print_report("soak", as_json=as_json, load=load, figures=figures, samples=samples)
 
 
-async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
-    connection = resolve(directory=directory)
+async def _run_false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
+    connection = resolve_connection(directory=directory)
     async with AsyncTangram(connection.url, connection.api_key) as client:
         nodes = (await client.nodes()).items
         cores = sum(node.capacity.get("cpu_milli", 0) for node in nodes if node.alive) // 1000
@@ -328,13 +338,13 @@ async def _false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, 
     return figures, samples, cores
 
 
-def _sandboxfusion(url: str | None) -> Iterator[Peer]:
+def _sandboxfusion_peers(url: str | None) -> Iterator[PeerSandbox]:
     if url is not None:
         body = {"code": execution.PROGRAM, "language": "python"}
-        yield Peer(name="sandboxfusion", url=f"{url.rstrip('/')}/run_code", body=body)
+        yield PeerSandbox(name="sandboxfusion", url=f"{url.rstrip('/')}/run_code", body=body)
 
 
-def _swerex(url: str | None, token: str) -> Iterator[Peer]:
+def _swerex_peers(url: str | None, token: str) -> Iterator[PeerSandbox]:
     if url is not None:
         body = {"command": ["python3", "-c", execution.PROGRAM]}
-        yield Peer(name="swerex", url=f"{url.rstrip('/')}/execute", body=body, headers={"X-API-Key": token})
+        yield PeerSandbox(name="swerex", url=f"{url.rstrip('/')}/execute", body=body, headers={"X-API-Key": token})

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from arl_tangram.bench.report import document
+from arl_tangram.bench.report import build_report
 from arl_tangram.cli.output import print_json, stdout
 
-__all__ = ["report"]
+__all__ = ["print_report"]
 
 
-def report(
+def print_report(
     name: str,
     *,
     as_json: bool,
@@ -21,7 +21,7 @@ def report(
 ) -> None:
     """For people, `lines`, or each figure by its name."""
     if as_json:
-        print_json(document(name, load=load, figures=figures, samples=samples, repeats=repeats))
+        print_json(build_report(name, load=load, figures=figures, samples=samples, repeats=repeats))
         return
     for line in lines if lines is not None else (f"{each:30} {value:g}" for each, value in figures.items()):
         stdout.print(line, markup=False)

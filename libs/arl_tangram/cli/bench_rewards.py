@@ -11,8 +11,8 @@ from arl_tangram.bench import residency as residency_
 from arl_tangram.bench import reward as reward_
 from arl_tangram.bench import sharing as sharing_
 from arl_tangram.bench.peer_servers import PeerName, peers_directory
-from arl_tangram.cli.bench_report import report
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, say
+from arl_tangram.cli.bench_report import print_report
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_progress
 from arl_wire.errors import TangramError
 
 __all__ = ["register"]
@@ -38,17 +38,17 @@ def reward(
     """Scores a second, and what one costs beside its forward: one item a call and many, on a system of its own."""
     from arl_tangram.bench import reward_peers  # aiohttp comes with it
 
-    sizes = reward_.Sizes(repeats=repeats, seconds=seconds, clients=clients, items=items, threads=threads)
+    sizes = reward_.RewardBenchConfig(repeats=repeats, seconds=seconds, clients=clients, items=items, threads=threads)
     names = list(PeerName) if peers else peer or []
     try:
-        figures, samples = reward_.run_reward(sizes, say)
+        figures, samples = reward_.run_reward_overhead(sizes, print_progress)
         if names:
-            beside, found = reward_peers.run_peers(sizes, names, peers_dir or peers_directory(), say)
+            beside, found = reward_peers.run_reward_peers(sizes, names, peers_dir or peers_directory(), print_progress)
             figures, samples = figures | beside, samples | found
     except TangramError as error:
         fail(str(error))
     load = asdict(sizes) | {"peers": names}
-    report("reward", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    print_report("reward", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
     if any(count for name, count in figures.items() if name.startswith(("wrong_answers", "lost"))):
         raise typer.Exit(EXIT_FAILED)
 
@@ -60,14 +60,18 @@ def residency(
     seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 30,
 ) -> None:
     """Copies to a device that has room for 3 of 12 reward services, ours beside the least recently used one's."""
-    sizes = residency_.Sizes(repeats=1, seconds=3, burst_s=2) if short else residency_.Sizes()
+    sizes = (
+        residency_.ResidencyBenchConfig(repeats=1, seconds=3, burst_s=2) if short else residency_.ResidencyBenchConfig()
+    )
     if not short:
         sizes = replace(sizes, repeats=repeats, seconds=seconds)
     try:
-        figures, samples = residency_.run_residency(sizes, say)
+        figures, samples = residency_.run_residency(sizes, print_progress)
     except TangramError as error:
         fail(str(error))
-    report("residency", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
+    print_report(
+        "residency", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats
+    )
     if figures["wrong_answers"] or figures["lost"]:
         raise typer.Exit(EXIT_FAILED)
 
@@ -80,12 +84,12 @@ def restore(
     large_mib: Annotated[int, typer.Option(min=1, help="In place of 8 billion.")] = copies_.LARGE_MIB,
 ) -> None:
     """Synthetic weights onto a device and off it, beside a plain copy: GB/s, eviction, time to a first score."""
-    sizes = copies_.Sizes(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
+    sizes = copies_.WeightRestoreBenchConfig(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
     try:
-        figures, samples = copies_.run_copies(sizes, say)
+        figures, samples = copies_.run_weight_restore(sizes, print_progress)
     except TangramError as error:
         fail(str(error))
-    report("restore", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+    print_report("restore", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
 
 
 def sharing(
@@ -98,17 +102,17 @@ def sharing(
     directory: Annotated[Path | None, typer.Option(help="For weights that are read anew, on a real disk.")] = None,
 ) -> None:
     """12 services of 0.6 to 8 billion parameters on one device: ours beside sleeping, reloading, and fixed shares."""
-    ways = tuple(way or sharing_.WAYS)
-    if unknown := set(ways) - set(sharing_.WAYS):
-        fail(f"--way: {', '.join(sorted(unknown))} is none of {', '.join(sharing_.WAYS)}", EXIT_USAGE)
-    sizes = sharing_.Sizes(device=device, ways=ways, repeats=repeats, seconds=seconds, room=room)
+    ways = tuple(way or sharing_.STRATEGIES)
+    if unknown := set(ways) - set(sharing_.STRATEGIES):
+        fail(f"--way: {', '.join(sorted(unknown))} is none of {', '.join(sharing_.STRATEGIES)}", EXIT_USAGE)
+    sizes = sharing_.DeviceSharingBenchConfig(device=device, ways=ways, repeats=repeats, seconds=seconds, room=room)
     if directory is not None:
         sizes = replace(sizes, directory=str(directory))
     try:
-        figures, samples = sharing_.run_sharing(sizes, say)
+        figures, samples = sharing_.run_device_sharing(sizes, print_progress)
     except TangramError as error:
         fail(str(error))
-    load = sharing_.load_of(sizes)
-    report("sharing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    load = sharing_.report_load(sizes)
+    print_report("sharing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
     if figures["wrong_answers"] or figures["lost"]:
         raise typer.Exit(EXIT_FAILED)

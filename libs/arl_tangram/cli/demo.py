@@ -14,42 +14,42 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from arl_tangram.bench.own_system import NoSandbox
-from arl_tangram.bench.report import document
-from arl_tangram.cli.actions import connected
+from arl_tangram.bench.report import build_report
+from arl_tangram.cli.actions import connected_client
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 from arl_tangram.client import AsyncTangram
-from arl_tangram.connection import resolve
-from arl_tangram.demo.attempts import THINK_SCALE, Plan, plans_for
+from arl_tangram.connection import resolve_connection
+from arl_tangram.demo.attempts import THINK_SCALE, TrajectoryPlan, plan_trajectories
 from arl_tangram.demo.policies import (
     OVERCOMMITTED,
     POLICIES,
     STATIC,
     TANGRAM,
     PolicyRun,
-    figures_of_policies,
+    policy_figures,
+    policy_samples,
     run_policy,
-    samples_of_policies,
 )
 from arl_tangram.demo.problems import bundled_problems, read_problems
-from arl_tangram.demo.report import WALLS, figures_of, print_policies, print_table, wrongs_of
-from arl_tangram.demo.rollout import Rollout
+from arl_tangram.demo.report import ISOLATION_CHECKS, demo_figures, print_policies, print_results, wrong_rewards
+from arl_tangram.demo.rollout import DemoRollout
 from arl_tangram.demo.run import run_demo
 from arl_wire.actions import Action
 from arl_wire.errors import TangramError, ValidationFailed
 
-__all__ = ["register", "system_up"]
+__all__ = ["register", "ensure_system_up"]
 
 PER_PROBLEM = 2
 QUICK_PROBLEMS = 8
 QUICK_POLICIES = (TANGRAM, STATIC, OVERCOMMITTED)
 
 
-class Told(TypedDict):
+class ProgressCallbacks(TypedDict):
     """Who wants to know of progress."""
 
     on_action: Callable[[Action], None]
-    on_rollout: Callable[[Rollout], None]
+    on_rollout: Callable[[DemoRollout], None]
 
 
 def register(app: typer.Typer) -> None:
@@ -94,30 +94,34 @@ def demo(
     chosen = chosen[:QUICK_PROBLEMS] if quick else chosen
     per_problem = trajectories or PER_PROBLEM
     cores = min(cores, len(os.sched_getaffinity(0)))
-    plans_of = partial(plans_for, chosen, trajectories=per_problem, seed=seed)
+    plans_of = partial(plan_trajectories, chosen, trajectories=per_problem, seed=seed)
     load = {"problems": len(chosen), "per_problem": per_problem, "seed": seed, "think_scale": THINK_SCALE}
-    if not policy and _is_up(LocalState(directory)):
-        _run_there(directory, plans_of(sandboxed=_is_sandboxed(directory)), load, as_json=as_json)
+    if not policy and _is_running(LocalState(directory)):
+        _run_on_running_system(directory, plans_of(sandboxed=_is_sandboxed(directory)), load, as_json=as_json)
         return
     policies = policy or list(QUICK_POLICIES if quick else POLICIES)
     runs = _run_policies(policies, plans_of(sandboxed=not unsafe_local), cores=cores, unsafe_local=unsafe_local)
     _show_policies(runs, load | {"cores": cores}, picture, as_json=as_json)
 
 
-def _run_there(directory: Path, plans: tuple[Plan, ...], load: dict[str, Any], *, as_json: bool) -> None:
-    rollouts, wall_s = _rolled_out(directory, plans)
-    figures = figures_of(rollouts, wall_s=wall_s)
-    wrongs = wrongs_of(rollouts)
+def _run_on_running_system(
+    directory: Path, plans: tuple[TrajectoryPlan, ...], load: dict[str, Any], *, as_json: bool
+) -> None:
+    rollouts, wall_s = _run_rollouts(directory, plans)
+    figures = demo_figures(rollouts, wall_s=wall_s)
+    wrongs = wrong_rewards(rollouts)
     if as_json:
         samples = {"wrong": wrongs}
-        print_json(document("demo", load=load | {"trajectories": len(plans)}, figures=figures, samples=samples))
+        print_json(build_report("demo", load=load | {"trajectories": len(plans)}, figures=figures, samples=samples))
     else:
-        print_table(stdout, rollouts, figures)
+        print_results(stdout, rollouts, figures)
         _print_verdict(figures)
-    _end_with(wrongs)
+    _exit_if_wrong(wrongs)
 
 
-def _run_policies(policies: list[str], plans: tuple[Plan, ...], *, cores: int, unsafe_local: bool) -> list[PolicyRun]:
+def _run_policies(
+    policies: list[str], plans: tuple[TrajectoryPlan, ...], *, cores: int, unsafe_local: bool
+) -> list[PolicyRun]:
     if unsafe_local:
         stderr.print("[bold red]NO SANDBOX: code runs with the rights of this user (--unsafe-local)[/bold red]")
     stderr.print(
@@ -127,7 +131,7 @@ def _run_policies(policies: list[str], plans: tuple[Plan, ...], *, cores: int, u
     driver = "unsafe-local" if unsafe_local else "auto"
     runs = []
     for each in policies:
-        with _progress(each, len(plans)) as told:
+        with _progress_bar(each, len(plans)) as told:
             try:
                 runs.append(run_policy(each, plans, cores=cores, driver=driver, **told))
             except NoSandbox as error:
@@ -140,49 +144,49 @@ def _run_policies(policies: list[str], plans: tuple[Plan, ...], *, cores: int, u
 def _show_policies(runs: list[PolicyRun], load: dict[str, Any], picture: Path, *, as_json: bool) -> None:
     ours = next((run for run in runs if run.policy == TANGRAM), None)
     rollouts = ours.rollouts if ours is not None else ()
-    figures = figures_of(rollouts, wall_s=ours.wall_s) if ours is not None else {}
-    wrongs = wrongs_of(rollouts)
-    paths = _drawn(runs, picture)
+    figures = demo_figures(rollouts, wall_s=ours.wall_s) if ours is not None else {}
+    wrongs = wrong_rewards(rollouts)
+    paths = _draw_plot(runs, picture)
     if as_json:
-        samples = {"wrong": wrongs, "pictures": [str(path) for path in paths]} | samples_of_policies(runs)
-        print_json(document("demo", load=load, figures=figures | figures_of_policies(runs), samples=samples))
+        samples = {"wrong": wrongs, "pictures": [str(path) for path in paths]} | policy_samples(runs)
+        print_json(build_report("demo", load=load, figures=figures | policy_figures(runs), samples=samples))
     else:
         if ours is not None:
-            print_table(stdout, rollouts, figures)
+            print_results(stdout, rollouts, figures)
             _print_verdict(figures)
         print_policies(stdout, runs)
         stdout.print("".join(f"drawn in {path}\n" for path in paths), end="", markup=False)
-    _end_with(wrongs)
+    _exit_if_wrong(wrongs)
 
 
-def _drawn(runs: list[PolicyRun], picture: Path) -> list[Path]:
+def _draw_plot(runs: list[PolicyRun], picture: Path) -> list[Path]:
     try:
-        from arl_tangram.demo.picture import draw
+        from arl_tangram.demo.picture import draw_policies
     except ImportError:
         stderr.print("no picture: matplotlib is not installed (pip install 'arl-tangram[plot]')", markup=False)
         return []
     try:
-        return draw(runs, picture)
+        return draw_policies(runs, picture)
     except OSError as error:
         stderr.print(f"no picture: {error}", markup=False)
         return []
 
 
-def _end_with(wrongs: list[dict[str, Any]]) -> None:
+def _exit_if_wrong(wrongs: list[dict[str, Any]]) -> None:
     for wrong in wrongs:
         stderr.print(f"[red]wrong[/red] {wrong}")
     if wrongs:
         raise typer.Exit(EXIT_FAILED)
 
 
-def _is_up(state: LocalState) -> bool:
-    return bool(os.environ.get("TANGRAM_URL")) or state.supervisor() is not None
+def _is_running(state: LocalState) -> bool:
+    return bool(os.environ.get("TANGRAM_URL")) or state.supervisor_pid() is not None
 
 
 @contextmanager
-def system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterator[None]:
+def ensure_system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterator[None]:
     """The system of TANGRAM_URL or of the state directory; one that is not up is brought up and taken down again."""
-    if _is_up(state):
+    if _is_running(state):
         yield
         return
     command = [sys.executable, "-m", "arl_tangram.cli"]
@@ -201,21 +205,21 @@ def system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterator[None
 
 def _is_sandboxed(directory: Path) -> bool:
     """Whether every node holds what runs on it; the system may be up already, started by somebody else."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         nodes = tangram.nodes().items
     held = [{entry.name for entry in node.enforced if entry.level == "enforced"} for node in nodes]
-    return bool(held) and all(set(WALLS) <= enforced for enforced in held)
+    return bool(held) and all(set(ISOLATION_CHECKS) <= enforced for enforced in held)
 
 
-def _rolled_out(directory: Path, plans: tuple[Plan, ...]) -> tuple[list[Rollout], float]:
+def _run_rollouts(directory: Path, plans: tuple[TrajectoryPlan, ...]) -> tuple[list[DemoRollout], float]:
     stderr.print(f"{len(plans)} trajectories; thinking times are {THINK_SCALE:g} of those measured on real agents")
 
-    async def go(told: Told) -> tuple[list[Rollout], float]:
-        connection = resolve(directory=directory)
+    async def go(told: ProgressCallbacks) -> tuple[list[DemoRollout], float]:
+        connection = resolve_connection(directory=directory)
         async with AsyncTangram(connection.url, connection.api_key) as client:
             return await run_demo(client, plans, **told)
 
-    with _progress("trajectories", len(plans)) as told:
+    with _progress_bar("trajectories", len(plans)) as told:
         try:
             return asyncio.run(go(told))
         except TangramError as error:
@@ -223,7 +227,7 @@ def _rolled_out(directory: Path, plans: tuple[Plan, ...]) -> tuple[list[Rollout]
 
 
 @contextmanager
-def _progress(name: str, total: int) -> Iterator[Told]:
+def _progress_bar(name: str, total: int) -> Iterator[ProgressCallbacks]:
     """A bar that what it yields moves."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
@@ -235,10 +239,10 @@ def _progress(name: str, total: int) -> Iterator[Told]:
             settled += 1
             progress.update(bar, description=f"{name}, {settled} actions settled")
 
-        def on_rollout(rollout: Rollout) -> None:
+        def on_rollout(rollout: DemoRollout) -> None:
             progress.advance(bar)
 
-        yield Told(on_action=on_action, on_rollout=on_rollout)
+        yield ProgressCallbacks(on_action=on_action, on_rollout=on_rollout)
 
 
 def _print_verdict(figures: dict[str, float]) -> None:

@@ -11,13 +11,13 @@ import httpx
 import typer
 from rich.table import Table
 
-from arl_tangram.cli.machine import Finding, Level, inspect_machine
-from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, print_json, stdout
+from arl_tangram.cli.machine import FindingLevel, MachineFinding, inspect_machine
+from arl_tangram.cli.output import EXIT_FAILED, FormatOption, OutputFormat, print_json, stdout
 from arl_tangram.cli.state import DirOption, LocalState
 
 __all__ = ["register"]
 
-_COLOURS = {Level.OK: "green", Level.INFO: "cyan", Level.WARN: "yellow", Level.FAIL: "red"}
+_COLOURS = {FindingLevel.OK: "green", FindingLevel.INFO: "cyan", FindingLevel.WARN: "yellow", FindingLevel.FAIL: "red"}
 
 
 _DRIVERS = ("namespaces", "landlock")
@@ -29,14 +29,14 @@ def register(app: typer.Typer) -> None:
     app.command()(doctor)
 
 
-def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Check this machine, and what confines actions on it. Exit code 1: the system can't run here."""
     state = LocalState(directory)
     findings = inspect_machine(state.directory)
-    running = state.supervisor() is not None
-    nodes, more = _ask_nodes(state) if running else _try_sandbox()
+    running = state.supervisor_pid() is not None
+    nodes, more = _fetch_nodes(state) if running else _check_drivers()
     findings += more
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
     else:
         stdout.print(_findings_table(findings))
@@ -45,11 +45,11 @@ def doctor(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
             stdout.print(_capabilities_table(node.get("enforced") or []))
             if names := [template["name"] for template in node.get("templates") or []]:
                 stdout.print(f"templates besides host: {', '.join(names)}", markup=False)
-    if any(f.level is Level.FAIL for f in findings):
+    if any(f.level is FindingLevel.FAIL for f in findings):
         raise typer.Exit(EXIT_FAILED)
 
 
-def _try_sandbox() -> tuple[list[dict[str, Any]], list[Finding]]:
+def _check_drivers() -> tuple[list[dict[str, Any]], list[MachineFinding]]:
     """What a launcher would find here, by starting one for each driver that only looks."""
     if importlib.util.find_spec("arl_cpu") is None:
         return [], []
@@ -60,45 +60,47 @@ def _try_sandbox() -> tuple[list[dict[str, Any]], list[Finding]]:
         )
         if checked.returncode:
             reason = checked.stderr.strip().removeprefix("arl_cpu.launcher: ")
-            findings.append(Finding(f"driver {driver}", Level.INFO, reason))
+            findings.append(MachineFinding(f"driver {driver}", FindingLevel.INFO, reason))
             continue
         works.add(driver)
-        findings.append(Finding(f"driver {driver}", Level.OK, "works here"))
+        findings.append(MachineFinding(f"driver {driver}", FindingLevel.OK, "works here"))
         nodes.append({"name": f"this machine with the {driver} driver", "enforced": json.loads(checked.stdout)})
-    findings.append(_choice(works))
+    findings.append(_driver_finding(works))
     return nodes, findings
 
 
-def _choice(works: set[str]) -> Finding:
-    chosen = next((driver for driver in _DRIVERS if driver in works), None)
+def _driver_finding(working: set[str]) -> MachineFinding:
+    chosen = next((driver for driver in _DRIVERS if driver in working), None)
     if chosen is None:
         fix = "tangram up --unsafe-local runs code that you trust"
-        return Finding("sandbox", Level.FAIL, f"neither {' nor '.join(_DRIVERS)} works here", fix)
+        return MachineFinding("sandbox", FindingLevel.FAIL, f"neither {' nor '.join(_DRIVERS)} works here", fix)
     if chosen != _DRIVERS[0]:
-        return Finding("sandbox", Level.WARN, f"{chosen}, since {_DRIVERS[0]} does not work here")
-    return Finding("sandbox", Level.OK, chosen)
+        return MachineFinding("sandbox", FindingLevel.WARN, f"{chosen}, since {_DRIVERS[0]} does not work here")
+    return MachineFinding("sandbox", FindingLevel.OK, chosen)
 
 
-def _ask_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[Finding]]:
+def _fetch_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[MachineFinding]]:
     """The nodes as the gateway knows them, or why it can't be asked."""
-    gateway, key = state.endpoints().get("gateway"), state.api_key()
+    gateway, key = state.service_urls().get("gateway"), state.api_key()
     if gateway is None or key is None:
-        return [], [Finding("nodes", Level.WARN, "the system is not ready yet", "tangram status")]
+        return [], [MachineFinding("nodes", FindingLevel.WARN, "the system is not ready yet", "tangram status")]
     try:
         answer = httpx.get(f"{gateway}/v1/admin/nodes", headers={"authorization": f"Bearer {key}"}, timeout=5)
         answer.raise_for_status()
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:
-        return [], [Finding("nodes", Level.WARN, f"the gateway can't say: {error}", "tangram logs gateway")]
+        return [], [
+            MachineFinding("nodes", FindingLevel.WARN, f"the gateway can't say: {error}", "tangram logs gateway")
+        ]
     listed = body if isinstance(body, list) else body.get("nodes", body.get("items", []))
     return [node for node in listed if isinstance(node, dict)], []
 
 
-def _findings_table(findings: Iterable[Finding]) -> Table:
+def _findings_table(findings: Iterable[MachineFinding]) -> Table:
     table = Table("", "check", "found", "what to do", box=None, pad_edge=False)
     for finding in findings:
         colour = _COLOURS[finding.level]
-        table.add_row(f"[{colour}]{finding.level}[/{colour}]", finding.name, finding.found, finding.fix or "")
+        table.add_row(f"[{colour}]{finding.level}[/{colour}]", finding.name, finding.detail, finding.fix or "")
     return table
 
 

@@ -6,12 +6,12 @@ from typing import Annotated
 
 import typer
 
-from arl_core.states import Outcome
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, say, stdout
+from arl_core.states import ActionOutcome
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_progress, stdout
 from arl_tangram.cli.state import DirOption
 from arl_tangram.endpoints import CallOptions, call_action
-from arl_wire.calls import Endpoint, EndpointList, EndpointOnNode
+from arl_wire.calls import Endpoint, EndpointListResponse, EndpointReplica
 from arl_wire.streams import OutputStream
 
 __all__ = ["register"]
@@ -39,48 +39,48 @@ def call(
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.001, help="From the first request on, tries too.")] = 60.0,
     task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Send one request to an endpoint and show its answer. Exit code 1 where that is an error, or there is none."""
-    headers = _pairs("--header", header)
+    headers = _parse_pairs("--header", header)
     options: CallOptions = {"task": task, "timeout_s": timeout_s, "headers": headers}
-    options["query"] = _lists(query)
+    options["query"] = _parse_query(query)
     if method is not None:
         options["method"] = method.upper()
     if data is not None:
         options["body"] = sys.stdin.read() if data == "-" else data
         if "content-type" not in map(str.lower, headers):
             options["headers"] = {**headers, "Content-Type": "application/json"}
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         action = tangram.run(call_action(endpoint, path, **options))
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         sys.stdout.write(action.model_dump_json(indent=1, exclude_none=True) + "\n")
     elif action.result is not None and action.result.response is not None:
-        _put_out(action.result.response.body)
+        _write_body(action.result.response.body)
         if action.result.response.body.truncated:
-            say(f"the answer was cut: it had {action.result.response.body.total_bytes} bytes")
-    if action.outcome is not Outcome.OK:
+            print_progress(f"the answer was cut: it had {action.result.response.body.total_bytes} bytes")
+    if action.outcome is not ActionOutcome.OK:
         reason = f" ({action.reason})" if action.reason else ""
         fail(f"{action.outcome}{reason}: {action.message or 'no answer'}", EXIT_FAILED)
 
 
 @group.command("list")
-def list_endpoints(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def list_endpoints(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Show the endpoints, what they bear, and how they are."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         endpoints = tangram.endpoints()
-    if output is Format.JSON:
-        sys.stdout.write(EndpointList(items=endpoints).model_dump_json(indent=1, exclude_none=True) + "\n")
+    if output is OutputFormat.JSON:
+        sys.stdout.write(EndpointListResponse(items=endpoints).model_dump_json(indent=1, exclude_none=True) + "\n")
         return
     if not endpoints:
-        say("no broker has an endpoint; TANGRAM_ENDPOINTS names them")
+        print_progress("no broker has an endpoint; TANGRAM_ENDPOINTS names them")
     for endpoint in endpoints:
-        stdout.print(_head(endpoint), markup=False)
+        stdout.print(_format_endpoint(endpoint), markup=False)
         for node in endpoint.nodes:
-            stdout.print(_line(node), markup=False)
+            stdout.print(_format_node(node), markup=False)
 
 
-def _put_out(body: OutputStream) -> None:
+def _write_body(body: OutputStream) -> None:
     """As it is; at a terminal with what cannot be shown as \\xNN, and a line's end."""
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(b64decode(body.base64) if body.base64 is not None else body.text.encode())
@@ -89,12 +89,12 @@ def _put_out(body: OutputStream) -> None:
     sys.stdout.write(body.text if body.text.endswith("\n") else f"{body.text}\n")
 
 
-def _head(endpoint: Endpoint) -> str:
+def _format_endpoint(endpoint: Endpoint) -> str:
     where = f"  {endpoint.url}" if endpoint.url is not None else ""
     return f"{endpoint.name}{where}  {', '.join(endpoint.methods)}"
 
 
-def _line(node: EndpointOnNode) -> str:
+def _format_node(node: EndpointReplica) -> str:
     rate = f"  {node.per_s:g} a second, {node.burst} at once" if node.per_s is not None else ""
     window = f", {node.window} for now" if node.window < node.concurrency else ""
     health = node.health if node.available else "not available"
@@ -104,9 +104,9 @@ def _line(node: EndpointOnNode) -> str:
     )
 
 
-def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
+def _parse_pairs(option: str, pairs: list[str] | None) -> dict[str, str]:
     found = {}
-    for each in given or ():
+    for each in pairs or ():
         name, is_pair, value = each.partition("=")
         if not is_pair or not name:
             fail(f"{option} {each}: write NAME=VALUE", EXIT_USAGE)
@@ -114,10 +114,10 @@ def _pairs(option: str, given: list[str] | None) -> dict[str, str]:
     return found
 
 
-def _lists(given: list[str] | None) -> dict[str, list[str]]:
+def _parse_query(pairs: list[str] | None) -> dict[str, list[str]]:
     """A name may come several times."""
     found: dict[str, list[str]] = {}
-    for each in given or ():
-        for name, value in _pairs("--query", [each]).items():
+    for each in pairs or ():
+        for name, value in _parse_pairs("--query", [each]).items():
             found.setdefault(name, []).append(value)
     return found

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import typer
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import Format, FormatOption, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
 from arl_tangram.cli.state import DirOption
-from arl_wire.environments import Environment, EnvironmentPage, EnvironmentState
+from arl_wire.environments import EnvironmentInfo, EnvironmentListResponse, EnvironmentState
 
 __all__ = ["register"]
 
@@ -27,16 +27,16 @@ def list_environments(
     directory: DirOption,
     task: Annotated[str | None, typer.Option(help="Of this task only.")] = None,
     state: Annotated[EnvironmentState, typer.Option(help="Which ones.")] = EnvironmentState.LIVE,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show environments, newest first."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         found = tangram.environments(task=task, state=state)
-    if output is Format.JSON:
-        sys.stdout.write(EnvironmentPage(items=found).model_dump_json(indent=1, exclude_none=True) + "\n")
+    if output is OutputFormat.JSON:
+        sys.stdout.write(EnvironmentListResponse(items=found).model_dump_json(indent=1, exclude_none=True) + "\n")
         return
     for environment in found:
-        stdout.print(_line(environment), markup=False)
+        stdout.print(_format_environment(environment), markup=False)
 
 
 @group.command("end")
@@ -44,7 +44,7 @@ def end(
     directory: DirOption, ids: Annotated[list[UUID], typer.Argument(help="As `environments list` shows them.")]
 ) -> None:
     """End environments with all that is in them, and cancel what waits for them."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         for id in ids:
             tangram.end_environment(id)
 
@@ -57,10 +57,10 @@ def files(
     recursive: Annotated[bool, typer.Option("--recursive", "-r", help="With all below.")] = False,
 ) -> None:
     """List the files in a directory of an environment."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         for entry in tangram.list_files(id, path, recursive=recursive):
-            leads = f" -> {_shown(entry.target)}" if entry.target is not None else ""
-            line = f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {_shown(entry.path)}{leads}"
+            leads = f" -> {_escape_name(entry.target)}" if entry.target is not None else ""
+            line = f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {_escape_name(entry.path)}{leads}"
             stdout.print(line, markup=False, soft_wrap=True)
 
 
@@ -72,7 +72,7 @@ def pull(
     path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
 ) -> None:
     """Copy what is in a directory of an environment, or a file of it, to here."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         tangram.download_directory(id, target, path)
 
 
@@ -84,19 +84,19 @@ def push(
     path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
 ) -> None:
     """Copy what is in a directory or an archive to a directory of an environment."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         upload = tangram.upload_directory if source.is_dir() else tangram.upload_archive
         taken = upload(id, source, path)
     stdout.print(f"{taken.members} members, {taken.bytes} bytes")
 
 
-def _line(each: Environment) -> str:
+def _format_environment(each: EnvironmentInfo) -> str:
     where = f"{each.task} {each.trajectory}  on {each.node}"
     size = f"{each.memory_mib} MiB memory  {each.disk_mib} MiB disk"
     reason = f" ({each.end_reason})" if each.end_reason else ""
     return f"{each.id}  {each.state}{reason}  {where}  {size}  last used {each.last_used_at:%Y-%m-%d %H:%M:%S}"
 
 
-def _shown(name: str) -> str:
+def _escape_name(name: str) -> str:
     """An action may have named its files for a terminal that obeys them."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)

@@ -10,12 +10,12 @@ from typing import Self
 from arl_tangram.cli.output import EXIT_FAILED, stderr
 from arl_tangram.cli.state import LocalState
 
-__all__ = ["Progress", "stay"]
+__all__ = ["StartupProgress", "run_in_foreground"]
 
-_LOOK_S = 1.0
+_POLL_INTERVAL_S = 1.0
 
 
-class Progress:
+class StartupProgress:
     """One line that says what is being done; on a terminal it moves, elsewhere each step is a line."""
 
     def __init__(self, state: LocalState) -> None:
@@ -33,10 +33,10 @@ class Progress:
     ) -> None:
         self._status.stop()
 
-    def phase(self, *, of: int) -> str:
+    def show_phase(self, *, pid: int) -> str:
         """The present phase of the supervisor with this pid, shown as a side effect."""
         seen = self._state.processes()
-        if not seen or seen["supervisor"]["pid"] != of:
+        if not seen or seen["supervisor"]["pid"] != pid:
             return "starting"
         if (message := seen["message"] or seen["phase"]) != self._shown and seen["phase"] == "starting":
             self._shown = message
@@ -47,19 +47,19 @@ class Progress:
         return str(seen["phase"])
 
 
-def stay(state: LocalState, supervisor: subprocess.Popen[bytes]) -> int:
+def run_in_foreground(state: LocalState, supervisor: subprocess.Popen[bytes]) -> int:
     """Keep the system up until Ctrl-C, SIGTERM or SIGHUP, then drain it; the exit code says whether that went well.
 
     The supervisor also drains when we are killed: it sees the end of its standard input.
     """
     stderr.print("Ctrl-C stops it")
     restarts: dict[str, int] = {}
-    with _stop_signals_passed_to(supervisor):
+    with _forward_stop_signals(supervisor):
         while True:
             try:
-                code = supervisor.wait(_LOOK_S)
+                code = supervisor.wait(_POLL_INTERVAL_S)
             except subprocess.TimeoutExpired:
-                _tell_restarts(state, restarts)
+                _report_restarts(state, restarts)
                 continue
             break
     if code != 0:
@@ -70,7 +70,7 @@ def stay(state: LocalState, supervisor: subprocess.Popen[bytes]) -> int:
 
 
 @contextmanager
-def _stop_signals_passed_to(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
+def _forward_stop_signals(supervisor: subprocess.Popen[bytes]) -> Iterator[None]:
     def stop(number: int, frame: object) -> None:
         stderr.print("draining")
         supervisor.terminate()
@@ -84,8 +84,8 @@ def _stop_signals_passed_to(supervisor: subprocess.Popen[bytes]) -> Iterator[Non
             signal.signal(number, handler)
 
 
-def _tell_restarts(state: LocalState, told: dict[str, int]) -> None:
+def _report_restarts(state: LocalState, reported: dict[str, int]) -> None:
     for name, process in state.processes().get("processes", {}).items():
-        if process["restarts"] > told.get(name, 0):
-            told[name] = process["restarts"]
+        if process["restarts"] > reported.get(name, 0):
+            reported[name] = process["restarts"]
             stderr.print(f"{name} ended ({process['last_exit']}); started again", markup=False)

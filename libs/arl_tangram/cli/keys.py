@@ -7,10 +7,10 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel, ValidationError
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, stderr, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, stderr, stdout
 from arl_tangram.cli.state import DirOption
-from arl_wire.keys import CreateKey, Key, KeyList
+from arl_wire.keys import ApiKey, CreateKeyRequest, KeyListResponse
 
 __all__ = ["register"]
 
@@ -35,7 +35,7 @@ def create(
         ),
     ] = None,
     expires_days: Annotated[int | None, typer.Option(min=1, max=3650, help="Without it: never.")] = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Make a key and show it, this once. A new project takes a key with `admin:*` of the project `default`."""
     wanted = {
@@ -44,47 +44,49 @@ def create(
         "expires_in_s": expires_days * DAY_S if expires_days is not None else None,
     }
     try:
-        request = CreateKey.model_validate(wanted)
+        request = CreateKeyRequest.model_validate(wanted)
     except ValidationError as error:
         problem = error.errors(include_url=False, include_input=False)[0]
         fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", EXIT_USAGE)
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         created = tangram.create_key(request)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         _print_json(created)
     else:
         sys.stdout.write(created.key + "\n")
-        stderr.print(f"{_line(created)}; it is not shown again", markup=False)
+        stderr.print(f"{_format_key(created)}; it is not shown again", markup=False)
 
 
 @group.command("list")
-def list_keys(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def list_keys(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Show the keys of our project, newest first."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         keys = tangram.keys()
-    if output is Format.JSON:
-        _print_json(KeyList(items=keys))
+    if output is OutputFormat.JSON:
+        _print_json(KeyListResponse(items=keys))
         return
     for key in keys:
-        stdout.print(_line(key), markup=False)
+        stdout.print(_format_key(key), markup=False)
 
 
 @group.command()
 def revoke(
     directory: DirOption,
     key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As `keys list` shows it.")],
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """End a key, for ever."""
-    with connected(directory) as tangram:
-        revoked = tangram.revoke_key(int(key) if key.isascii() and key.isdigit() else _id_of(key, tangram.keys()))
-    if output is Format.JSON:
+    with connected_client(directory) as tangram:
+        revoked = tangram.revoke_key(
+            int(key) if key.isascii() and key.isdigit() else _resolve_key_id(key, tangram.keys())
+        )
+    if output is OutputFormat.JSON:
         _print_json(revoked)
     else:
-        stdout.print(_line(revoked), markup=False)
+        stdout.print(_format_key(revoked), markup=False)
 
 
-def _id_of(prefix: str, keys: list[Key]) -> int:
+def _resolve_key_id(prefix: str, keys: list[ApiKey]) -> int:
     """The live key that begins so, or else the revoked one."""
     found = [key for key in keys if key.prefix == prefix]
     chosen = [key for key in found if key.revoked_at is None] or found
@@ -95,7 +97,7 @@ def _id_of(prefix: str, keys: list[Key]) -> int:
     return chosen[0].id
 
 
-def _line(key: Key) -> str:
+def _format_key(key: ApiKey) -> str:
     ends = f"  expires {key.expires_at:%Y-%m-%d %H:%M} UTC" if key.expires_at is not None else ""
     if key.revoked_at is not None:
         ends = f"  revoked {key.revoked_at:%Y-%m-%d %H:%M} UTC"

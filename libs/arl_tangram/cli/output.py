@@ -14,12 +14,12 @@ __all__ = [
     "EXIT_NOT_RUNNING",
     "EXIT_NO_SANDBOX",
     "EXIT_USAGE",
-    "Format",
+    "OutputFormat",
     "FormatOption",
     "JsonOption",
     "fail",
     "print_json",
-    "say",
+    "print_progress",
     "stderr",
     "stdout",
 ]
@@ -35,14 +35,14 @@ stdout = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatt
 stderr = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
-class Format(StrEnum):
+class OutputFormat(StrEnum):
     """For people, or for programs."""
 
     TEXT = "text"
     JSON = "json"
 
 
-FormatOption = Annotated[Format, typer.Option("-o", "--output", help="Output format.")]
+FormatOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
 
 
@@ -58,6 +58,6 @@ def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     raise typer.Exit(code)
 
 
-def say(line: str) -> None:
+def print_progress(line: str) -> None:
     """How far it is, on standard error."""
     stderr.print(line, markup=False)

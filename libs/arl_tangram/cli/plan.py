@@ -7,12 +7,12 @@ import typer
 from pydantic import ValidationError
 from rich.table import Table
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, stdout
 from arl_tangram.cli.state import DirOption
-from arl_wire.plans import CapacityPlan, PlanForecast, PlanQuestion
+from arl_wire.plans import CapacityForecast, CapacityPlan, CapacityPlanQuery
 
-__all__ = ["register", "table_of"]
+__all__ = ["register", "capacity_table"]
 
 
 def register(app: typer.Typer) -> None:
@@ -30,11 +30,11 @@ def plan(
     cpu_max: Annotated[float | None, typer.Option(help="Cores that each of them can use.")] = None,
     memory_mib: Annotated[int, typer.Option(help="Memory of each.")] = 512,
     seconds: Annotated[float, typer.Option(help="How long each takes on --cpu cores.")] = 1.0,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Say how long what waits now would wait with other nodes or more actions. Needs a key with `admin:read`."""
     try:
-        question = PlanQuestion(
+        question = CapacityPlanQuery(
             cores=cores,
             add_nodes=add_nodes,
             without=without or [],
@@ -45,48 +45,58 @@ def plan(
             seconds=seconds,
         )
     except ValidationError as error:
-        said = (f"{_option(each['loc'])}{each['msg'].removeprefix('Value error, ')}" for each in error.errors())
+        said = (f"{_option_name(each['loc'])}{each['msg'].removeprefix('Value error, ')}" for each in error.errors())
         fail("; ".join(said), EXIT_USAGE)
-    with connected(directory) as tangram:
-        found = tangram.plan(question)
-    if output is Format.JSON:
+    with connected_client(directory) as tangram:
+        found = tangram.plan_capacity(question)
+    if output is OutputFormat.JSON:
         sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
     else:
-        stdout.print(table_of(found))
+        stdout.print(capacity_table(found))
 
 
-def table_of(found: CapacityPlan) -> Table:
+def capacity_table(plan: CapacityPlan) -> Table:
     """A line for each figure, a column for each forecast."""
-    forecasts = [found.as_is] if found.changed is None else [found.as_is, found.changed]
+    forecasts = [plan.as_is] if plan.changed is None else [plan.as_is, plan.changed]
     table = Table(box=None, pad_edge=False)
     for heading in ("", "as it is", "changed")[: 1 + len(forecasts)]:
         table.add_column(heading, justify="right" if heading else "left")
-    for name, figures in zip(_NAMES, zip(*map(_figures, forecasts), strict=True), strict=True):
+    for name, figures in zip(_ROW_NAMES, zip(*map(_format_forecast, forecasts), strict=True), strict=True):
         table.add_row(name, *figures)
     return table
 
 
-_NAMES = ("nodes", "cores", "waiting", "simulated", "start now", "start at all", "mean wait", "p90 wait", "drained in")
+_ROW_NAMES = (
+    "nodes",
+    "cores",
+    "waiting",
+    "simulated",
+    "start now",
+    "start at all",
+    "mean wait",
+    "p90 wait",
+    "drained in",
+)
 
 
-def _figures(found: PlanForecast) -> tuple[str, ...]:
-    least = "" if found.complete else "at least "
+def _format_forecast(forecast: CapacityForecast) -> tuple[str, ...]:
+    least = "" if forecast.complete else "at least "
     return (
-        str(found.nodes),
-        f"{found.cpu_milli / 1000:g}",
-        str(found.waiting),
-        str(found.simulated),
-        str(found.starts_now),
-        f"{least}{found.started}",
-        _seconds(found.mean_wait_s),
-        _seconds(found.p90_wait_s),
-        _seconds(found.drained_s),
+        str(forecast.nodes),
+        f"{forecast.cpu_milli / 1000:g}",
+        str(forecast.waiting),
+        str(forecast.simulated),
+        str(forecast.starts_now),
+        f"{least}{forecast.started}",
+        _format_seconds(forecast.mean_wait_s),
+        _format_seconds(forecast.p90_wait_s),
+        _format_seconds(forecast.drained_s),
     )
 
 
-def _seconds(seconds: float | None) -> str:
+def _format_seconds(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds is not None else "-"
 
 
-def _option(place: tuple[int | str, ...]) -> str:
-    return f"--{str(place[0]).replace('_', '-')}: " if place else ""
+def _option_name(location: tuple[int | str, ...]) -> str:
+    return f"--{str(location[0]).replace('_', '-')}: " if location else ""

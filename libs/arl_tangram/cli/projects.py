@@ -6,10 +6,10 @@ from typing import Annotated
 import typer
 from pydantic import BaseModel
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import Format, FormatOption, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
 from arl_tangram.cli.state import DirOption
-from arl_wire.projects import Project, ProjectList
+from arl_wire.projects import Project, ProjectListResponse
 
 __all__ = ["register"]
 
@@ -22,34 +22,34 @@ def register(app: typer.Typer) -> None:
 
 
 @group.command("list")
-def list_projects(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def list_projects(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Show the projects: all of them with a key of project `default`, ours with any other."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         projects = tangram.projects()
-    if output is Format.JSON:
-        _print_json(ProjectList(items=projects))
+    if output is OutputFormat.JSON:
+        _print_json(ProjectListResponse(items=projects))
         return
     for project in projects:
-        stdout.print(_line(project), markup=False)
+        stdout.print(_format_project(project), markup=False)
 
 
 @group.command("weight")
-def weigh_project(
+def set_project_weight(
     directory: DirOption,
     name: Annotated[str, typer.Argument(help="As `projects list` shows it.")],
     weight: Annotated[float, typer.Argument(min=0.01, max=100, help="Twice the weight, twice the share.")],
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Give a project its share beside the others, for when they want more than there is."""
-    with connected(directory) as tangram:
-        project = tangram.weigh_project(name, weight)
-    if output is Format.JSON:
+    with connected_client(directory) as tangram:
+        project = tangram.set_project_weight(name, weight)
+    if output is OutputFormat.JSON:
         _print_json(project)
     else:
-        stdout.print(_line(project), markup=False)
+        stdout.print(_format_project(project), markup=False)
 
 
-def _line(project: Project) -> str:
+def _format_project(project: Project) -> str:
     return f"{project.name}  weight {project.weight:g}"
 
 

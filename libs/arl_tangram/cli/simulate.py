@@ -7,18 +7,18 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_USAGE, Format, FormatOption, fail, print_json, stderr, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption
 
 if TYPE_CHECKING:
-    from arl_sim.results import Result
-    from arl_sim.workload import Workload
+    from arl_sim.results import SimResult
+    from arl_sim.workload import SimWorkload
 
 __all__ = ["register"]
 
 
-class Policy(StrEnum):
+class PolicyChoice(StrEnum):
     """As `TANGRAM_POLICY` names them."""
 
     SPAR = "spar"
@@ -29,7 +29,7 @@ class Policy(StrEnum):
     OVERCOMMITTED = "overcommitted"
 
 
-class Generated(StrEnum):
+class WorkloadChoice(StrEnum):
     """Workloads that nobody has to record."""
 
     PROTOTYPE = "prototype"
@@ -53,16 +53,16 @@ def record(
 ) -> None:
     """Write down the actions that ran, for `tangram simulate`."""
     try:
-        from arl_sim.trace import lines_of
-        from arl_tangram.recording import recorded
+        from arl_sim.trace import trace_lines
+        from arl_tangram.recording import record_actions
     except ModuleNotFoundError as missing:
-        _lacks(missing)
-    with connected(directory) as tangram:
+        _fail_missing_package(missing)
+    with connected_client(directory) as tangram:
         settled = tangram.list(task=task, state="settled")
-        actions = list(recorded(action for _, action in zip(range(limit), settled, strict=False)))
+        actions = list(record_actions(action for _, action in zip(range(limit), settled, strict=False)))
     actions.sort(key=lambda action: action.submitted_s)
     try:
-        file.write_text("".join(line + "\n" for line in lines_of(actions)))
+        file.write_text("".join(line + "\n" for line in trace_lines(actions)))
     except OSError as error:
         fail(f"{file}: {error.strerror}")
     stdout.print(f"{len(actions)} actions in {file}", markup=False)
@@ -70,9 +70,9 @@ def record(
 
 def simulate(
     file: Annotated[Path | None, typer.Argument(help="A trace of `tangram record`.")] = None,
-    workload: Annotated[Generated | None, typer.Option(help="Instead of a trace.")] = None,
+    workload: Annotated[WorkloadChoice | None, typer.Option(help="Instead of a trace.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of a generated workload.")] = 0,
-    policy: Annotated[list[Policy] | None, typer.Option(help="May be given again.")] = None,
+    policy: Annotated[list[PolicyChoice] | None, typer.Option(help="May be given again.")] = None,
     nodes: Annotated[int, typer.Option(min=1, help="Nodes with cores.")] = 1,
     cores: Annotated[int, typer.Option(min=1, help="Of each node.")] = 64,
     gpus: Annotated[int, typer.Option(min=0, help="Devices in all, on nodes of 8.")] = 48,
@@ -80,71 +80,71 @@ def simulate(
     pod_cores: Annotated[int, typer.Option(min=1, help="Of a pod, where the policy gives pods.")] = 4,
     shared: Annotated[bool, typer.Option("--shared", help="Reward services keep devices and batch.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw into this file, .svg and .png.")] = None,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """What would become of a workload on these nodes: completion times, the step, how busy the hardware is."""
     try:
         from arl_sim import sizing
-        from arl_sim.results import statistics_of
+        from arl_sim.results import compute_statistics
     except ModuleNotFoundError as missing:
-        _lacks(missing)
-    hardware = sizing.Hardware(nodes=nodes, cores=cores, gpus=gpus, calls=calls, pod_cores=pod_cores, shared=shared)
-    load = _workload(file, workload, seed)
-    results: dict[str, Result] = {}
-    for name in policy or [Policy.SPAR_M]:
+        _fail_missing_package(missing)
+    hardware = sizing.SimHardware(nodes=nodes, cores=cores, gpus=gpus, calls=calls, pod_cores=pod_cores, shared=shared)
+    load = _load_workload(file, workload, seed)
+    results: dict[str, SimResult] = {}
+    for name in policy or [PolicyChoice.SPAR_M]:
         try:
             results[name] = sizing.simulate(load, name, hardware)
-        except sizing.DoesNotFit as error:
+        except sizing.DoesNotFitError as error:
             fail(str(error), EXIT_USAGE)
-    found = {name: asdict(statistics_of(result)) for name, result in results.items()}
-    if output is Format.JSON:
+    found = {name: asdict(compute_statistics(result)) for name, result in results.items()}
+    if output is OutputFormat.JSON:
         print_json({"hardware": asdict(hardware), "policies": found})
     else:
         _print_table(found)
     if plot is not None:
-        _draw(results, plot)
+        _draw_plot(results, plot)
 
 
-def _workload(file: Path | None, generated: Generated | None, seed: int) -> "Workload":
-    from arl_sim.sizing import generate
-    from arl_sim.trace import TraceError, read_trace, workload_of
+def _load_workload(file: Path | None, generated: WorkloadChoice | None, seed: int) -> "SimWorkload":
+    from arl_sim.sizing import generate_workload
+    from arl_sim.trace import TraceError, read_trace, to_workload
 
     if (file is None) == (generated is None):
         fail("give a trace or --workload, and not both", EXIT_USAGE)
     if generated is not None:
-        return generate(generated, seed)
+        return generate_workload(generated, seed)
     assert file is not None
     try:
         with file.open() as lines:
-            return workload_of(read_trace(lines))
+            return to_workload(read_trace(lines))
     except (OSError, UnicodeDecodeError) as error:
         fail(f"{file}: {error}", EXIT_USAGE)
     except TraceError as error:
         fail(f"{file}: {error}", EXIT_USAGE)
 
 
-def _print_table(found: dict[str, dict[str, float]]) -> None:
+def _print_table(statistics: dict[str, dict[str, float]]) -> None:
     shown = ("act", "p50", "p99", "queue", "step")
     stdout.print(
         f"{'policy':14}" + "".join(f"{name + ' s':>9}" for name in shown) + "  cores  devices busy", markup=False
     )
-    for policy, figures in found.items():
+    for policy, figures in statistics.items():
         times = "".join(f"{figures[name]:9.2f}" for name in shown)
         stdout.print(f"{policy:14}{times}  {figures['cpu_busy']:5.0%}  {figures['gpu_busy']:7.0%}", markup=False)
 
 
-def _draw(results: "dict[str, Result]", plot: Path) -> None:
+def _draw_plot(results: "dict[str, SimResult]", plot: Path) -> None:
     try:
-        from arl_tangram.bench.pictures import draw
+        from arl_tangram.bench.pictures import draw_simulation
     except ModuleNotFoundError:
         stderr.print("no picture: matplotlib is not installed (pip install 'arl-tangram[plot]')", markup=False)
         return
     try:
-        for path in draw(results, plot):
+        for path in draw_simulation(results, plot):
             stderr.print(f"drawn in {path}", markup=False)
     except OSError as error:
         fail(f"{plot}: {error.strerror}")
 
 
-def _lacks(missing: ModuleNotFoundError) -> NoReturn:
+def _fail_missing_package(missing: ModuleNotFoundError) -> NoReturn:
     fail(f"{missing.name} is not installed; `pip install 'arl-tangram[server]'` brings it")

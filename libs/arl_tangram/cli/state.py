@@ -31,15 +31,15 @@ class LocalState:
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
 
-    def supervisor(self) -> int | None:
+    def supervisor_pid(self) -> int | None:
         """The pid of whoever keeps the system up; None when it is down. The lock says so, not the pid."""
-        return self._holder() if is_up(self.directory) else None
+        return self._lock_holder_pid() if is_up(self.directory) else None
 
     def processes(self) -> dict[str, Any]:
         """`processes.json`: supervisor, phase, message, processes. Of an earlier run when the system is down."""
         return _read_json(self.directory / "processes.json")
 
-    def endpoints(self) -> dict[str, str]:
+    def service_urls(self) -> dict[str, str]:
         """The address of each service at the last start."""
         return _read_json(self.directory / "endpoints.json")
 
@@ -54,9 +54,9 @@ class LocalState:
         """The log file of each process, by its name."""
         return {path.stem: path for path in sorted((self.directory / "logs").glob("*.log"))}
 
-    def ask_to_stop(self) -> None:
+    def request_stop(self) -> None:
         """Ask the supervisor to drain. It is certain to be the supervisor, however old its pid."""
-        pid = self.supervisor()
+        pid = self.supervisor_pid()
         if pid is None:
             return
         try:
@@ -64,12 +64,12 @@ class LocalState:
         except ProcessLookupError:
             return
         try:
-            if self.supervisor() == pid:
+            if self.supervisor_pid() == pid:
                 signal.pidfd_send_signal(pidfd, signal.SIGTERM)
         finally:
             os.close(pidfd)
 
-    def _holder(self) -> int | None:
+    def _lock_holder_pid(self) -> int | None:
         """The holder writes its pid right after it took the lock."""
         for _ in range(100):
             written = (self.directory / "lock").read_text()

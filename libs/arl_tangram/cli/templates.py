@@ -13,15 +13,15 @@ from typing import Annotated, Any
 
 import typer
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, Format, FormatOption, fail, print_json, stderr, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_json, stderr, stdout
 from arl_tangram.cli.state import DirOption, LocalState
-from arl_wire.nodes import Node
+from arl_wire.nodes import NodeInfo
 
 __all__ = ["register"]
 
-SEEN_WITHIN_S = 20.0
-LOOK_AGAIN_S = 0.25
+LISTING_TIMEOUT_S = 20.0
+LISTING_POLL_S = 0.25
 
 group = typer.Typer(no_args_is_help=True, help="What environments on this machine can begin with, besides `host`.")
 
@@ -41,15 +41,15 @@ def import_template(
     name: Annotated[str, typer.Option(help="What actions call it.")],
     max_mib: Annotated[int, typer.Option(min=1, help="Refuse what unpacks to more.")] = 32 << 10,
     max_members: Annotated[int, typer.Option(min=1, help="Refuse what has more files.")] = 2_000_000,
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Unpack an image on this machine; environments made from now on can begin with it."""
-    (made,) = _ask(directory, "import", str(path.absolute()), name, str(max_mib), str(max_members))
-    seen = _wait_until_seen(directory, made)
-    if output is Format.JSON:
+    (made,) = _run_template_store(directory, "import", str(path.absolute()), name, str(max_mib), str(max_members))
+    seen = _wait_until_listed(directory, made)
+    if output is OutputFormat.JSON:
         print_json({**made, "usable": seen})
         return
-    stdout.print(_line(made), markup=False)
+    stdout.print(_format_template(made), markup=False)
     if made["left_out"]:
         stderr.print(f"{made['left_out']} devices and pipes of it were left out")
     if not seen:
@@ -57,32 +57,32 @@ def import_template(
 
 
 @group.command("list")
-def list_templates(directory: DirOption, output: FormatOption = Format.TEXT) -> None:
+def list_templates(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Show what was imported on this machine. `tangram doctor` shows it for every node."""
-    found = _ask(directory, "list")
-    if output is Format.JSON:
+    found = _run_template_store(directory, "list")
+    if output is OutputFormat.JSON:
         print_json(found)
         return
     for template in found:
-        stdout.print(_line(template), markup=False)
+        stdout.print(_format_template(template), markup=False)
 
 
 @group.command("rm")
 def remove(
     directory: DirOption,
     name: Annotated[str, typer.Argument(help="As `templates list` shows it.")],
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Remove a template and the layers that only it has. Refused while an environment lives that began with it."""
-    removed = _ask(directory, "rm", name)
+    removed = _run_template_store(directory, "rm", name)
     # One whose record could not be read has nothing more to show.
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         print_json(removed[0] if removed else {"name": name})
     else:
-        stdout.print(f"removed {_line(removed[0]) if removed else name}", markup=False)
+        stdout.print(f"removed {_format_template(removed[0]) if removed else name}", markup=False)
 
 
-def _ask(directory: Path, *arguments: str) -> list[dict[str, Any]]:
+def _run_template_store(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     if importlib.util.find_spec("arl_cpu") is None:
         fail("templates belong to a node; install arl-tangram[server] there", EXIT_USAGE)
     store = os.environ.get("TANGRAM_TEMPLATES_DIR") or str(directory.absolute() / "templates")
@@ -96,24 +96,26 @@ def _ask(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     return found
 
 
-def _wait_until_seen(directory: Path, made: dict[str, Any]) -> bool:
+def _wait_until_listed(directory: Path, template: dict[str, Any]) -> bool:
     """The node looks from time to time; False where no system is up here."""
-    if LocalState(directory).supervisor() is None:
+    if LocalState(directory).supervisor_pid() is None:
         return False
-    deadline = time.monotonic() + SEEN_WITHIN_S
-    with connected(directory) as tangram:
-        while not _is_listed(tangram.nodes().items, made):
+    deadline = time.monotonic() + LISTING_TIMEOUT_S
+    with connected_client(directory) as tangram:
+        while not _is_listed(tangram.nodes().items, template):
             if time.monotonic() > deadline:
                 return False
-            time.sleep(LOOK_AGAIN_S)
+            time.sleep(LISTING_POLL_S)
     return True
 
 
-def _is_listed(nodes: Sequence[Node], made: dict[str, Any]) -> bool:
+def _is_listed(nodes: Sequence[NodeInfo], template: dict[str, Any]) -> bool:
     ours = [node for node in nodes if node.name == socket.gethostname()]
-    return any((made["name"], made["digest"]) == (each.name, each.digest) for node in ours for each in node.templates)
+    return any(
+        (template["name"], template["digest"]) == (each.name, each.digest) for node in ours for each in node.templates
+    )
 
 
-def _line(template: dict[str, Any]) -> str:
+def _format_template(template: dict[str, Any]) -> str:
     size = f"{template['bytes'] / (1 << 20):.1f} MiB in {len(template['layers'])} layers"
     return f"{template['name']}  {template['digest'][:19]}  {size}  from {template['source']}"

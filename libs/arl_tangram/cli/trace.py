@@ -8,14 +8,14 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from arl_tangram.cli.actions import connected
-from arl_tangram.cli.output import Format, FormatOption, stdout
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
 from arl_tangram.cli.state import DirOption
 from arl_wire.traces import ActionTrace, TraceSpan
 
 __all__ = ["register"]
 
-BAR = 40
+BAR_COLUMNS = 40
 """Columns of the longest bar."""
 COLOURS = {
     "queue wait": "yellow",
@@ -30,7 +30,7 @@ COLOURS = {
     "request": "bright_green",
     "settle": "cyan",
 }
-ABOUT = ("tangram.node", "tangram.service", "tangram.engine")
+SHOWN_ATTRIBUTES = ("tangram.node", "tangram.service", "tangram.engine")
 
 
 def register(app: typer.Typer) -> None:
@@ -41,12 +41,12 @@ def register(app: typer.Typer) -> None:
 def trace(
     directory: DirOption,
     id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
-    output: FormatOption = Format.TEXT,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show where an action's time went: its waiting, every attempt, its run."""
-    with connected(directory) as tangram:
+    with connected_client(directory) as tangram:
         found = tangram.trace(id)
-    if output is Format.JSON:
+    if output is OutputFormat.JSON:
         sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
     else:
         stdout.print(_waterfall(found))
@@ -60,7 +60,7 @@ def _waterfall(trace: ActionTrace) -> Table:
     for span in trace.spans:
         takes = f"{span.duration_ms:.3f}" if span.duration_ms is not None else "…"
         attempt = str(span.attempt) if span.attempt is not None else ""
-        about = " ".join(filter(None, (*(span.attributes.get(name) for name in ABOUT), span.error)))
+        about = " ".join(filter(None, (*(span.attributes.get(name) for name in SHOWN_ATTRIBUTES), span.error)))
         name = "  " * depths[span.span_id] + span.name
         table.add_row(name, attempt, f"{span.offset_ms:.3f}", takes, _bar(span, whole_ms), Text(about))
     return table
@@ -76,8 +76,8 @@ def _depths(trace: ActionTrace) -> dict[str, int]:
 
 def _bar(span: TraceSpan, whole_ms: float) -> Text:
     """Open spans reach to the end; what is too short to be seen is a thin line."""
-    scale = BAR / whole_ms if whole_ms > 0 else 0.0
-    begin = min(BAR - 1, int(span.offset_ms * scale))
-    long = span.duration_ms * scale if span.duration_ms is not None else float(BAR - begin)
-    bar = "█" * max(1, min(BAR - begin, round(long))) if long >= 0.5 else "▏"
+    scale = BAR_COLUMNS / whole_ms if whole_ms > 0 else 0.0
+    begin = min(BAR_COLUMNS - 1, int(span.offset_ms * scale))
+    long = span.duration_ms * scale if span.duration_ms is not None else float(BAR_COLUMNS - begin)
+    bar = "█" * max(1, min(BAR_COLUMNS - begin, round(long))) if long >= 0.5 else "▏"
     return Text(" " * begin + bar, style="red" if span.error else COLOURS.get(span.name, ""))

@@ -8,30 +8,30 @@ from pathlib import Path
 import matplotlib
 
 from arl_tangram.demo.policies import PolicyRun
-from arl_tangram.demo.rollout import Rollout
+from arl_tangram.demo.rollout import DemoRollout
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
 
-__all__ = ["draw"]
+__all__ = ["draw_policies"]
 
 COLUMNS = 400
 """Moments of a band at which is looked who has what."""
-HELD_ALPHA = 0.28
+RESERVED_ALPHA = 0.28
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _DrawnShare:
     """A trajectory's part of the cores at one moment."""
 
     trajectory: int
     low: float
     height: float
-    computes: bool
+    is_running: bool
 
 
-def draw(runs: Sequence[PolicyRun], stem: Path) -> list[Path]:
+def draw_policies(runs: Sequence[PolicyRun], stem: Path) -> list[Path]:
     """Write `stem`.svg and `stem`.png; solid where an action runs, pale where a pod only holds its cores."""
     longest = max(run.wall_s for run in runs)
     figure, bands = pyplot.subplots(
@@ -55,13 +55,13 @@ def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
     title = f"{run.policy}{pods}: mean ACT {mean_s:.2f} s, step {run.wall_s:.0f} s"
     band.set_title(title, loc="left", fontsize=10)
     colours = pyplot.get_cmap("turbo")
-    for piece, start, end in _merged(run):
+    for piece, start, end in _merge_shares(run):
         colour = colours(((piece.trajectory * 29) % len(run.rollouts)) / max(1, len(run.rollouts) - 1))
         band.broken_barh(
             [(start, end - start)],
             (piece.low, piece.height),
             color=colour,
-            alpha=1.0 if piece.computes else HELD_ALPHA,
+            alpha=1.0 if piece.is_running else RESERVED_ALPHA,
             linewidth=0,
         )
     band.set_xlim(0, longest)
@@ -71,16 +71,16 @@ def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
         band.spines[side].set_visible(False)
 
 
-def _merged(run: PolicyRun) -> list[tuple[_Piece, float, float]]:
+def _merge_shares(run: PolicyRun) -> list[tuple[_DrawnShare, float, float]]:
     """Pieces with their begin and end: what is alike at neighbouring moments is one."""
     if not run.actions:
         return []
     begin = min(action.created_at for action in run.actions)
     step = run.wall_s / COLUMNS
-    found: list[tuple[_Piece, float, float]] = []
-    open_: dict[_Piece, float] = {}
+    found: list[tuple[_DrawnShare, float, float]] = []
+    open_: dict[_DrawnShare, float] = {}
     for column in range(COLUMNS + 1):
-        now = set(_pieces(run, begin, (column + 0.5) * step)) if column < COLUMNS else set()
+        now = set(_core_shares(run, begin, (column + 0.5) * step)) if column < COLUMNS else set()
         for piece in [piece for piece in open_ if piece not in now]:
             found.append((piece, open_.pop(piece), column * step))
         for piece in now:
@@ -88,43 +88,43 @@ def _merged(run: PolicyRun) -> list[tuple[_Piece, float, float]]:
     return found
 
 
-def _pieces(run: PolicyRun, begin: datetime, at_s: float) -> list[_Piece]:
+def _core_shares(run: PolicyRun, begin: datetime, at_s: float) -> list[_DrawnShare]:
     """Who has what at one moment. Where more is promised than there is, the kernel shares it among those that run."""
     shares = [
         (number, cores, computes)
         for number, rollout in enumerate(run.rollouts)
-        if (cores := _cores_at(run, rollout, begin, at_s, computes := _computes(rollout, begin, at_s))) > 0
+        if (cores := _cores_at(run, rollout, begin, at_s, computes := _is_running(rollout, begin, at_s))) > 0
     ]
     total = sum(cores for _, cores, _ in shares)
     scale = min(1.0, run.cores / total) if total else 1.0
     pieces, low = [], 0.0
     for number, cores, computes in shares:
-        pieces.append(_Piece(number, round(low, 4), round(cores * scale, 4), computes))
+        pieces.append(_DrawnShare(number, round(low, 4), round(cores * scale, 4), computes))
         low += cores * scale
     return pieces
 
 
-def _cores_at(run: PolicyRun, rollout: Rollout, begin: datetime, at_s: float, computes: bool) -> float:
+def _cores_at(run: PolicyRun, rollout: DemoRollout, begin: datetime, at_s: float, computes: bool) -> float:
     if run.pod_cores is None or run.policy == "overcommitted":
         return max(_running_cores(rollout, begin, at_s), default=0.0)
-    granted = [_seconds(action.granted_at, begin) for action in rollout.actions if action.granted_at]
-    ended = [_seconds(action.settled_at, begin) for action in rollout.actions if action.settled_at]
+    granted = [_seconds_since(action.granted_at, begin) for action in rollout.actions if action.granted_at]
+    ended = [_seconds_since(action.settled_at, begin) for action in rollout.actions if action.settled_at]
     return run.pod_cores if granted and ended and min(granted) <= at_s < max(ended) else 0.0
 
 
-def _computes(rollout: Rollout, begin: datetime, at_s: float) -> bool:
+def _is_running(rollout: DemoRollout, begin: datetime, at_s: float) -> bool:
     return bool(_running_cores(rollout, begin, at_s))
 
 
-def _running_cores(rollout: Rollout, begin: datetime, at_s: float) -> list[float]:
+def _running_cores(rollout: DemoRollout, begin: datetime, at_s: float) -> list[float]:
     return [
         (action.amounts or {}).get("cpu_milli", 0) / 1000
         for action in rollout.actions
         if action.started_at
         and action.settled_at
-        and _seconds(action.started_at, begin) <= at_s < _seconds(action.settled_at, begin)
+        and _seconds_since(action.started_at, begin) <= at_s < _seconds_since(action.settled_at, begin)
     ]
 
 
-def _seconds(moment: datetime | None, begin: datetime) -> float:
+def _seconds_since(moment: datetime | None, begin: datetime) -> float:
     return (moment - begin).total_seconds() if moment is not None else 0.0

@@ -7,10 +7,10 @@ from itertools import pairwise
 from statistics import fmean, quantiles
 from typing import Any
 
-from arl_tangram.bench.own_system import own_system
-from arl_tangram.demo.attempts import Plan
-from arl_tangram.demo.rollout import TEST_CORES, Rollout
-from arl_tangram.demo.run import at_once, run_demo
+from arl_tangram.bench.own_system import bench_system
+from arl_tangram.demo.attempts import TrajectoryPlan
+from arl_tangram.demo.rollout import TEST_CORES, DemoRollout
+from arl_tangram.demo.run import max_concurrent_trajectories, run_demo
 from arl_wire.actions import Action
 
 __all__ = [
@@ -20,16 +20,16 @@ __all__ = [
     "STATIC",
     "TANGRAM",
     "PolicyRun",
-    "figures_of_policies",
+    "policy_figures",
     "pod_cores_of",
     "run_policy",
-    "samples_of_policies",
+    "policy_samples",
     "settings_of",
 ]
 
 TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "fcfs", "static", "shrunk", "overcommitted"
 POLICIES = (TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED)
-SMALLEST_MILLI = 10
+MIN_POD_CPU_MILLI = 10
 """Of a pod; with more trajectories than fit so, some wait."""
 
 
@@ -38,7 +38,7 @@ class PolicyRun:
     """What became of all rollouts under one policy."""
 
     policy: str
-    rollouts: tuple[Rollout, ...]
+    rollouts: tuple[DemoRollout, ...]
     wall_s: float
     cores: float
     pod_cores: float | None
@@ -63,24 +63,24 @@ class PolicyRun:
         if self.policy == OVERCOMMITTED:
             return _shared_core_s(self.actions, cores=self.cores)
         if self.pod_cores is not None:
-            return self.pod_cores * sum(_life_s(rollout) for rollout in self.rollouts)
+            return self.pod_cores * sum(_lifetime_s(rollout) for rollout in self.rollouts)
         return sum(_cores_of(action) * _granted_s(action) for action in self.actions)
 
 
 def run_policy(
     policy: str,
-    plans: Sequence[Plan],
+    plans: Sequence[TrajectoryPlan],
     *,
     cores: int,
     driver: str,
     on_action: Callable[[Action], None],
-    on_rollout: Callable[[Rollout], None],
+    on_rollout: Callable[[DemoRollout], None],
 ) -> PolicyRun:
     """Raises `Unavailable` if its system does not come up. Nothing of it is left afterwards."""
-    pod_cores = pod_cores_of(policy, cores=cores, trajectories=min(len(plans), at_once()))
-    with own_system(driver=driver, cores=cores, environment=settings_of(policy, pod_cores)) as system:
+    pod_cores = pod_cores_of(policy, cores=cores, trajectories=min(len(plans), max_concurrent_trajectories()))
+    with bench_system(driver=driver, cores=cores, environment=settings_of(policy, pod_cores)) as system:
 
-        async def go() -> tuple[list[Rollout], float]:
+        async def go() -> tuple[list[DemoRollout], float]:
             async with system.client() as client:
                 return await run_demo(client, plans, on_action=on_action, on_rollout=on_rollout)
 
@@ -88,7 +88,7 @@ def run_policy(
     return PolicyRun(policy, tuple(rollouts), wall_s, cores, pod_cores)
 
 
-def figures_of_policies(runs: Sequence[PolicyRun]) -> dict[str, float]:
+def policy_figures(runs: Sequence[PolicyRun]) -> dict[str, float]:
     """Flat, the policy's name before each: seconds, core-seconds, and how many rewards were not what code deserved."""
     figures: dict[str, float] = {}
     for run in runs:
@@ -102,10 +102,10 @@ def figures_of_policies(runs: Sequence[PolicyRun]) -> dict[str, float]:
             "overhead_mean_s": _mean(action.times.overhead_s or 0.0 for action in run.actions),
             "run_mean_s": _mean(action.times.run_s or 0.0 for action in run.actions),
             "step_s": run.wall_s,
-            "trajectory_mean_s": _mean(rollout.ended_s - rollout.began_s for rollout in run.rollouts),
+            "trajectory_mean_s": _mean(rollout.ended_s - rollout.started_s for rollout in run.rollouts),
             "reserved_core_s": run.reserved_core_s,
             "used_core_s": run.used_core_s,
-            "wrong_rewards": sum(not rollout.right for rollout in run.rollouts),
+            "wrong_rewards": sum(not rollout.is_correct for rollout in run.rollouts),
             "masked": sum(rollout.reward is None for rollout in run.rollouts),
             "pod_cores": run.pod_cores or 0.0,
             "timeouts": sum(action.outcome == "user_timeout" for action in run.actions),
@@ -114,12 +114,12 @@ def figures_of_policies(runs: Sequence[PolicyRun]) -> dict[str, float]:
     return figures
 
 
-def samples_of_policies(runs: Sequence[PolicyRun]) -> dict[str, Any]:
+def policy_samples(runs: Sequence[PolicyRun]) -> dict[str, Any]:
     """Each action's completion time in seconds, and each trajectory's, in the order of the plans."""
     return {
         run.policy: {
             "act_s": [action.times.act_s for action in run.actions],
-            "trajectory_s": [round(rollout.ended_s - rollout.began_s, 3) for rollout in run.rollouts],
+            "trajectory_s": [round(rollout.ended_s - rollout.started_s, 3) for rollout in run.rollouts],
         }
         for run in runs
     }
@@ -128,7 +128,7 @@ def samples_of_policies(runs: Sequence[PolicyRun]) -> dict[str, Any]:
 def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
     """As sized: what its tests can use. Shrunk: so that all trajectories that may live have one at the same time."""
     as_sized = min(TEST_CORES[1], float(cores))
-    shrunk = max(SMALLEST_MILLI, 1000 * cores // trajectories) / 1000
+    shrunk = max(MIN_POD_CPU_MILLI, 1000 * cores // trajectories) / 1000
     return {STATIC: as_sized, OVERCOMMITTED: as_sized, SHRUNK: min(as_sized, shrunk)}.get(policy)
 
 
@@ -162,7 +162,7 @@ def _mean(values: Iterable[float]) -> float:
     return fmean(known) if known else 0.0
 
 
-def _life_s(rollout: Rollout) -> float:
+def _lifetime_s(rollout: DemoRollout) -> float:
     """From the first grant to the end of the trajectory."""
     ran = [action for action in rollout.actions if action.kind == "exec"]
     granted = [action.granted_at for action in ran if action.granted_at is not None]

@@ -13,21 +13,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 
-from arl_core.states import Outcome
+from arl_core.states import ActionOutcome
 from arl_tangram.client import AsyncTangram
-from arl_tangram.demo.problems import Problem
+from arl_tangram.demo.problems import CodingProblem
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_tangram.rewards import score_action, scores_of
 from arl_wire.actions import Action
 
-__all__ = ["ASKED", "OWN_OUTCOMES", "Judge", "Verdict", "program_text"]
+__all__ = ["MODEL_KINDS", "CODE_OUTCOMES", "SolutionJudge", "RewardVerdict", "program_text"]
 
-OWN_OUTCOMES = frozenset({Outcome.OK, Outcome.USER_ERROR, Outcome.USER_TIMEOUT, Outcome.LIMIT_EXCEEDED})
+CODE_OUTCOMES = frozenset(
+    {ActionOutcome.OK, ActionOutcome.USER_ERROR, ActionOutcome.USER_TIMEOUT, ActionOutcome.LIMIT_EXCEEDED}
+)
 """What the code that ran has itself to thank for; anything else is ours and is masked."""
 
-ASKED = ("similarity", "relevance", "classifier")
+MODEL_KINDS = ("similarity", "relevance", "classifier")
 """Kinds of reward services whose opinion is asked: likeness to the reference, to the problem, and how good it is."""
-Actions = tuple[Action, ...]
+ActionTuple = tuple[Action, ...]
 
 SCORE_TIMEOUT_S = 10.0
 TRUSTED_TIMEOUT_S = 30.0
@@ -35,7 +37,7 @@ MAX_OUTPUT_BYTES = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class RewardVerdict:
     """`reward` None: not the candidate's fault, to be masked and never to count as 0."""
 
     reward: float | None
@@ -44,42 +46,46 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Recording:
+class CallRecording:
     """The calls that a problem's test makes, and the action that recorded them."""
 
     calls: list[object]
     action: Action
 
 
-class Judge:
+class SolutionJudge:
     def __init__(self, client: AsyncTangram, *, task: str, services: Mapping[str, str] | None = None) -> None:
         """`services`: a reward service by the name of each kind in `ASKED`; nobody asks for one that is not there."""
         self._client = client
         self._task = task
         self._services = services or {}
-        self._recorded: dict[str, asyncio.Task[Recording]] = {}
+        self._recordings: dict[str, asyncio.Task[CallRecording]] = {}
 
-    async def score(self, problem: Problem, solution: str, *, trajectory: str) -> Verdict:
+    async def score(self, problem: CodingProblem, solution: str, *, trajectory: str) -> RewardVerdict:
         """Run what was handed in, then judge what it put out."""
-        recorded, is_ours = await self._calls_of(problem, trajectory)
+        recorded, is_ours = await self._get_recording(problem, trajectory)
         calls = recorded.calls
         before = (recorded.action,) if is_ours else ()
         request = {"solution": solution, "entry_point": problem.entry_point, "calls": calls}
-        ran = await self._program("candidate", request, trajectory, timeout_s=SCORE_TIMEOUT_S, fetch=["outputs.json"])
-        if ran.outcome not in OWN_OUTCOMES:
-            return Verdict(None, f"masked: {ran.outcome} {ran.reason or ''}", (*before, ran))
-        outputs = _plain_list(fetched_files(ran).get("outputs.json"))
-        if ran.outcome is not Outcome.OK or outputs is None or len(outputs) != len(calls):
-            return Verdict(0.0, f"no outputs: {ran.outcome}", (*before, ran))
-        judged = await self._program(
+        ran = await self._run_program(
+            "candidate", request, trajectory, timeout_s=SCORE_TIMEOUT_S, fetch=["outputs.json"]
+        )
+        if ran.outcome not in CODE_OUTCOMES:
+            return RewardVerdict(None, f"masked: {ran.outcome} {ran.reason or ''}", (*before, ran))
+        outputs = _parse_outputs(fetched_files(ran).get("outputs.json"))
+        if ran.outcome is not ActionOutcome.OK or outputs is None or len(outputs) != len(calls):
+            return RewardVerdict(0.0, f"no outputs: {ran.outcome}", (*before, ran))
+        judged = await self._run_program(
             "judge",
             {"problem": problem.statement(), "calls": calls, "outputs": outputs},
             trajectory,
             timeout_s=TRUSTED_TIMEOUT_S,
         )
-        return _verdict(ran, judged, before)
+        return _to_verdict(ran, judged, before)
 
-    async def opinions(self, problem: Problem, solution: str, *, trajectory: str) -> tuple[dict[str, float], Actions]:
+    async def model_scores(
+        self, problem: CodingProblem, solution: str, *, trajectory: str
+    ) -> tuple[dict[str, float], ActionTuple]:
         """What reward models say of it, by kind: further rewards, and no verdict."""
         items = {
             "similarity": {"text": solution, "reference": problem.prompt + problem.canonical_solution},
@@ -94,29 +100,29 @@ class Judge:
         found = {
             kind: score
             for kind, action in zip(asked, actions, strict=True)
-            if action.outcome in OWN_OUTCOMES and (score := scores_of(action)[0].score) is not None
+            if action.outcome in CODE_OUTCOMES and (score := scores_of(action)[0].score) is not None
         }
         return found, tuple(actions)
 
-    async def _calls_of(self, problem: Problem, trajectory: str) -> tuple[Recording, bool]:
+    async def _get_recording(self, problem: CodingProblem, trajectory: str) -> tuple[CallRecording, bool]:
         """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next.
 
         True for who asked first.
         """
-        task = self._recorded.get(problem.task_id)
+        task = self._recordings.get(problem.task_id)
         is_first = task is None or (task.done() and task.exception() is not None)
         if task is None or is_first:
-            task = self._recorded[problem.task_id] = asyncio.create_task(self._record(problem, trajectory))
+            task = self._recordings[problem.task_id] = asyncio.create_task(self._record_calls(problem, trajectory))
         return await task, is_first
 
-    async def _record(self, problem: Problem, trajectory: str) -> Recording:
-        ran = await self._program(
+    async def _record_calls(self, problem: CodingProblem, trajectory: str) -> CallRecording:
+        ran = await self._run_program(
             "record", problem.statement(), trajectory, timeout_s=TRUSTED_TIMEOUT_S, fetch=["calls.json"]
         )
         calls: list[object] = json.loads(fetched_files(expect_ok(ran))["calls.json"])
-        return Recording(calls, ran)
+        return CallRecording(calls, ran)
 
-    async def _program(
+    async def _run_program(
         self, name: str, request: object, trajectory: str, *, timeout_s: float, fetch: list[str] | None = None
     ) -> Action:
         return await self._client.run(
@@ -137,16 +143,16 @@ class Judge:
         )
 
 
-def _verdict(ran: Action, judged: Action, before: tuple[Action, ...]) -> Verdict:
+def _to_verdict(ran: Action, judged: Action, before: tuple[Action, ...]) -> RewardVerdict:
     actions = (*before, ran, judged)
-    if judged.outcome is not Outcome.OK or judged.result is None:
+    if judged.outcome is not ActionOutcome.OK or judged.result is None:
         # Data that the judge could not even read is not an answer; trouble of ours is not a zero.
-        return Verdict(0.0 if judged.outcome in OWN_OUTCOMES else None, f"judge: {judged.outcome}", actions)
+        return RewardVerdict(0.0 if judged.outcome in CODE_OUTCOMES else None, f"judge: {judged.outcome}", actions)
     said = json.loads(judged.result.stdout.text)
-    return Verdict(1.0 if said["passed"] is True else 0.0, said["reason"], actions)
+    return RewardVerdict(1.0 if said["passed"] is True else 0.0, said["reason"], actions)
 
 
-def _plain_list(content: bytes | None) -> list[object] | None:
+def _parse_outputs(content: bytes | None) -> list[object] | None:
     """A JSON list of objects, or None: what untrusted code wrote is taken for nothing else, nor for too much."""
     try:
         value = json.loads(content) if content and len(content) <= MAX_OUTPUT_BYTES else None

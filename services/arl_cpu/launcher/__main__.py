@@ -16,24 +16,24 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from arl_cpu.executor import Capability, Event
-from arl_cpu.templates.store import Store
+from arl_cpu.executor import ExecutorEvent, NodeCapability
+from arl_cpu.templates.store import TemplateStore
 
 from . import native, syscalls, workdir
-from .cells import Host, Pool
-from .cgroups import find_tree
-from .drivers import AUTO, DRIVERS, FALLBACKS, Driver
-from .loop import Loop
-from .node import Node
-from .python import SOURCES, reachable, suits
-from .selftest import NotPossible, probe, without_walls
-from .selftest_templates import probe_templates
-from .server import Server
+from .cells import SandboxHost, SandboxPool
+from .cgroups import find_cgroup_tree
+from .drivers import AUTO, DRIVERS, FALLBACKS, IsolationDriver
+from .loop import EventLoop
+from .node import LauncherNode
+from .python import SOURCE_ROOTS, is_reachable, is_suitable
+from .selftest import DriverUnavailable, capabilities_without_isolation, run_selftest
+from .selftest_templates import run_template_selftest
+from .server import LauncherServer
 from .zygote import start_zygote
 
 __all__ = ["main"]
 
-_INSTEAD_OF = "TANGRAM_INSTEAD_OF"
+_FALLBACK_REASON = "TANGRAM_INSTEAD_OF"
 """Set by this program for itself: which driver it could not use, and why."""
 _SETTINGS = (
     "TANGRAM_LAUNCHER_SOCKET",
@@ -43,12 +43,12 @@ _SETTINGS = (
     "TANGRAM_READY_ENVIRONMENTS",
     "TANGRAM_TEMPLATES_DIR",
     "TANGRAM_AGENT",
-    _INSTEAD_OF,
+    _FALLBACK_REASON,
 )
-_READY, _MOST_READY = 8, 1000
-_KEPT = frozenset({*_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"})
-_LOST_ZYGOTE, _WRONG_SETTINGS, _NO_DRIVER, _IN_USE = 1, 2, 3, 4
-_END_LIMIT_S = 10.0
+_DEFAULT_POOL_SIZE, _MAX_POOL_SIZE = 8, 1000
+_PASSED_VARIABLES = frozenset({*_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"})
+_EXIT_ZYGOTE_LOST, _EXIT_BAD_SETTINGS, _EXIT_NO_DRIVER, _EXIT_IN_USE = 1, 2, 3, 4
+_SHUTDOWN_TIMEOUT_S = 10.0
 _SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 
 # Above every range that distributions hand to users and containers, so that no file and no process has such a uid.
@@ -56,21 +56,21 @@ _FIRST_UNUSED_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class LauncherSettings:
     socket_path: Path
     directory: Path
     driver: str
     node_name: str
-    ready: int = 0
+    pool_size: int = 0
     """How many environments are made before anybody asks for them."""
-    templates: Path | None = None
+    templates_dir: Path | None = None
     """Of its store; None: there is only `host`."""
     agent: str = native.AUTO
     """Which program is pid 1 of an environment."""
-    instead_of: str = ""
+    fallback_reason: str = ""
 
     @classmethod
-    def from_environment(cls, variables: Mapping[str, str]) -> "Settings":
+    def from_environment(cls, variables: Mapping[str, str]) -> "LauncherSettings":
         """Raises ValueError with a sentence that says what to set."""
         for name in ("TANGRAM_LAUNCHER_SOCKET", "TANGRAM_LAUNCHER_DIR"):
             if not variables.get(name):
@@ -79,8 +79,8 @@ class Settings:
         if driver not in (AUTO, *DRIVERS):
             raise ValueError(f"TANGRAM_DRIVER is {driver!r}; it must be one of {', '.join((AUTO, *DRIVERS))}")
         agent = variables.get("TANGRAM_AGENT") or native.AUTO
-        if agent not in native.AGENTS:
-            raise ValueError(f"TANGRAM_AGENT is {agent!r}; it must be one of {', '.join(native.AGENTS)}")
+        if agent not in native.AGENT_KINDS:
+            raise ValueError(f"TANGRAM_AGENT is {agent!r}; it must be one of {', '.join(native.AGENT_KINDS)}")
         node_name = variables.get("TANGRAM_NODE_NAME", "node")
         if "/" in node_name or node_name.startswith("."):
             raise ValueError("TANGRAM_NODE_NAME must be a plain name without '/'")
@@ -89,28 +89,28 @@ class Settings:
             directory=Path(variables["TANGRAM_LAUNCHER_DIR"]).absolute(),
             driver=driver,
             node_name=node_name,
-            ready=_number(variables, "TANGRAM_READY_ENVIRONMENTS", _READY),
-            templates=Path(variables["TANGRAM_TEMPLATES_DIR"]) if variables.get("TANGRAM_TEMPLATES_DIR") else None,
+            pool_size=_int_variable(variables, "TANGRAM_READY_ENVIRONMENTS", _DEFAULT_POOL_SIZE),
+            templates_dir=Path(variables["TANGRAM_TEMPLATES_DIR"]) if variables.get("TANGRAM_TEMPLATES_DIR") else None,
             agent=agent,
-            instead_of=variables.get(_INSTEAD_OF, ""),
+            fallback_reason=variables.get(_FALLBACK_REASON, ""),
         )
 
 
 def main() -> int:
-    _start_with_clean_variables()
+    _restart_with_clean_variables()
     os.umask(0o022)
     try:
         if sys.argv[1:2] == ["--check"]:
             return _check(*sys.argv[2:])
-        return _run_alone(Settings.from_environment(os.environ))
+        return _run_exclusively(LauncherSettings.from_environment(os.environ))
     except ValueError as error:
-        return _give_up(str(error), _WRONG_SETTINGS)
+        return _exit_with_error(str(error), _EXIT_BAD_SETTINGS)
 
 
-def _number(variables: Mapping[str, str], name: str, default: int) -> int:
+def _int_variable(variables: Mapping[str, str], name: str, default: int) -> int:
     value = variables.get(name, str(default))
-    if not value.isdecimal() or int(value) > _MOST_READY:
-        raise ValueError(f"{name} is {value!r}; it must be a number from 0 to {_MOST_READY}")
+    if not value.isdecimal() or int(value) > _MAX_POOL_SIZE:
+        raise ValueError(f"{name} is {value!r}; it must be a number from 0 to {_MAX_POOL_SIZE}")
     return int(value)
 
 
@@ -125,181 +125,185 @@ def _check(driver: str = AUTO, directory: str | None = None) -> int:
             "TANGRAM_DRIVER": driver,
             "TANGRAM_NODE_NAME": f"check-{os.getpid()}",
         }
-        return _run(Settings.from_environment(variables), check_only=True)
+        return _run(LauncherSettings.from_environment(variables), check_only=True)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _run_alone(settings: Settings) -> int:
+def _run_exclusively(settings: LauncherSettings) -> int:
     settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(settings.directory / "lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _give_up(f"another launcher uses {settings.directory}", _IN_USE)
+        return _exit_with_error(f"another launcher uses {settings.directory}", _EXIT_IN_USE)
     return _run(settings)
 
 
-def _run(settings: Settings, *, check_only: bool = False) -> int:
+def _run(settings: LauncherSettings, *, check_only: bool = False) -> int:
     names = FALLBACKS if settings.driver == AUTO else (settings.driver,)
-    problems = [settings.instead_of] if settings.instead_of else []
+    problems = [settings.fallback_reason] if settings.fallback_reason else []
     for name in names:
         driver = DRIVERS[name]
         try:
             if (problem := driver.problem()) is not None:
-                raise NotPossible(problem)
+                raise DriverUnavailable(problem)
             if driver.needs_reachable_python:
                 _use_reachable_python(settings, name, "; ".join(problems))
             return _run_driver(settings, driver, "; ".join(problems), check_only=check_only)
-        except NotPossible as problem:
+        except DriverUnavailable as problem:
             problems.append(f"the {name} driver does not work on this host: {problem}. {driver.fix}")
     problems.append("Or set TANGRAM_DRIVER=unsafe-local to run code you trust without walls")
-    return _give_up("; ".join(problems), _NO_DRIVER)
+    return _exit_with_error("; ".join(problems), _EXIT_NO_DRIVER)
 
 
-def _run_driver(settings: Settings, driver: Driver, instead_of: str, *, check_only: bool) -> int:
+def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_reason: str, *, check_only: bool) -> int:
     # The directory is locked, a node's name is not: with both in it the prefix is this launcher's alone.
     suffix = zlib.crc32(os.fsencode(settings.directory))
     first_host_id = _first_host_id(suffix)
-    work_dir = workdir.root_for(
+    work_dir = workdir.root_path(
         settings.directory, suffix, own_uids=driver.needs_reachable_python and first_host_id is not None
     )
     try:
-        workdir.make_root(work_dir)
+        workdir.create_root(work_dir)
     except OSError as problem:
-        raise NotPossible(f"no place for the files of environments: {problem}") from problem
-    tree = find_tree(f"{settings.node_name}.{suffix:08x}") if driver.has_walls else None
+        raise DriverUnavailable(f"no place for the files of environments: {problem}") from problem
+    tree = find_cgroup_tree(f"{settings.node_name}.{suffix:08x}") if driver.is_isolated else None
     if tree is not None:
         tree.sweep()
     syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
-    loop = Loop()
-    program, agent = _agent(settings.agent, driver, has_cgroup=tree is not None)
-    host = Host(
+    loop = EventLoop()
+    program, agent = _open_agent(settings.agent, driver, has_cgroup=tree is not None)
+    host = SandboxHost(
         loop=loop,
         zygote=start_zygote(driver, program),
-        tree=tree,
+        cgroup_tree=tree,
         driver=driver,
         first_host_id=first_host_id,
         work_dir=work_dir,
         base_prefix=os.path.realpath(sys.base_prefix),
-        agents=settings.agent if program is not None else native.PYTHON,
-        templates=Store(settings.templates) if settings.templates is not None else None,
+        agent_kind=settings.agent if program is not None else native.PYTHON,
+        templates=TemplateStore(settings.templates_dir) if settings.templates_dir is not None else None,
     )
     _raise_open_files()  # after the fork: an agent closes every number below its limit
     try:
-        return _serve(settings, host, agent, instead_of, check_only=check_only)
+        return _serve(settings, host, agent, fallback_reason, check_only=check_only)
     finally:
         host.zygote.channel.close()
         if tree is not None:
             tree.remove()
         workdir.remove(work_dir)
         settings.socket_path.unlink(missing_ok=True)
-        host.ready_listing.unlink(missing_ok=True)
+        host.ready_file.unlink(missing_ok=True)
 
 
-def _agent(wanted: str, driver: Driver, *, has_cgroup: bool) -> tuple[int | None, Capability]:
+def _open_agent(agent_kind: str, driver: IsolationDriver, *, has_cgroup: bool) -> tuple[int | None, NodeCapability]:
     """The program of the agent in C, if it is to be used, and what that says of this node. Raises NotPossible."""
-    in_python = partial(Capability, name="agent", level="best_effort", mechanism="Python")
-    if wanted == native.PYTHON:
+    in_python = partial(NodeCapability, name="agent", level="best_effort", mechanism="Python")
+    if agent_kind == native.PYTHON:
         return None, in_python(reason="TANGRAM_AGENT is python")
     try:
-        if not driver.zygote_unshares or not has_cgroup:
-            raise native.NoNative(
+        if not driver.has_zygote_namespaces or not has_cgroup:
+            raise native.NativeAgentUnavailable(
                 "without namespaces and a cgroup the agent has to look after more than the one in C can"
             )
-        program = native.open_native()
-    except native.NoNative as problem:
-        if wanted != native.AUTO:
-            raise NotPossible(f"no agent in C: {problem}") from problem
+        program = native.open_native_agent()
+    except native.NativeAgentUnavailable as problem:
+        if agent_kind != native.AUTO:
+            raise DriverUnavailable(f"no agent in C: {problem}") from problem
         return None, in_python(reason=str(problem))
-    return program, Capability(name="agent", level="enforced", mechanism="C")
+    return program, NodeCapability(name="agent", level="enforced", mechanism="C")
 
 
-def _serve(settings: Settings, host: Host, agent: Capability, instead_of: str, *, check_only: bool) -> int:
+def _serve(
+    settings: LauncherSettings, host: SandboxHost, agent: NodeCapability, fallback_reason: str, *, check_only: bool
+) -> int:
     loop, driver = host.loop, host.driver
-    pool = Pool(host, settings.ready if driver.zygote_unshares else 0)
-    node = Node(host, pool, _ignore)
-    loop.install_signals(lambda pid, status: _on_child(host, pid, status), lambda: _end(loop, node))
+    pool = SandboxPool(host, settings.pool_size if driver.has_zygote_namespaces else 0)
+    node = LauncherNode(host, pool, _ignore_event)
+    loop.install_signals(lambda pid, status: _on_child(host, pid, status), lambda: _shut_down(loop, node))
     zygote = host.zygote
-    loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote(host, node))
-    if driver.has_walls and _would_run_as_root(host.first_host_id):
-        raise NotPossible("sandboxes never run as root, and this root has no other uid to give them")
+    loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote_readable(host, node))
+    if driver.is_isolated and _would_run_as_root(host.first_host_id):
+        raise DriverUnavailable("sandboxes never run as root, and this root has no other uid to give them")
     try:
-        capabilities = probe(host, settings.directory) if driver.has_walls else without_walls()
-        capabilities = (*capabilities, probe_templates(host, settings.directory), agent)
+        capabilities = (
+            run_selftest(host, settings.directory) if driver.is_isolated else capabilities_without_isolation()
+        )
+        capabilities = (*capabilities, run_template_selftest(host, settings.directory), agent)
     except OSError as problem:
-        raise NotPossible(str(problem)) from problem
-    if instead_of:
-        fallback = Capability(name="driver", level="best_effort", mechanism=driver.name, reason=instead_of)
+        raise DriverUnavailable(str(problem)) from problem
+    if fallback_reason:
+        fallback = NodeCapability(name="driver", level="best_effort", mechanism=driver.name, reason=fallback_reason)
         capabilities = (fallback, *capabilities)
     if check_only:
         sys.stdout.write(json.dumps([asdict(capability) for capability in capabilities]) + "\n")
         return 0
-    if instead_of:
-        sys.stderr.write(f"arl_cpu.launcher: falling back to the {driver.name} driver: {instead_of}\n")
+    if fallback_reason:
+        sys.stderr.write(f"arl_cpu.launcher: falling back to the {driver.name} driver: {fallback_reason}\n")
     levels = {capability.name: capability.level for capability in capabilities}
     host.enforcement = {**levels, "driver": driver.name}
-    Server(loop, node, capabilities, driver.name).listen(settings.socket_path)
+    LauncherServer(loop, node, capabilities, driver.name).listen(settings.socket_path)
     pool.fill()
     sys.stdout.write("ready\n")
     sys.stdout.flush()
     loop.run()
-    return _LOST_ZYGOTE if zygote.is_gone else 0
+    return _EXIT_ZYGOTE_LOST if zygote.is_lost else 0
 
 
-def _use_reachable_python(settings: Settings, driver: str, instead_of: str) -> None:
+def _use_reachable_python(settings: LauncherSettings, driver: str, fallback_reason: str) -> None:
     """As root the interpreter may lie where no other uid gets; then start anew with one that everyone may run."""
-    if os.geteuid() != 0 or reachable(os.path.realpath(sys.base_prefix)):
+    if os.geteuid() != 0 or is_reachable(os.path.realpath(sys.base_prefix)):
         return
-    python = next((each for each in _SYSTEM_PYTHONS if suits(each)), None)
+    python = next((each for each in _SYSTEM_PYTHONS if is_suitable(each)), None)
     if python is None:
-        raise NotPossible(
+        raise DriverUnavailable(
             f"other uids cannot reach this Python in {sys.base_prefix}, and none of {', '.join(_SYSTEM_PYTHONS)} "
             "is one of version 3.11 or newer"
         )
     variables = {
         **os.environ,
         "TANGRAM_DRIVER": driver,
-        _INSTEAD_OF: instead_of,
-        "PYTHONPATH": os.pathsep.join(SOURCES),
+        _FALLBACK_REASON: fallback_reason,
+        "PYTHONPATH": os.pathsep.join(SOURCE_ROOTS),
     }
     arguments = ["--check", driver, str(settings.directory)] if sys.argv[1:2] == ["--check"] else []
     os.execve(python, [python, "-m", "arl_cpu.launcher", *arguments], variables)  # noqa: S606
 
 
-def _on_child(host: Host, pid: int, status: int) -> None:
+def _on_child(host: SandboxHost, pid: int, status: int) -> None:
     if (ended := host.workers.pop(pid, None)) is not None:
         ended(status)
-    elif (cell := host.children.pop(pid, None)) is not None:
+    elif (cell := host.sandboxes.pop(pid, None)) is not None:
         cell.reaped()
 
 
-def _on_zygote(host: Host, node: Node) -> None:
+def _on_zygote_readable(host: SandboxHost, node: LauncherNode) -> None:
     """Without it no environment can be made: better to end, and be started anew, than to fail every action."""
-    if host.zygote.answer():
+    if host.zygote.handle_response():
         return
     host.loop.unwatch(host.zygote.channel.socket.fileno())
     sys.stderr.write("arl_cpu.launcher: the process that makes environments is gone; ending\n")
-    _end(host.loop, node)
+    _shut_down(host.loop, node)
 
 
-def _end(loop: Loop, node: Node) -> None:
-    loop.after(_END_LIMIT_S, loop.stop)
+def _shut_down(loop: EventLoop, node: LauncherNode) -> None:
+    loop.call_later(_SHUTDOWN_TIMEOUT_S, loop.stop)
     node.end_all(loop.stop)
 
 
-def _ignore(event: Event) -> None:
+def _ignore_event(event: ExecutorEvent) -> None:
     del event
 
 
-def _start_with_clean_variables() -> None:
+def _restart_with_clean_variables() -> None:
     """Start this program anew without what else the variables hold.
 
     Every fork of the launcher shows the first block of variables in /proc/self/environ, and an action may be one.
     """
-    if set(os.environ) <= _KEPT:
+    if set(os.environ) <= _PASSED_VARIABLES:
         return
-    kept = {name: value for name, value in os.environ.items() if name in _KEPT}
+    kept = {name: value for name, value in os.environ.items() if name in _PASSED_VARIABLES}
     os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**kept, "LANG": "C.UTF-8"})  # noqa: S606
 
 
@@ -328,8 +332,8 @@ def _raise_open_files() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def _give_up(sentence: str, code: int) -> int:
-    sys.stderr.write(f"arl_cpu.launcher: {sentence}\n")
+def _exit_with_error(message: str, code: int) -> int:
+    sys.stderr.write(f"arl_cpu.launcher: {message}\n")
     return code
 
 

@@ -15,22 +15,22 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from .syscalls import open_beneath
-from .trees import Entry, Refused, Tree, relative, shown
+from .trees import FileAccessError, FileTree, TreeEntry, printable_name, relative_path
 from .workspace import mode_of
 
-__all__ = ["DISK_FULL", "MAX_MEMBERS", "Size", "measured", "pack", "unpack"]
+__all__ = ["DISK_FULL", "MAX_MEMBERS", "ArchiveSize", "measure", "pack", "unpack"]
 
 MAX_MEMBERS = 65_536
 """As many as an environment can hold."""
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 256 << 10
-_HEADERS = 2 * tarfile.BLOCKSIZE
-_LATEST_S = 1 << 33
+_HEADER_BYTES = 2 * tarfile.BLOCKSIZE
+_MAX_MTIME_S = 1 << 33
 _UNFINISHED = ".tangram-unfinished"
 _GZIP = b"\x1f\x8b"
-_MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
+_LAYER_MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
 _TEMPLATE = "TANGRAM.template"
-_NOT_WRITTEN = ("dev", "proc")
+_MOUNT_POINTS = ("dev", "proc")
 """Places for what is mounted there."""
 _OVERLAY_OPAQUE = "user.overlay.opaque"
 _DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)
@@ -38,7 +38,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 
 @dataclass(slots=True)
-class Size:
+class ArchiveSize:
     """Of an archive: its members, and the bytes of its files."""
 
     members: int = 0
@@ -49,29 +49,31 @@ class Size:
     """Bytes of the paths, and of where links lead."""
 
 
-def measured(tree: Tree, *, max_bytes: int) -> Size:
+def measure(tree: FileTree, *, max_bytes: int) -> ArchiveSize:
     """What it will be, known before a byte of it is sent. Raises Refused for what is too much or can't be read."""
-    size = Size()
+    size = ArchiveSize()
     seen: dict[tuple[int, int], str] = {}
     for entry in tree.entries():
         if entry.kind == "other" and not _is_whiteout(entry):
             size.left_out += 1
             continue
         size.members += 1
-        member = _member(entry, seen)
+        member = _tar_member(entry, seen)
         size.names += len(os.fsencode(entry.path)) + len(os.fsencode(member.linkname))
         if entry.kind == "file" and member.isreg():
             size.bytes += entry.state.st_size
             if not os.access(entry.name, os.R_OK, dir_fd=entry.directory):
-                raise Refused("conflict", f"{shown(entry.path)!r} cannot be read: its mode forbids it")
+                raise FileAccessError("conflict", f"{printable_name(entry.path)!r} cannot be read: its mode forbids it")
         if size.members > MAX_MEMBERS:
-            raise Refused("too_large", f"there are more than {MAX_MEMBERS} files; ask for a part of them")
+            raise FileAccessError("too_large", f"there are more than {MAX_MEMBERS} files; ask for a part of them")
         if size.bytes > max_bytes:
-            raise Refused("too_large", f"there are more than {max_bytes} bytes, those of holes among them; take a part")
+            raise FileAccessError(
+                "too_large", f"there are more than {max_bytes} bytes, those of holes among them; take a part"
+            )
     return size
 
 
-def pack(tree: Tree, target: BinaryIO, *, template: str | None = None) -> None:
+def pack(tree: FileTree, target: BinaryIO, *, template: str | None = None) -> None:
     """Files, directories, links and hard links among them; pipes, sockets and devices are left out.
 
     Of what was written over the layers of a template, also the marks of what was removed from them.
@@ -85,7 +87,7 @@ def pack(tree: Tree, target: BinaryIO, *, template: str | None = None) -> None:
             for entry in tree.entries():
                 archive.members = []  # type: ignore[attr-defined] # it would remember them all
                 if entry.kind != "other" or _is_whiteout(entry):
-                    _add(archive, entry, _member(entry, seen))
+                    _add_member(archive, entry, _tar_member(entry, seen))
         except BaseException:
             archive.fileobj.buf = b""  # type: ignore[attr-defined] # its end sends what it holds, and this is no archive
             raise
@@ -93,43 +95,43 @@ def pack(tree: Tree, target: BinaryIO, *, template: str | None = None) -> None:
 
 def unpack(
     stream: io.RawIOBase, root: int, path: str, *, max_bytes: int, restores: bool = False, template: str | None = None
-) -> Size:
+) -> ArchiveSize:
     """To the directory `path`, which is made where it is not there. A file is all there, or what was there before.
 
     Raises Refused, with the member's name, for what leads out, is too much or is no file, directory or link; what
     came before that member stays. Where it `restores` a snapshot, what is of another kind makes way, and marks of what
     was removed are obeyed, if it was taken over this `template`; anybody else's archive removes nothing.
     """
-    top = relative(path)
-    taking = _Restoring(root, top, max_bytes, template) if restores else _Taking(root, top, max_bytes)
-    bounded = _Bounded(_decompressed(stream), max_bytes + MAX_MEMBERS * _HEADERS)
+    top = relative_path(path)
+    taking = _SnapshotExtractor(root, top, max_bytes, template) if restores else _ArchiveExtractor(root, top, max_bytes)
+    bounded = _BoundedReader(_decompress(stream), max_bytes + MAX_MEMBERS * _HEADER_BYTES)
     try:
         if top:
-            os.close(taking.directory(""))
+            os.close(taking.open_directory(""))
         with tarfile.open(fileobj=io.BufferedReader(bounded, _BLOCK), mode="r|", bufsize=_BLOCK) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined] # as above
-                taking.take(member, archive)
+                taking.extract(member, archive)
         while bounded.read(_BLOCK):
             pass  # what follows the archive's end
     except _DAMAGED as error:
-        raise Refused("invalid", f"this is no whole tar archive, plain or gzip: {error}") from None
+        raise FileAccessError("invalid", f"this is no whole tar archive, plain or gzip: {error}") from None
     taking.finish()
     return taking.size
 
 
-def _member(entry: Entry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
+def _tar_member(entry: TreeEntry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
     state = entry.state
     member = tarfile.TarInfo(entry.path)
     member.mode, member.mtime = stat.S_IMODE(state.st_mode) & 0o777, max(0, int(state.st_mtime))
     if entry.kind == "directory":
         member.type, member.mode = tarfile.DIRTYPE, stat.S_IMODE(state.st_mode) & 0o1777
         if _is_opaque(entry):
-            member.pax_headers = {_MARK: _OPAQUE}
+            member.pax_headers = {_LAYER_MARK: _OPAQUE}
     elif entry.kind == "other":
-        member.pax_headers = {_MARK: _REMOVED}
+        member.pax_headers = {_LAYER_MARK: _REMOVED}
     elif entry.kind == "symlink":
-        member.type, member.linkname = tarfile.SYMTYPE, entry.target()
+        member.type, member.linkname = tarfile.SYMTYPE, entry.link_target()
     elif state.st_nlink > 1:
         first = seen.setdefault((state.st_dev, state.st_ino), entry.path)
         if first != entry.path:
@@ -137,7 +139,7 @@ def _member(entry: Entry, seen: dict[tuple[int, int], str]) -> tarfile.TarInfo:
     return member
 
 
-def _add(archive: tarfile.TarFile, entry: Entry, member: tarfile.TarInfo) -> None:
+def _add_member(archive: tarfile.TarFile, entry: TreeEntry, member: tarfile.TarInfo) -> None:
     if member.isreg() and entry.kind == "file":
         with open(entry.open(), "rb") as file:
             member.size = os.fstat(file.fileno()).st_size
@@ -146,11 +148,11 @@ def _add(archive: tarfile.TarFile, entry: Entry, member: tarfile.TarInfo) -> Non
         archive.addfile(member)
 
 
-def _is_whiteout(entry: Entry) -> bool:
+def _is_whiteout(entry: TreeEntry) -> bool:
     return stat.S_ISCHR(entry.state.st_mode) and entry.state.st_rdev == 0
 
 
-def _is_opaque(entry: Entry) -> bool:
+def _is_opaque(entry: TreeEntry) -> bool:
     try:
         directory = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=entry.directory)
     except OSError:
@@ -163,53 +165,53 @@ def _is_opaque(entry: Entry) -> bool:
         os.close(directory)
 
 
-class _Taking:
+class _ArchiveExtractor:
     """Members of an archive becoming files below a directory."""
 
     def __init__(self, root: int, top: str, max_bytes: int) -> None:
-        self.size = Size()
-        self._root, self._top, self._max_bytes = root, top, max_bytes
+        self.size = ArchiveSize()
+        self._root, self._base_path, self._max_bytes = root, top, max_bytes
         self._times: dict[str, float] = {}
 
-    def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+    def extract(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         """A later member of the same name replaces an earlier one."""
         self.size.members += 1
         if self.size.members > MAX_MEMBERS:
-            raise Refused("too_large", f"the archive has more than {MAX_MEMBERS} members")
-        with _named(member.name):
-            path = relative(member.name)
+            raise FileAccessError("too_large", f"the archive has more than {MAX_MEMBERS} members")
+        with _member_errors(member.name):
+            path = relative_path(member.name)
             if member.isdir():
                 self._make_directory(path, member)
                 return
             if not path:
-                raise Refused("invalid", "it is the directory itself, and says that it is none")
+                raise FileAccessError("invalid", "it is the directory itself, and says that it is none")
             parent, _, name = path.rpartition("/")
-            with self._within(parent) as directory:
+            with self._opened_directory(parent) as directory:
                 if member.isreg():
-                    self._write(member, archive, directory, name)
+                    self._write_file(member, archive, directory, name)
                 elif member.issym():
                     _replace(directory, name, partial(_symlink, member, directory))
                 elif member.islnk():
-                    self._link(member.linkname, directory, name)
+                    self._make_hard_link(member.linkname, directory, name)
                 else:
-                    raise Refused("invalid", "it is a device or a pipe, which an environment takes none of")
+                    raise FileAccessError("invalid", "it is a device or a pipe, which an environment takes none of")
 
     def finish(self) -> None:
         """Directories get their times last: making what is in them changed those."""
         for path, mtime in self._times.items():
             with suppress(OSError):  # replaced since
-                directory = open_beneath(self._root, self._at(path), os.O_RDONLY | os.O_DIRECTORY)
+                directory = open_beneath(self._root, self._full_path(path), os.O_RDONLY | os.O_DIRECTORY)
                 os.utime(directory, (mtime, mtime))
                 os.close(directory)
 
-    def directory(self, path: str) -> int:
+    def open_directory(self, path: str) -> int:
         """Opened, and made with its parents where it is not there. Raises OSError where something else is."""
         try:
-            return open_beneath(self._root, self._at(path), _DIRECTORY)
+            return open_beneath(self._root, self._full_path(path), _DIRECTORY)
         except FileNotFoundError:
             pass
         at = ""
-        for part in self._at(path).split("/"):
+        for part in self._full_path(path).split("/"):
             above, at = at or ".", f"{at}/{part}" if at else part
             parent = open_beneath(self._root, above, _DIRECTORY)
             with suppress(FileExistsError):
@@ -217,12 +219,12 @@ class _Taking:
             os.close(parent)
         return open_beneath(self._root, at, _DIRECTORY)
 
-    def _at(self, path: str) -> str:
-        return f"{self._top}/{path}".strip("/") or "."
+    def _full_path(self, path: str) -> str:
+        return f"{self._base_path}/{path}".strip("/") or "."
 
     @contextmanager
-    def _within(self, path: str) -> Iterator[int]:
-        directory = self.directory(path)
+    def _opened_directory(self, path: str) -> Iterator[int]:
+        directory = self.open_directory(path)
         try:
             yield directory
         finally:
@@ -231,17 +233,19 @@ class _Taking:
     def _make_directory(self, path: str, member: tarfile.TarInfo) -> None:
         if not path:
             return  # it is there already, and its mode is nobody's business
-        os.close(self.directory(path))
-        made = open_beneath(self._root, self._at(path), os.O_RDONLY | os.O_DIRECTORY)
+        os.close(self.open_directory(path))
+        made = open_beneath(self._root, self._full_path(path), os.O_RDONLY | os.O_DIRECTORY)
         with suppress(PermissionError):  # it is one of the image's own, and as that made it
             os.fchmod(made, member.mode & 0o1777 | 0o700)
         os.close(made)
         self._times[path] = _time(member)
 
-    def _write(self, member: tarfile.TarInfo, archive: tarfile.TarFile, directory: int, name: str) -> None:
+    def _write_file(self, member: tarfile.TarInfo, archive: tarfile.TarFile, directory: int, name: str) -> None:
         self.size.bytes += max(0, member.size)
         if member.size < 0 or self.size.bytes > self._max_bytes:
-            raise Refused("disk", f"its files have more than {self._max_bytes} bytes, which is all the environment has")
+            raise FileAccessError(
+                "disk", f"its files have more than {self._max_bytes} bytes, which is all the environment has"
+            )
         source = archive.extractfile(member)
         assert source is not None
 
@@ -256,15 +260,15 @@ class _Taking:
 
         _replace(directory, name, write)
 
-    def _link(self, target: str, directory: int, name: str) -> None:
-        parent, _, last = relative(target).rpartition("/")
+    def _make_hard_link(self, target: str, directory: int, name: str) -> None:
+        parent, _, last = relative_path(target).rpartition("/")
         try:
-            there = open_beneath(self._root, self._at(parent), _DIRECTORY)
+            there = open_beneath(self._root, self._full_path(parent), _DIRECTORY)
         except OSError:
-            raise Refused("invalid", f"it is a hard link to {target!r}, which is not there") from None
+            raise FileAccessError("invalid", f"it is a hard link to {target!r}, which is not there") from None
         try:
             if not stat.S_ISREG(mode_of(there, last) or 0):
-                raise Refused("invalid", f"it is a hard link to {target!r}, which is no file there")
+                raise FileAccessError("invalid", f"it is a hard link to {target!r}, which is no file there")
             if os.path.samestat(os.fstat(there), os.fstat(directory)) and last == name:
                 return
             both = {"src_dir_fd": there, "dst_dir_fd": directory}
@@ -273,30 +277,30 @@ class _Taking:
             os.close(there)
 
 
-class _Restoring(_Taking):
+class _SnapshotExtractor(_ArchiveExtractor):
     def __init__(self, root: int, top: str, max_bytes: int, template: str | None) -> None:
         super().__init__(root, top, max_bytes)
         self._template = template
 
-    def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+    def extract(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         if archive.pax_headers.get(_TEMPLATE) != self._template:
-            raise Refused("conflict", "the template was imported anew since the snapshot was taken")
-        mark, path = member.pax_headers.get(_MARK), relative(member.name)
-        if path.split("/")[0] in _NOT_WRITTEN:
+            raise FileAccessError("conflict", "the template was imported anew since the snapshot was taken")
+        mark, path = member.pax_headers.get(_LAYER_MARK), relative_path(member.name)
+        if path.split("/")[0] in _MOUNT_POINTS:
             return
         parent, _, name = path.rpartition("/")
-        if path and (mark is not None or not member.isdir() or self._is_no_directory(parent, name)):
-            with _named(member.name), self._within(parent) as directory:
-                self._clear(directory, name, only_what_is_in_it=mark == _OPAQUE, is_file=mark is None)
+        if path and (mark is not None or not member.isdir() or self._is_other_than_directory(parent, name)):
+            with _member_errors(member.name), self._opened_directory(parent) as directory:
+                self._clear(directory, name, contents_only=mark == _OPAQUE, is_file=mark is None)
         if mark != _REMOVED:
-            super().take(member, archive)
+            super().extract(member, archive)
 
-    def _is_no_directory(self, parent: str, name: str) -> bool:
-        with self._within(parent) as directory:
+    def _is_other_than_directory(self, parent: str, name: str) -> bool:
+        with self._opened_directory(parent) as directory:
             found = mode_of(directory, name)
             return found is not None and not stat.S_ISDIR(found)
 
-    def _clear(self, directory: int, name: str, *, only_what_is_in_it: bool, is_file: bool) -> None:
+    def _clear(self, directory: int, name: str, *, contents_only: bool, is_file: bool) -> None:
         found = mode_of(directory, name)
         if found is None or (is_file and stat.S_ISREG(found)):
             return  # a file is replaced by itself
@@ -304,7 +308,7 @@ class _Restoring(_Taking):
             os.unlink(name, dir_fd=directory)
             return
         shutil.rmtree(name, dir_fd=directory)
-        if only_what_is_in_it:
+        if contents_only:
             os.mkdir(name, 0o755, dir_fd=directory)
 
 
@@ -332,40 +336,44 @@ def _write_all(file: int, block: bytes) -> None:
 
 
 def _time(member: tarfile.TarInfo) -> float:
-    return min(max(0.0, float(member.mtime)), _LATEST_S)
+    return min(max(0.0, float(member.mtime)), _MAX_MTIME_S)
 
 
-def _decompressed(stream: io.RawIOBase) -> Any:
+def _decompress(stream: io.RawIOBase) -> Any:
     buffered = io.BufferedReader(stream, _BLOCK)
     return gzip.GzipFile(fileobj=buffered) if buffered.peek(2)[:2] == _GZIP else buffered
 
 
-class _Bounded(io.RawIOBase):
+class _BoundedReader(io.RawIOBase):
     """No more than so many bytes: what a small archive says of itself may be long."""
 
     def __init__(self, inner: Any, max_bytes: int) -> None:
-        self._inner, self._left = inner, max_bytes
+        self._inner, self._remaining = inner, max_bytes
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any) -> int:
         data = self._inner.read(len(target))
-        self._left -= len(data)
-        if self._left < 0:
-            raise Refused("too_large", "the archive unpacks to more than the environment could ever hold")
+        self._remaining -= len(data)
+        if self._remaining < 0:
+            raise FileAccessError("too_large", "the archive unpacks to more than the environment could ever hold")
         target[: len(data)] = data
         return len(data)
 
 
 @contextmanager
-def _named(name: str) -> Iterator[None]:
+def _member_errors(name: str) -> Iterator[None]:
     """Whatever is wrong is said with the member's name."""
     try:
         yield
-    except Refused as error:
-        raise Refused(error.code, f"member {shown(name)!r}: {error}") from None
+    except FileAccessError as error:
+        raise FileAccessError(error.code, f"member {printable_name(name)!r}: {error}") from None
     except OSError as error:
         if error.errno in DISK_FULL:
-            raise Refused("disk", f"member {shown(name)!r} does not fit on the environment's disk") from None
-        raise Refused("conflict", f"member {shown(name)!r} cannot be made: {error.strerror or error}") from None
+            raise FileAccessError(
+                "disk", f"member {printable_name(name)!r} does not fit on the environment's disk"
+            ) from None
+        raise FileAccessError(
+            "conflict", f"member {printable_name(name)!r} cannot be made: {error.strerror or error}"
+        ) from None

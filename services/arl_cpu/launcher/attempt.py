@@ -7,20 +7,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from arl_cpu.executor import ExecSpec, Portion, Report, Resize, Stream
+from arl_cpu.executor import AttemptResize, CapturedChunk, CapturedStream, ExecSpec, ExecutionReport
 
-from .cgroups import Usage
-from .channel import as_file
-from .feeding import Feed
-from .following import Followers
-from .loop import Loop, Timer
+from .cgroups import CgroupUsage
+from .channel import create_sealed_file
+from .feeding import StdinFeed
+from .following import OutputFollowers
+from .loop import EventLoop, LoopTimer
 
-__all__ = ["Attempt", "Capture", "Cause", "Ended", "outcome_of"]
+__all__ = ["SandboxAttempt", "OutputCapture", "StopCause", "AttemptEnd", "outcome_of"]
 
-Cause = Literal["cancelled", "timeout", "output", "setup", "stopped"]
-Outcome = Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
+StopCause = Literal["cancelled", "timeout", "output", "setup", "stopped"]
+AttemptOutcome = Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
 _READ_BYTES = 256 << 10
-_BY_CAUSE: Mapping[Cause, tuple[Outcome, str | None]] = {
+_OUTCOME_BY_CAUSE: Mapping[StopCause, tuple[AttemptOutcome, str | None]] = {
     "cancelled": ("cancelled", None),
     "timeout": ("user_timeout", None),
     "output": ("limit_exceeded", "output"),
@@ -29,14 +29,14 @@ _BY_CAUSE: Mapping[Cause, tuple[Outcome, str | None]] = {
 }
 
 
-class Capture:
+class OutputCapture:
     """A pipe's read end: the first bytes kept, the rest counted."""
 
     def __init__(self, keep_bytes: int) -> None:
         self.read_end, self.write_end = os.pipe()
         os.set_blocking(self.read_end, False)
         self._keep_bytes = keep_bytes
-        self._kept = bytearray()
+        self._retained = bytearray()
         self.total_bytes = 0
         self.is_open = True
 
@@ -46,18 +46,18 @@ class Capture:
             data = os.read(self.read_end, _READ_BYTES) if self.is_open else b""
         except BlockingIOError:
             return None
-        self.take(data)
+        self.append(data)
         return len(data)
 
-    def take(self, data: bytes) -> None:
-        self._kept += data[: self._keep_bytes - len(self._kept)]
+    def append(self, data: bytes) -> None:
+        self._retained += data[: self._keep_bytes - len(self._retained)]
         self.total_bytes += len(data)
 
-    def stream(self) -> Stream:
-        return Stream(bytes(self._kept), self.total_bytes)
+    def stream(self) -> CapturedStream:
+        return CapturedStream(bytes(self._retained), self.total_bytes)
 
-    def portion(self, offset: int) -> Portion:
-        return Portion.of(self._kept, self.total_bytes, offset)
+    def chunk_from(self, offset: int) -> CapturedChunk:
+        return CapturedChunk.from_buffer(self._retained, self.total_bytes, offset)
 
     def close_write_end(self) -> None:
         if self.write_end >= 0:
@@ -72,10 +72,10 @@ class Capture:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
+class AttemptEnd:
     """What is known when an attempt is over."""
 
-    cause: Cause | None = None
+    cause: StopCause | None = None
     """Why the launcher stopped it, if it did."""
     exit_status: int | None = None
     """As `os.waitstatus_to_exitcode` says; None when nobody saw it end."""
@@ -87,51 +87,53 @@ class Ended:
     limit: str | None = None
 
 
-def outcome_of(ended: Ended) -> tuple[Outcome, str | None]:
+def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
     """The outcome and its reason. A limit that was met counts only where the attempt failed."""
-    seen_to_end = ended.exit_status is not None and ended.exit_status != -signal.SIGKILL
-    if ended.refused:
+    seen_to_end = end.exit_status is not None and end.exit_status != -signal.SIGKILL
+    if end.refused:
         return "user_error", None
-    if ended.limit is not None:
-        return "limit_exceeded", ended.limit
-    if ended.cause is not None and not seen_to_end:
-        return _BY_CAUSE[ended.cause]
-    if ended.exit_status == 0:
+    if end.limit is not None:
+        return "limit_exceeded", end.limit
+    if end.cause is not None and not seen_to_end:
+        return _OUTCOME_BY_CAUSE[end.cause]
+    if end.exit_status == 0:
         return "ok", None
-    if ended.oom_kills or ended.over_memory:
+    if end.oom_kills or end.over_memory:
         return "limit_exceeded", "memory"
-    if ended.exit_status is None:
+    if end.exit_status is None:
         return "infra_error", "environment_lost"
-    if ended.pids_refused:
+    if end.pids_refused:
         return "limit_exceeded", "pids"
-    if ended.limit_if_failed is not None:
-        return "limit_exceeded", ended.limit_if_failed
+    if end.limit_if_failed is not None:
+        return "limit_exceeded", end.limit_if_failed
     return "user_error", None
 
 
-class Attempt:
+class SandboxAttempt:
     """Mutable record of a running attempt."""
 
     def __init__(self, spec: ExecSpec) -> None:
         self.spec = spec
-        self.given = Resize(fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.amounts_seq)
+        self.allocation = AttemptResize(
+            fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.resize_seq
+        )
         """What it has now; its first amounts are like a resize that nobody asked for."""
-        self.cause: Cause | None = None
-        self.stdout = Capture(spec.output_keep_bytes)
-        self.stderr = Capture(spec.output_keep_bytes)
-        self.followers = Followers(self.stdout.portion, self.stderr.portion)
-        self.feed = _feed_of(spec)
+        self.cause: StopCause | None = None
+        self.stdout = OutputCapture(spec.output_keep_bytes)
+        self.stderr = OutputCapture(spec.output_keep_bytes)
+        self.followers = OutputFollowers(self.stdout.chunk_from, self.stderr.chunk_from)
+        self.stdin_feed = _stdin_feed_of(spec)
         self.started_at: float | None = None
-        self.others_bytes = 0
+        self.leftover_bytes = 0
         """Written meanwhile by what earlier actions left behind: reading it costs as much."""
-        self.usage_before = Usage()
+        self.usage_before = CgroupUsage()
         self.files: dict[str, bytes] = {}
-        self.ended: dict[str, Any] | None = None
-        self.timer: Timer | None = None
+        self.exit_message: dict[str, Any] | None = None
+        self.timer: LoopTimer | None = None
         self._deadline: float | None = None
 
     @property
-    def captures(self) -> tuple[Capture, Capture]:
+    def captures(self) -> tuple[OutputCapture, OutputCapture]:
         return self.stdout, self.stderr
 
     def time_left_s(self) -> float:
@@ -140,10 +142,10 @@ class Attempt:
         self._deadline = self._deadline or now + self.spec.timeout_s
         return max(0.0, self._deadline - now)
 
-    def set_timer(self, loop: Loop, delay_s: float, call: Callable[[], None]) -> None:
+    def set_timer(self, loop: EventLoop, delay_s: float, call: Callable[[], None]) -> None:
         """The one thing that happens next if nothing else does: set-up limit, timeout, or the next stage of a kill."""
         self.cancel_timer()
-        self.timer = loop.after(delay_s, call)
+        self.timer = loop.call_later(delay_s, call)
 
     def cancel_timer(self) -> None:
         if self.timer is not None:
@@ -151,26 +153,26 @@ class Attempt:
             self.timer = None
 
     def is_over_output(self) -> bool:
-        written = self.stdout.total_bytes + self.stderr.total_bytes + self.others_bytes
+        written = self.stdout.total_bytes + self.stderr.total_bytes + self.leftover_bytes
         return written > self.spec.output_kill_bytes
 
-    def stdin(self, loop: Loop, owner: int | None) -> int:
+    def open_stdin(self, loop: EventLoop, owner_uid: int | None) -> int:
         """What it reads from, a file to be closed when it was handed over."""
-        if self.feed is not None:
-            return self.feed.open(loop, owner)
-        return as_file(self.spec.stdin) if self.spec.stdin else os.open("/dev/null", os.O_RDONLY)
+        if self.stdin_feed is not None:
+            return self.stdin_feed.open_pipe(loop, owner_uid)
+        return create_sealed_file(self.spec.stdin) if self.spec.stdin else os.open("/dev/null", os.O_RDONLY)
 
-    def read(self, capture: Capture) -> int | None:
+    def read(self, capture: OutputCapture) -> int | None:
         """As the capture says; and whoever follows hears of it."""
         taken = capture.read()
         if taken:
-            self.followers.tell()
+            self.followers.notify()
         return taken
 
-    def took(self, data: bytes) -> bool:
+    def append_output(self, data: bytes) -> bool:
         """Somebody else has read it; whether that is too much."""
-        self.stdout.take(data)
-        self.followers.tell()
+        self.stdout.append(data)
+        self.followers.notify()
         return self.is_over_output()
 
     def finish(self) -> None:
@@ -178,17 +180,19 @@ class Attempt:
         for capture in self.captures:
             while capture.read():
                 pass
-        self.followers.tell(ended=True)
-        if self.feed is not None:
-            self.feed.close()
+        self.followers.notify(ended=True)
+        if self.stdin_feed is not None:
+            self.stdin_feed.close()
 
-    def report(self, usage: Usage, peak_kib: int, *, lost: bool, enforcement: Mapping[str, str]) -> Report:
-        message = self.ended or {}
+    def report(
+        self, usage: CgroupUsage, peak_kib: int, *, lost: bool, enforcement: Mapping[str, str]
+    ) -> ExecutionReport:
+        message = self.exit_message or {}
         status = message.get("status")
         exit_status = os.waitstatus_to_exitcode(status) if status is not None else None
         refused = message.get("refused")
         outcome, reason = outcome_of(
-            Ended(
+            AttemptEnd(
                 cause=self.cause,
                 exit_status=exit_status,
                 refused=refused is not None,
@@ -202,8 +206,8 @@ class Attempt:
         stderr = self.stderr.stream()
         if refused is not None:
             text = f"{refused}\n".encode(errors="backslashreplace")
-            stderr = Stream(text, len(text))
-        return Report(
+            stderr = CapturedStream(text, len(text))
+        return ExecutionReport(
             fence=self.spec.fence,
             outcome=outcome,
             reason=reason,
@@ -223,9 +227,9 @@ class Attempt:
         )
 
 
-def _feed_of(spec: ExecSpec) -> Feed | None:
+def _stdin_feed_of(spec: ExecSpec) -> StdinFeed | None:
     """What is written to it while it runs: all that is typed on a terminal, elsewhere only what can be continued."""
     is_typed = spec.session is not None
     if not spec.stdin_open and not (is_typed and spec.stdin):
         return None
-    return Feed(spec.stdin, is_typed=is_typed, is_all=not spec.stdin_open)
+    return StdinFeed(spec.stdin, is_terminal=is_typed, is_complete=not spec.stdin_open)

@@ -16,19 +16,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from arl_cpu.templates.store import Opened, Store
+from arl_cpu.templates.store import OpenTemplate, TemplateStore
 
 from . import unsafe_local, workdir
-from .cgroups import Group, NoGroup, Tree, Usage, until
-from .channel import Channel
-from .drivers import Driver
-from .loop import Loop
+from .cgroups import Cgroup, CgroupTree, CgroupUsage, NoCgroup, wait_until
+from .channel import PacketChannel
+from .drivers import IsolationDriver
+from .loop import EventLoop
 from .native import PYTHON
-from .processes import Process, all_processes, descendants
-from .templating import layers_for
+from .processes import ProcessInfo, all_processes, descendants
+from .templating import layers_message
 from .zygote import Zygote
 
-__all__ = ["Cell", "Host", "Owner", "Pool", "Worker"]
+__all__ = ["Sandbox", "SandboxHost", "SandboxOwner", "SandboxPool", "SandboxWorker"]
 
 _FREEZE_LIMIT_S = 0.5
 _REMOVE_RETRY_S = 0.05
@@ -38,28 +38,28 @@ _REFILL_AFTER_FAILURE_S = 5.0
 
 
 @dataclass(kw_only=True)
-class Host:
+class SandboxHost:
     """What all environments of this launcher share."""
 
-    loop: Loop
+    loop: EventLoop
     zygote: Zygote
-    tree: Tree | None
-    driver: Driver
+    cgroup_tree: CgroupTree | None
+    driver: IsolationDriver
     first_host_id: int | None
     """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
     work_dir: Path
     base_prefix: str
-    templates: Store | None = None
-    agents: str = PYTHON
+    templates: TemplateStore | None = None
+    agent_kind: str = PYTHON
     """Which program is pid 1 of environments."""
-    children: dict[int, "Cell"] = field(default_factory=dict)
+    sandboxes: dict[int, "Sandbox"] = field(default_factory=dict)
     workers: dict[int, Callable[[int], None]] = field(default_factory=dict)
     """Processes at work on files, and what hears with which status they end."""
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)
 
     @property
-    def ready_listing(self) -> Path:
+    def ready_file(self) -> Path:
         """Names what stands ready, for who looks at this machine from outside."""
         return self.work_dir.with_name("ready")
 
@@ -69,18 +69,18 @@ class Host:
         self.used_numbers.add(number)
         return number
 
-    def end_strays(self) -> None:
+    def kill_strays(self) -> None:
         """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
         if self.zygote.is_idle:
-            unsafe_local.end_strays(keep={self.zygote.pid, *self.children, *self.workers})
+            unsafe_local.kill_strays(excluded_pids={self.zygote.pid, *self.sandboxes, *self.workers})
         else:
-            self.loop.after(_STRAYS_RETRY_S, self.end_strays)
+            self.loop.call_later(_STRAYS_RETRY_S, self.kill_strays)
 
 
-class Owner(Protocol):
+class SandboxOwner(Protocol):
     """Who hears what becomes of a cell."""
 
-    def made(self) -> None:
+    def created(self) -> None:
         """Its agent lives."""
         ...
 
@@ -88,7 +88,7 @@ class Owner(Protocol):
         """It can be bound."""
         ...
 
-    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
         """The agent said something else."""
         ...
 
@@ -101,36 +101,36 @@ class Owner(Protocol):
         ...
 
 
-class Worker(Protocol):
+class SandboxWorker(Protocol):
     def kill(self) -> None:
         """It ends soon, and then is among the cell's no more."""
         ...
 
 
-class Cell:
+class Sandbox:
     """Made at once, prepared later, removed after its death. Raises OSError where none can be made."""
 
-    def __init__(self, host: Host, owner: Owner, template: Opened | None = None) -> None:
+    def __init__(self, host: SandboxHost, owner: SandboxOwner, template: OpenTemplate | None = None) -> None:
         self._host, self.owner, self._template = host, owner, template
         self.is_prepared = False
         self.pid: int | None = None
-        self.group: Group = NoGroup()
-        self.workers: set[Worker] = set()
+        self.cgroup: Cgroup = NoCgroup()
+        self.workers: set[SandboxWorker] = set()
         """At work on its files; it is not removed before they have ended."""
-        self.usage: Usage | None = None
+        self.usage: CgroupUsage | None = None
         """After the last attempt. While it is frozen only workers use anything, and after them it is not known."""
         self._mounts: int | None = None
         self.number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.channel = Channel(ours)
+        self.channel = PacketChannel(ours)
         try:
-            if host.tree is not None:
-                self.group = host.tree.make(self.name)
-            host.zygote.make(theirs, self.host_id, self.group.joined_by, self._made)
+            if host.cgroup_tree is not None:
+                self.cgroup = host.cgroup_tree.make(self.name)
+            host.zygote.fork_agent(theirs, self.host_id, self.cgroup.join_files, self._created)
         except OSError:
             theirs.close()
             self.channel.close()
-            self.group.remove()
+            self.cgroup.remove()
             host.used_numbers.discard(self.number)
             raise
 
@@ -142,7 +142,7 @@ class Cell:
     @property
     def host_id(self) -> int | None:
         """The uid that its processes have on the host; None where that is the launcher's own, without walls."""
-        if not self._host.driver.has_walls:
+        if not self._host.driver.is_isolated:
             return None
         first = self._host.first_host_id
         return os.getuid() if first is None else first + self.number
@@ -162,7 +162,7 @@ class Cell:
         """Of the template over whose layers all is written; None without one."""
         return self._template.template.digest if self._template is not None else None
 
-    def processes(self) -> list[Process]:
+    def processes(self) -> list[ProcessInfo]:
         """Every living process of it on the host, its first one included."""
         if self.pid is None:
             return []
@@ -170,7 +170,7 @@ class Cell:
 
     def open_mounts(self) -> int | None:
         """Its mount namespace; None where it has none of its own. Raises OSError."""
-        if not self._host.driver.ends_with_first:
+        if not self._host.driver.dies_with_init:
             return None
         if self._mounts is not None:
             return os.dup(self._mounts)
@@ -182,16 +182,16 @@ class Cell:
         """The kernel's guarantee: with pid 1 everything in its pid namespace dies. Without one, what is frozen."""
         if self.pid is None:
             return
-        if not self._host.driver.ends_with_first:
-            until(self.freeze, _FREEZE_LIMIT_S)
+        if not self._host.driver.dies_with_init:
+            wait_until(self.freeze, _FREEZE_LIMIT_S)
         with suppress(OSError):  # pid 1 is dying in any case
             os.kill(self.pid, signal.SIGKILL)
-            self.group.kill()
+            self.cgroup.kill()
 
     def freeze(self) -> bool:
         """Whether nothing in it runs any more; otherwise that is asked again."""
         try:
-            return self.group.freeze()
+            return self.cgroup.freeze()
         except OSError:
             return False
 
@@ -199,30 +199,30 @@ class Cell:
         """Its pid 1 is no more."""
         self.pid = None
         self._unwatch_channel()
-        if not self._host.driver.ends_with_first:
-            self._host.end_strays()
+        if not self._host.driver.dies_with_init:
+            self._host.kill_strays()
         self.owner.died()
 
     def remove(self, done: Callable[[], None]) -> None:
         """Give back what it had on the host; `done` when nothing is left."""
         for worker in tuple(self.workers):
             worker.kill()
-        if self.workers or not self.group.remove():
+        if self.workers or not self.cgroup.remove():
             with suppress(OSError):  # what was forked while it was killed
-                self.group.kill()
-            self._host.loop.after(_REMOVE_RETRY_S, lambda: self.remove(done))
+                self.cgroup.kill()
+            self._host.loop.call_later(_REMOVE_RETRY_S, lambda: self.remove(done))
             return
         self._unwatch_channel()
         self.channel.close()
         if self._mounts is not None:
             os.close(self._mounts)
             self._mounts = None
-        if not self._host.driver.ends_with_first:
+        if not self._host.driver.dies_with_init:
             workdir.remove(self.work_dir)
         self._host.used_numbers.discard(self.number)
         done()
 
-    def _made(self, pid: int, error: str) -> None:
+    def _created(self, pid: int, error: str) -> None:
         if pid == 0:
             self.owner.failed(error)
             return
@@ -232,9 +232,9 @@ class Cell:
             self.owner.failed("the agent died at once")
             return
         self.pid = pid
-        self._host.children[pid] = self
-        self._host.loop.watch(self.channel.socket.fileno(), self._hear)
-        self.owner.made()
+        self._host.sandboxes[pid] = self
+        self._host.loop.watch(self.channel.socket.fileno(), self._receive)
+        self.owner.created()
         try:
             self._prepare(pid)
         except OSError:
@@ -245,42 +245,42 @@ class Cell:
         if self._template is None:
             self.channel.send(said)
             return
-        said["layers"], copy = layers_for(self._template, pid)
+        said["layers"], copy = layers_message(self._template, pid)
         try:
             self.channel.send(said, [copy] if copy is not None else [])
         finally:
             if copy is not None:
                 os.close(copy)
 
-    def _hear(self) -> None:
+    def _receive(self) -> None:
         """Whatever goes wrong with what one agent says ends its cell, and no other."""
         try:
             if (received := self.channel.receive()) is not None:
-                self._take(*received)
+                self._handle(*received)
                 return
         except Exception:  # noqa: BLE001 - whatever it is, it is this environment's
             traceback.print_exc()
         self._unwatch_channel()
         self.kill()
 
-    def _take(self, message: dict[str, Any], files: list[int]) -> None:
+    def _handle(self, message: dict[str, Any], files: list[int]) -> None:
         try:
             match message["op"]:
                 case "prepared":
                     self.is_prepared = True
-                    self._keep_mounts()
+                    self._retain_mounts()
                     self.owner.prepared()
                 case "failed":
                     self.owner.failed(message["message"])
                 case _:
-                    self.owner.heard(message, files)
+                    self.owner.message_received(message, files)
         finally:
             for file in files:
                 os.close(file)
 
-    def _keep_mounts(self) -> None:
+    def _retain_mounts(self) -> None:
         """An ordinary user gets at the namespaces of a process only as long as that lets itself be looked at."""
-        if self._host.driver.zygote_unshares and os.geteuid() != 0:
+        if self._host.driver.has_zygote_namespaces and os.geteuid() != 0:
             self._mounts = self.open_mounts()
 
     def _unwatch_channel(self) -> None:
@@ -288,108 +288,108 @@ class Cell:
             self._host.loop.unwatch(self.channel.socket.fileno())
 
 
-class Pool:
+class SandboxPool:
     """Keeps some cells ready."""
 
-    def __init__(self, host: Host, size: int) -> None:
+    def __init__(self, host: SandboxHost, size: int) -> None:
         self._host, self._size = host, size
-        self._ready: deque[_Waiting] = deque()
+        self._ready: deque[_PooledSandbox] = deque()
         self._is_filling = False
         self.is_ended = False
-        self._done: Callable[[], None] = _nothing
+        self._done: Callable[[], None] = _do_nothing
 
-    def take(self, owner: Owner) -> Cell:
+    def acquire(self, owner: SandboxOwner) -> Sandbox:
         """One that is ready, else one in the making, else a new one, of the template `host`. Raises OSError."""
         if not self._ready:
-            return self.take_new(owner)
-        waiting = next((each for each in self._ready if each.cell.is_prepared), self._ready[0])
+            return self.create(owner)
+        waiting = next((each for each in self._ready if each.sandbox.is_prepared), self._ready[0])
         self._ready.remove(waiting)
-        self._list()
+        self._write_ready_file()
         self._fill_later(_REFILL_S)
-        waiting.cell.owner = owner
-        return waiting.cell
+        waiting.sandbox.owner = owner
+        return waiting.sandbox
 
-    def take_new(self, owner: Owner, template: Opened | None = None) -> Cell:
+    def create(self, owner: SandboxOwner, template: OpenTemplate | None = None) -> Sandbox:
         """One that is made for this owner. Raises OSError."""
-        return Cell(self._host, owner, template)
+        return Sandbox(self._host, owner, template)
 
     def fill(self) -> None:
         """Bring it to its size, one after the other: an action that starts meanwhile waits for one at most."""
         self._is_filling = False
         if self.is_ended or len(self._ready) >= self._size:
             return
-        waiting = _Waiting(self)
+        waiting = _PooledSandbox(self)
         try:
-            waiting.cell = Cell(self._host, waiting)
+            waiting.sandbox = Sandbox(self._host, waiting)
         except OSError:
             self._fill_later(_REFILL_AFTER_FAILURE_S)
             return
         self._ready.append(waiting)
-        self._list()
+        self._write_ready_file()
 
     def end(self, done: Callable[[], None]) -> None:
         """Kill all that stand ready; `done` when nothing of them is left."""
         self.is_ended = True
         self._done = done
         for waiting in tuple(self._ready):
-            waiting.cell.kill()
+            waiting.sandbox.kill()
         self._check_done()
 
-    def forget(self, waiting: "_Waiting") -> None:
+    def remove(self, pooled: "_PooledSandbox") -> None:
         """It died before anybody used it."""
-        if waiting in self._ready:
-            self._ready.remove(waiting)
-            self._list()
+        if pooled in self._ready:
+            self._ready.remove(pooled)
+            self._write_ready_file()
         self._check_done()
         self._fill_later(_REFILL_AFTER_FAILURE_S)
 
-    def prepared(self) -> None:
+    def sandbox_prepared(self) -> None:
         """One more is ready."""
         self._fill_later(_REFILL_S)
 
     def _fill_later(self, delay_s: float) -> None:
         if not self._is_filling and not self.is_ended and len(self._ready) < self._size:
             self._is_filling = True
-            self._host.loop.after(delay_s, self.fill)
+            self._host.loop.call_later(delay_s, self.fill)
 
     def _check_done(self) -> None:
         if self.is_ended and not self._ready:
             self._done()
-            self._done = _nothing
+            self._done = _do_nothing
 
-    def _list(self) -> None:
+    def _write_ready_file(self) -> None:
         if self._size:
-            self._host.ready_listing.write_text("".join(f"{each.cell.name}\n" for each in self._ready))
+            self._host.ready_file.write_text("".join(f"{each.sandbox.name}\n" for each in self._ready))
 
 
-class _Waiting:
+class _PooledSandbox:
     """The owner of a cell that nobody uses yet."""
 
-    cell: Cell
+    sandbox: Sandbox
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: SandboxPool) -> None:
         self._pool = pool
 
-    def made(self) -> None:
+    def created(self) -> None:
         if self._pool.is_ended:
-            self.cell.kill()
+            self.sandbox.kill()
 
     def prepared(self) -> None:
-        self._pool.prepared()
+        self._pool.sandbox_prepared()
 
-    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
         del message, files
 
     def failed(self, message: str) -> None:
         del message
-        if self.cell.pid is None:
+        if self.sandbox.pid is None:
             self.died()
         else:
-            self.cell.kill()
+            self.sandbox.kill()
 
     def died(self) -> None:
-        self.cell.remove(lambda: self._pool.forget(self))
+        self.sandbox.remove(lambda: self._pool.remove(self))
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     pass

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-__all__ = ["Group", "NoGroup", "Tree", "Usage", "find_tree", "until"]
+__all__ = ["Cgroup", "NoCgroup", "CgroupTree", "CgroupUsage", "find_cgroup_tree", "wait_until"]
 
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
@@ -35,7 +35,7 @@ _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class CgroupUsage:
     """Counters that only grow."""
 
     cpu_us: int = 0
@@ -43,25 +43,25 @@ class Usage:
     pids_refused: int = 0
 
 
-class Group(Protocol):
+class Cgroup(Protocol):
     """The walls around one environment's processes."""
 
     @property
-    def joined_by(self) -> Sequence[str]:
+    def join_files(self) -> Sequence[str]:
         """Files that a process writes its pid to in order to be in the group, with all its later children."""
         ...
 
-    joined_by_workers: Sequence[str]
+    worker_join_files: Sequence[str]
     """The same for a process that is counted here and does not freeze."""
 
-    def limit(self, *, memory_mib: int, pids: int) -> None: ...
-    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
+    def set_limits(self, *, memory_mib: int, pids: int) -> None: ...
+    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
     def freeze(self) -> bool:
         """True once no process of the group runs; asked again until then."""
         ...
 
     def thaw(self) -> None: ...
-    def usage(self) -> Usage: ...
+    def usage(self) -> CgroupUsage: ...
     def reset_peak(self) -> None: ...
     def peak_kib(self) -> int: ...
     def processes(self) -> list[int]: ...
@@ -71,12 +71,12 @@ class Group(Protocol):
         ...
 
 
-class Tree(Protocol):
+class CgroupTree(Protocol):
     """Where the groups of one launcher live."""
 
     version: str
 
-    def make(self, name: str) -> Group: ...
+    def make(self, name: str) -> Cgroup: ...
     def sweep(self) -> None:
         """Kill and remove every group below, of earlier lives too."""
         ...
@@ -84,27 +84,27 @@ class Tree(Protocol):
     def remove(self) -> None: ...
 
 
-class NoGroup:
+class NoCgroup:
     """An environment without cgroups: nothing is limited or counted here."""
 
-    joined_by_workers: Sequence[str] = ()
+    worker_join_files: Sequence[str] = ()
 
     @property
-    def joined_by(self) -> Sequence[str]:
+    def join_files(self) -> Sequence[str]:
         return ()
 
-    def limit(self, *, memory_mib: int, pids: int) -> None:
+    def set_limits(self, *, memory_mib: int, pids: int) -> None:
         del memory_mib, pids
 
-    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
         del cpu_milli, cores
 
     def freeze(self) -> bool:
         return True
 
     def thaw(self) -> None: ...
-    def usage(self) -> Usage:
-        return Usage()
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage()
 
     def reset_peak(self) -> None: ...
     def peak_kib(self) -> int:
@@ -118,20 +118,20 @@ class NoGroup:
         return True
 
 
-def find_tree(prefix: str) -> Tree | None:
+def find_cgroup_tree(prefix: str) -> CgroupTree | None:
     """The hierarchy this process may write, made ready under `tangram/<prefix>`; None where there is none."""
     mounts = _cgroup_mounts()
     try:
         if all(name in mounts for name in _V1_CONTROLLERS):
-            return V1Tree({name: Path(mounts[name]) for name in _V1_CONTROLLERS}, prefix)
+            return CgroupV1Tree({name: Path(mounts[name]) for name in _V1_CONTROLLERS}, prefix)
         if "v2" in mounts:
-            return V2Tree(Path(mounts["v2"]), prefix)
+            return CgroupV2Tree(Path(mounts["v2"]), prefix)
     except OSError:
         return None
     return None
 
 
-class V1Tree:
+class CgroupV1Tree:
     """One directory per controller."""
 
     version = "v1"
@@ -147,11 +147,11 @@ class V1Tree:
         _write(self._roots["cpu"] / "cpu.shares", _SHARES)
         self._cpus, self._mems = ((parent / name).read_text() for name in ("cpuset.cpus", "cpuset.mems"))
         # Controllers may share a hierarchy, under several names.
-        self._distinct = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
+        self._hierarchies = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
 
-    def make(self, name: str) -> "V1Group":
+    def make(self, name: str) -> "CgroupV1":
         paths = {controller: root / name for controller, root in self._roots.items()}
-        return V1Group(paths, [paths[controller] for controller in self._distinct], self._cpus, self._mems)
+        return CgroupV1(paths, [paths[controller] for controller in self._hierarchies], self._cpus, self._mems)
 
     def sweep(self) -> None:
         names = {path.name for root in self._roots.values() for path in root.glob("*/")}
@@ -164,30 +164,30 @@ class V1Tree:
             _rmdir(root.parent)
 
 
-class V1Group:
-    def __init__(self, paths: dict[str, Path], distinct: Sequence[Path], cpus: str, mems: str) -> None:
-        self._distinct, self._all_cores = distinct, cpus
-        for path in distinct:
+class CgroupV1:
+    def __init__(self, paths: dict[str, Path], directories: Sequence[Path], cpus: str, mems: str) -> None:
+        self._directories, self._all_cores = directories, cpus
+        for path in directories:
             path.mkdir(exist_ok=True)
         # Strings, because putting a Path together costs more than what is done with it.
         self._files = {name: f"{paths[name.partition('.')[0]]}/{file}" for name, file in _V1_FILES.items()}
-        self._procs = [f"{path}/cgroup.procs" for path in distinct]
-        counting = [path for path in distinct if not path.samefile(paths["freezer"])]
-        self.joined_by_workers: Sequence[str] = [f"{path}/cgroup.procs" for path in counting]
+        self._join_files = [f"{path}/cgroup.procs" for path in directories]
+        counting = [path for path in directories if not path.samefile(paths["freezer"])]
+        self.worker_join_files: Sequence[str] = [f"{path}/cgroup.procs" for path in counting]
         # A cpuset takes no process before it has both.
         _write(self._files["cpuset.mems"], mems)
         _write(self._files["cpuset.cpus"], cpus)
 
     @property
-    def joined_by(self) -> Sequence[str]:
-        return self._procs
+    def join_files(self) -> Sequence[str]:
+        return self._join_files
 
-    def limit(self, *, memory_mib: int, pids: int) -> None:
+    def set_limits(self, *, memory_mib: int, pids: int) -> None:
         _write(self._files["memory.limit"], memory_mib << 20)
-        _write_if_there(self._files["memory.memsw"], memory_mib << 20)
+        _write_if_exists(self._files["memory.memsw"], memory_mib << 20)
         _write(self._files["pids.max"], pids)
 
-    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
         # Written though it may be the same: that begins a period anew, so that what ran before is not paid for now.
         _write(self._files["cpu.quota"], _quota_us(cpu_milli))
         _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
@@ -200,8 +200,8 @@ class V1Group:
     def thaw(self) -> None:
         _write(self._files["freezer.state"], "THAWED")
 
-    def usage(self) -> Usage:
-        return Usage(
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage(
             cpu_us=int(_read(self._files["cpuacct.usage"])) // 1000,
             oom_kills=_counter(self._files["memory.oom"], "oom_kill"),
             pids_refused=_counter(self._files["pids.events"], "max"),
@@ -223,11 +223,11 @@ class V1Group:
         self.thaw()
 
     def remove(self) -> bool:
-        removed = [_rmdir(path) for path in self._distinct]
+        removed = [_rmdir(path) for path in self._directories]
         return all(removed)
 
 
-class V2Tree:
+class CgroupV2Tree:
     """One directory for all controllers. As root at the top; as a user below a delegated cgroup."""
 
     version = "v2"
@@ -247,8 +247,8 @@ class V2Tree:
             _write(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
         _write(self._root / "cpu.weight", _WEIGHT)
 
-    def make(self, name: str) -> "V2Group":
-        return V2Group(self._root / name)
+    def make(self, name: str) -> "CgroupV2":
+        return CgroupV2(self._root / name)
 
     def sweep(self) -> None:
         for path in self._root.glob("*/"):
@@ -259,23 +259,23 @@ class V2Tree:
         _rmdir(self._root.parent)
 
 
-class V2Group:
-    joined_by_workers: Sequence[str] = ()
+class CgroupV2:
+    worker_join_files: Sequence[str] = ()
 
     def __init__(self, path: Path) -> None:
         self._path = path
         path.mkdir(exist_ok=True)
 
     @property
-    def joined_by(self) -> Sequence[str]:
+    def join_files(self) -> Sequence[str]:
         return (f"{self._path}/cgroup.procs",)
 
-    def limit(self, *, memory_mib: int, pids: int) -> None:
+    def set_limits(self, *, memory_mib: int, pids: int) -> None:
         _write(self._path / "memory.max", memory_mib << 20)
-        _write_if_there(self._path / "memory.swap.max", 0)
+        _write_if_exists(self._path / "memory.swap.max", 0)
         _write(self._path / "pids.max", pids)
 
-    def grant(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
+    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
         _write(self._path / "cpu.max", f"{_quota_us(cpu_milli)} {_PERIOD_US}")
         _write(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
 
@@ -286,8 +286,8 @@ class V2Group:
     def thaw(self) -> None:
         _write(self._path / "cgroup.freeze", 0)
 
-    def usage(self) -> Usage:
-        return Usage(
+    def usage(self) -> CgroupUsage:
+        return CgroupUsage(
             cpu_us=_counter(self._path / "cpu.stat", "usage_usec"),
             oom_kills=_counter(self._path / "memory.events", "oom_kill"),
             pids_refused=_counter(self._path / "pids.events", "max"),
@@ -333,16 +333,16 @@ def _quota_us(cpu_milli: int) -> int:
     return max(_MIN_QUOTA_US, cpu_milli * _PERIOD_US // 1000)
 
 
-def _kill_and_remove(group: Group) -> None:
+def _kill_and_remove(group: Cgroup) -> None:
     def gone() -> bool:
         with contextlib.suppress(OSError):  # some of its directories may be gone already
             group.kill()
         return group.remove()
 
-    until(gone, limit_s=2.0)
+    wait_until(gone, limit_s=2.0)
 
 
-def until(done: Callable[[], bool], limit_s: float) -> bool:
+def wait_until(done: Callable[[], bool], limit_s: float) -> bool:
     deadline = time.monotonic() + limit_s
     while not done():
         if time.monotonic() > deadline:
@@ -378,7 +378,7 @@ def _write(path: str | Path, value: int | str) -> None:
         os.close(fd)
 
 
-def _write_if_there(path: str | Path, value: int) -> None:
+def _write_if_exists(path: str | Path, value: int) -> None:
     if os.path.exists(path):
         _write(path, value)
 

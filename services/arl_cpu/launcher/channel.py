@@ -9,15 +9,15 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["Channel", "as_file", "content_of"]
+__all__ = ["PacketChannel", "create_sealed_file", "read_file"]
 
 _MAX_PACKET = 64 << 10
 _MAX_FILES = 8
-_BESIDE = socket.CMSG_SPACE(_MAX_FILES * array("i").itemsize)
+_ANCILLARY_BYTES = socket.CMSG_SPACE(_MAX_FILES * array("i").itemsize)
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 
 
-class Channel:
+class PacketChannel:
     """One end of a SOCK_SEQPACKET pair."""
 
     def __init__(self, end: socket.socket) -> None:
@@ -34,7 +34,7 @@ class Channel:
         """The next message and its files; None at the end of the other side. Raises ValueError for what is none."""
         try:
             # Not socket.recv_fds: it drops its flags, and what an action must not have would be inherited.
-            data, beside, _, _ = self.socket.recvmsg(_MAX_PACKET, _BESIDE, socket.MSG_CMSG_CLOEXEC)
+            data, beside, _, _ = self.socket.recvmsg(_MAX_PACKET, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return None
         files = array("i")
@@ -53,7 +53,7 @@ class Channel:
         self.socket.close()
 
 
-def as_file(content: bytes) -> int:
+def create_sealed_file(content: bytes) -> int:
     """A file in memory that can be read but never changed, positioned at its start."""
     file = os.memfd_create("tangram", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(content)
@@ -64,7 +64,7 @@ def as_file(content: bytes) -> int:
     return file
 
 
-def content_of(file: int, size: int | None = None) -> bytes:
+def read_file(file: int, size: int | None = None) -> bytes:
     """At most so much of it, else all."""
     if size is None:
         size = os.fstat(file).st_size

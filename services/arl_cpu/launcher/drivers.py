@@ -5,12 +5,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from . import landlock
-from .landlock import Landlock
-from .namespaces import Namespaces
-from .unsafe_local import UnsafeLocal
-from .walls import Walls
+from .landlock import LandlockIsolation
+from .namespaces import NamespaceIsolation
+from .unsafe_local import UnsafeLocalIsolation
+from .walls import Isolation
 
-__all__ = ["AUTO", "DRIVERS", "FALLBACKS", "Driver"]
+__all__ = ["AUTO", "DRIVERS", "FALLBACKS", "IsolationDriver"]
 
 AUTO = "auto"
 """Not chosen: the first of `FALLBACKS` that works here."""
@@ -18,14 +18,14 @@ FALLBACKS = ("namespaces", "landlock")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Driver:
+class IsolationDriver:
     name: str
-    walls: Callable[[], Walls]
-    zygote_unshares: bool = False
+    isolation: Callable[[], Isolation]
+    has_zygote_namespaces: bool = False
     """The process that forks agents makes their namespaces; else their walls do all of it."""
-    ends_with_first: bool = False
+    dies_with_init: bool = False
     """The kernel ends all of an environment with its first process."""
-    has_walls: bool = True
+    is_isolated: bool = True
     has_templates: bool = False
     """Its walls can stand around another file tree than the host's."""
     needs_reachable_python: bool = False
@@ -36,44 +36,44 @@ class Driver:
     mechanisms: Mapping[str, str]
 
 
-def _no_landlock() -> str | None:
-    version = landlock.abi()
+def _landlock_problem() -> str | None:
+    version = landlock.landlock_abi()
     if version == 0:
         return "the kernel has no Landlock, or does not use it (Linux 5.13 and `landlock` in its lsm= parameter)"
-    if os.geteuid() != 0 and version < landlock.SCOPES_FROM:
+    if os.geteuid() != 0 and version < landlock.MIN_ABI_FOR_SCOPES:
         return f"Landlock ABI {version} cannot keep signals from this user's other processes (Linux 6.12, or root)"
     return None
 
 
-_IN_NAMESPACES = {
+_NAMESPACE_MECHANISMS = {
     "files": "mount namespace",
     "net_isolation": "network namespace",
     "kill_tree": "pid namespace",
     "pids": "RLIMIT_NPROC in the user namespace",
     "disk_total": "tmpfs size",
 }
-_USER_NAMESPACES = (
+_USER_NAMESPACE_FIX = (
     "Allow unprivileged user namespaces (sysctl kernel.unprivileged_userns_clone=1 or "
     "kernel.apparmor_restrict_unprivileged_userns=0; in a container also an unmasked /proc)"
 )
 
-DRIVERS: Mapping[str, Driver] = {
+DRIVERS: Mapping[str, IsolationDriver] = {
     driver.name: driver
     for driver in (
-        Driver(
+        IsolationDriver(
             name="namespaces",
-            walls=Namespaces,
-            zygote_unshares=True,
-            ends_with_first=True,
+            isolation=NamespaceIsolation,
+            has_zygote_namespaces=True,
+            dies_with_init=True,
             has_templates=True,
-            fix=_USER_NAMESPACES,
-            mechanisms=_IN_NAMESPACES,
+            fix=_USER_NAMESPACE_FIX,
+            mechanisms=_NAMESPACE_MECHANISMS,
         ),
-        Driver(
+        IsolationDriver(
             name="landlock",
-            walls=Landlock,
+            isolation=LandlockIsolation,
             needs_reachable_python=True,
-            problem=_no_landlock,
+            problem=_landlock_problem,
             fix="Boot a kernel that uses Landlock",
             mechanisms={
                 "files": "landlock",
@@ -83,6 +83,6 @@ DRIVERS: Mapping[str, Driver] = {
                 "disk_total": "a polled sum",
             },
         ),
-        Driver(name="unsafe-local", walls=UnsafeLocal, has_walls=False, mechanisms={}),
+        IsolationDriver(name="unsafe-local", isolation=UnsafeLocalIsolation, is_isolated=False, mechanisms={}),
     )
 }

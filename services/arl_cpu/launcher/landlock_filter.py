@@ -4,21 +4,21 @@ import errno
 from functools import cache
 
 from . import seccomp
-from .seccomp import ARGUMENTS, IOCTL, SOCKETPAIR, if_argument_is, unless_argument_is
+from .seccomp import ARGUMENT_OFFSETS, IOCTL, SOCKETPAIR, if_argument_is, unless_argument_is
 from .syscalls import AARCH64, MACHINE
 
-__all__ = ["around_action", "around_environment"]
+__all__ = ["action_filter", "environment_filter"]
 
-_REFUSED = 0x00050000 | errno.EPERM
+_DENY = 0x00050000 | errno.EPERM
 _SOCK_TYPE = (1, 5)
 """SOCK_STREAM, SOCK_SEQPACKET: connected for good. A datagram socket of a pair could be turned to another address."""
 _SOCK_FLAGS = (0, 0o4000, 0o2000000, 0o2004000)
 _SET_OWNER, _FIOSETOWN, _SIOCSPGRP = (8, 10, 15), 0x8901, 0x8902
 """fcntl F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send a signal on a file's behalf."""
-_ANY_PROCESS = 0xFFFFFFFF
+_ALL_PROCESSES = 0xFFFFFFFF
 
-Numbers = tuple[int | None, int | None]
-_DENIED: dict[str, Numbers] = {
+SyscallNumbers = tuple[int | None, int | None]
+_DENIED: dict[str, SyscallNumbers] = {
     "accept": (43, 202),
     "accept4": (288, 242),
     "bind": (49, 200),
@@ -31,7 +31,7 @@ _DENIED: dict[str, Numbers] = {
     "shmget": (29, 194),
     "socket": (41, 198),
 }
-_METADATA: dict[str, Numbers] = {
+_METADATA_CALLS: dict[str, SyscallNumbers] = {
     "chmod": (90, None),
     "chown": (92, None),
     "fchmodat": (268, 53),
@@ -50,9 +50,9 @@ _METADATA: dict[str, Numbers] = {
     "utimes": (235, None),
 }
 """Landlock does not look at these, and the files around belong to the same user. On opened files they work."""
-_UTIMENSAT: Numbers = (280, 88)
-_FCNTL: Numbers = (72, 25)
-_AT_FIRST: dict[str, Numbers] = {
+_UTIMENSAT: SyscallNumbers = (280, 88)
+_FCNTL: SyscallNumbers = (72, 25)
+_SIGNAL_CALLS: dict[str, SyscallNumbers] = {
     "pidfd_open": (434, 434),
     "rt_sigqueueinfo": (129, 138),
     "rt_tgsigqueueinfo": (297, 240),
@@ -60,42 +60,44 @@ _AT_FIRST: dict[str, Numbers] = {
     "tkill": (200, 130),
 }
 """Calls that send a signal to their first argument, or open it."""
-_KILL: Numbers = (62, 129)
+_KILL: SyscallNumbers = (62, 129)
 
 
 @cache
-def around_environment(*, has_cgroup: bool, owns_files: bool, machine: str = MACHINE) -> bytes:
+def environment_filter(*, has_cgroup: bool, owns_files: bool, machine: str = MACHINE) -> bytes:
     """For the agent and all below it. `owns_files`: the uid is one that has files on this host."""
-    denied = {**_DENIED, **(_METADATA if owns_files else {})}
-    rules = [seccomp.refuse(number, _REFUSED) for number in _numbers(denied, machine)]
-    if owns_files and (number := _on(_UTIMENSAT, machine)) is not None:
+    denied = {**_DENIED, **(_METADATA_CALLS if owns_files else {})}
+    rules = [seccomp.refuse(number, _DENY) for number in _numbers(denied, machine)]
+    if owns_files and (number := _number_on(_UTIMENSAT, machine)) is not None:
         # With no path it is about an opened file. A pointer has two halves.
-        low, high = ARGUMENTS[1], ARGUMENTS[1] + 4
-        rules.append(seccomp.unless_both_zero(number, low, high, _REFUSED))
+        low, high = ARGUMENT_OFFSETS[1], ARGUMENT_OFFSETS[1] + 4
+        rules.append(seccomp.unless_both_zero(number, low, high, _DENY))
     if owns_files:
-        rules.append(seccomp.sparing_all_others(machine, _REFUSED))
+        rules.append(seccomp.protect_other_processes(machine, _DENY))
     types = tuple(kind | flags for kind in _SOCK_TYPE for flags in _SOCK_FLAGS)
-    rules.append(unless_argument_is(SOCKETPAIR[machine], ARGUMENTS[1], types, _REFUSED))
-    if (number := _on(_FCNTL, machine)) is not None:
-        rules.append(if_argument_is(number, ARGUMENTS[1], _SET_OWNER, _REFUSED))
-    requests = (*seccomp.INJECTIONS, _FIOSETOWN, _SIOCSPGRP)
-    rules.append(if_argument_is(IOCTL[machine], ARGUMENTS[1], requests, _REFUSED))
-    return seccomp.program(has_cgroup=has_cgroup, machine=machine, first=b"".join(rules))
+    rules.append(unless_argument_is(SOCKETPAIR[machine], ARGUMENT_OFFSETS[1], types, _DENY))
+    if (number := _number_on(_FCNTL, machine)) is not None:
+        rules.append(if_argument_is(number, ARGUMENT_OFFSETS[1], _SET_OWNER, _DENY))
+    requests = (*seccomp.TERMINAL_INJECTION_REQUESTS, _FIOSETOWN, _SIOCSPGRP)
+    rules.append(if_argument_is(IOCTL[machine], ARGUMENT_OFFSETS[1], requests, _DENY))
+    return seccomp.build_filter(has_cgroup=has_cgroup, machine=machine, first=b"".join(rules))
 
 
-def around_action(agent: int, machine: str = MACHINE) -> bytes:
+def action_filter(agent: int, machine: str = MACHINE) -> bytes:
     """For what an action runs: the agent, a process of the same uid, is out of its reach."""
-    rules = [if_argument_is(number, ARGUMENTS[0], (agent,), _REFUSED) for number in _numbers(_AT_FIRST, machine)]
-    rules.append(seccomp.sparing(agent, machine, _REFUSED))
-    if (number := _on(_KILL, machine)) is not None:
-        its_group = _ANY_PROCESS + 1 - agent
-        rules.append(if_argument_is(number, ARGUMENTS[0], (agent, its_group, _ANY_PROCESS), _REFUSED))
-    return seccomp.only(b"".join(rules), machine)
+    rules = [
+        if_argument_is(number, ARGUMENT_OFFSETS[0], (agent,), _DENY) for number in _numbers(_SIGNAL_CALLS, machine)
+    ]
+    rules.append(seccomp.protect_process(agent, machine, _DENY))
+    if (number := _number_on(_KILL, machine)) is not None:
+        its_group = _ALL_PROCESSES + 1 - agent
+        rules.append(if_argument_is(number, ARGUMENT_OFFSETS[0], (agent, its_group, _ALL_PROCESSES), _DENY))
+    return seccomp.build_filter_of(b"".join(rules), machine)
 
 
-def _numbers(calls: dict[str, Numbers], machine: str) -> list[int]:
-    return [number for each in calls.values() if (number := _on(each, machine)) is not None]
+def _numbers(calls: dict[str, SyscallNumbers], machine: str) -> list[int]:
+    return [number for each in calls.values() if (number := _number_on(each, machine)) is not None]
 
 
-def _on(numbers: Numbers, machine: str) -> int | None:
+def _number_on(numbers: SyscallNumbers, machine: str) -> int | None:
     return numbers[machine == AARCH64]

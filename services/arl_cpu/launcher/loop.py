@@ -9,10 +9,10 @@ import socket
 import time
 from collections.abc import Callable
 
-__all__ = ["Loop", "Timer"]
+__all__ = ["EventLoop", "LoopTimer"]
 
 
-class Timer:
+class LoopTimer:
     """A call in the future, until it is cancelled."""
 
     __slots__ = ("call", "due")
@@ -25,14 +25,14 @@ class Timer:
         self.call = None
 
 
-class Loop:
+class EventLoop:
     """Single-threaded; every callback runs to its end before the next."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
-        self._timers: list[tuple[float, int, Timer]] = []
+        self._timers: list[tuple[float, int, LoopTimer]] = []
         self._order = itertools.count()
-        self._ending = False
+        self._is_stopping = False
         self._on_child: Callable[[int, int], None] = lambda _pid, _status: None
         self._on_terminate: Callable[[], None] = self.stop
 
@@ -46,7 +46,7 @@ class Loop:
         signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
         for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT):
             signal.signal(number, lambda _number, _frame: None)
-        self.watch(woken.fileno(), lambda: self._signalled(woken))
+        self.watch(woken.fileno(), lambda: self._handle_signals(woken))
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
         self._selector.register(fd, selectors.EVENT_READ, [on_readable, None])
@@ -62,32 +62,32 @@ class Loop:
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
-    def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
-        timer = Timer(time.monotonic() + delay_s, call)
+    def call_later(self, delay_s: float, call: Callable[[], None]) -> LoopTimer:
+        timer = LoopTimer(time.monotonic() + delay_s, call)
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
     def stop(self) -> None:
-        self._ending = True
+        self._is_stopping = True
 
     def run(self) -> None:
-        while not self._ending:
-            self.turn()
+        while not self._is_stopping:
+            self.run_once()
 
     def run_until(self, done: Callable[[], bool], limit_s: float) -> bool:
         """Turn until `done`; False when the limit passed first."""
         deadline = time.monotonic() + limit_s
-        wake = self.after(limit_s, lambda: None)
+        wake = self.call_later(limit_s, lambda: None)
         while not done():
             if time.monotonic() >= deadline:
                 return False
-            self.turn()
+            self.run_once()
         wake.cancel()
         return True
 
-    def turn(self) -> None:
+    def run_once(self) -> None:
         """Wait for the next event and serve all that are due."""
-        for key, events in self._selector.select(self._patience()):
+        for key, events in self._selector.select(self._timeout_s()):
             on_readable, on_writable = key.data
             if events & selectors.EVENT_WRITE and on_writable is not None:
                 on_writable()
@@ -104,12 +104,12 @@ class Loop:
         current = self._selector.get_map().get(key.fd)
         return current is not None and current.data is key.data
 
-    def _patience(self) -> float | None:
+    def _timeout_s(self) -> float | None:
         while self._timers and self._timers[0][2].call is None:
             heapq.heappop(self._timers)
         return max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
 
-    def _signalled(self, woken: socket.socket) -> None:
+    def _handle_signals(self, woken: socket.socket) -> None:
         numbers = woken.recv(4096)
         if signal.SIGCHLD in numbers:
             self._reap()

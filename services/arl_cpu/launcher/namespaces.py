@@ -4,58 +4,58 @@ import os
 import signal
 
 from . import mounts, overlay, seccomp, syscalls
-from .limits import limit, yield_cores
-from .processes import Process, all_processes
-from .walls import Layers, Setup
+from .limits import apply_limits, lower_priority
+from .processes import ProcessInfo, all_processes
+from .walls import AgentSetup, TemplateLayers
 
-__all__ = ["Namespaces"]
+__all__ = ["NamespaceIsolation"]
 
 _INSIDE_ID = 1000
 
 
-class Namespaces:
+class NamespaceIsolation:
     """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
 
-    enters = False
+    confines_actions = False
     write_area = mounts.WORKSPACE
 
     def __init__(self) -> None:
         self._template: overlay.TemplateRoot | None = None
 
-    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
+    def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
         # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         if layers is not None:
-            self._template = overlay.TemplateRoot.opened(layers)
+            self._template = overlay.TemplateRoot.open_layers(layers)
             self.write_area = "/"  # its user may remove any other directory
-            _take_the_one_id()
+            _switch_to_sandbox_uid()
         else:
             sources = mounts.open_sources(base_prefix)
-            _take_the_one_id()
+            _switch_to_sandbox_uid()
             mounts.build_root(sources)
         syscalls.bring_loopback_up()
         syscalls.set_hostname("sandbox")
 
-    def bind(self, setup: Setup) -> None:
+    def apply_setup(self, setup: AgentSetup) -> None:
         if self._template is not None:
             sizes = {"disk_mib": setup.disk_mib, "memory_mib": setup.memory_mib}
             self._template.build(**sizes, workspace=setup.workspace)
         else:
             mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
-        limit(setup, processes=setup.pids + 1)
+        apply_limits(setup, processes=setup.pids + 1)
         if not setup.has_cgroup:
-            yield_cores()
+            lower_priority()
         syscalls.drop_capabilities()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
         # After the last change of uid, which would clear it. The parent is the launcher by now.
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
-        seccomp.install(has_cgroup=setup.has_cgroup)
+        seccomp.install_default_filter(has_cgroup=setup.has_cgroup)
 
-    def enter(self) -> None:
+    def confine_action(self) -> None:
         pass
 
-    def others(self) -> list[Process]:
+    def other_processes(self) -> list[ProcessInfo]:
         return [process for process in all_processes() if process.pid != 1]
 
     def signal_all(self, number: int) -> None:
@@ -73,11 +73,11 @@ class Namespaces:
         state = os.statvfs(self.write_area)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 
-    def exceeded(self) -> str | None:
+    def exceeded_limit(self) -> str | None:
         return None
 
 
-def _take_the_one_id() -> None:
+def _switch_to_sandbox_uid() -> None:
     """Capabilities over the namespaces stay: none of the ids here is root."""
     with open("/proc/self/setgroups") as file:
         if file.read().strip() == "allow":

@@ -10,25 +10,25 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-__all__ = ["AGENTS", "AUTO", "PYTHON", "NoNative", "open_native"]
+__all__ = ["AGENT_KINDS", "AUTO", "PYTHON", "NativeAgentUnavailable", "open_native_agent"]
 
 AUTO, NATIVE, PYTHON = "auto", "native", "python"
-AGENTS = (AUTO, NATIVE, PYTHON)
+AGENT_KINDS = (AUTO, NATIVE, PYTHON)
 """What can be asked for: the one in C, the one in Python, or for each environment the better one of what works here."""
 
 _SOURCES = Path(__file__).with_name("native")
 _COMPILERS = ("cc", "gcc", "clang")
 # Static: what it would load is not to be found in a template.
 _FLAGS = ("-std=gnu11", "-O2", "-static", "-Wall", "-Wextra")
-_LIMIT_S = 60
-_CHECK = "--check"
+_COMMAND_TIMEOUT_S = 60
+_CHECK_OPTION = "--check"
 
 
-class NoNative(Exception):
+class NativeAgentUnavailable(Exception):
     """The message says why there is none on this machine."""
 
 
-def open_native() -> int:
+def open_native_agent() -> int:
     """The program, opened to be executed. Raises NoNative."""
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
     sources = sorted(_SOURCES.glob("*.c"))
@@ -36,34 +36,34 @@ def open_native() -> int:
     for path in (*sources, *sorted(_SOURCES.glob("*.h"))):
         key.update(path.read_bytes())
     try:
-        program = _own_directory() / f"agent-{key.hexdigest()[:32]}"
-        if not _works(program):
+        program = _cache_directory() / f"agent-{key.hexdigest()[:32]}"
+        if not _is_working(program):
             if compiler is None:
-                raise NoNative(
+                raise NativeAgentUnavailable(
                     f"there is no C compiler ({', '.join(_COMPILERS)}), which would save 3 MiB per environment"
                 )
             _compile(compiler, sources, program)
         return os.open(program, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise NoNative(str(error)) from error
+        raise NativeAgentUnavailable(str(error)) from error
 
 
-def _works(program: Path) -> bool:
+def _is_working(program: Path) -> bool:
     """Also after a full disk, a power cut or a change of the machine."""
     try:
-        _run([str(program), _CHECK])
-    except (OSError, NoNative):
+        _run([str(program), _CHECK_OPTION])
+    except (OSError, NativeAgentUnavailable):
         return False
     return True
 
 
-def _own_directory() -> Path:
+def _cache_directory() -> Path:
     """Of this user alone: what lies there is executed in every environment. Raises NoNative."""
     directory = _home() / ".cache" / "tangram"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-        raise NoNative(f"{directory} can be written by others")
+        raise NativeAgentUnavailable(f"{directory} can be written by others")
     return directory
 
 
@@ -72,7 +72,7 @@ def _home() -> Path:
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError as error:
-        raise NoNative(f"uid {os.geteuid()} has no home") from error
+        raise NativeAgentUnavailable(f"uid {os.geteuid()} has no home") from error
 
 
 def _compile(compiler: str, sources: list[Path], program: Path) -> None:
@@ -80,7 +80,7 @@ def _compile(compiler: str, sources: list[Path], program: Path) -> None:
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
         made = f"{scratch}/agent"
         _run([compiler, *_FLAGS, "-o", made, *map(str, sources)])
-        _run([made, _CHECK])
+        _run([made, _CHECK_OPTION])
         with open(made, "rb") as file:
             os.fsync(file.fileno())
         os.rename(made, program)
@@ -88,9 +88,9 @@ def _compile(compiler: str, sources: list[Path], program: Path) -> None:
 
 def _run(command: list[str]) -> None:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise NoNative(f"{command[0]} did not end in {_LIMIT_S} s") from error
+        raise NativeAgentUnavailable(f"{command[0]} did not end in {_COMMAND_TIMEOUT_S} s") from error
     if done.returncode != 0:
         said = next((line for line in done.stderr.splitlines() if line.strip()), "no word")
-        raise NoNative(f"{command[0]} failed: {said}")
+        raise NativeAgentUnavailable(f"{command[0]} failed: {said}")

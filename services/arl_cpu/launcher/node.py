@@ -8,45 +8,45 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import (
-    EnvironmentStatus,
-    Event,
+    AttemptResize,
+    CapturedOutput,
+    EnvironmentLostEvent,
     ExecSpec,
-    Fed,
-    Output,
-    Report,
-    Resize,
+    ExecutionReport,
+    ExecutorEvent,
+    FeedResult,
     RunningAttempt,
 )
-from arl_cpu.templates.records import HOST
+from arl_cpu.templates.records import HOST_TEMPLATE
 
-from .attempt import Attempt, Cause
-from .cells import Host, Pool
-from .environment import Environment
-from .following import Answer, Offsets
-from .processes import Process
-from .protocol import fence_from
-from .templating import NoTemplate, open_template
-from .workers import Workers
+from .attempt import SandboxAttempt, StopCause
+from .cells import SandboxHost, SandboxPool
+from .environment import SandboxEnvironment
+from .following import OutputCallback, OutputOffsets
+from .processes import ProcessInfo
+from .protocol import decode_fence
+from .templating import TemplateUnavailable, open_template
+from .workers import FileOperationRunner
 
-__all__ = ["Node"]
+__all__ = ["LauncherNode"]
 
-_REMEMBERED_FENCES = 10_000
-_WORKER_LOOK_S = 0.02
+_MAX_ACKNOWLEDGED_FENCES = 10_000
+_WORKER_POLL_S = 0.02
 
 
-class Node:
+class LauncherNode:
     """Starts, stops and reports attempts. Idempotent by fence."""
 
-    def __init__(self, host: Host, pool: Pool, on_event: Callable[[Event], None]) -> None:
+    def __init__(self, host: SandboxHost, pool: SandboxPool, on_event: Callable[[ExecutorEvent], None]) -> None:
         self._host, self._pool = host, pool
         self.on_event = on_event
-        self.workers = Workers(host)
-        self._persistent: dict[UUID, Environment] = {}
-        self._all: set[Environment] = set()
-        self._running: dict[Fence, Environment] = {}
-        self._reports: dict[Fence, Report] = {}
+        self.workers = FileOperationRunner(host)
+        self._persistent: dict[UUID, SandboxEnvironment] = {}
+        self._all: set[SandboxEnvironment] = set()
+        self._running: dict[Fence, SandboxEnvironment] = {}
+        self._reports: dict[Fence, ExecutionReport] = {}
         self._acknowledged: dict[Fence, None] = {}
-        self._waiting: list[tuple[frozenset[Environment], Callable[[], None]]] = []
+        self._end_waiters: list[tuple[frozenset[SandboxEnvironment], Callable[[], None]]] = []
 
     @property
     def environments(self) -> tuple[UUID, ...]:
@@ -61,7 +61,7 @@ class Node:
         )
 
     @property
-    def reports(self) -> tuple[Report, ...]:
+    def reports(self) -> tuple[ExecutionReport, ...]:
         return tuple(self._reports.values())
 
     def start(self, specs: Iterable[ExecSpec]) -> None:
@@ -70,39 +70,39 @@ class Node:
             if not any(spec.fence in fences for fences in known):
                 self._begin(spec)
 
-    def work(self, asker: socket.socket, message: Mapping[str, Any]) -> None:
+    def start_file_operation(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
         """On the files of a persistent environment in which nothing runs; all else about it goes over that socket."""
-        fence = fence_from(message["fence"])
+        fence = decode_fence(message["fence"])
         environment = self._persistent.get(UUID(message["environment"]))
-        self.workers.begin(asker, fence, environment, message["work"])
+        self.workers.start(connection, fence, environment, message["work"])
 
-    def processes(self, identifier: UUID) -> list[Process]:
+    def processes(self, identifier: UUID) -> list[ProcessInfo]:
         """The living processes of a persistent environment."""
         environment = self._persistent.get(identifier)
         return environment.processes() if environment is not None else []
 
-    def resize(self, resizes: Iterable[Resize]) -> list[Fence]:
+    def resize(self, resizes: Iterable[AttemptResize]) -> list[Fence]:
         """Those that run here, now with what their highest `amounts_seq` says."""
         return [resize.fence for resize in resizes if self._resize(resize)]
 
-    def follow(self, fence: Fence, after: Offsets, answer: Answer) -> Callable[[], None]:
+    def poll_output(self, fence: Fence, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
         """Answer once, as soon as there is something beyond the offsets; what comes back withdraws the question."""
         if (report := self._reports.get(fence)) is not None:
-            stdout, stderr = report.stdout.portion(after[0]), report.stderr.portion(after[1])
-            answer(Output(stdout, stderr, ended=True))
+            stdout, stderr = report.stdout.chunk_from(after[0]), report.stderr.chunk_from(after[1])
+            callback(CapturedOutput(stdout, stderr, ended=True))
         elif (attempt := self._attempt(fence)) is not None:
-            return attempt.followers.ask(after, answer)
+            return attempt.followers.subscribe(after, callback)
         else:
-            answer(None)
+            callback(None)
         return lambda: None
 
-    def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Fed:
+    def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
         """Give a running attempt input, all or nothing."""
         if (attempt := self._attempt(fence)) is None:
-            return Fed("absent")
-        if attempt.feed is None or not attempt.spec.stdin_open:
-            return Fed("unopened")
-        return attempt.feed.take(data, offset=offset, end=end)
+            return FeedResult("absent")
+        if attempt.stdin_feed is None or not attempt.spec.stdin_open:
+            return FeedResult("unopened")
+        return attempt.stdin_feed.append(data, offset=offset, end=end)
 
     def kill(self, fences: Iterable[Fence]) -> None:
         for fence in fences:
@@ -114,69 +114,71 @@ class Node:
     def destroy(self, identifiers: Iterable[UUID], done: Callable[[], None]) -> None:
         """`done` once none of them has a living process."""
         ending = [each for each in self._all if each.spec.id in frozenset(identifiers)]
-        self._end(ending, "cancelled", done)
+        self._end_environments(ending, "cancelled", done)
 
     def end_all(self, done: Callable[[], None]) -> None:
         """Those that stand ready, too."""
-        self._end(list(self._all), "stopped", lambda: self._pool.end(done))
+        self._end_environments(list(self._all), "stopped", lambda: self._pool.end(done))
 
     def acknowledge(self, fences: Iterable[Fence]) -> None:
         for fence in fences:
             if self._reports.pop(fence, None) is not None:
                 self._acknowledged[fence] = None
-        while len(self._acknowledged) > _REMEMBERED_FENCES:
+        while len(self._acknowledged) > _MAX_ACKNOWLEDGED_FENCES:
             del self._acknowledged[next(iter(self._acknowledged))]
 
     def _begin(self, spec: ExecSpec) -> None:
         if (spec.argv is not None and spec.source is not None) or spec.argv == ():
-            self._refuse(spec, "setup_failed", "at most one of argv and source must be given")
+            self._report_refusal(spec, "setup_failed", "at most one of argv and source must be given")
             return
         environment = self._persistent.get(spec.environment.id)
         if environment is not None and (environment.attempt is not None or environment.is_ending):
-            self._refuse(spec, "environment_busy", "another action runs in the environment, or it is being destroyed")
+            self._report_refusal(
+                spec, "environment_busy", "another action runs in the environment, or it is being destroyed"
+            )
             return
-        if self.workers.is_at(spec.environment.id):
+        if self.workers.is_active_in(spec.environment.id):
             # Of a manager that is no more: it was killed, and is gone in a moment.
-            self._host.loop.after(_WORKER_LOOK_S, lambda: self.start([spec]))
+            self._host.loop.call_later(_WORKER_POLL_S, lambda: self.start([spec]))
             return
         if environment is None and not spec.environment.may_make:
-            self._reported(_lost(spec))
+            self._record_report(_lost_report(spec))
             return
         if environment is not None and spec.environment.template not in (None, environment.spec.template):
             message = f"the environment was made from the template {environment.spec.template!r}"
-            self._refuse(spec, "setup_failed", f"{message}, not from {spec.environment.template!r}")
+            self._report_refusal(spec, "setup_failed", f"{message}, not from {spec.environment.template!r}")
             return
         try:
-            environment = environment or self._make(spec)
-        except (OSError, NoTemplate) as error:
-            self._refuse(spec, "setup_failed", str(error))
+            environment = environment or self._create_environment(spec)
+        except (OSError, TemplateUnavailable) as error:
+            self._report_refusal(spec, "setup_failed", str(error))
             return
         try:
-            attempt = Attempt(spec)
+            attempt = SandboxAttempt(spec)
         except OSError as error:
-            self._refuse(spec, "setup_failed", f"no pipe for the output: {error}")
+            self._report_refusal(spec, "setup_failed", f"no pipe for the output: {error}")
             if spec.environment.scope == "ephemeral":
                 environment.end()
             return
         self._running[spec.fence] = environment
         environment.begin(attempt)
 
-    def _attempt(self, fence: Fence) -> Attempt | None:
+    def _attempt(self, fence: Fence) -> SandboxAttempt | None:
         environment = self._running.get(fence)
         return environment.attempt if environment is not None else None
 
-    def _resize(self, resize: Resize) -> bool:
+    def _resize(self, resize: AttemptResize) -> bool:
         environment = self._running.get(resize.fence)
         return environment is not None and environment.resize(resize)
 
-    def _make(self, first: ExecSpec) -> Environment:
+    def _create_environment(self, first: ExecSpec) -> SandboxEnvironment:
         """Raises OSError, or NoTemplate."""
-        name = first.environment.template or HOST
+        name = first.environment.template or HOST_TEMPLATE
         spec = replace(first.environment, template=name)
         template = open_template(self._host.templates, self._host.driver, name)
-        tell = (self._reported, self._gone)
+        tell = (self._record_report, self._environment_removed)
         try:
-            environment = Environment(
+            environment = SandboxEnvironment(
                 spec, self._host, self._pool, *tell, template, runs_source=first.source is not None
             )
         except OSError:
@@ -188,45 +190,47 @@ class Node:
             self._persistent[spec.id] = environment
         return environment
 
-    def _refuse(self, spec: ExecSpec, reason: str, message: str) -> None:
-        self._reported(Report(fence=spec.fence, outcome="infra_error", reason=reason, message=message))
+    def _report_refusal(self, spec: ExecSpec, reason: str, message: str) -> None:
+        self._record_report(ExecutionReport(fence=spec.fence, outcome="infra_error", reason=reason, message=message))
 
-    def _reported(self, report: Report) -> None:
+    def _record_report(self, report: ExecutionReport) -> None:
         self._running.pop(report.fence, None)
         self._reports[report.fence] = report
         self.on_event(report)
 
-    def _gone(self, environment: Environment, loss: str | None) -> None:
+    def _environment_removed(self, environment: SandboxEnvironment, lost_reason: str | None) -> None:
         self._all.discard(environment)
         if self._persistent.get(environment.spec.id) is environment:
             del self._persistent[environment.spec.id]
-            if loss is not None:
-                self.on_event(EnvironmentStatus(id=environment.spec.id, lost_reason=loss))
-        waiting, self._waiting = self._waiting, []
+            if lost_reason is not None:
+                self.on_event(EnvironmentLostEvent(id=environment.spec.id, lost_reason=lost_reason))
+        waiting, self._end_waiters = self._end_waiters, []
         for environments, done in waiting:
-            self._wait(environments - {environment}, done)
+            self._call_when_ended(environments - {environment}, done)
 
-    def _end(self, environments: Sequence[Environment], cause: Cause, done: Callable[[], None]) -> None:
+    def _end_environments(
+        self, environments: Sequence[SandboxEnvironment], cause: StopCause, done: Callable[[], None]
+    ) -> None:
         for environment in environments:
             environment.end(cause)
-        self._wait(frozenset(environments) & self._all, done)
+        self._call_when_ended(frozenset(environments) & self._all, done)
 
-    def _wait(self, environments: frozenset[Environment], done: Callable[[], None]) -> None:
+    def _call_when_ended(self, environments: frozenset[SandboxEnvironment], done: Callable[[], None]) -> None:
         if environments:
-            self._waiting.append((environments, done))
+            self._end_waiters.append((environments, done))
         else:
             done()
 
 
-def _running_attempt(attempt: Attempt, environment: UUID) -> RunningAttempt:
-    given = attempt.given
+def _running_attempt(attempt: SandboxAttempt, environment: UUID) -> RunningAttempt:
+    given = attempt.allocation
     return RunningAttempt(
         given.fence, environment, given.cores, cpu_milli=given.cpu_milli, amounts_seq=given.amounts_seq
     )
 
 
-def _lost(spec: ExecSpec) -> Report:
-    return Report(
+def _lost_report(spec: ExecSpec) -> ExecutionReport:
+    return ExecutionReport(
         fence=spec.fence,
         outcome="infra_error",
         reason="environment_lost",

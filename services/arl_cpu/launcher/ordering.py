@@ -7,19 +7,32 @@ from arl_cpu.executor import ExecSpec
 
 from . import interpreter, workdir
 from .mounts import WORKSPACE
-from .orders import Mode, Order
+from .orders import AgentRequest, RequestMode
 
-__all__ = ["host_variables", "order_for"]
+__all__ = ["host_variables", "build_request"]
 
-_THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS", "PYTHON_CPU_COUNT")
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "PYTHON_CPU_COUNT",
+)
 
 
-def order_for(spec: ExecSpec, workspace: str, given: Mapping[str, str], kept: Mapping[str, str]) -> Order:
+def build_request(
+    spec: ExecSpec, workspace: str, template_variables: Mapping[str, str], environment_variables: Mapping[str, str]
+) -> AgentRequest:
     """`given` are the variables of the template, `kept` those of the environment."""
-    return Order(
+    return AgentRequest(
         mode=_mode_of(spec),
-        argv=spec.argv or interpreter.COMMAND,
-        env={**given, **_threads(max(spec.cpu_milli, spec.widest_cpu_milli)), **kept, **spec.env},
+        argv=spec.argv or interpreter.RESIDENT_COMMAND,
+        env={
+            **template_variables,
+            **_thread_variables(max(spec.cpu_milli, spec.max_cpu_milli)),
+            **environment_variables,
+            **spec.env,
+        },
         cwd=posixpath.join(workspace, spec.cwd or ""),
         fetch=spec.fetch,
         files=spec.files,
@@ -34,11 +47,11 @@ def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
         "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary(workspace),  # noqa: S108  # its own
+        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # its own
     }
 
 
-def _mode_of(spec: ExecSpec) -> Mode:
+def _mode_of(spec: ExecSpec) -> RequestMode:
     if spec.session is not None:
         return "watch"
     if spec.argv is not None:
@@ -46,5 +59,5 @@ def _mode_of(spec: ExecSpec) -> Mode:
     return "source" if spec.source is not None else "files"
 
 
-def _threads(cpu_milli: int) -> dict[str, str]:
-    return dict.fromkeys(_THREADS, str(max(1, cpu_milli // 1000)))
+def _thread_variables(cpu_milli: int) -> dict[str, str]:
+    return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cpu_milli // 1000)))

@@ -6,20 +6,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from .channel import as_file
+from .channel import create_sealed_file
 
-__all__ = ["Mode", "Order"]
+__all__ = ["RequestMode", "AgentRequest"]
 
-Mode = Literal["run", "source", "files", "session", "watch"]
+RequestMode = Literal["run", "source", "files", "session", "watch"]
 _NUMBER = struct.Struct("=I")
-_SHOWN = 100
+_MAX_QUOTED = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class AgentRequest:
     """In the file: each field in this order as a count and its items, an item as its length, its bytes and a zero."""
 
-    mode: Mode
+    mode: RequestMode
     """`run` starts `argv`; `source` runs `source` by the interpreter that `argv` starts; `files` starts nothing.
 
     `session` starts `argv` with all the files beside it as 0, 1, 2 …, the first its controlling terminal, and leaves it
@@ -36,27 +36,27 @@ class Order:
         """A new file descriptor. Raises ValueError for text that no program can be given."""
         for name in self.env:
             if "=" in name or not name:
-                raise ValueError(f"{name[:_SHOWN]!r} cannot be the name of a variable")
+                raise ValueError(f"{name[:_MAX_QUOTED]!r} cannot be the name of a variable")
         variables = [f"{name}={value}" for name, value in self.env.items()]
-        encoded = [[_encoded(each) for each in texts] for texts in ([self.mode], self.argv, variables, [self.cwd])]
+        encoded = [[_encode_text(each) for each in texts] for texts in ([self.mode], self.argv, variables, [self.cwd])]
         # What cannot be there is only not found.
         encoded.append([each.encode(errors="surrogatepass") for each in self.fetch])
-        encoded.append([_encoded(each) for each in self.files])
+        encoded.append([_encode_text(each) for each in self.files])
         parts: list[bytes] = []
         for items in (*encoded, list(self.files.values()), [self.source]):
             parts.append(_NUMBER.pack(len(items)))
             for item in items:
                 parts += (_NUMBER.pack(len(item)), item, b"\0")
-        return as_file(b"".join(parts))
+        return create_sealed_file(b"".join(parts))
 
     @classmethod
-    def unpack(cls, file: int) -> "Order":
+    def unpack(cls, file: int) -> "AgentRequest":
         """What was packed. Closes the file."""
         with os.fdopen(file, "rb") as stream:
             content = stream.read()
         lists, at = [], 0
         for _ in range(8):
-            items, at = _items(content, at)
+            items, at = _unpack_items(content, at)
             lists.append(items)
         (mode,), argv, variables, (cwd,), paths = ([os.fsdecode(each) for each in lists[at]] for at in (0, 1, 2, 3, 5))
         return cls(
@@ -70,13 +70,13 @@ class Order:
         )
 
 
-def _encoded(text: str) -> bytes:
+def _encode_text(text: str) -> bytes:
     if "\0" in text:
-        raise ValueError(f"{text[:_SHOWN]!r} contains a zero byte")
+        raise ValueError(f"{text[:_MAX_QUOTED]!r} contains a zero byte")
     return os.fsencode(text)
 
 
-def _items(content: bytes, at: int) -> tuple[list[bytes], int]:
+def _unpack_items(content: bytes, at: int) -> tuple[list[bytes], int]:
     (count,) = _NUMBER.unpack_from(content, at)
     at += _NUMBER.size
     items = []

@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from . import mounts, syscalls
 from .mounts import WORKSPACE
 from .syscalls import MS_NODEV, MS_NOSUID
-from .walls import Layers
+from .walls import TemplateLayers
 
-__all__ = ["TemplateRoot", "reveal_written"]
+__all__ = ["TemplateRoot", "expose_upper_directory"]
 
 _STAGE = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
-_ROOT, _AREA, _SHOWN = f"{_STAGE}/root", f"{_STAGE}/area", f"{_STAGE}/layers"
+_ROOT, _WRITE_AREA, _LAYERS = f"{_STAGE}/root", f"{_STAGE}/area", f"{_STAGE}/layers"
 _NEW_MOUNTS = 0x00020000
-_PLACES = ("dev", "proc", "tmp")
+_MOUNT_POINTS = ("dev", "proc", "tmp")
 
 
 @dataclass(frozen=True, slots=True)
 class TemplateRoot:
     """What of the host it needs: opened before the uid that may is given up."""
 
-    layers: Layers
+    layers: TemplateLayers
     directory: int
     devices: dict[str, int]
 
     @classmethod
-    def opened(cls, layers: Layers) -> "TemplateRoot":
-        mounts.keep_mounts_private()
-        directory = layers.copy
+    def open_layers(cls, layers: TemplateLayers) -> "TemplateRoot":
+        mounts.make_mounts_private()
+        directory = layers.idmapped_mount
         if directory is None:
             directory = os.open(layers.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         return cls(layers, directory, mounts.open_devices())
@@ -40,58 +40,58 @@ class TemplateRoot:
     def build(self, *, disk_mib: int, memory_mib: int, workspace: str) -> None:
         """Put it together, make it the root and let go of the host's."""
         syscalls.mount("tmpfs", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=0755")
-        for path in (_ROOT, _AREA, _SHOWN):
+        for path in (_ROOT, _WRITE_AREA, _LAYERS):
             os.mkdir(path)
-        self._show_layers()
-        options = mounts.area_options(disk_mib=disk_mib, memory_mib=memory_mib)
-        syscalls.mount("tmpfs", _AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
-        self._stack()
-        syscalls.unmount(_SHOWN)
-        for name in _PLACES:
-            _make_place(name)
-        self._make_dev()
-        mounts.make_proc(_ROOT)
+        self._mount_layers()
+        options = mounts.write_area_options(disk_mib=disk_mib, memory_mib=memory_mib)
+        syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
+        self._mount_overlay()
+        syscalls.unmount(_LAYERS)
+        for name in _MOUNT_POINTS:
+            _make_mount_point(name)
+        self._mount_dev()
+        mounts.mount_proc(_ROOT)
         syscalls.pivot_root(_ROOT)
         # From here on links of the template lead nowhere else.
         os.makedirs(WORKSPACE, exist_ok=True)
         os.makedirs(workspace, exist_ok=True)
         os.chdir(workspace)
 
-    def _show_layers(self) -> None:
-        if self.layers.copy is not None:
-            syscalls.mount_copy(self.directory, _SHOWN)
+    def _mount_layers(self) -> None:
+        if self.layers.idmapped_mount is not None:
+            syscalls.attach_mount(self.directory, _LAYERS)
         else:
-            syscalls.bind(self.directory, _SHOWN)
+            syscalls.bind_mount(self.directory, _LAYERS)
         os.close(self.directory)
 
-    def _stack(self) -> None:
+    def _mount_overlay(self) -> None:
         for name, mode in (("upper", 0o755), ("work", 0o700), ("shm", 0o1777)):
-            os.mkdir(f"{_AREA}/{name}")
-            os.chmod(f"{_AREA}/{name}", mode)
+            os.mkdir(f"{_WRITE_AREA}/{name}")
+            os.chmod(f"{_WRITE_AREA}/{name}", mode)
         # Options have to fit in a page, and each layer has a long name.
         os.chdir(_STAGE)
         for number, tree in enumerate(self.layers.trees):
-            os.symlink(f"{_SHOWN}/{tree}", f"{_STAGE}/{number}")
+            os.symlink(f"{_LAYERS}/{tree}", f"{_STAGE}/{number}")
         below = ":".join(str(number) for number in range(len(self.layers.trees)))
         options = f"lowerdir={below},upperdir=area/upper,workdir=area/work,userxattr"
         syscalls.mount("overlay", _ROOT, "overlay", MS_NOSUID | MS_NODEV, options)
 
-    def _make_dev(self) -> None:
+    def _mount_dev(self) -> None:
         """Below it, out of everybody's sight who may not take mounts away, lies what is written: for snapshots."""
-        written = os.open(_AREA, os.O_PATH | os.O_CLOEXEC)
-        syscalls.bind(written, f"{_ROOT}/dev")
+        written = os.open(_WRITE_AREA, os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind_mount(written, f"{_ROOT}/dev")
         os.close(written)
         syscalls.mount("tmpfs", f"{_ROOT}/dev", "tmpfs", MS_NOSUID, "size=64k,nr_inodes=64,mode=0755")
-        mounts.fill_dev(_ROOT, self.devices)
-        shared_memory = f"{_ROOT}{mounts.WRITABLE['shm']}"
+        mounts.populate_dev(_ROOT, self.devices)
+        shared_memory = f"{_ROOT}{mounts.WRITABLE_PATHS['shm']}"
         os.mkdir(shared_memory)
-        area = os.open(f"{_AREA}/shm", os.O_PATH | os.O_CLOEXEC)
-        syscalls.bind(area, shared_memory)
+        area = os.open(f"{_WRITE_AREA}/shm", os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind_mount(area, shared_memory)
         os.close(area)
         syscalls.make_readonly(f"{_ROOT}/dev", recursive=False)
 
 
-def reveal_written() -> str:
+def expose_upper_directory() -> str:
     """The directory of what was written over the layers, in a copy of the mount namespace that is this process's own.
 
     Called in the environment's mount namespace, with the capabilities that go with it.
@@ -101,7 +101,7 @@ def reveal_written() -> str:
     return "/dev/upper"
 
 
-def _make_place(name: str) -> None:
+def _make_mount_point(name: str) -> None:
     """A directory, and nothing that leads elsewhere, for what is mounted on it."""
     path = f"{_ROOT}/{name}"
     try:

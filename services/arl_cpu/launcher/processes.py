@@ -5,16 +5,24 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
-__all__ = ["MAX_SWEEPS", "Process", "all_processes", "descendants", "pin", "signal_each", "sweep"]
+__all__ = [
+    "MAX_SWEEPS",
+    "ProcessInfo",
+    "all_processes",
+    "descendants",
+    "pin_to_cores",
+    "signal_each",
+    "signal_until_gone",
+]
 
 MAX_SWEEPS = 100
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Process:
+class ProcessInfo:
     pid: int
-    started: int
-    parent: int
+    start_time: int
+    parent_pid: int
 
     def memory(self) -> tuple[int, int]:
         """Bytes of anonymous and of shared memory, each divided by how many share it; zeros once it is gone."""
@@ -30,19 +38,19 @@ class Process:
         return found["Pss_Anon"], found["Pss_Shmem"]
 
 
-def all_processes() -> Iterator[Process]:
+def all_processes() -> Iterator[ProcessInfo]:
     """Living ones; a zombie holds nothing but its number."""
     for name in os.listdir("/proc"):
-        if name.isdigit() and (process := _read(int(name))) is not None:
+        if name.isdigit() and (process := _read_process(int(name))) is not None:
             yield process
 
 
-def descendants(root: int) -> list[Process]:
+def descendants(root: int) -> list[ProcessInfo]:
     """Every living process below `root`, also those whose parent dies during the look and that `root` takes over."""
-    children: dict[int, list[Process]] = {}
+    children: dict[int, list[ProcessInfo]] = {}
     for process in _with_living_parents({each.pid: each for each in all_processes()}):
-        children.setdefault(process.parent, []).append(process)
-    found: list[Process] = []
+        children.setdefault(process.parent_pid, []).append(process)
+    found: list[ProcessInfo] = []
     frontier = [root]
     while frontier:
         below = children.get(frontier.pop(), [])
@@ -51,37 +59,37 @@ def descendants(root: int) -> list[Process]:
     return found
 
 
-def _with_living_parents(seen: Mapping[int, Process]) -> Iterator[Process]:
+def _with_living_parents(processes: Mapping[int, ProcessInfo]) -> Iterator[ProcessInfo]:
     """As they are told, but for one told before its parent died: that has another parent by now.
 
     The kernel gives children away before their parent is a zombie.
     """
-    for process in seen.values():
-        if process.parent in seen or process.parent == 0:
+    for process in processes.values():
+        if process.parent_pid in processes or process.parent_pid == 0:
             yield process
-        elif (now := _read(process.pid)) is not None:
+        elif (now := _read_process(process.pid)) is not None:
             yield now
 
 
-def sweep(look: Callable[[], Iterable[Process]], number: int) -> None:
+def signal_until_gone(list_processes: Callable[[], Iterable[ProcessInfo]], signal_number: int) -> None:
     """Signal all that a look finds, until it finds nobody new: a process may fork while it is being looked for."""
-    signalled: set[Process] = set()
+    signalled: set[ProcessInfo] = set()
     for _ in range(MAX_SWEEPS):
-        fresh = [process for process in look() if process not in signalled]
+        fresh = [process for process in list_processes() if process not in signalled]
         if not fresh:
             return
-        signal_each(fresh, number)
+        signal_each(fresh, signal_number)
         signalled.update(fresh)
 
 
-def pin(look: Callable[[], Iterable[Process]], cores: Collection[int]) -> None:
+def pin_to_cores(list_processes: Callable[[], Iterable[ProcessInfo]], cores: Collection[int]) -> None:
     """Let every thread of all that a look finds run on these cores alone, until it finds none that may run elsewhere.
 
     What forks while it is being looked for hands its cores down. Raises OSError where the kernel refuses.
     """
     allowed = set(cores)
     for _ in range(MAX_SWEEPS):
-        threads = [thread for process in look() for thread in _threads(process)]
+        threads = [thread for process in list_processes() for thread in _threads(process)]
         elsewhere = [thread for thread in threads if _cores_of(thread) not in (allowed, None)]
         if not elsewhere:
             return
@@ -91,15 +99,15 @@ def pin(look: Callable[[], Iterable[Process]], cores: Collection[int]) -> None:
     raise OSError("it makes processes faster than they can be moved to other cores")
 
 
-def signal_each(processes: list[Process], number: int) -> None:
+def signal_each(processes: list[ProcessInfo], signal_number: int) -> None:
     for process in processes:
         try:
-            os.kill(process.pid, number)
+            os.kill(process.pid, signal_number)
         except ProcessLookupError:
             continue
 
 
-def _threads(process: Process) -> list[int]:
+def _threads(process: ProcessInfo) -> list[int]:
     try:
         return [int(name) for name in os.listdir(f"/proc/{process.pid}/task")]
     except (FileNotFoundError, ProcessLookupError):
@@ -114,7 +122,7 @@ def _cores_of(thread: int) -> set[int] | None:
         return None
 
 
-def _read(pid: int) -> Process | None:
+def _read_process(pid: int) -> ProcessInfo | None:
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             after_name = file.read().rpartition(b")")[2].split()
@@ -123,4 +131,4 @@ def _read(pid: int) -> Process | None:
     state, parent, started, threads = after_name[0], int(after_name[1]), int(after_name[19]), int(after_name[17])
     # The first thread of a process may end before the others, and looks like a zombie then.
     is_dead = state == b"X" or (state == b"Z" and threads <= 1)
-    return None if is_dead else Process(pid, started, parent)
+    return None if is_dead else ProcessInfo(pid, started, parent)

@@ -9,46 +9,46 @@ from uuid import UUID
 
 from arl_core.fence import Fence
 from arl_cpu.executor import (
-    Capability,
+    AttemptResize,
+    CapturedChunk,
+    CapturedOutput,
+    CapturedStream,
     EnvironmentSpec,
     ExecSpec,
+    ExecutionReport,
     ExecutorState,
-    Fed,
-    Output,
-    Portion,
-    Report,
-    Resize,
+    FeedResult,
+    NodeCapability,
     RunningAttempt,
-    Stream,
 )
 
 __all__ = [
     "MAX_FRAME",
     "FrameReader",
-    "capability_from",
+    "decode_capability",
     "encode_frame",
-    "fed_from",
-    "fed_to",
-    "feed_from",
-    "feed_to",
-    "fence_from",
-    "fence_to",
-    "output_from",
-    "output_to",
-    "report_from",
-    "report_to",
-    "resize_from",
-    "resize_to",
-    "spec_from",
-    "spec_to",
-    "state_from",
-    "state_to",
+    "decode_feed_result",
+    "encode_feed_result",
+    "decode_feed",
+    "encode_feed",
+    "decode_fence",
+    "encode_fence",
+    "decode_output",
+    "encode_output",
+    "decode_report",
+    "encode_report",
+    "decode_resize",
+    "encode_resize",
+    "decode_spec",
+    "encode_spec",
+    "decode_state",
+    "encode_state",
 ]
 
 MAX_FRAME = 256 << 20
 _LENGTH = struct.Struct(">I")
 
-Json = dict[str, Any]
+JsonObject = dict[str, Any]
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
@@ -62,7 +62,7 @@ class FrameReader:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Json]:
+    def feed(self, data: bytes) -> Iterator[JsonObject]:
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
@@ -76,18 +76,18 @@ class FrameReader:
             yield json.loads(body.decode(errors="surrogatepass"))
 
 
-def fence_to(fence: Fence) -> list[Any]:
+def encode_fence(fence: Fence) -> list[Any]:
     return [str(fence.action_id), fence.grant_no]
 
 
-def fence_from(data: list[Any]) -> Fence:
+def decode_fence(data: list[Any]) -> Fence:
     return Fence(UUID(data[0]), data[1])
 
 
-def spec_to(spec: ExecSpec) -> Json:
+def encode_spec(spec: ExecSpec) -> JsonObject:
     environment = spec.environment
     return {
-        "fence": fence_to(spec.fence),
+        "fence": encode_fence(spec.fence),
         "environment": {
             "id": str(environment.id),
             "scope": environment.scope,
@@ -101,97 +101,97 @@ def spec_to(spec: ExecSpec) -> Json:
         "source": spec.source,
         "env": dict(spec.env),
         "cwd": spec.cwd,
-        "stdin": _text(spec.stdin),
+        "stdin": _encode_bytes(spec.stdin),
         "stdin_open": spec.stdin_open,
         "session": spec.session,
         "command": spec.command,
-        "files": {path: _text(content) for path, content in spec.files.items()},
+        "files": {path: _encode_bytes(content) for path, content in spec.files.items()},
         "fetch": spec.fetch,
         "timeout_s": spec.timeout_s,
         "cpu_milli": spec.cpu_milli,
         "cores": spec.cores,
-        "widest_cpu_milli": spec.widest_cpu_milli,
-        "amounts_seq": spec.amounts_seq,
+        "widest_cpu_milli": spec.max_cpu_milli,
+        "amounts_seq": spec.resize_seq,
         "output_keep_bytes": spec.output_keep_bytes,
         "output_kill_bytes": spec.output_kill_bytes,
     }
 
 
-def spec_from(data: Json) -> ExecSpec:
+def decode_spec(data: JsonObject) -> ExecSpec:
     environment = data["environment"]
     return ExecSpec(
-        fence=fence_from(data["fence"]),
+        fence=decode_fence(data["fence"]),
         environment=EnvironmentSpec(**{**environment, "id": UUID(environment["id"])}),
         argv=tuple(data["argv"]) if data["argv"] is not None else None,
         source=data["source"],
         env=data["env"],
         cwd=data["cwd"],
-        stdin=_bytes(data["stdin"]),
+        stdin=_decode_bytes(data["stdin"]),
         stdin_open=data["stdin_open"],
         session=data["session"],
         command=data["command"],
-        files={path: _bytes(content) for path, content in data["files"].items()},
+        files={path: _decode_bytes(content) for path, content in data["files"].items()},
         fetch=tuple(data["fetch"]),
         timeout_s=data["timeout_s"],
         cpu_milli=data["cpu_milli"],
         cores=tuple(data["cores"]),
-        widest_cpu_milli=data["widest_cpu_milli"],
-        amounts_seq=data["amounts_seq"],
+        max_cpu_milli=data["widest_cpu_milli"],
+        resize_seq=data["amounts_seq"],
         output_keep_bytes=data["output_keep_bytes"],
         output_kill_bytes=data["output_kill_bytes"],
     )
 
 
-def resize_to(resize: Resize) -> Json:
+def encode_resize(resize: AttemptResize) -> JsonObject:
     return {
-        "fence": fence_to(resize.fence),
+        "fence": encode_fence(resize.fence),
         "cpu_milli": resize.cpu_milli,
         "cores": resize.cores,
         "amounts_seq": resize.amounts_seq,
     }
 
 
-def resize_from(data: Json) -> Resize:
-    return Resize(**{**data, "fence": fence_from(data["fence"]), "cores": tuple(data["cores"])})
+def decode_resize(data: JsonObject) -> AttemptResize:
+    return AttemptResize(**{**data, "fence": decode_fence(data["fence"]), "cores": tuple(data["cores"])})
 
 
-def output_to(output: Output | None) -> Json | None:
+def encode_output(output: CapturedOutput | None) -> JsonObject | None:
     if output is None:
         return None
-    streams = {"stdout": _portion_to(output.stdout), "stderr": _portion_to(output.stderr)}
+    streams = {"stdout": _encode_chunk(output.stdout), "stderr": _encode_chunk(output.stderr)}
     return {**streams, "ended": output.ended}
 
 
-def output_from(data: Json | None) -> Output | None:
+def decode_output(data: JsonObject | None) -> CapturedOutput | None:
     if data is None:
         return None
-    return Output(_portion_from(data["stdout"]), _portion_from(data["stderr"]), data["ended"])
+    return CapturedOutput(_decode_chunk(data["stdout"]), _decode_chunk(data["stderr"]), data["ended"])
 
 
-def _portion_to(portion: Portion) -> list[Any]:
-    return [_text(portion.data), portion.kept_bytes, portion.total_bytes, portion.is_news]
+def _encode_chunk(chunk: CapturedChunk) -> list[Any]:
+    return [_encode_bytes(chunk.data), chunk.retained_bytes, chunk.total_bytes, chunk.has_new_output]
 
 
-def _portion_from(data: list[Any]) -> Portion:
-    return Portion(_bytes(data[0]), *data[1:])
+def _decode_chunk(data: list[Any]) -> CapturedChunk:
+    return CapturedChunk(_decode_bytes(data[0]), *data[1:])
 
 
-def feed_to(fence: Fence, data: bytes, *, offset: int | None, end: bool) -> Json:
-    return {"fence": fence_to(fence), "data": _text(data), "offset": offset, "end": end}
+def encode_feed(fence: Fence, data: bytes, *, offset: int | None, end: bool) -> JsonObject:
+    return {"fence": encode_fence(fence), "data": _encode_bytes(data), "offset": offset, "end": end}
 
 
-def feed_from(data: Mapping[str, Any]) -> Json:
+def decode_feed(data: Mapping[str, Any]) -> JsonObject:
     """The arguments of `Node.feed`."""
     given = {name: data[name] for name in ("offset", "end")}
-    return {"fence": fence_from(data["fence"]), "data": _bytes(data["data"]), **given}
+    return {"fence": decode_fence(data["fence"]), "data": _decode_bytes(data["data"]), **given}
 
 
-def fed_to(fed: Fed) -> list[Any]:
-    return [fed.status, fed.offset]
+def encode_feed_result(result: FeedResult) -> list[Any]:
+    return [result.status, result.offset]
 
 
-def fed_from(data: list[Any]) -> Fed:
-    return Fed(*data)
+def decode_feed_result(data: list[Any]) -> FeedResult:
+    return FeedResult(*data)
 
 
 _PLAIN_REPORT_FIELDS = (
@@ -208,59 +208,59 @@ _PLAIN_REPORT_FIELDS = (
 )
 
 
-def report_to(report: Report) -> Json:
+def encode_report(report: ExecutionReport) -> JsonObject:
     return {
         **{name: getattr(report, name) for name in _PLAIN_REPORT_FIELDS},
-        "fence": fence_to(report.fence),
-        "stdout": [_text(report.stdout.kept), report.stdout.total_bytes],
-        "stderr": [_text(report.stderr.kept), report.stderr.total_bytes],
-        "files": {path: _text(content) for path, content in report.files.items()},
+        "fence": encode_fence(report.fence),
+        "stdout": [_encode_bytes(report.stdout.data), report.stdout.total_bytes],
+        "stderr": [_encode_bytes(report.stderr.data), report.stderr.total_bytes],
+        "files": {path: _encode_bytes(content) for path, content in report.files.items()},
         "missing_files": report.missing_files,
         "enforcement": dict(report.enforcement),
     }
 
 
-def report_from(data: Json) -> Report:
-    return Report(
+def decode_report(data: JsonObject) -> ExecutionReport:
+    return ExecutionReport(
         **{name: data[name] for name in _PLAIN_REPORT_FIELDS},
-        fence=fence_from(data["fence"]),
-        stdout=Stream(_bytes(data["stdout"][0]), data["stdout"][1]),
-        stderr=Stream(_bytes(data["stderr"][0]), data["stderr"][1]),
-        files={path: _bytes(content) for path, content in data["files"].items()},
+        fence=decode_fence(data["fence"]),
+        stdout=CapturedStream(_decode_bytes(data["stdout"][0]), data["stdout"][1]),
+        stderr=CapturedStream(_decode_bytes(data["stderr"][0]), data["stderr"][1]),
+        files={path: _decode_bytes(content) for path, content in data["files"].items()},
         missing_files=tuple(data["missing_files"]),
         enforcement=data["enforcement"],
     )
 
 
-def capability_from(data: Json) -> Capability:
-    return Capability(**data)
+def decode_capability(data: JsonObject) -> NodeCapability:
+    return NodeCapability(**data)
 
 
-def state_to(state: ExecutorState) -> Json:
+def encode_state(state: ExecutorState) -> JsonObject:
     return {
         "node_epoch": str(state.node_epoch),
         "environments": [str(identifier) for identifier in state.environments],
-        "running": [_running_to(each) for each in state.running],
-        "capabilities": [_capability_to(capability) for capability in state.capabilities],
+        "running": [_encode_running(each) for each in state.running],
+        "capabilities": [_encode_capability(capability) for capability in state.capabilities],
         "driver": state.driver,
     }
 
 
-def state_from(data: Json, reports: Iterable[Json]) -> ExecutorState:
+def decode_state(data: JsonObject, reports: Iterable[JsonObject]) -> ExecutorState:
     """Reports come in frames of their own, ahead of the state: all of them may be too much for one."""
     return ExecutorState(
         node_epoch=UUID(data["node_epoch"]),
         environments=tuple(UUID(identifier) for identifier in data["environments"]),
-        running=tuple(_running_from(each) for each in data["running"]),
-        reports=tuple(report_from(report) for report in reports),
-        capabilities=tuple(capability_from(capability) for capability in data["capabilities"]),
+        running=tuple(_decode_running(each) for each in data["running"]),
+        reports=tuple(decode_report(report) for report in reports),
+        capabilities=tuple(decode_capability(capability) for capability in data["capabilities"]),
         driver=data["driver"],
     )
 
 
-def _running_to(running: RunningAttempt) -> Json:
+def _encode_running(running: RunningAttempt) -> JsonObject:
     return {
-        "fence": fence_to(running.fence),
+        "fence": encode_fence(running.fence),
         "environment": str(running.environment),
         "cores": running.cores,
         "cpu_milli": running.cpu_milli,
@@ -268,18 +268,18 @@ def _running_to(running: RunningAttempt) -> Json:
     }
 
 
-def _running_from(data: Json) -> RunningAttempt:
-    known = {"fence": fence_from(data["fence"]), "environment": UUID(data["environment"])}
+def _decode_running(data: JsonObject) -> RunningAttempt:
+    known = {"fence": decode_fence(data["fence"]), "environment": UUID(data["environment"])}
     return RunningAttempt(**{**data, **known, "cores": tuple(data["cores"])})
 
 
-def _capability_to(capability: Capability) -> Json:
+def _encode_capability(capability: NodeCapability) -> JsonObject:
     return {name: getattr(capability, name) for name in ("name", "level", "mechanism", "reason", "fix")}
 
 
-def _text(data: bytes) -> str:
+def _encode_bytes(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _bytes(text: str) -> bytes:
+def _decode_bytes(text: str) -> bytes:
     return base64.b64decode(text)

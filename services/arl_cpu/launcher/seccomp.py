@@ -9,18 +9,18 @@ from functools import cache
 from .syscalls import AARCH64, MACHINE, X86_64, prctl
 
 __all__ = [
-    "ARGUMENTS",
-    "INJECTIONS",
+    "ARGUMENT_OFFSETS",
+    "TERMINAL_INJECTION_REQUESTS",
     "IOCTL",
     "SOCKETPAIR",
     "if_argument_is",
-    "install",
-    "install_program",
-    "only",
-    "program",
+    "install_default_filter",
+    "install_filter",
+    "build_filter_of",
+    "build_filter",
     "refuse",
-    "sparing",
-    "sparing_all_others",
+    "protect_process",
+    "protect_other_processes",
     "unless_argument_is",
     "unless_both_zero",
 ]
@@ -28,15 +28,15 @@ __all__ = [
 _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-_AT_NUMBER, _AT_ARCH = 0, 4
-ARGUMENTS = (16, 24)
+_NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
+ARGUMENT_OFFSETS = (16, 24)
 """Where the low halves of the first arguments lie."""
-_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
+_AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; the others only add attack surface."""
-INJECTIONS = (0x5412, 0x541C, 0x5423)
+TERMINAL_INJECTION_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI, TIOCLINUX: they type on a terminal. TIOCSETD: it makes one of a terminal that is none any more."""
 
 # name: (x86_64, aarch64); None where the architecture has no such call.
@@ -109,7 +109,7 @@ _CLONE3 = 435
 _SOCKET = {X86_64: 41, AARCH64: 198}
 SOCKETPAIR = {X86_64: 53, AARCH64: 199}
 IOCTL = {X86_64: 16, AARCH64: 29}
-_OF_A_PROCESS = {
+_PROCESS_CALLS = {
     "prlimit64": (302, 261),
     "sched_setaffinity": (203, 122),
     "sched_setattr": (314, 274),
@@ -119,7 +119,7 @@ _OF_A_PROCESS = {
 """Calls that change a process, their first argument; 0 is the one that calls."""
 SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
 PRIO_PROCESS, PRIO_USER, IOPRIO_WHO_PROCESS, IOPRIO_WHO_USER = 0, 2, 1, 3
-_INIT = 1
+_INIT_PID = 1
 """The agent, in a pid namespace. Without files or time it would fail, and what its action did be our trouble."""
 _BOUNDED_BY_CGROUPS = {
     "memfd_create": (319, 279),  # memory that no process has mapped is nobody's to count
@@ -129,55 +129,55 @@ _BOUNDED_BY_CGROUPS = {
 """Refused where no cgroup holds an environment to its cores and its memory."""
 
 
-def install(*, has_cgroup: bool) -> None:
+def install_default_filter(*, has_cgroup: bool) -> None:
     """Filter this process and all its descendants, for good. Needs no_new_privs to be set."""
-    install_program(program(has_cgroup=has_cgroup))
+    install_filter(build_filter(has_cgroup=has_cgroup))
 
 
-def install_program(code: bytes) -> None:
+def install_filter(code: bytes) -> None:
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
 
 
 @cache
-def program(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> bytes:
+def build_filter(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> bytes:
     """The filter as BPF; rules that come `first` win."""
     refused = _ERRNO | errno.EPERM
     code = [_prologue(machine), first]
     denied = _DENIED if has_cgroup else {**_DENIED, **_BOUNDED_BY_CGROUPS}
     code += [refuse(pair[machine == AARCH64], refused) for pair in denied.values()]
-    code.append(sparing(_INIT, machine, refused))
+    code.append(protect_process(_INIT_PID, machine, refused))
     # glibc falls back to clone, whose flags a filter can read.
     code.append(refuse(_CLONE3, _ERRNO | errno.ENOSYS))
-    code.append(_if_called(_CLONE[machine], ARGUMENTS[0], [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused))
-    code.append(if_argument_is(IOCTL[machine], ARGUMENTS[1], INJECTIONS, refused))
+    code.append(_if_called(_CLONE[machine], ARGUMENT_OFFSETS[0], [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused))
+    code.append(if_argument_is(IOCTL[machine], ARGUMENT_OFFSETS[1], TERMINAL_INJECTION_REQUESTS, refused))
     for number in (_SOCKET[machine], SOCKETPAIR[machine]):
-        code.append(unless_argument_is(number, ARGUMENTS[0], _SOCKET_FAMILIES, refused))
+        code.append(unless_argument_is(number, ARGUMENT_OFFSETS[0], _SOCKET_FAMILIES, refused))
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
 
 
-def sparing(process: int, machine: str, verdict: int) -> bytes:
+def protect_process(process: int, machine: str, verdict: int) -> bytes:
     """One process of the same uid is out of reach of what changes limits and priorities, by its number or its user."""
     at = machine == AARCH64
-    rules = [if_argument_is(pair[at], ARGUMENTS[0], (process,), verdict) for pair in _OF_A_PROCESS.values()]
+    rules = [if_argument_is(pair[at], ARGUMENT_OFFSETS[0], (process,), verdict) for pair in _PROCESS_CALLS.values()]
     for numbers, of_user in ((SETPRIORITY, PRIO_USER), (IOPRIO_SET, IOPRIO_WHO_USER)):
-        rules.append(if_argument_is(numbers[at], ARGUMENTS[0], (of_user,), verdict))
-        rules.append(if_argument_is(numbers[at], ARGUMENTS[1], (process,), verdict))
+        rules.append(if_argument_is(numbers[at], ARGUMENT_OFFSETS[0], (of_user,), verdict))
+        rules.append(if_argument_is(numbers[at], ARGUMENT_OFFSETS[1], (process,), verdict))
     return b"".join(rules)
 
 
-def sparing_all_others(machine: str, verdict: int) -> bytes:
+def protect_other_processes(machine: str, verdict: int) -> bytes:
     """Likewise every process but the one that calls: where others of the same uid are somebody else's."""
     at = machine == AARCH64
-    rules = [unless_argument_is(pair[at], ARGUMENTS[0], (0,), verdict) for pair in _OF_A_PROCESS.values()]
+    rules = [unless_argument_is(pair[at], ARGUMENT_OFFSETS[0], (0,), verdict) for pair in _PROCESS_CALLS.values()]
     for numbers, of_process in ((SETPRIORITY, PRIO_PROCESS), (IOPRIO_SET, IOPRIO_WHO_PROCESS)):
-        rules.append(unless_argument_is(numbers[at], ARGUMENTS[0], (of_process,), verdict))
-        rules.append(unless_argument_is(numbers[at], ARGUMENTS[1], (0,), verdict))
+        rules.append(unless_argument_is(numbers[at], ARGUMENT_OFFSETS[0], (of_process,), verdict))
+        rules.append(unless_argument_is(numbers[at], ARGUMENT_OFFSETS[1], (0,), verdict))
     return b"".join(rules)
 
 
-def only(rules: bytes, machine: str = MACHINE) -> bytes:
+def build_filter_of(rules: bytes, machine: str = MACHINE) -> bytes:
     """A filter of these rules alone, for a process that has the other already."""
     return _prologue(machine) + rules + _instruction(_RETURN, _ALLOW)
 
@@ -198,7 +198,7 @@ def unless_argument_is(number: int, argument: int, values: Sequence[int], verdic
     """Where it is one, the rules that follow decide."""
     count = len(values)
     tests = [_instruction(_JEQ, value, count - index, 0) for index, value in enumerate(values)]
-    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _AT_NUMBER)]
+    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _NUMBER_OFFSET)]
     return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
 
 
@@ -206,7 +206,7 @@ def unless_both_zero(number: int, low: int, high: int, verdict: int) -> bytes:
     body = [
         *(_instruction(_LOAD, low), _instruction(_JEQ, 0, 0, 2)),
         *(_instruction(_LOAD, high), _instruction(_JEQ, 0, 1, 0)),
-        *(_instruction(_RETURN, verdict), _instruction(_LOAD, _AT_NUMBER)),
+        *(_instruction(_RETURN, verdict), _instruction(_LOAD, _NUMBER_OFFSET)),
     ]
     return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
 
@@ -214,10 +214,10 @@ def unless_both_zero(number: int, low: int, high: int, verdict: int) -> bytes:
 def _prologue(machine: str) -> bytes:
     """Leaves the number of the call to be looked at."""
     code = [
-        _instruction(_LOAD, _AT_ARCH),
-        _instruction(_JEQ, _ARCH[machine], 1, 0),
+        _instruction(_LOAD, _ARCH_OFFSET),
+        _instruction(_JEQ, _AUDIT_ARCH[machine], 1, 0),
         _instruction(_RETURN, _KILL),
-        _instruction(_LOAD, _AT_NUMBER),
+        _instruction(_LOAD, _NUMBER_OFFSET),
     ]
     if machine == X86_64:
         code += [_instruction(_JGE, _X32_BIT, 0, 1), _instruction(_RETURN, _KILL)]
@@ -226,7 +226,7 @@ def _prologue(machine: str) -> bytes:
 
 def _if_called(number: int, argument: int, tests: list[bytes], verdict: int) -> bytes:
     """The last test jumps over the verdict when it fails; then the rules that follow decide."""
-    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _AT_NUMBER)]
+    body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _NUMBER_OFFSET)]
     return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
 
 

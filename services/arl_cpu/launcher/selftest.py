@@ -12,14 +12,14 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, EnvironmentSpec, Event, ExecSpec, Report
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
 
-from .cells import Host, Pool
-from .node import Node
+from .cells import SandboxHost, SandboxPool
+from .node import LauncherNode
 
-__all__ = ["NAMES", "NotPossible", "probe", "without_walls"]
+__all__ = ["CAPABILITY_NAMES", "DriverUnavailable", "run_selftest", "capabilities_without_isolation"]
 
-NAMES = (
+CAPABILITY_NAMES = (
     "uid_separation",
     "files",
     "net_isolation",
@@ -38,7 +38,7 @@ _LIMIT_S = 5.0
 _NO_PID = 1 << 30
 _NEEDS_CGROUP = "run the launcher as root, or in a systemd unit with Delegate=cpu cpuset memory pids"
 
-_PROBE = """
+_PROBE_SOURCE = """
 import json, os, socket, time
 
 def refused(attempt):
@@ -94,17 +94,17 @@ if DISK_MIB:
     os.unlink("filler")
 print(json.dumps(found))
 """
-_HOG = f"""
+_MEMORY_HOG = f"""
 hog = [bytes([1]) * (1 << 20) for _ in range({_MEMORY_MIB * 2})]
 """
-_CROWD = f"""
+_FORK_FLOOD = f"""
 import os, time
 for _ in range({_PIDS * 2}):
     if os.fork() == 0:
         time.sleep(60)
 time.sleep(3)
 """
-_FILLER = f"""
+_DISK_FLOOD = f"""
 import time
 for number in range({_DISK_MIB * 2}):
     with open(str(number), "wb") as file:
@@ -119,31 +119,31 @@ if os.fork() == 0:
         pass
 """
 
-Level = Literal["enforced", "best_effort", "absent"]
+CapabilityLevel = Literal["enforced", "best_effort", "absent"]
 
 
 _REQUIRED = frozenset({"files", "net_isolation", "seccomp", "kill_tree"})
 """Without these it is no sandbox; limits of cpu, memory, pids and disk are required by who asks for them."""
 
 
-class NotPossible(Exception):
+class DriverUnavailable(Exception):
     """The driver cannot make an environment here; the message says why."""
 
 
-def without_walls() -> tuple[Capability, ...]:
+def capabilities_without_isolation() -> tuple[NodeCapability, ...]:
     """What unsafe-local has."""
     reason, fix = "the unsafe-local driver builds no walls", "set TANGRAM_DRIVER=namespaces"
     return tuple(
-        Capability(name=name, level="best_effort", mechanism="a search for descendants", reason=reason, fix=fix)
+        NodeCapability(name=name, level="best_effort", mechanism="a search for descendants", reason=reason, fix=fix)
         if name == "kill_tree"
-        else Capability(name=name, level="absent", mechanism="none", reason=reason, fix=fix)
-        for name in NAMES
+        else NodeCapability(name=name, level="absent", mechanism="none", reason=reason, fix=fix)
+        for name in CAPABILITY_NAMES
     )
 
 
-def probe(host: Host, directory: Path) -> tuple[Capability, ...]:
+def run_selftest(host: SandboxHost, directory: Path) -> tuple[NodeCapability, ...]:
     """Make an environment, attack it, end it. Raises NotPossible where there can be none, or one that leaks."""
-    trial = _Trial(host)
+    trial = _SelfTest(host)
     with (
         tempfile.NamedTemporaryFile(dir=directory) as canary,
         tempfile.NamedTemporaryFile() as open_canary,
@@ -160,48 +160,48 @@ def probe(host: Host, directory: Path) -> tuple[Capability, ...]:
             "PORT": listener.getsockname()[1],
             "ABSTRACT": repr(abstract.getsockname()),
             # With a pid namespace any number may be somebody's.
-            "OUTSIDE": _NO_PID if host.driver.ends_with_first else os.getpid(),
+            "OUTSIDE": _NO_PID if host.driver.dies_with_init else os.getpid(),
             "PIDS": 0 if trial.counts_processes else _PIDS,
             "DISK_MIB": 0 if trial.counts_files else _DISK_MIB,
             "CORES": os.cpu_count(),
         }
-        source = _PROBE
+        source = _PROBE_SOURCE
         for name, value in values.items():
             source = source.replace(name, str(value))
         try:
-            findings = trial.findings(source)
+            findings = trial.collect_findings(source)
         finally:
             trial.end()
     capabilities = _capabilities(host, findings)
     open_walls = [each.name for each in capabilities if each.name in _REQUIRED and each.level == "absent"]
     if open_walls:
-        raise NotPossible(f"the self-test got through: {', '.join(open_walls)}")
+        raise DriverUnavailable(f"the self-test got through: {', '.join(open_walls)}")
     return capabilities
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Findings:
-    inside: dict[str, Any]
+class _SelfTestFindings:
+    probe: dict[str, Any]
     cores: Sequence[int]
     has_own_uid: bool
-    memory: Report
+    memory: ExecutionReport
     is_frozen: bool
-    nothing_left: bool
-    crowd: Report | None
+    is_all_killed: bool
+    process_flood: ExecutionReport | None
     """Where nothing but a look counts processes, or files: what came of too many."""
-    filler: Report | None
+    disk_flood: ExecutionReport | None
 
 
-class _Trial:
+class _SelfTest:
     """One environment of a node of its own, driven to the end of each attempt."""
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: SandboxHost) -> None:
         self._host = host
-        self._reports: list[Event] = []
-        self._node = Node(host, Pool(host, 0), self._reports.append)
+        self._reports: list[ExecutorEvent] = []
+        self._node = LauncherNode(host, SandboxPool(host, 0), self._reports.append)
         self._cores = sorted(os.sched_getaffinity(0))[:1]
-        self.counts_files = not host.driver.ends_with_first
-        self.counts_processes = self.counts_files and host.tree is None and host.first_host_id is None
+        self.counts_files = not host.driver.dies_with_init
+        self.counts_processes = self.counts_files and host.cgroup_tree is None and host.first_host_id is None
         self._environment = EnvironmentSpec(
             id=uuid4(),
             scope="trajectory",
@@ -211,30 +211,30 @@ class _Trial:
             pids=_PIDS,
         )
 
-    def findings(self, source: str) -> _Findings:
+    def collect_findings(self, source: str) -> _SelfTestFindings:
         report = self._run(source)
         if report.outcome != "ok":
-            raise NotPossible(report.message or report.stderr.kept.decode(errors="replace") or report.outcome)
-        inside = json.loads(report.stdout.kept)
+            raise DriverUnavailable(report.message or report.stderr.data.decode(errors="replace") or report.outcome)
+        inside = json.loads(report.stdout.data)
         uid = self._host_uid()
-        crowd = self._run(_CROWD) if self.counts_processes else None
-        memory = self._run(_HOG)
+        crowd = self._run(_FORK_FLOOD) if self.counts_processes else None
+        memory = self._run(_MEMORY_HOG)
         left = self._run(_SPINNER)
         processes = self._node.processes(self._environment.id)
         # The last of them is the agent, which may still be busy with what follows its report.
-        is_frozen = left.left_behind == 1 and self._stand_still([each.pid for each in processes[:-1]])
-        filler = self._run(_FILLER) if self.counts_files else None
+        is_frozen = left.left_behind == 1 and self._are_frozen([each.pid for each in processes[:-1]])
+        filler = self._run(_DISK_FLOOD) if self.counts_files else None
         self.end()
         alive = [each.pid for each in processes if os.path.exists(f"/proc/{each.pid}")]
-        return _Findings(
-            inside=inside,
+        return _SelfTestFindings(
+            probe=inside,
             cores=self._cores,
             has_own_uid=uid not in (0, os.geteuid()),
             memory=memory,
             is_frozen=is_frozen,
-            nothing_left=not alive,
-            crowd=crowd,
-            filler=filler,
+            is_all_killed=not alive,
+            process_flood=crowd,
+            disk_flood=filler,
         )
 
     def end(self) -> None:
@@ -242,7 +242,7 @@ class _Trial:
         self._node.end_all(lambda: gone.append(True))
         self._host.loop.run_until(lambda: bool(gone), _LIMIT_S)
 
-    def _run(self, source: str) -> Report:
+    def _run(self, source: str) -> ExecutionReport:
         self._reports.clear()
         spec = ExecSpec(
             fence=Fence(uuid4(), 1),
@@ -255,24 +255,24 @@ class _Trial:
             files={},
             fetch=(),
             timeout_s=_LIMIT_S,
-            cpu_milli=_CPU_MILLI if source is not _HOG else 1000,
+            cpu_milli=_CPU_MILLI if source is not _MEMORY_HOG else 1000,
             cores=tuple(self._cores),
         )
         self._node.start([spec])
         self._host.loop.run_until(lambda: bool(self._reports), 2 * _LIMIT_S)
         for event in self._reports:
-            if isinstance(event, Report):
+            if isinstance(event, ExecutionReport):
                 return event
-        raise NotPossible("an environment did not answer in time")
+        raise DriverUnavailable("an environment did not answer in time")
 
     def _host_uid(self) -> int:
         first = self._node.processes(self._environment.id)[-1]
         for line in Path(f"/proc/{first.pid}/status").read_text().splitlines():
             if line.startswith("Uid:"):
                 return int(line.split()[1])
-        raise NotPossible("an environment has no uid")
+        raise DriverUnavailable("an environment has no uid")
 
-    def _stand_still(self, pids: Sequence[int]) -> bool:
+    def _are_frozen(self, pids: Sequence[int]) -> bool:
         before = [_cpu_ticks(pid) for pid in pids]
         time.sleep(0.03)
         return before == [_cpu_ticks(pid) for pid in pids]
@@ -283,40 +283,40 @@ def _cpu_ticks(pid: int) -> int:
         return int(file.read().split()[0])
 
 
-def _capabilities(host: Host, found: _Findings) -> tuple[Capability, ...]:
-    group = f"cgroup {host.tree.version}" if host.tree is not None else ""
-    inside = found.inside
+def _capabilities(host: SandboxHost, findings: _SelfTestFindings) -> tuple[NodeCapability, ...]:
+    group = f"cgroup {host.cgroup_tree.version}" if host.cgroup_tree is not None else ""
+    inside = findings.probe
     unverified = "written for cgroup v2 but not verified on many hosts" if group == "cgroup v2" else ""
-    pinned = inside["affinity"] == list(found.cores) and inside["widened"] in (False, len(found.cores))
-    memory_seen = _ended_by(found.memory, "memory")
-    few = _ended_by(found.crowd, "pids") if found.crowd is not None else inside["forks"] <= _PIDS
-    bounded = _ended_by(found.filler, "disk") if found.filler is not None else inside["disk"]
+    pinned = inside["affinity"] == list(findings.cores) and inside["widened"] in (False, len(findings.cores))
+    memory_seen = _ended_by(findings.memory, "memory")
+    few = _ended_by(findings.process_flood, "pids") if findings.process_flood is not None else inside["forks"] <= _PIDS
+    bounded = _ended_by(findings.disk_flood, "disk") if findings.disk_flood is not None else inside["disk"]
     how = host.driver.mechanisms
     return (
-        _uid_separation(host, found),
-        _files(host, inside["files"]),
-        _isolation("net_isolation", inside["net"], how["net_isolation"]),
-        _isolation("seccomp", inside["seccomp"], "seccomp filter"),
-        _isolation("kill_tree", found.nothing_left and inside["signals"], how["kill_tree"]),
-        _limit("cpu_quota", group, inside["share"] < 0.5, "", unverified),
-        _limit("cpuset", group, pinned, "affinity, fixed by seccomp", unverified),
-        _limit("memory", group, memory_seen, "RLIMIT_DATA and a polled sum", unverified),
-        _limit("pids", group, few, how["pids"], unverified),
-        _limit("freeze", group, found.is_frozen, "SIGSTOP", unverified),
+        _uid_separation(host, findings),
+        _file_isolation(host, inside["files"]),
+        _isolation_capability("net_isolation", inside["net"], how["net_isolation"]),
+        _isolation_capability("seccomp", inside["seccomp"], "seccomp filter"),
+        _isolation_capability("kill_tree", findings.is_all_killed and inside["signals"], how["kill_tree"]),
+        _limit_capability("cpu_quota", group, inside["share"] < 0.5, "", unverified),
+        _limit_capability("cpuset", group, pinned, "affinity, fixed by seccomp", unverified),
+        _limit_capability("memory", group, memory_seen, "RLIMIT_DATA and a polled sum", unverified),
+        _limit_capability("pids", group, few, how["pids"], unverified),
+        _limit_capability("freeze", group, findings.is_frozen, "SIGSTOP", unverified),
         _disk_total(host, bounded),
-        _limit("oom_events", group, memory_seen, "", unverified),
+        _limit_capability("oom_events", group, memory_seen, "", unverified),
     )
 
 
-def _ended_by(report: Report, limit: str) -> bool:
+def _ended_by(report: ExecutionReport, limit: str) -> bool:
     return (report.outcome, report.reason) == ("limit_exceeded", limit)
 
 
-def _files(host: Host, works: bool) -> Capability:
-    if not works or host.driver.ends_with_first:
-        return _isolation("files", works, host.driver.mechanisms["files"])
+def _file_isolation(host: SandboxHost, works: bool) -> NodeCapability:
+    if not works or host.driver.dies_with_init:
+        return _isolation_capability("files", works, host.driver.mechanisms["files"])
     shared = "" if host.first_host_id is not None else "; actions cannot chmod, chown or touch by path"
-    return Capability(
+    return NodeCapability(
         name="files",
         level="best_effort",
         mechanism=host.driver.mechanisms["files"],
@@ -326,10 +326,10 @@ def _files(host: Host, works: bool) -> Capability:
     )
 
 
-def _disk_total(host: Host, works: bool) -> Capability:
-    if not works or host.driver.ends_with_first:
-        return _isolation("disk_total", works, host.driver.mechanisms["disk_total"])
-    return Capability(
+def _disk_total(host: SandboxHost, works: bool) -> NodeCapability:
+    if not works or host.driver.dies_with_init:
+        return _isolation_capability("disk_total", works, host.driver.mechanisms["disk_total"])
+    return NodeCapability(
         name="disk_total",
         level="best_effort",
         mechanism=host.driver.mechanisms["disk_total"],
@@ -338,30 +338,30 @@ def _disk_total(host: Host, works: bool) -> Capability:
     )
 
 
-def _uid_separation(host: Host, found: _Findings) -> Capability:
-    if found.has_own_uid:
-        return Capability(name="uid_separation", level="enforced", mechanism="a host uid per environment")
-    return Capability(
+def _uid_separation(host: SandboxHost, findings: _SelfTestFindings) -> NodeCapability:
+    if findings.has_own_uid:
+        return NodeCapability(name="uid_separation", level="enforced", mechanism="a host uid per environment")
+    return NodeCapability(
         name="uid_separation",
         level="best_effort",
-        mechanism="user namespace" if host.driver.ends_with_first else "a Landlock scope per environment",
+        mechanism="user namespace" if host.driver.dies_with_init else "a Landlock scope per environment",
         reason="on the host all environments have this user's uid",
         fix="run the launcher as root",
     )
 
 
-def _isolation(name: str, works: bool, mechanism: str) -> Capability:
+def _isolation_capability(name: str, works: bool, mechanism: str) -> NodeCapability:
     if works:
-        return Capability(name=name, level="enforced", mechanism=mechanism)
-    return Capability(name=name, level="absent", mechanism="none", reason="the self-test failed")
+        return NodeCapability(name=name, level="enforced", mechanism=mechanism)
+    return NodeCapability(name=name, level="absent", mechanism="none", reason="the self-test failed")
 
 
-def _limit(name: str, group: str, works: bool, without: str, unverified: str) -> Capability:
+def _limit_capability(name: str, group: str, works: bool, fallback: str, unverified: str) -> NodeCapability:
     """Enforced by a cgroup that passed; else by the means `without` one, if there are any that passed."""
     if group and works:
-        return Capability(name=name, level="enforced", mechanism=group, reason=unverified)
-    if not group and works and without:
+        return NodeCapability(name=name, level="enforced", mechanism=group, reason=unverified)
+    if not group and works and fallback:
         reason = "no writable cgroup"
-        return Capability(name=name, level="best_effort", mechanism=without, reason=reason, fix=_NEEDS_CGROUP)
+        return NodeCapability(name=name, level="best_effort", mechanism=fallback, reason=reason, fix=_NEEDS_CGROUP)
     reason = "the self-test failed" if group else "no writable cgroup"
-    return Capability(name=name, level="absent", mechanism="none", reason=reason, fix=_NEEDS_CGROUP)
+    return NodeCapability(name=name, level="absent", mechanism="none", reason=reason, fix=_NEEDS_CGROUP)

@@ -8,17 +8,17 @@ from pathlib import Path
 from uuid import uuid4
 
 from arl_core.fence import Fence
-from arl_cpu.executor import Capability, EnvironmentSpec, Event, ExecSpec, Report
+from arl_cpu.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
 from arl_cpu.templates.records import Template
-from arl_cpu.templates.store import TREE, Store, owner_here
+from arl_cpu.templates.store import LAYER_TREE, TemplateStore, layer_owner
 
 from . import workdir
-from .cells import Host, Pool
-from .node import Node
+from .cells import SandboxHost, SandboxPool
+from .node import LauncherNode
 
-__all__ = ["TEMPLATES", "probe_templates"]
+__all__ = ["CAPABILITY_NAME", "run_template_selftest"]
 
-TEMPLATES = "templates"
+CAPABILITY_NAME = "templates"
 _NAME, _FILE, _WORKDIR = "probe", "written", "/place"
 _LIMIT_S, _NOT_FOUND = 5.0, 127
 _MECHANISM = "overlayfs, written to the environment's own tmpfs"
@@ -26,12 +26,12 @@ _FIX = "overlayfs in user namespaces (Linux 5.11) with user xattrs on tmpfs (6.6
 _ADVICE = "keep the templates on a file system that can be idmapped (ext4, xfs, btrfs); Linux 5.19"
 
 
-def probe_templates(host: Host, directory: Path) -> Capability:
+def run_template_selftest(host: SandboxHost, directory: Path) -> NodeCapability:
     """`best_effort`: an environment can be made, but what it begins with can only be read in it."""
     if not host.driver.has_templates:
         reason = f"the {host.driver.name} driver has none but `host`"
-        return Capability(
-            name=TEMPLATES, level="absent", mechanism="none", reason=reason, fix="use the namespaces driver"
+        return NodeCapability(
+            name=CAPABILITY_NAME, level="absent", mechanism="none", reason=reason, fix="use the namespaces driver"
         )
     # In the place of the real ones: not every file system can be mounted so. The launcher's directory is locked.
     place = host.templates.directory if host.templates is not None else directory
@@ -40,37 +40,37 @@ def probe_templates(host: Host, directory: Path) -> Capability:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
         workdir.remove(scratch)  # of one that was killed
         scratch.mkdir(mode=0o755)
-        can_read, can_write = _try(host, scratch)
+        can_read, can_write = _try_template(host, scratch)
     except OSError as error:
-        return _absent(str(error))
+        return _absent_capability(str(error))
     finally:
         with suppress(OSError):  # a place that cannot be used has been told
             workdir.remove(scratch)
     if not can_read:
-        return _absent("no environment could be made from one")
+        return _absent_capability("no environment could be made from one")
     if can_write:
-        return Capability(name=TEMPLATES, level="enforced", mechanism=_MECHANISM)
+        return NodeCapability(name=CAPABILITY_NAME, level="enforced", mechanism=_MECHANISM)
     reason = "files of a template can be read but not changed: its layers cannot be mounted as the environment's own"
-    return Capability(name=TEMPLATES, level="best_effort", mechanism=_MECHANISM, reason=reason, fix=_ADVICE)
+    return NodeCapability(name=CAPABILITY_NAME, level="best_effort", mechanism=_MECHANISM, reason=reason, fix=_ADVICE)
 
 
-def _absent(reason: str) -> Capability:
-    return Capability(name=TEMPLATES, level="absent", mechanism="none", reason=reason, fix=_FIX)
+def _absent_capability(reason: str) -> NodeCapability:
+    return NodeCapability(name=CAPABILITY_NAME, level="absent", mechanism="none", reason=reason, fix=_FIX)
 
 
-def _try(host: Host, scratch: Path) -> tuple[bool, bool]:
+def _try_template(host: SandboxHost, scratch: Path) -> tuple[bool, bool]:
     """The command is not there: that it is missed tells that everything else was."""
-    store = _a_store(scratch)
-    reports: list[Event] = []
+    store = _create_store(scratch)
+    reports: list[ExecutorEvent] = []
     trial = replace(host, templates=store)
-    node = Node(trial, Pool(trial, 0), reports.append)
+    node = LauncherNode(trial, SandboxPool(trial, 0), reports.append)
     environment = EnvironmentSpec(id=uuid4(), scope="trajectory", template=_NAME, memory_mib=48, disk_mib=4, pids=4)
 
     def is_missed(files: dict[str, bytes]) -> bool:
         reports.clear()
         node.start([_missing_command(environment, files)])
         host.loop.run_until(lambda: bool(reports), 2 * _LIMIT_S)
-        return any(isinstance(event, Report) and event.exit_code == _NOT_FOUND for event in reports)
+        return any(isinstance(event, ExecutionReport) and event.exit_code == _NOT_FOUND for event in reports)
 
     gone: list[bool] = []
     try:
@@ -80,19 +80,19 @@ def _try(host: Host, scratch: Path) -> tuple[bool, bool]:
         host.loop.run_until(lambda: bool(gone), _LIMIT_S)
 
 
-def _a_store(scratch: Path) -> Store:
-    store = Store(scratch / "store")
-    store.make()
-    root = store.layers / _NAME / TREE
+def _create_store(scratch: Path) -> TemplateStore:
+    store = TemplateStore(scratch / "store")
+    store.create_directories()
+    root = store.layers_dir / _NAME / LAYER_TREE
     place = root / _WORKDIR.lstrip("/")
     place.mkdir(parents=True)
     (place / _FILE).write_text("below")
-    if (owner := owner_here()) is not None:
+    if (owner := layer_owner()) is not None:
         for path in (root, place, place / _FILE):
             with suppress(OSError):  # as when an image is unpacked
                 os.chown(path, owner, owner)
     template = Template(name=_NAME, digest="", source="", layers=(_NAME,), bytes=0, workdir=_WORKDIR)
-    store.path_of(_NAME).write_text(template.dumps())
+    store.record_path(_NAME).write_text(template.dumps())
     return store
 
 

@@ -8,41 +8,43 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID, uuid4
 
-from arl_cpu.executor import Capability, Event, ExecutorState, Output, Report
+from arl_cpu.executor import CapturedOutput, ExecutionReport, ExecutorEvent, ExecutorState, NodeCapability
 
-from .loop import Loop
-from .node import Node
+from .loop import EventLoop
+from .node import LauncherNode
 from .protocol import (
     FrameReader,
+    decode_feed,
+    decode_fence,
+    decode_resize,
+    decode_spec,
+    encode_feed_result,
+    encode_fence,
     encode_frame,
-    fed_to,
-    feed_from,
-    fence_from,
-    fence_to,
-    output_to,
-    report_to,
-    resize_from,
-    spec_from,
-    state_to,
+    encode_output,
+    encode_report,
+    encode_state,
 )
 
-__all__ = ["Server"]
+__all__ = ["LauncherServer"]
 
 _READ_BYTES = 1 << 20
-_MOST_WAITING = 1024
+_BACKLOG = 1024
 """Connections that come at once, one for each work on files; the kernel may allow fewer."""
-_CREDENTIALS = struct.Struct("3i")
+_PEER_CREDENTIALS = struct.Struct("3i")
 
 
-class Server:
+class LauncherServer:
     """Frames in, calls on the node; events of the node, frames out."""
 
-    def __init__(self, loop: Loop, node: Node, capabilities: tuple[Capability, ...], driver: str) -> None:
+    def __init__(
+        self, loop: EventLoop, node: LauncherNode, capabilities: tuple[NodeCapability, ...], driver: str
+    ) -> None:
         self._loop, self._node = loop, node
         self._capabilities, self._driver = capabilities, driver
         self._node_epoch = uuid4()
-        self._manager: _Connection | None = None
-        self._follows: dict[int, Callable[[], None]] = {}
+        self._manager: _ManagerConnection | None = None
+        self._output_requests: dict[int, Callable[[], None]] = {}
         """How to withdraw the manager's questions for output that wait for an answer."""
         self._session = ""
         """What the manager names on connections of their own, one for each work on files."""
@@ -57,7 +59,7 @@ class Server:
             listener.bind(str(path))
         finally:
             os.umask(mask)
-        listener.listen(_MOST_WAITING)
+        listener.listen(_BACKLOG)
         listener.setblocking(False)
         self._loop.watch(listener.fileno(), lambda: self._accept(listener))
 
@@ -66,72 +68,74 @@ class Server:
             connected, _ = listener.accept()
         except OSError:
             return
-        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
+        credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER_CREDENTIALS.size)
+        if _PEER_CREDENTIALS.unpack(credentials)[1] != os.geteuid():
             connected.close()
             return
-        _Connection(self._loop, connected, self._serve)
+        _ManagerConnection(self._loop, connected, self._serve)
 
-    def _serve(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+    def _serve(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
         if message["op"] == "work" and message["session"] == self._session:
-            self._node.work(connection.detached(), message)
+            self._node.start_file_operation(connection.detach(), message)
             return
         if message["op"] != "hello" and connection is not self._manager:
             raise ValueError("only the manager that said hello is served")
         match message["op"]:
             case "hello":
-                self._greet(connection, message["id"])
+                self._accept_manager(connection, message["id"])
             case "start":
-                self._node.start([spec_from(spec) for spec in message["specs"]])
+                self._node.start([decode_spec(spec) for spec in message["specs"]])
             case "resize":
-                done = self._node.resize([resize_from(resize) for resize in message["resizes"]])
-                connection.send({"id": message["id"], "done": [fence_to(fence) for fence in done]})
+                done = self._node.resize([decode_resize(resize) for resize in message["resizes"]])
+                connection.send({"id": message["id"], "done": [encode_fence(fence) for fence in done]})
             case "follow" | "unfollow" | "feed":
-                self._serve_live(connection, message)
+                self._serve_stream(connection, message)
             case "kill":
-                self._node.kill([fence_from(fence) for fence in message["fences"]])
+                self._node.kill([decode_fence(fence) for fence in message["fences"]])
             case "acknowledge":
-                self._node.acknowledge([fence_from(fence) for fence in message["fences"]])
+                self._node.acknowledge([decode_fence(fence) for fence in message["fences"]])
             case "destroy":
                 identifiers = [UUID(identifier) for identifier in message["environments"]]
                 self._node.destroy(identifiers, lambda: connection.send({"id": message["id"]}))
 
-    def _greet(self, connection: "_Connection", number: int) -> None:
+    def _accept_manager(self, connection: "_ManagerConnection", request_id: int) -> None:
         """It is the manager from now on. A connection that never says so, a probe's, changes nothing."""
         if self._manager is not None and self._manager is not connection:
             self._manager.close()
-        for withdraw in self._follows.values():
+        for withdraw in self._output_requests.values():
             withdraw()
-        self._follows.clear()
+        self._output_requests.clear()
         self._manager = connection
         # What an earlier one had begun nobody waits for.
         self._node.workers.kill_all()
         self._session = str(uuid4())
         for report in self._node.reports:
-            connection.send({"id": number, "report": report_to(report)})
-        connection.send({"id": number, "state": state_to(self._state()), "session": self._session})
+            connection.send({"id": request_id, "report": encode_report(report)})
+        connection.send({"id": request_id, "state": encode_state(self._state()), "session": self._session})
 
-    def _serve_live(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+    def _serve_stream(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
         match message["op"]:
             case "follow":
-                self._follow(connection, message)
+                self._poll_output(connection, message)
             case "unfollow":
-                self._follows.pop(message["id"], _nothing)()
+                self._output_requests.pop(message["id"], _do_nothing)()
             case "feed":
-                fed = self._node.feed(**feed_from(message))
-                connection.send({"id": message["id"], "fed": fed_to(fed)})
+                fed = self._node.feed_stdin(**decode_feed(message))
+                connection.send({"id": message["id"], "fed": encode_feed_result(fed)})
 
-    def _follow(self, connection: "_Connection", message: Mapping[str, Any]) -> None:
+    def _poll_output(self, connection: "_ManagerConnection", message: Mapping[str, Any]) -> None:
         number = message["id"]
 
-        def answer(output: Output | None) -> None:
-            self._follows.pop(number, None)
-            connection.send({"id": number, "output": output_to(output)})
+        def answer(output: CapturedOutput | None) -> None:
+            self._output_requests.pop(number, None)
+            connection.send({"id": number, "output": encode_output(output)})
 
-        self._follows[number] = _nothing
-        withdraw = self._node.follow(fence_from(message["fence"]), (message["stdout"], message["stderr"]), answer)
-        if number in self._follows:
-            self._follows[number] = withdraw
+        self._output_requests[number] = _do_nothing
+        withdraw = self._node.poll_output(
+            decode_fence(message["fence"]), (message["stdout"], message["stderr"]), answer
+        )
+        if number in self._output_requests:
+            self._output_requests[number] = withdraw
 
     def _state(self) -> ExecutorState:
         return ExecutorState(
@@ -143,24 +147,24 @@ class Server:
             driver=self._driver,
         )
 
-    def _publish(self, event: Event) -> None:
+    def _publish(self, event: ExecutorEvent) -> None:
         if self._manager is None:
             return
-        if isinstance(event, Report):
-            self._manager.send({"report": report_to(event)})
+        if isinstance(event, ExecutionReport):
+            self._manager.send({"report": encode_report(event)})
         else:
             self._manager.send({"lost": str(event.id), "reason": event.lost_reason})
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """It was answered at once."""
 
 
-_Serve = Callable[["_Connection", Mapping[str, Any]], None]
+_MessageHandler = Callable[["_ManagerConnection", Mapping[str, Any]], None]
 
 
-class _Connection:
-    def __init__(self, loop: Loop, connected: socket.socket, serve: "_Serve") -> None:
+class _ManagerConnection:
+    def __init__(self, loop: EventLoop, connected: socket.socket, serve: "_MessageHandler") -> None:
         self._loop, self._socket, self._serve = loop, connected, serve
         self._frames = FrameReader()
         self._outgoing = bytearray()
@@ -173,7 +177,7 @@ class _Connection:
             self._outgoing += encode_frame(message)
             self._write()
 
-    def detached(self) -> socket.socket:
+    def detach(self) -> socket.socket:
         """Served by somebody else from now on."""
         self._is_open = False
         self._loop.unwatch(self._socket.fileno())

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from .feeding import Feed
-from .loop import Loop, Timer
+from .feeding import StdinFeed
+from .loop import EventLoop, LoopTimer
 
-__all__ = ["ARGV", "KILLED", "NO_SHELL", "VARIABLES", "NoTerminal", "Session"]
+__all__ = ["SHELL_ARGV", "KILLED_STATUS", "NO_SHELL_MESSAGE", "SHELL_VARIABLES", "TerminalUnavailable", "ShellSession"]
 
 # Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
 # prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes to file 4 `r:NUMBER` when it has read one,
@@ -29,74 +29,76 @@ while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__
 { \builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null
 \builtin unset __tangram __tangram_now; } 2>&-
 done; \builtin exit"""
-ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
-VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
-NO_SHELL = "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
-KILLED = int(signal.SIGKILL)
+SHELL_ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
+SHELL_VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
+NO_SHELL_MESSAGE = (
+    "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
+)
+KILLED_STATUS = int(signal.SIGKILL)
 """The wait status of what did not end by itself."""
 
-_NOT_READ = "its shell ended before it read it"
-_NOT_ANSWERED = "its shell did not answer"
-_WELL_FORMED = re.compile(rb"r:\d+|\d+:\d{1,3}|x:\d*:\d{1,3}")
+_NOT_READ_REASON = "its shell ended before it read it"
+_NOT_ANSWERED_REASON = "its shell did not answer"
+_STATUS_MESSAGE = re.compile(rb"r:\d+|\d+:\d{1,3}|x:\d*:\d{1,3}")
 _GET_PEER, _GET_SESSION, _SIGNAL_GROUP = 0x5441, 0x5429, 0x40045436
-_LONGEST_STATUS = 64
+_MAX_STATUS_BYTES = 64
 _READ_BYTES = 64 << 10
-_DRAIN_LIMIT_S, _LOOK_S = 0.2, 1.0
+_DRAIN_LIMIT_S, _LEADER_CHECK_S = 0.2, 1.0
 _ROWS_AND_COLUMNS = (50, 200)
 
 
-class NoTerminal(Exception):
+class TerminalUnavailable(Exception):
     """The message says why a session could not be opened."""
 
 
-class Session:
+class ShellSession:
     """One shell. Its command's output is everything that the terminal shows from its beginning to its end.
 
     Raises NoTerminal where there is none to be had.
     """
 
-    def __init__(self, loop: Loop, owner: int | None) -> None:
+    def __init__(self, loop: EventLoop, owner_uid: int | None) -> None:
         self._loop = loop
         self._files: list[int] = []
-        self._commands = Feed()
+        self._commands = StdinFeed()
         try:
-            self._open(owner)
+            self._open_terminal(owner_uid)
         except (OSError, termios.error) as failure:
             self._commands.close()
             self._close_files(*self._files)
-            raise NoTerminal(f"there is no terminal to be had for a session: {failure}") from failure
+            raise TerminalUnavailable(f"there is no terminal to be had for a session: {failure}") from failure
         self.is_open = True
-        self.why_not_run: str | None = None
+        self.not_run_reason: str | None = None
         """Of the last command, unless its shell has read it, or may have."""
-        self.can_run_elsewhere = False
+        self.can_retry = False
         """The last command was certainly not begun, and never will be."""
         self._has_exited = self._is_dead = False
         self._number = 0
-        self._heard = b""
-        self._ended: Callable[[int], None] | None = None
-        self._show: Callable[[bytes], None] = _nobody
-        self._feed: Feed | None = None
-        self._mark = b""
-        self._mark_to_write = b""
+        self._partial_status = b""
+        self._on_ended: Callable[[int], None] | None = None
+        self._on_output: Callable[[bytes], None] = _discard_output
+        self._stdin_feed: StdinFeed | None = None
+        self._drain_marker = b""
+        self._unwritten_marker = b""
         self._tail = b""
         self._status: int | None = None
-        self._limit: Timer | None = None
+        self._timer: LoopTimer | None = None
 
-    def _open(self, owner: int | None) -> None:
-        self._terminal, self._shells_end = self._keep(*os.openpty())
+    def _open_terminal(self, owner: int | None) -> None:
+        self._terminal, self._shell_end = self._track_files(*os.openpty())
         os.set_blocking(self._terminal, False)
         # Ours is another file than the shell's, which has to block.
         how = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
-        (self._peer,) = self._keep(fcntl.ioctl(self._terminal, _GET_PEER, how))
-        self._modes = _modes_of(self._peer)
+        (self._peer,) = self._track_files(fcntl.ioctl(self._terminal, _GET_PEER, how))
+        self._modes = _set_terminal_modes(self._peer)
         termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
         if owner is not None:
-            os.fchown(self._shells_end, owner, -1)  # so that /dev/stdout can be opened inside
-        self._statuses, self._status_end = self._keep(*os.pipe())
+            os.fchown(self._shell_end, owner, -1)  # so that /dev/stdout can be opened inside
+        self._statuses, self._status_end = self._track_files(*os.pipe())
         os.set_blocking(self._statuses, False)
-        (self._commands_end,) = self._keep(self._commands.open(self._loop, None))
+        (self._commands_end,) = self._track_files(self._commands.open_pipe(self._loop, None))
 
-    def _keep(self, *files: int) -> tuple[int, ...]:
+    def _track_files(self, *files: int) -> tuple[int, ...]:
         """Until the session is closed."""
         self._files += files
         return files
@@ -107,47 +109,53 @@ class Session:
             os.close(file)
 
     @property
-    def ends(self) -> list[int]:
+    def shell_files(self) -> list[int]:
         """What the shell gets as its files 0 to 4."""
-        return [self._shells_end] * 3 + [self._commands_end, self._status_end]
+        return [self._shell_end] * 3 + [self._commands_end, self._status_end]
 
-    def handed_over(self) -> None:
+    def close_shell_files(self) -> None:
         """The shell has its own copies. The terminal's is kept: whether it blocks is a matter of all its copies."""
         self._close_files(self._commands_end, self._status_end)
 
-    def run(self, command: str, show: Callable[[bytes], None], ended: Callable[[int], None], feed: Feed | None) -> None:
+    def run(
+        self,
+        command: str,
+        on_output: Callable[[bytes], None],
+        on_ended: Callable[[int], None],
+        stdin_feed: StdinFeed | None,
+    ) -> None:
         """`ended` is called once, with a wait status, after the last output was shown.
 
         Without a feed whoever reads is at the end. A command that can run elsewhere has its whole feed there.
         """
         self._number += 1
-        self._show, self._ended, self._feed = show, ended, feed
-        self._status, self.why_not_run, self.can_run_elsewhere = None, _NOT_READ, False
+        self._on_output, self._on_ended, self._stdin_feed = on_output, on_ended, stdin_feed
+        self._status, self.not_run_reason, self.can_retry = None, _NOT_READ_REASON, False
         try:
-            self._prepare_terminal(has_input=feed is not None)
+            self._prepare_terminal(has_input=stdin_feed is not None)
         except (OSError, termios.error) as failure:
-            self.why_not_run, self.can_run_elsewhere = f"its terminal cannot be used any more: {failure}", True
-            self.give_up()
+            self.not_run_reason, self.can_retry = f"its terminal cannot be used any more: {failure}", True
+            self.abandon()
             return
         self._loop.watch(self._terminal, self._read)
-        self._loop.watch(self._statuses, self._hear)
-        self._limit = self._loop.after(_LOOK_S, self._look)
-        if feed is not None:
-            feed.type_into(self._terminal, self._loop)
+        self._loop.watch(self._statuses, self._on_status_readable)
+        self._timer = self._loop.call_later(_LEADER_CHECK_S, self._check_leader)
+        if stdin_feed is not None:
+            stdin_feed.attach_terminal(self._terminal, self._loop)
         text = f"{self._number} {command}".encode(errors="surrogatepass")
-        self._commands.take(text + b"\0", offset=None, end=False)
+        self._commands.append(text + b"\0", offset=None, end=False)
 
     def _prepare_terminal(self, *, has_input: bool) -> None:
         """As it was for the first command. Raises termios.error where programs have made something else of it."""
-        os.set_blocking(self._shells_end, True)
+        os.set_blocking(self._shell_end, True)
         termios.tcflow(self._peer, termios.TCOON)
         termios.tcflush(self._peer, termios.TCIFLUSH)
-        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes if has_input else _without_input(self._modes))
+        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes if has_input else _modes_without_input(self._modes))
 
     def has_died(self) -> bool:
         """Between two commands."""
-        self._take_statuses()
-        return self._has_exited or self._has_no_leader()
+        self._read_statuses()
+        return self._has_exited or self._has_lost_leader()
 
     def interrupt(self) -> None:
         """As Ctrl-C does, also where a program has turned that off."""
@@ -155,13 +163,13 @@ class Session:
         with suppress(OSError):
             fcntl.ioctl(self._terminal, _SIGNAL_GROUP, signal.SIGINT)
 
-    def give_up(self) -> None:
+    def abandon(self) -> None:
         """The shell does not answer: end the command without it, and the session."""
-        if self._ended is not None and self._status is None:
-            self._take_statuses()
-            if self.why_not_run is _NOT_READ:
-                self.why_not_run = _NOT_ANSWERED
-            self._status = KILLED
+        if self._on_ended is not None and self._status is None:
+            self._read_statuses()
+            if self.not_run_reason is _NOT_READ_REASON:
+                self.not_run_reason = _NOT_ANSWERED_REASON
+            self._status = KILLED_STATUS
             self.close()
 
     def close(self) -> None:
@@ -172,46 +180,46 @@ class Session:
         self._stop_watching()
         self._commands.close()
         self._close_files(*self._files)
-        self._tell_end()
+        self._notify_end()
 
-    def _hear(self) -> None:
-        self._take_statuses()
+    def _on_status_readable(self) -> None:
+        self._read_statuses()
         if self._has_exited and self._status is None:
-            self._status = KILLED
-        if self._status is not None and not self._mark:
-            self._begin_to_drain()
+            self._status = KILLED_STATUS
+        if self._status is not None and not self._drain_marker:
+            self._start_drain()
 
-    def _take_statuses(self) -> None:
+    def _read_statuses(self) -> None:
         try:
             said = os.read(self._statuses, _READ_BYTES)
         except BlockingIOError:
             return
-        *whole, self._heard = (self._heard + said).split(b"\0")
+        *whole, self._partial_status = (self._partial_status + said).split(b"\0")
         for each in whole:
-            self._take_status(each)
+            self._handle_status(each)
         # Only the shell has the other end, and it says nothing long unless it was made to.
         self._is_dead |= not said
-        self._has_exited |= not said or len(self._heard) > _LONGEST_STATUS
-        self._heard = self._heard[:_LONGEST_STATUS]
+        self._has_exited |= not said or len(self._partial_status) > _MAX_STATUS_BYTES
+        self._partial_status = self._partial_status[:_MAX_STATUS_BYTES]
 
-    def _take_status(self, said: bytes) -> None:
+    def _handle_status(self, message: bytes) -> None:
         own = b"%d" % self._number
         # What a program wrote there may hide what the shell says.
-        if said == b"r:" + own or not _WELL_FORMED.fullmatch(said):
-            self._was_read()
-        number, _, status = said.removeprefix(b"x:").partition(b":")
+        if message == b"r:" + own or not _STATUS_MESSAGE.fullmatch(message):
+            self._mark_command_read()
+        number, _, status = message.removeprefix(b"x:").partition(b":")
         if number == own and status.isdigit() and len(status) <= 3:
-            self._was_read()
+            self._mark_command_read()
             self._status = (int(status) & 0xFF) << 8
-        self._has_exited |= said.startswith(b"x:")
+        self._has_exited |= message.startswith(b"x:")
 
-    def _was_read(self) -> None:
-        if self.why_not_run is not None:
-            self.why_not_run = None
-            if self._feed is not None:
-                self._feed.was_begun()
+    def _mark_command_read(self) -> None:
+        if self.not_run_reason is not None:
+            self.not_run_reason = None
+            if self._stdin_feed is not None:
+                self._stdin_feed.reader_started()
 
-    def _has_no_leader(self) -> bool:
+    def _has_lost_leader(self) -> bool:
         """That was the shell: the kernel takes its terminal's session away, whoever else has its files."""
         try:
             fcntl.ioctl(self._terminal, _GET_SESSION, bytes(4))
@@ -219,88 +227,88 @@ class Session:
             return True
         return False
 
-    def _look(self) -> None:
+    def _check_leader(self) -> None:
         """A job that was left behind may hide the end of the shell's files."""
-        self._limit = self._loop.after(_LOOK_S, self._look)
-        self._has_exited |= self._has_no_leader()
-        self._hear()
+        self._timer = self._loop.call_later(_LEADER_CHECK_S, self._check_leader)
+        self._has_exited |= self._has_lost_leader()
+        self._on_status_readable()
 
-    def _begin_to_drain(self) -> None:
+    def _start_drain(self) -> None:
         """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
-        self._mark = self._mark_to_write = secrets.token_hex(16).encode()
+        self._drain_marker = self._unwritten_marker = secrets.token_hex(16).encode()
         self._loop.unwatch(self._statuses)
-        if self._limit is not None:
-            self._limit.cancel()
-        self._limit = self._loop.after(_DRAIN_LIMIT_S, self._drained)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_DRAIN_LIMIT_S, self._finish_drain)
         self._read()
 
     def _read(self) -> None:
-        self._write_mark()
+        self._write_marker()
         try:
             data = self._tail + os.read(self._terminal, _READ_BYTES)
         except BlockingIOError:
             return
         except OSError:
             # Hung up: the shell is gone, whoever else has its files. It may have told before.
-            self._take_statuses()
+            self._read_statuses()
             self._has_exited = self._is_dead = True
-            self._drained()
+            self._finish_drain()
             return
         self._tail = b""
-        if not self._mark:
-            self._show(data)
+        if not self._drain_marker:
+            self._on_output(data)
             return
-        shown, mark, _ = data.partition(self._mark)
+        shown, mark, _ = data.partition(self._drain_marker)
         if mark:
-            self._show(shown)
-            self._drained()
+            self._on_output(shown)
+            self._finish_drain()
             return
-        kept = min(len(self._mark) - 1, len(data))
+        kept = min(len(self._drain_marker) - 1, len(data))
         self._tail = data[len(data) - kept :]
-        self._show(data[: len(data) - kept])
+        self._on_output(data[: len(data) - kept])
 
-    def _write_mark(self) -> None:
+    def _write_marker(self) -> None:
         """Where output stands still, or is in the way, the time limit ends it."""
-        if self._mark_to_write:
+        if self._unwritten_marker:
             with suppress(OSError):
-                self._mark_to_write = self._mark_to_write[os.write(self._peer, self._mark_to_write) :]
+                self._unwritten_marker = self._unwritten_marker[os.write(self._peer, self._unwritten_marker) :]
 
-    def _drained(self) -> None:
+    def _finish_drain(self) -> None:
         if self._tail:
-            self._show(self._tail)
+            self._on_output(self._tail)
         if self._has_exited:
             # Whatever else says that it ended may be forged, by a program that it outlives.
-            self._take_statuses()
-            is_unread = self.why_not_run is not None and not self._heard
-            self.can_run_elsewhere = is_unread and (self._is_dead or self._has_no_leader())
+            self._read_statuses()
+            is_unread = self.not_run_reason is not None and not self._partial_status
+            self.can_retry = is_unread and (self._is_dead or self._has_lost_leader())
         self._stop_watching()
         if self._has_exited:
             self.close()
-        self._tell_end()
+        self._notify_end()
 
     def _stop_watching(self) -> None:
-        if self._limit is not None:
-            self._limit.cancel()
-        if self._feed is not None and self.can_run_elsewhere:
-            self._feed.leave()
-        elif self._feed is not None:
-            self._feed.close()
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stdin_feed is not None and self.can_retry:
+            self._stdin_feed.detach_terminal()
+        elif self._stdin_feed is not None:
+            self._stdin_feed.close()
         self._loop.unwatch(self._terminal)
         self._loop.unwatch(self._statuses)
-        self._mark = self._mark_to_write = self._tail = b""
-        self._limit = self._feed = None
+        self._drain_marker = self._unwritten_marker = self._tail = b""
+        self._timer = self._stdin_feed = None
 
-    def _tell_end(self) -> None:
-        ended, self._ended = self._ended, None
+    def _notify_end(self) -> None:
+        ended, self._on_ended = self._on_ended, None
         if ended is not None:
-            ended(KILLED if self._status is None else self._status)
+            ended(KILLED_STATUS if self._status is None else self._status)
 
 
-def _nobody(_data: bytes) -> None:
+def _discard_output(_data: bytes) -> None:
     """Between two commands nobody looks."""
 
 
-def _modes_of(terminal: int) -> list[Any]:
+def _set_terminal_modes(terminal: int) -> list[Any]:
     """No echo, and a line ends with a newline alone."""
     modes = termios.tcgetattr(terminal)
     modes[1] &= ~termios.ONLCR
@@ -309,7 +317,7 @@ def _modes_of(terminal: int) -> list[Any]:
     return modes
 
 
-def _without_input(modes: list[Any]) -> list[Any]:
+def _modes_without_input(modes: list[Any]) -> list[Any]:
     """Whoever reads finds the end at once, each time: it is still a terminal, but one that does not wait."""
     iflag, oflag, cflag, lflag, ispeed, ospeed, characters = modes
     characters = [*characters]

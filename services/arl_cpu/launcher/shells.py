@@ -10,65 +10,68 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Literal
 
-from .attempt import Attempt
-from .loop import Loop
-from .orders import Order
-from .sessions import ARGV, KILLED, NO_SHELL, VARIABLES, NoTerminal, Session
+from .attempt import SandboxAttempt
+from .loop import EventLoop
+from .orders import AgentRequest
+from .sessions import KILLED_STATUS, NO_SHELL_MESSAGE, SHELL_ARGV, SHELL_VARIABLES, ShellSession, TerminalUnavailable
 
-__all__ = ["Shells"]
+__all__ = ["ShellManager"]
 
-_MOST_SESSIONS = 16
-_ANSWER_LIMIT_S = 1.0
+_MAX_SESSIONS = 16
+_SHELL_RESPONSE_TIMEOUT_S = 1.0
 """For a shell whose command was killed."""
 
 
-class Shells:
+class ShellManager:
     def __init__(
         self,
-        loop: Loop,
-        send: Callable[[Order, Sequence[int]], None],
+        loop: EventLoop,
+        send: Callable[[AgentRequest, Sequence[int]], None],
         finish: Callable[[], None],
-        show: Callable[[bytes], None],
+        on_output: Callable[[bytes], None],
     ) -> None:
-        self._loop, self._send, self._finish, self._show = loop, send, finish, show
-        self._open: dict[str, Session] = {}
-        self._attempt: Attempt | None = None
+        self._loop, self._send, self._finish, self._on_output = loop, send, finish, on_output
+        self._sessions: dict[str, ShellSession] = {}
+        self._attempt: SandboxAttempt | None = None
         self._stage: Literal["opening", "watched", "running", "unread", "ended"] | None = None
-        self._order, self._owner = Order(mode="watch"), None  # type: tuple[Order, int | None]
+        self._request, self._owner_uid = AgentRequest(mode="watch"), None  # type: tuple[AgentRequest, int | None]
         self._name = ""
-        self._status = KILLED
+        self._status = KILLED_STATUS
         self._notes: list[str] = []
-        self._no_terminal: str | None = None
+        self._terminal_error: str | None = None
 
-    def begin(self, attempt: Attempt, order: Order, owner: int | None) -> None:
+    def begin(self, attempt: SandboxAttempt, request: AgentRequest, owner_uid: int | None) -> None:
         """Open the session if need be, then run the command in it. Raises OSError."""
         for capture in attempt.captures:
             capture.close()  # there is the terminal instead
-        self._attempt, self._order, self._owner = attempt, order, owner
-        self._name, self._status, self._notes = attempt.spec.session or "", KILLED, []
-        self._no_terminal = None
-        known = self._open.get(self._name)
+        self._attempt, self._request, self._owner_uid = attempt, request, owner_uid
+        self._name, self._status, self._notes = attempt.spec.session or "", KILLED_STATUS, []
+        self._terminal_error = None
+        known = self._sessions.get(self._name)
         if known is not None and known.has_died():
-            self._forget(known)
+            self._remove(known)
         self._prepare()
 
     def _prepare(self) -> None:
         """Whatever comes before the command."""
-        has_room = self._name not in self._open and len(self._open) < _MOST_SESSIONS
+        has_room = self._name not in self._sessions and len(self._sessions) < _MAX_SESSIONS
         session = self._new_session() if has_room else None
         if session is None:
             self._begin_watch()
             return
         self._stage = "opening"
-        variables = {**self._order.env, **VARIABLES}
-        self._send(replace(self._order, mode="session", argv=ARGV, env=variables, fetch=(), files={}), session.ends)
-        session.handed_over()
+        variables = {**self._request.env, **SHELL_VARIABLES}
+        self._send(
+            replace(self._request, mode="session", argv=SHELL_ARGV, env=variables, fetch=(), files={}),
+            session.shell_files,
+        )
+        session.close_shell_files()
 
-    def _new_session(self) -> Session | None:
+    def _new_session(self) -> ShellSession | None:
         try:
-            session = self._open[self._name] = Session(self._loop, self._owner)
-        except NoTerminal as failure:
-            self._no_terminal = str(failure)
+            session = self._sessions[self._name] = ShellSession(self._loop, self._owner_uid)
+        except TerminalUnavailable as failure:
+            self._terminal_error = str(failure)
             return None
         self._notes.append(f"session {self._name!r} began with this command")
         return session
@@ -78,13 +81,15 @@ class Shells:
         if self._stage != "watched" or self._attempt is None:
             return
         self._stage = "running"
-        session = self._open.get(self._name)
+        session = self._sessions.get(self._name)
         if session is None or self._attempt.cause is not None:
-            self._ended(KILLED)
+            self._command_ended(KILLED_STATUS)
         else:
-            session.run(self._attempt.spec.command or "", self._show, self._ended, self._attempt.feed)
+            session.run(
+                self._attempt.spec.command or "", self._on_output, self._command_ended, self._attempt.stdin_feed
+            )
 
-    def goes_on(self, message: dict[str, Any]) -> bool:
+    def handle_exit(self, message: dict[str, Any]) -> bool:
         """Whether the end that the agent tells of is not the action's; if it is, it tells of the command now."""
         stage, self._stage = self._stage, None
         if stage is None or self._attempt is None:
@@ -93,19 +98,19 @@ class Shells:
             if message.get("status") == 0 and self._attempt.cause is None:
                 self._begin_watch()
                 return True
-            self._did_not_open(message)
+            self._handle_open_failure(message)
             return False
         if stage == "unread" and message.get("status") == 0 and self._attempt.cause is None:
             self._attempt.files.clear()  # those were read before the command ran
             self._prepare()
             return True
-        if self._no_terminal is not None:
+        if self._terminal_error is not None:
             # The node's failure, and this command's alone.
             self._attempt.cause = self._attempt.cause or "setup"
             message.pop("status", None)
-            self._notes.append(self._no_terminal)
-        elif self._name not in self._open and len(self._open) >= _MOST_SESSIONS:
-            message["refused"] = f"an environment has at most {_MOST_SESSIONS} sessions"
+            self._notes.append(self._terminal_error)
+        elif self._name not in self._sessions and len(self._sessions) >= _MAX_SESSIONS:
+            message["refused"] = f"an environment has at most {_MAX_SESSIONS} sessions"
         if "status" in message:
             message["status"] = self._status
         message["message"] = "; ".join(filter(None, (message.get("message"), *self._notes))) or None
@@ -113,63 +118,63 @@ class Shells:
 
     def interrupt(self) -> bool:
         """Whether there is a command that may end by itself now."""
-        session = self._open.get(self._name)
+        session = self._sessions.get(self._name)
         if self._stage != "running" or session is None:
             return False
         session.interrupt()
         return True
 
-    def killed(self) -> None:
+    def attempt_killed(self) -> None:
         """All that the command started is dead; if its shell does not say so soon, it never will."""
         if self._stage == "running" and self._attempt is not None:
-            self._loop.after(_ANSWER_LIMIT_S, partial(self._give_up, self._attempt))
+            self._loop.call_later(_SHELL_RESPONSE_TIMEOUT_S, partial(self._abandon, self._attempt))
 
     def close(self) -> None:
         self._stage = None
-        for session in list(self._open.values()):
+        for session in list(self._sessions.values()):
             session.close()
-        self._open.clear()
+        self._sessions.clear()
 
     def _begin_watch(self) -> None:
         self._stage = "watched"
         null = os.open("/dev/null", os.O_RDWR)
         try:
-            self._send(replace(self._order, mode="watch", argv=(), env={}), [null] * 3)
+            self._send(replace(self._request, mode="watch", argv=(), env={}), [null] * 3)
         finally:
             os.close(null)
 
-    def _did_not_open(self, message: dict[str, Any]) -> None:
-        if (session := self._open.get(self._name)) is not None:
-            self._forget(session)
+    def _handle_open_failure(self, message: dict[str, Any]) -> None:
+        if (session := self._sessions.get(self._name)) is not None:
+            self._remove(session)
         if message.get("status") == 0:
-            message["status"] = KILLED
+            message["status"] = KILLED_STATUS
         elif "status" in message:
-            message["refused"] = NO_SHELL
+            message["refused"] = NO_SHELL_MESSAGE
 
-    def _give_up(self, attempt: Attempt) -> None:
-        session = self._open.get(self._name)
+    def _abandon(self, attempt: SandboxAttempt) -> None:
+        session = self._sessions.get(self._name)
         if self._attempt is attempt and self._stage == "running" and session is not None:
-            session.give_up()
+            session.abandon()
 
-    def _ended(self, status: int) -> None:
+    def _command_ended(self, status: int) -> None:
         """The command has. A shell that was only interrupted still counts as stopped."""
         if self._stage != "running" or self._attempt is None:
             return
         self._stage = "ended"
-        self._status = KILLED if self._attempt.cause is not None else status
-        session = self._open.get(self._name)
+        self._status = KILLED_STATUS if self._attempt.cause is not None else status
+        session = self._sessions.get(self._name)
         if session is not None and not session.is_open:
-            self._forget(session)
-            if session.why_not_run is not None:
+            self._remove(session)
+            if session.not_run_reason is not None:
                 # It may have died between two commands, and only now known to be: a new one is as good.
-                if session.can_run_elsewhere and not self._notes and self._attempt.cause is None:
+                if session.can_retry and not self._notes and self._attempt.cause is None:
                     self._stage = "unread"
                     self._finish()
                     return
-                self._notes.append(f"the command did not run: {session.why_not_run}")
+                self._notes.append(f"the command did not run: {session.not_run_reason}")
             self._notes.append(f"session {self._name!r} ended with this command; the next one begins another")
         self._finish()
 
-    def _forget(self, session: Session) -> None:
-        self._open.pop(self._name, None)
+    def _remove(self, session: ShellSession) -> None:
+        self._sessions.pop(self._name, None)
         session.close()

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from .resident import NAME, execute
 from .syscalls import PR_SET_DUMPABLE, prctl
 
-__all__ = ["look_like_a_fresh_interpreter", "run_source"]
+__all__ = ["reset_interpreter", "run_source"]
 
 
-def look_like_a_fresh_interpreter(base_prefix: str | None) -> None:
+def reset_interpreter(base_prefix: str | None) -> None:
     """Once, in the process that every source will be a fork of: of a virtual environment outside nothing is visible.
 
     Without a prefix none will be, and what lies where this interpreter's modules were is not for it to import.
@@ -45,12 +45,12 @@ def run_source(source: str, env: Mapping[str, str]) -> None:
 
 
 def _open_standard_files() -> None:
-    sys.stdin = sys.__stdin__ = _text(0, "r")  # type: ignore[misc]
-    sys.stdout = sys.__stdout__ = _text(1, "w")  # type: ignore[misc]
-    sys.stderr = sys.__stderr__ = _text(2, "w")  # type: ignore[misc]
+    sys.stdin = sys.__stdin__ = _text_stream(0, "r")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = _text_stream(1, "w")  # type: ignore[misc]
+    sys.stderr = sys.__stderr__ = _text_stream(2, "w")  # type: ignore[misc]
 
 
-def _text(fd: int, mode: str) -> io.TextIOWrapper:
+def _text_stream(fd: int, mode: str) -> io.TextIOWrapper:
     raw = io.FileIO(fd, mode, closefd=False)
     errors = "backslashreplace" if fd == 2 else "surrogateescape"
     buffered = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)

@@ -8,33 +8,33 @@ import socket
 import subprocess
 import termios
 
-from .orders import Order
+from .orders import AgentRequest
 from .source import run_source
-from .walls import Walls
+from .walls import Isolation
 
-__all__ = ["fork_source", "spawn", "spawn_by_fork", "spawn_interpreter", "spawn_session"]
+__all__ = ["fork_source", "spawn_process", "spawn_by_fork", "spawn_interpreter", "spawn_session"]
 
 
-def spawn(order: Order, stdio: tuple[int, ...]) -> int:
+def spawn_process(request: AgentRequest, stdio: tuple[int, ...]) -> int:
     """By vfork: copying this interpreter's page tables would cost more than the command."""
-    os.chdir(order.cwd)
+    os.chdir(request.cwd)
     ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
     # The interpreter ignores these two; what it starts must not.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
-    program = _program(order.argv[0], order.env.get("PATH", os.defpath))
-    return os.posix_spawn(program, order.argv, order.env, file_actions=ends, setsid=True, setsigdef=defaults)
+    program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
+    return os.posix_spawn(program, request.argv, request.env, file_actions=ends, setsid=True, setsigdef=defaults)
 
 
-def spawn_interpreter(order: Order, payload: int, stdio: tuple[int, ...]) -> int:
+def spawn_interpreter(request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> int:
     """One that runs this source and ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
-        pid = spawn(order, (*stdio, theirs.fileno()))
+        pid = spawn_process(request, (*stdio, theirs.fileno()))
         socket.send_fds(ours, [b"once"], [payload])
     return pid
 
 
-def _program(name: str, search: str) -> str:
+def _find_program(name: str, search: str) -> str:
     """As a shell finds it. Raises FileNotFoundError, or PermissionError for a file that may not be executed."""
     if "/" in name:
         return name
@@ -44,25 +44,25 @@ def _program(name: str, search: str) -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def spawn_by_fork(order: Order, stdio: tuple[int, ...], walls: Walls) -> int:
+def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
     """For an action with walls of its own: between fork and exec it enters them."""
     stdin, stdout, stderr = stdio
     process = subprocess.Popen(
-        order.argv,
+        request.argv,
         stdin=stdin,
         stdout=stdout,
         stderr=stderr,
-        cwd=order.cwd,
-        env=order.env,
+        cwd=request.cwd,
+        env=request.env,
         start_new_session=True,
-        preexec_fn=walls.enter,  # there is one thread
+        preexec_fn=isolation.confine_action,  # there is one thread
     )
     process.returncode = 0  # reaped by the agent, not by this object
     return process.pid
 
 
-def fork_source(order: Order, stdio: tuple[int, ...], walls: Walls) -> int:
-    source = order.source.decode(errors="surrogatepass")
+def fork_source(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
+    source = request.source.decode(errors="surrogatepass")
     pid = os.fork()
     if pid == 0:
         try:
@@ -71,18 +71,18 @@ def fork_source(order: Order, stdio: tuple[int, ...], walls: Walls) -> int:
             os.setsid()
             for number, fd in enumerate(stdio):
                 os.dup2(fd, number)
-            walls.enter()
+            isolation.confine_action()
             os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            os.chdir(order.cwd)
-            run_source(source, order.env)
+            os.chdir(request.cwd)
+            run_source(source, request.env)
         finally:
             os._exit(1)
     return pid
 
 
-def spawn_session(order: Order, files: tuple[int, ...], walls: Walls) -> int:
+def spawn_session(request: AgentRequest, files: tuple[int, ...], isolation: Isolation) -> int:
     """By fork: a controlling terminal is taken in the process that shall have it."""
-    program = _program(order.argv[0], order.env.get("PATH", os.defpath))
+    program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
     pid = os.fork()
     if pid == 0:
         try:
@@ -90,13 +90,13 @@ def spawn_session(order: Order, files: tuple[int, ...], walls: Walls) -> int:
             for ours in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(ours, signal.SIG_DFL)
             os.setsid()
-            os.chdir(order.cwd)
+            os.chdir(request.cwd)
             for number, fd in enumerate(files):
                 os.dup2(fd, number)
             fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-            walls.enter()
+            isolation.confine_action()
             os.closerange(len(files), os.sysconf("SC_OPEN_MAX"))
-            os.execve(program, order.argv, order.env)  # noqa: S606
+            os.execve(program, request.argv, request.env)  # noqa: S606
         finally:
             os._exit(126)
     return pid

@@ -13,22 +13,22 @@ __all__ = [
     "CLONE_NEWCGROUP",
     "MACHINE",
     "X86_64",
-    "bind",
+    "bind_mount",
     "bring_loopback_up",
     "drop_capabilities",
     "empty_bounding_set",
     "empty_capability_sets",
     "enter_namespace",
     "make_readonly",
-    "mapped_copy",
+    "create_idmapped_mount",
     "mount",
-    "mount_copy",
+    "attach_mount",
     "open_beneath",
     "open_in_root",
     "owner_of_namespace",
     "pivot_root",
     "prctl",
-    "raw",
+    "raw_syscall",
     "set_hostname",
     "sync_file_system",
     "unmount",
@@ -61,12 +61,12 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
-    _check(_libc.unshare(ctypes.c_int(flags)), "unshare")
+    _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
 def enter_namespace(namespace: int, kind: int) -> None:
     """One that is open, of that kind (CLONE_NEW…). A mount namespace also brings its root and working directory."""
-    _check(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), "setns")
+    _check_result(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), "setns")
 
 
 def owner_of_namespace(namespace: int) -> int:
@@ -76,10 +76,10 @@ def owner_of_namespace(namespace: int) -> int:
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
     encoded = (source.encode(), target.encode(), kind.encode() if kind else None)
-    _check(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind or source} on {target}")
+    _check_result(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind or source} on {target}")
 
 
-def bind(source_fd: int, target: str) -> None:
+def bind_mount(source_fd: int, target: str) -> None:
     """Show the opened file or directory at `target` too, with what is mounted below it."""
     mount(f"/proc/self/fd/{source_fd}", target, None, MS_BIND | MS_REC)
 
@@ -89,52 +89,54 @@ def make_readonly(target: str, *, devices: bool = False, recursive: bool = True)
     attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
     wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
-    _check(
+    _check_result(
         _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), ctypes.c_uint(flags), wanted, len(wanted)),
         f"mount_setattr {target} (needs Linux 5.12)",
     )
 
 
-def mapped_copy(path: str, user_namespace: int) -> int:
+def create_idmapped_mount(path: str, user_namespace: int) -> int:
     """A read-only mount of `path` that is attached nowhere, in which files belong to whom that namespace says.
 
     Needs root where the file system was mounted, and one that can be mapped.
     """
-    copy = raw(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    copy = raw_syscall(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     wanted = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV | _ATTR_IDMAP, 0, 0, user_namespace)
     try:
-        raw(_MOUNT_SETATTR, f"idmapped mount of {path}", copy, b"", _AT_EMPTY_PATH, wanted, len(wanted))
+        raw_syscall(_MOUNT_SETATTR, f"idmapped mount of {path}", copy, b"", _AT_EMPTY_PATH, wanted, len(wanted))
     except OSError:
         os.close(copy)
         raise
     return copy
 
 
-def mount_copy(copy: int, target: str) -> None:
+def attach_mount(detached_mount: int, target: str) -> None:
     """Attach what `mapped_copy` has made."""
-    raw(_MOVE_MOUNT, f"move_mount to {target}", copy, b"", _AT_FDCWD, target.encode(), _MOVE_EMPTY_PATH)
+    raw_syscall(
+        _MOVE_MOUNT, f"move_mount to {target}", detached_mount, b"", _AT_FDCWD, target.encode(), _MOVE_EMPTY_PATH
+    )
 
 
 def pivot_root(new_root: str) -> None:
     """Make `new_root` the root and let go of the old one."""
     os.chdir(new_root)
-    _check(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
+    _check_result(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
     unmount(".")
     os.chdir("/")
 
 
 def unmount(target: str) -> None:
-    _check(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+    _check_result(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def set_hostname(name: str) -> None:
-    _check(_libc.sethostname(name.encode(), len(name)), "sethostname")
+    _check_result(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char] | bytes, more: object = 0) -> None:
     first = ctypes.c_ulong(argument) if isinstance(argument, int) else argument
     second = ctypes.c_ulong(more) if isinstance(more, int) else more
-    _check(_libc.prctl(option, first, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+    _check_result(_libc.prctl(option, first, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
 
 
 def drop_capabilities() -> None:
@@ -153,7 +155,7 @@ def empty_bounding_set() -> None:
 
 def empty_capability_sets() -> None:
     header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
-    _check(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
+    _check_result(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
 
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
@@ -168,7 +170,7 @@ def open_in_root(directory: int, path: str, flags: int) -> int:
 
 def sync_file_system(file: int) -> None:
     """All of the file system that it lies on is on its device."""
-    _check(_libc.syncfs(ctypes.c_int(file)), "syncfs")
+    _check_result(_libc.syncfs(ctypes.c_int(file)), "syncfs")
 
 
 def bring_loopback_up() -> None:
@@ -178,19 +180,19 @@ def bring_loopback_up() -> None:
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags))
 
 
-def raw(number: int, what: str, *arguments: object) -> int:
+def raw_syscall(number: int, description: str, *arguments: object) -> int:
     """A call that has no function of its own here; integers are passed as longs."""
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
-    return _check(_libc.syscall(ctypes.c_long(number), *converted), what)
+    return _check_result(_libc.syscall(ctypes.c_long(number), *converted), description)
 
 
 def _openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
     how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
-    return _check(_libc.syscall(_OPENAT2, directory, os.fsencode(path), how, len(how)), path)
+    return _check_result(_libc.syscall(_OPENAT2, directory, os.fsencode(path), how, len(how)), path)
 
 
-def _check(result: int, what: str) -> int:
+def _check_result(result: int, description: str) -> int:
     if result < 0:
         errno = ctypes.get_errno()
-        raise OSError(errno, os.strerror(errno), what)
+        raise OSError(errno, os.strerror(errno), description)
     return result

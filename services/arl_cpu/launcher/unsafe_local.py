@@ -4,33 +4,33 @@ import os
 import signal
 
 from . import syscalls
-from .processes import MAX_SWEEPS, Process, all_processes, descendants, signal_each, sweep
-from .walls import Layers, Setup
+from .processes import MAX_SWEEPS, ProcessInfo, all_processes, descendants, signal_each, signal_until_gone
+from .walls import AgentSetup, TemplateLayers
 
-__all__ = ["UnsafeLocal", "end_strays"]
+__all__ = ["UnsafeLocalIsolation", "kill_strays"]
 
 
-class UnsafeLocal:
+class UnsafeLocalIsolation:
     """Finds what an action started by its ancestors: orphans become the agent's children."""
 
-    enters = False
+    confines_actions = False
     write_area = ""
 
-    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
+    def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
         del base_prefix, layers
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
-    def bind(self, setup: Setup) -> None:
+    def apply_setup(self, setup: AgentSetup) -> None:
         os.chdir(setup.workspace)
 
-    def enter(self) -> None:
+    def confine_action(self) -> None:
         pass
 
-    def others(self) -> list[Process]:
+    def other_processes(self) -> list[ProcessInfo]:
         return descendants(os.getpid())
 
     def signal_all(self, number: int) -> None:
-        sweep(self.others, number)
+        signal_until_gone(self.other_processes, number)
 
     def write_area_is_full(self) -> bool:
         return False
@@ -38,14 +38,14 @@ class UnsafeLocal:
     def write_area_used_bytes(self) -> int:
         return 0
 
-    def exceeded(self) -> str | None:
+    def exceeded_limit(self) -> str | None:
         return None
 
 
-def end_strays(keep: set[int]) -> None:
+def kill_strays(excluded_pids: set[int]) -> None:
     """Kill children of the launcher, a subreaper, that lost their agent, with all below them."""
     for _ in range(MAX_SWEEPS):
-        strays = [each for each in all_processes() if each.parent == os.getpid() and each.pid not in keep]
+        strays = [each for each in all_processes() if each.parent_pid == os.getpid() and each.pid not in excluded_pids]
         if not strays:
             return
         for stray in strays:

@@ -4,23 +4,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from .processes import Process
+from .processes import ProcessInfo
 
-__all__ = ["Layers", "Setup", "Walls"]
+__all__ = ["TemplateLayers", "AgentSetup", "Isolation"]
 
 
 @dataclass(frozen=True, slots=True)
-class Layers:
+class TemplateLayers:
     """Of the template that an environment begins with."""
 
     directory: str
     trees: tuple[str, ...]
     """Paths in the directory, the highest first."""
-    copy: int | None = None
+    idmapped_mount: int | None = None
     """A mount of the directory in which the files are the environment's own."""
 
     @classmethod
-    def of(cls, message: Mapping[str, Any], files: Sequence[int]) -> "Layers | None":
+    def from_message(cls, message: Mapping[str, Any], files: Sequence[int]) -> "TemplateLayers | None":
         """As the launcher says it to an agent."""
         if (said := message.get("layers")) is None:
             return None
@@ -28,7 +28,7 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setup:
+class AgentSetup:
     """What an agent is told before it raises its walls."""
 
     workspace: str
@@ -52,33 +52,33 @@ class Setup:
     """No file system bounds what is written, so the agent looks from time to time."""
 
     @classmethod
-    def of(cls, message: dict[str, Any]) -> "Setup":
+    def from_message(cls, message: dict[str, Any]) -> "AgentSetup":
         return cls(**message)
 
 
-class Walls(Protocol):
-    enters: bool
+class Isolation(Protocol):
+    confines_actions: bool
     """Whether `enter` does anything."""
 
     write_area: str
     """A place on what bounds all that is written, if anything does; told with the rest of the walls."""
 
-    def prepare(self, base_prefix: str, layers: Layers | None) -> None:
+    def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
         """Raise what is the same for all with this template. Raises OSError where the host does not allow it.
 
         Without layers it is `host`, which is all that drivers without templates are asked for.
         """
         ...
 
-    def bind(self, setup: Setup) -> None:
+    def apply_setup(self, setup: AgentSetup) -> None:
         """Raise the rest; from here on this process may undo none of it."""
         ...
 
-    def enter(self) -> None:
+    def confine_action(self) -> None:
         """Called in each process that is about to become an action."""
         ...
 
-    def others(self) -> list[Process]:
+    def other_processes(self) -> list[ProcessInfo]:
         """Every living process of the environment but the agent."""
         ...
 
@@ -90,6 +90,6 @@ class Walls(Protocol):
 
     def write_area_used_bytes(self) -> int: ...
 
-    def exceeded(self) -> str | None:
+    def exceeded_limit(self) -> str | None:
         """The limit that was found passed by looking, where nothing else holds it."""
         ...

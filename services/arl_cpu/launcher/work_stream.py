@@ -13,61 +13,61 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, cast
 
-from .trees import Code, Refused
+from .trees import FileAccessError, FileErrorCode
 
-__all__ = ["BROKEN_OFF", "CHUNK_LENGTH", "MAX_ANSWER", "MAX_CHUNK", "Peer"]
+__all__ = ["ABORTED_LENGTH", "CHUNK_LENGTH", "MAX_RESPONSE", "MAX_CHUNK", "WorkerStream"]
 
 CHUNK_LENGTH = struct.Struct(">I")
 MAX_CHUNK = 1 << 20
-MAX_ANSWER = 16 << 20
-BROKEN_OFF = 0xFFFFFFFF
+MAX_RESPONSE = 16 << 20
+ABORTED_LENGTH = 0xFFFFFFFF
 _BLOCK = 256 << 10
 
 
-class Peer:
+class WorkerStream:
     """Whoever asked for the work, through one connected socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
         self._socket = connected
         self._is_in_output = self._is_sending = False
-        self._interruption: Refused | None = None
+        self._interruption: FileAccessError | None = None
 
-    def interrupt(self, why: Refused) -> None:
+    def interrupt(self, error: FileAccessError) -> None:
         """For a signal's handler: raises it, or has it raised as soon as what is being sent has been sent."""
         if not self._is_sending:
-            raise why
-        self._interruption = why
+            raise error
+        self._interruption = error
 
-    def say(self, answer: Mapping[str, Any]) -> None:
-        self._frame({"ok": answer})
+    def send_response(self, response: Mapping[str, Any]) -> None:
+        self._send_frame({"ok": response})
 
-    def fail(self, code: Code, message: str) -> None:
+    def send_error(self, code: FileErrorCode, message: str) -> None:
         """The last word. What the other side still sends is read and thrown away, so that it hears this."""
         try:
             if self._is_in_output:
-                self._send(CHUNK_LENGTH.pack(BROKEN_OFF))
-            self._frame({"refused": code, "message": message[:2000]})
+                self._send(CHUNK_LENGTH.pack(ABORTED_LENGTH))
+            self._send_frame({"refused": code, "message": message[:2000]})
             while self._socket.recv(_BLOCK):
                 pass
         except OSError:
             return  # nobody is there to be told
 
-    def input(self) -> io.RawIOBase:
-        return _Input(self._socket)
+    def input_stream(self) -> io.RawIOBase:
+        return _ChunkReader(self._socket)
 
     @contextmanager
-    def output(self) -> Iterator[BinaryIO]:
+    def output_stream(self) -> Iterator[BinaryIO]:
         """Ends the chunks where the work on them ends well."""
         self._is_in_output = True
-        yield cast("BinaryIO", _Output(self._send))
+        yield cast("BinaryIO", _ChunkWriter(self._send))
         self._send(CHUNK_LENGTH.pack(0))
         self._is_in_output = False
 
-    def _frame(self, message: Mapping[str, Any]) -> None:
+    def _send_frame(self, message: Mapping[str, Any]) -> None:
         body = json.dumps(message).encode()
-        if len(body) > MAX_ANSWER:
-            raise Refused("too_large", "the names in it are too long for one answer; ask for fewer of them")
+        if len(body) > MAX_RESPONSE:
+            raise FileAccessError("too_large", "the names in it are too long for one answer; ask for fewer of them")
         self._send(CHUNK_LENGTH.pack(len(body)) + body)
 
     def _send(self, data: bytes) -> None:
@@ -87,36 +87,36 @@ class Peer:
             raise why
 
 
-class _Input(io.RawIOBase):
+class _ChunkReader(io.RawIOBase):
     def __init__(self, connected: socket.socket) -> None:
-        self._socket, self._left, self._ended = connected, 0, False
+        self._socket, self._remaining, self._ended = connected, 0, False
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any) -> int:
-        if self._left == 0 and not self._ended:
-            (self._left,) = CHUNK_LENGTH.unpack(self._exactly(CHUNK_LENGTH.size))
-            self._ended = self._left == 0
+        if self._remaining == 0 and not self._ended:
+            (self._remaining,) = CHUNK_LENGTH.unpack(self._read_exactly(CHUNK_LENGTH.size))
+            self._ended = self._remaining == 0
         if self._ended:
             return 0
-        view = memoryview(target)[: self._left]
+        view = memoryview(target)[: self._remaining]
         count = self._socket.recv_into(view)
         if count == 0:
-            raise Refused("invalid", "the archive broke off")
-        self._left -= count
+            raise FileAccessError("invalid", "the archive broke off")
+        self._remaining -= count
         return count
 
-    def _exactly(self, size: int) -> bytes:
+    def _read_exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
             if not (more := self._socket.recv(size - len(data))):
-                raise Refused("invalid", "the archive broke off")
+                raise FileAccessError("invalid", "the archive broke off")
             data += more
         return data
 
 
-class _Output(io.RawIOBase):
+class _ChunkWriter(io.RawIOBase):
     def __init__(self, send: Callable[[bytes], None]) -> None:
         self._send = send
 

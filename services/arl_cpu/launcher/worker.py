@@ -19,64 +19,66 @@ from dataclasses import asdict
 from typing import Any, NoReturn
 
 from . import seccomp, syscalls, work_stream
-from .archives import DISK_FULL, measured, pack, unpack
-from .overlay import reveal_written
-from .trees import Refused, Tree, listed
+from .archives import DISK_FULL, measure, pack, unpack
+from .overlay import expose_upper_directory
+from .trees import FileAccessError, FileTree, list_entries
 
-__all__ = ["run"]
+__all__ = ["run_worker"]
 
 INSIDE_ID = 1000
 _STREAM_FD, _MOUNTS_FD = 3, 4
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
-_MOST_MEMORY = 192 << 20
+_MAX_MEMORY_BYTES = 192 << 20
 """Headers of an archive are read into memory, however long they say they are."""
 _MIB = 1 << 20
-_TOO_LONG = "it took longer than it may"
+_TIMEOUT_MESSAGE = "it took longer than it may"
 
 
-def run(stream: int, mounts: int | None, wanted: Mapping[str, Any]) -> NoReturn:
+def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> NoReturn:
     """Do what is `wanted` and tell it on the stream. Never returns to the code it was forked from."""
     try:
-        _keep_only(stream, mounts)
-        peer = work_stream.Peer(socket.socket(fileno=_STREAM_FD))
-        signal.signal(signal.SIGALRM, lambda _number, _frame: peer.interrupt(Refused("time", _TOO_LONG)))
-        signal.alarm(wanted["limit_s"])
+        _close_other_files(stream, mounts)
+        peer = work_stream.WorkerStream(socket.socket(fileno=_STREAM_FD))
+        signal.signal(signal.SIGALRM, lambda _number, _frame: peer.interrupt(FileAccessError("time", _TIMEOUT_MESSAGE)))
+        signal.alarm(request["limit_s"])
         try:
-            root = _enter(_MOUNTS_FD if mounts is not None else None, wanted)
-            peer.say(_do(peer, root, wanted))
-        except Refused as refused:
-            peer.fail(refused.code, str(refused))
+            root = _enter_sandbox(_MOUNTS_FD if mounts is not None else None, request)
+            peer.send_response(_execute(peer, root, request))
+        except FileAccessError as refused:
+            peer.send_error(refused.code, str(refused))
         except MemoryError:
-            peer.fail("memory", "the archive asks for more memory than there is for it")
+            peer.send_error("memory", "the archive asks for more memory than there is for it")
         except OSError as error:
             full = error.errno in DISK_FULL
-            peer.fail("disk" if full else "conflict", f"{error.strerror or error}: {error.filename or wanted['op']}")
+            peer.send_error(
+                "disk" if full else "conflict", f"{error.strerror or error}: {error.filename or request['op']}"
+            )
     finally:
         os._exit(0)
 
 
-def _do(peer: work_stream.Peer, root: int, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    match wanted["op"]:
+def _execute(stream: work_stream.WorkerStream, root: int, request: Mapping[str, Any]) -> dict[str, Any]:
+    match request["op"]:
         case "list":
-            tree = Tree(root, wanted["path"])
-            return listed(tree, recursive=wanted["recursive"], limit=wanted["limit"], after=wanted["after"])
+            tree = FileTree(root, request["path"])
+            return list_entries(tree, recursive=request["recursive"], limit=request["limit"], after=request["after"])
         case "pack":
-            tree = Tree(root, wanted["path"], only=wanted["only"])
+            tree = FileTree(root, request["path"], only=request["only"])
             # What is more could not be put back into an environment of this size.
-            most = min(wanted["max_bytes"], wanted["disk_mib"] * _MIB) if wanted["whole"] else wanted["max_bytes"]
-            peer.say(asdict(measured(tree, max_bytes=most)))
-            with peer.output() as target:
-                pack(tree, target, template=wanted["digest"])
+            most = min(request["max_bytes"], request["disk_mib"] * _MIB) if request["whole"] else request["max_bytes"]
+            stream.send_response(asdict(measure(tree, max_bytes=most)))
+            with stream.output_stream() as target:
+                pack(tree, target, template=request["digest"])
             return {}
         case "unpack":
-            peer.say({})
-            how = {"max_bytes": wanted["disk_mib"] * _MIB, "restores": wanted["whole"], "template": wanted["digest"]}
-            size = unpack(peer.input(), root, wanted["path"], **how)
+            stream.send_response({})
+            how = {"max_bytes": request["disk_mib"] * _MIB, "restores": request["whole"], "template": request["digest"]}
+            size = unpack(stream.input_stream(), root, request["path"], **how)
             return {"members": size.members, "bytes": size.bytes}
-    raise Refused("unsupported", f"there is no work called {wanted['op']!r}")
+    raise FileAccessError("unsupported", f"there is no work called {request['op']!r}")
 
 
-def _keep_only(stream: int, mounts: int | None) -> None:
+def _close_other_files(stream: int, mounts: int | None) -> None:
     """Of the files that came with the fork."""
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
@@ -88,33 +90,33 @@ def _keep_only(stream: int, mounts: int | None) -> None:
     os.closerange(_STREAM_FD + len(kept), os.sysconf("SC_OPEN_MAX"))
 
 
-def _enter(mounts: int | None, wanted: Mapping[str, Any]) -> int:
+def _enter_sandbox(mounts: int | None, request: Mapping[str, Any]) -> int:
     """Become the environment's user where its files are; the working directory, opened."""
-    for path in wanted["join"]:
+    for path in request["join"]:
         _write(path, "0")
     with suppress(PermissionError):  # a host may have set a higher floor
         _write("/proc/self/oom_score_adj", "1000")
-    if os.geteuid() == 0 and (mounts is not None or wanted["host_id"] is not None):
+    if os.geteuid() == 0 and (mounts is not None or request["host_id"] is not None):
         os.setgroups([])
     if mounts is not None:
         user = syscalls.owner_of_namespace(mounts)
         syscalls.enter_namespace(user, _NEW_USER)
         syscalls.empty_bounding_set()
         syscalls.enter_namespace(mounts, _NEW_MOUNTS)
-        if wanted["op"] == "pack" and wanted["digest"] is not None:
-            wanted = {**wanted, "workspace": reveal_written()}
+        if request["op"] == "pack" and request["digest"] is not None:
+            request = {**request, "workspace": expose_upper_directory()}
         os.close(user)
         os.close(mounts)
-        _become(INSIDE_ID)
-    elif wanted["host_id"] is not None:
+        _switch_uid(INSIDE_ID)
+    elif request["host_id"] is not None:
         syscalls.empty_bounding_set()
-        _become(wanted["host_id"])
-    _limit(wanted["disk_mib"])
+        _switch_uid(request["host_id"])
+    _set_limits(request["disk_mib"])
     syscalls.empty_capability_sets()
     syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
     syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-    seccomp.install(has_cgroup=wanted["has_cgroup"])
-    return _open_root(wanted["workspace"], is_own_tree=mounts is not None)
+    seccomp.install_default_filter(has_cgroup=request["has_cgroup"])
+    return _open_root(request["workspace"], is_own_tree=mounts is not None)
 
 
 def _open_root(workspace: str, *, is_own_tree: bool) -> int:
@@ -126,15 +128,15 @@ def _open_root(workspace: str, *, is_own_tree: bool) -> int:
     return os.open(name, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=area)
 
 
-def _become(uid: int) -> None:
+def _switch_uid(uid: int) -> None:
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
-def _limit(disk_mib: int) -> None:
+def _set_limits(disk_mib: int) -> None:
     for kind, most in (
         (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_DATA, _MOST_MEMORY),
+        (resource.RLIMIT_DATA, _MAX_MEMORY_BYTES),
         (resource.RLIMIT_FSIZE, disk_mib * _MIB),
     ):
         resource.setrlimit(kind, (most, most))

@@ -7,35 +7,35 @@ import stat
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
-from .channel import Channel
+from .channel import PacketChannel
 from .syscalls import open_beneath
 
-__all__ = ["FETCH_LIMIT_BYTES", "Workspace", "mode_of"]
+__all__ = ["FETCH_LIMIT_BYTES", "AgentWorkspace", "mode_of"]
 
 FETCH_LIMIT_BYTES = 8 << 20
 _UNFINISHED = ".tangram-unfinished"
 
 
-class Workspace:
+class AgentWorkspace:
     """Paths are relative to the working directory, or absolute below it."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
-    def check(self, paths: Iterable[str]) -> None:
+    def check_paths(self, paths: Iterable[str]) -> None:
         """Raises ValueError for a path that leads out."""
         for path in paths:
-            self._relative(path)
+            self._relative_path(path)
 
     def check_directory(self, path: str) -> None:
         """Where an action starts: any directory it can see. Raises ValueError."""
         if not os.path.isdir(path):
             raise ValueError(f"cwd {path!r} is not a directory of the environment")
 
-    def write(self, files: Mapping[str, bytes]) -> None:
+    def write_files(self, files: Mapping[str, bytes]) -> None:
         for path, content in files.items():
-            relative = self._relative(path)
+            relative = self._relative_path(path)
             parent, name = posixpath.split(relative)
             os.makedirs(f"{self._root}/{parent}", exist_ok=True)
             directory = open_beneath(self._directory, parent or ".", os.O_PATH | os.O_DIRECTORY)
@@ -44,7 +44,7 @@ class Workspace:
                 if before is not None and stat.S_ISLNK(before):
                     self._write_through(relative, content)
                 else:
-                    _replace(directory, name, content, before)
+                    _replace_file(directory, name, content, before)
             finally:
                 os.close(directory)
 
@@ -54,13 +54,13 @@ class Workspace:
         with os.fdopen(open_beneath(self._directory, link, flags, 0o644), "wb") as file:
             file.write(content)
 
-    def send(self, paths: Sequence[str], channel: Channel) -> str | None:
+    def send_files(self, paths: Sequence[str], channel: PacketChannel) -> str | None:
         """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
         message = None
         left = FETCH_LIMIT_BYTES
         for number, path in enumerate(paths):
             try:
-                file = open_beneath(self._directory, self._relative(path), os.O_RDONLY | os.O_NONBLOCK)
+                file = open_beneath(self._directory, self._relative_path(path), os.O_RDONLY | os.O_NONBLOCK)
             except (OSError, ValueError):
                 continue
             found = os.fstat(file)
@@ -77,7 +77,7 @@ class Workspace:
             os.close(file)
         return message
 
-    def _relative(self, path: str) -> str:
+    def _relative_path(self, path: str) -> str:
         relative = posixpath.relpath(posixpath.join(self._root, path), self._root)
         if relative == "." or relative.startswith("../") or relative == ".." or "\0" in path:
             raise ValueError(f"path {path!r} is not inside the working directory")
@@ -92,7 +92,7 @@ def mode_of(directory: int, name: str) -> int | None:
         return None
 
 
-def _replace(directory: int, name: str, content: bytes, before: int | None) -> None:
+def _replace_file(directory: int, name: str, content: bytes, before: int | None) -> None:
     """All of it or, where it does not fit, what was there before. A file keeps its mode."""
     if before is not None and stat.S_ISDIR(before):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)

@@ -12,48 +12,48 @@ from dataclasses import asdict
 from pathlib import Path
 
 from .importing import import_template, remove_template
-from .refused import Refused
-from .store import InUse, Store, UnknownTemplate
-from .streams import Budget
+from .refused import TemplateError
+from .store import TemplateInUse, TemplateStore, UnknownTemplate
+from .streams import ImportBudget
 
 __all__ = ["main"]
 
-_MOST_MEMORY = 1 << 30
+_MAX_MEMORY_BYTES = 1 << 30
 """Headers of an archive are read into memory, however large they say they are."""
 
 
 def main(arguments: list[str]) -> int:
     os.umask(0o022)
-    resource.setrlimit(resource.RLIMIT_DATA, (_MOST_MEMORY, resource.getrlimit(resource.RLIMIT_DATA)[1]))
+    resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     directory, command, *rest = arguments
-    store = Store(Path(directory))
+    store = TemplateStore(Path(directory))
     try:
         match command, rest:
             case "import", [path, name, max_mib, max_members]:
-                budget = Budget(max_bytes=int(max_mib) << 20, max_members=int(max_members))
+                budget = ImportBudget(max_bytes=int(max_mib) << 20, max_members=int(max_members))
                 answer = [import_template(store, Path(path), name, budget=budget)]
             case "list", []:
-                answer = list(store.list())
+                answer = list(store.list_templates())
             case "rm", [name]:
-                answer = [each for each in store.list() if each.name == name]
+                answer = [each for each in store.list_templates() if each.name == name]
                 remove_template(store, name)
             case _:
-                raise Refused(f"{command} {' '.join(rest)} is not understood")
+                raise TemplateError(f"{command} {' '.join(rest)} is not understood")
     except UnknownTemplate as unknown:
-        there = ", ".join(each.name for each in store.list()) or "none"
+        there = ", ".join(each.name for each in store.list_templates()) or "none"
         return _fail(f"there is no template {unknown}; there are: {there}")
-    except InUse as used:
+    except TemplateInUse as used:
         return _fail(f"environments still live in {used.args[0].removesuffix('.json')}; end them first")
-    except (Refused, OSError, ValueError) as error:
+    except (TemplateError, OSError, ValueError) as error:
         return _fail(str(error))
-    for name, why in store.damaged().items():
+    for name, why in store.damaged_records().items():
         sys.stderr.write(f"the record of {name} cannot be read ({why}); import it again, or remove it\n")
     sys.stdout.write(json.dumps([asdict(template) for template in answer]) + "\n")
     return 0
 
 
-def _fail(sentence: str) -> int:
-    sys.stderr.write(f"{sentence}\n")
+def _fail(message: str) -> int:
+    sys.stderr.write(f"{message}\n")
     return 1
 
 

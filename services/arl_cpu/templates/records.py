@@ -5,11 +5,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
-from .refused import Refused
+from .refused import TemplateError
 
-__all__ = ["HOST", "Template", "check_name"]
+__all__ = ["HOST_TEMPLATE", "Template", "check_name"]
 
-HOST = "host"
+HOST_TEMPLATE = "host"
 """The read-only system directories of the node; there always, and nothing in the store."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -43,7 +43,9 @@ class Template:
 
 
 def check_name(name: str) -> None:
-    if name == HOST:
-        raise Refused("`host` is the name of this machine's own system directories; choose another")
+    if name == HOST_TEMPLATE:
+        raise TemplateError("`host` is the name of this machine's own system directories; choose another")
     if not _NAME.fullmatch(name):
-        raise Refused(f"{name!r} is no name: up to 64 letters, digits, `.`, `_` and `-`, the first a letter or digit")
+        raise TemplateError(
+            f"{name!r} is no name: up to 64 letters, digits, `.`, `_` and `-`, the first a letter or digit"
+        )

@@ -1,7 +1,7 @@
 """Why something cannot be a template."""
 
-__all__ = ["Refused"]
+__all__ = ["TemplateError"]
 
 
-class Refused(Exception):
+class TemplateError(Exception):
     """The message says what is wrong and what to do."""

@@ -11,19 +11,28 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from .image import ARCHITECTURES, Image, blob_path, docker_parts, image_in, is_index, of_docker, of_oci
-from .refused import Refused
-from .streams import Digesting
+from .image import (
+    ARCHITECTURES,
+    OciImage,
+    blob_path,
+    docker_image_paths,
+    is_index,
+    parse_docker_image,
+    parse_oci_image,
+    select_image,
+)
+from .refused import TemplateError
+from .streams import DigestingReader
 
-__all__ = ["Blobs", "identify", "image_of", "opened", "pack_directory"]
+__all__ = ["ImageBlobs", "identify_source", "read_image", "open_source", "pack_directory"]
 
-_MOST_JSON = 4 << 20
-_MOST_OUTER_MEMBERS = 100_000
-_MOST_INDEXES = 4
+_MAX_JSON_BYTES = 4 << 20
+_MAX_OUTER_MEMBERS = 100_000
+_MAX_INDEXES = 4
 _OCI, _DOCKER = "index.json", "manifest.json"
 
 
-class Blobs(Protocol):
+class ImageBlobs(Protocol):
     """Files of an image by their path in it."""
 
     def has(self, path: str) -> bool: ...
@@ -33,46 +42,48 @@ class Blobs(Protocol):
         ...
 
 
-def identify(path: Path) -> str:
+def identify_source(path: Path) -> str:
     """`directory`, `oci` or `archive`. Raises Refused for what is none."""
     if path.is_dir():
         layout = (path / "oci-layout").is_file() and (path / _OCI).is_file()
         return "oci" if layout else "directory"
     if path.is_file():
         return "archive"
-    raise Refused(f"{path} is neither a directory nor a file")
+    raise TemplateError(f"{path} is neither a directory nor a file")
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Blobs]:
+def open_source(path: Path) -> Iterator[ImageBlobs]:
     """An OCI layout, or an archive of one or of `docker save`."""
     if path.is_dir():
-        yield _Directory(path)
+        yield _DirectoryBlobs(path)
         return
     try:
         archive = tarfile.open(path)  # noqa: SIM115 # closed below
     except tarfile.TarError as error:
-        raise Refused(f"{path} is no tar archive: {error}") from None
+        raise TemplateError(f"{path} is no tar archive: {error}") from None
     with archive:
-        yield _Archive(archive)
+        yield _ArchiveBlobs(archive)
 
 
-def image_of(blobs: Blobs) -> tuple[Image, str]:
+def read_image(blobs: ImageBlobs) -> tuple[OciImage, str]:
     """The one image for this machine, and the digest of its configuration, which covers all of it."""
     architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
     if blobs.has(_OCI):
         return _oci_image(blobs, architecture)
     if not blobs.has(_DOCKER):
-        raise Refused("it is neither an OCI image layout nor from `docker save`: no index.json or manifest.json in it")
-    config_path, layers = docker_parts(_list(_json(blobs, _DOCKER)[0]))
-    config, digest = _json(blobs, config_path)
-    return of_docker(layers, _mapping(config), architecture), digest
+        raise TemplateError(
+            "it is neither an OCI image layout nor from `docker save`: no index.json or manifest.json in it"
+        )
+    config_path, layers = docker_image_paths(_require_list(_read_json(blobs, _DOCKER)[0]))
+    config, digest = _read_json(blobs, config_path)
+    return parse_docker_image(layers, _require_mapping(config), architecture), digest
 
 
 def pack_directory(directory: Path, target: BinaryIO) -> None:
     """As the archive of one layer, the same for the same tree. Devices, pipes and sockets are left out."""
     if directory.resolve() == Path("/"):
-        raise Refused("the root of this machine is no template; `host` shows its system directories")
+        raise TemplateError("the root of this machine is no template; `host` shows its system directories")
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for parent, directories, files in os.walk(directory):
             directories.sort()
@@ -90,49 +101,49 @@ def pack_directory(directory: Path, target: BinaryIO) -> None:
                     archive.addfile(member)
 
 
-def _oci_image(blobs: Blobs, architecture: str) -> tuple[Image, str]:
-    found = _mapping(_json(blobs, _OCI)[0])
-    for _ in range(_MOST_INDEXES):
+def _oci_image(blobs: ImageBlobs, architecture: str) -> tuple[OciImage, str]:
+    found = _require_mapping(_read_json(blobs, _OCI)[0])
+    for _ in range(_MAX_INDEXES):
         if not is_index(found):
             digest = str((found.get("config") or {}).get("digest"))
-            config = _mapping(_verified(blobs, digest))
-            return of_oci(found, config, architecture), digest
-        found = _mapping(_verified(blobs, image_in(found, architecture)))
-    raise Refused("its indexes are nested too deeply")
+            config = _require_mapping(_read_verified(blobs, digest))
+            return parse_oci_image(found, config, architecture), digest
+        found = _require_mapping(_read_verified(blobs, select_image(found, architecture)))
+    raise TemplateError("its indexes are nested too deeply")
 
 
-def _verified(blobs: Blobs, digest: str) -> Any:
-    content, found = _json(blobs, blob_path(digest))
+def _read_verified(blobs: ImageBlobs, digest: str) -> Any:
+    content, found = _read_json(blobs, blob_path(digest))
     if found != digest:
-        raise Refused(f"{blob_path(digest)} is damaged: its digest is {found}")
+        raise TemplateError(f"{blob_path(digest)} is damaged: its digest is {found}")
     return content
 
 
-def _json(blobs: Blobs, path: str) -> tuple[Any, str]:
+def _read_json(blobs: ImageBlobs, path: str) -> tuple[Any, str]:
     with blobs.open(path) as file:
-        digesting = Digesting(file)
-        content = io.BufferedReader(digesting).read(_MOST_JSON + 1)
-    if len(content) > _MOST_JSON:
-        raise Refused(f"{path} has more than {_MOST_JSON >> 20} MiB")
+        digesting = DigestingReader(file)
+        content = io.BufferedReader(digesting).read(_MAX_JSON_BYTES + 1)
+    if len(content) > _MAX_JSON_BYTES:
+        raise TemplateError(f"{path} has more than {_MAX_JSON_BYTES >> 20} MiB")
     try:
         return json.loads(content), digesting.digest
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{path} is not JSON: {error}") from None
+        raise TemplateError(f"{path} is not JSON: {error}") from None
 
 
-def _mapping(value: Any) -> dict[str, Any]:
+def _require_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise Refused("a manifest or configuration in it is no JSON object")
+        raise TemplateError("a manifest or configuration in it is no JSON object")
     return value
 
 
-def _list(value: Any) -> list[Any]:
+def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise Refused("its manifest.json is no list")
+        raise TemplateError("its manifest.json is no list")
     return value
 
 
-class _Directory:
+class _DirectoryBlobs:
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
@@ -143,21 +154,21 @@ class _Directory:
         try:
             file = os.open(self._directory / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise Refused(f"{path} of it cannot be read: {error.strerror}") from None
+            raise TemplateError(f"{path} of it cannot be read: {error.strerror}") from None
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise Refused(f"{path} of it is no file")
+            raise TemplateError(f"{path} of it is no file")
         return os.fdopen(file, "rb")
 
 
-class _Archive:
+class _ArchiveBlobs:
     def __init__(self, archive: tarfile.TarFile) -> None:
         self._archive = archive
         self._members: dict[str, tarfile.TarInfo] = {}
         for member in archive:
             self._members[member.name.removeprefix("./")] = member
-            if len(self._members) > _MOST_OUTER_MEMBERS:
-                raise Refused("it is no image: too many files")
+            if len(self._members) > _MAX_OUTER_MEMBERS:
+                raise TemplateError("it is no image: too many files")
 
     def has(self, path: str) -> bool:
         return path in self._members
@@ -169,5 +180,5 @@ class _Archive:
         except (KeyError, RecursionError):
             file = None
         if file is None:
-            raise Refused(f"{path} is not in it")
+            raise TemplateError(f"{path} is not in it")
         return file  # type: ignore[return-value]

@@ -12,123 +12,123 @@ from pathlib import Path
 
 from .records import Template
 
-__all__ = ["TREE", "InUse", "Opened", "Store", "UnknownTemplate", "owner_here"]
+__all__ = ["LAYER_TREE", "TemplateInUse", "OpenTemplate", "TemplateStore", "UnknownTemplate", "layer_owner"]
 
-TREE = "tree"
-_OWNER = 1000
+LAYER_TREE = "tree"
+_LAYER_UID = 1000
 _TRIES = 3
 
 
-def owner_here() -> int | None:
+def layer_owner() -> int | None:
     """Of the files of layers: for root the one uid inside, which an idmapped mount makes an environment's; else None.
 
     None is whoever unpacks them.
     """
-    return _OWNER if os.geteuid() == 0 else None
+    return _LAYER_UID if os.geteuid() == 0 else None
 
 
 class UnknownTemplate(Exception):
     """There is no such template here."""
 
 
-class InUse(Exception):
+class TemplateInUse(Exception):
     """An environment lives that was made from it."""
 
 
-class Opened:
+class OpenTemplate:
     """A template in use: until it is closed its layers stay."""
 
-    def __init__(self, template: Template, layers: Path, held: ExitStack) -> None:
-        self.template, self.layers, self._held = template, layers, held
+    def __init__(self, template: Template, layers: Path, locks: ExitStack) -> None:
+        self.template, self.layers, self._locks = template, layers, locks
 
     def close(self) -> None:
-        self._held.close()
+        self._locks.close()
 
 
-class Store:
+class TemplateStore:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.names, self.layers = directory / "names", directory / "layers"
+        self.records_dir, self.layers_dir = directory / "names", directory / "layers"
 
-    def make(self) -> None:
+    def create_directories(self) -> None:
         """Layers can be passed through by the uids of environments, once something shows them there."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.directory.stat().st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "templates belong to whoever runs the node", str(self.directory))
         self.directory.chmod(0o700)
-        for path in (self.names, self.layers):
+        for path in (self.records_dir, self.layers_dir):
             path.mkdir(mode=0o755, exist_ok=True)
 
     @property
-    def stamp(self) -> int:
+    def modified_ns(self) -> int:
         """Another one whenever a template has come, gone or changed."""
         try:
-            return self.names.stat().st_mtime_ns
+            return self.records_dir.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
-    def list(self) -> tuple[Template, ...]:
+    def list_templates(self) -> tuple[Template, ...]:
         """Those that can be read. Raises OSError where the store itself can't be."""
-        return tuple(template for path in self._records() if isinstance(template := _read(path), Template))
+        return tuple(template for path in self._record_paths() if isinstance(template := _read_record(path), Template))
 
-    def damaged(self) -> Mapping[str, str]:
+    def damaged_records(self) -> Mapping[str, str]:
         """Why, by the name of each template whose record cannot be read: another version may have written it."""
-        found = {path.stem: _read(path) for path in self._records()}
+        found = {path.stem: _read_record(path) for path in self._record_paths()}
         return {name: str(error) for name, error in found.items() if isinstance(error, Exception)}
 
-    def open(self, name: str) -> Opened:
+    def open(self, name: str) -> OpenTemplate:
         """Raises UnknownTemplate, or ValueError for a record that another version has written."""
         for _ in range(_TRIES):
             with ExitStack() as held:
                 try:
-                    template = self._hold(name, held)
+                    template = self._lock_template(name, held)
                 except (FileNotFoundError, BlockingIOError):
                     continue  # it is being replaced, or removed
-                return Opened(template, self.layers, held.pop_all())
+                return OpenTemplate(template, self.layers_dir, held.pop_all())
         raise UnknownTemplate(name)
 
     @contextmanager
-    def changing(self) -> Iterator[None]:
+    def exclusive_lock(self) -> Iterator[None]:
         """One import or removal at a time; others wait."""
-        self.make()
-        with _opened(self.directory / "lock", os.O_CREAT | os.O_RDWR) as lock:
+        self.create_directories()
+        with _open_file(self.directory / "lock", os.O_CREAT | os.O_RDWR) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
     @contextmanager
-    def unused(self, path: Path) -> Iterator[None]:
+    def lock_unused(self, path: Path) -> Iterator[None]:
         """Nobody begins to use it meanwhile. Raises InUse."""
-        with _opened(path, os.O_RDONLY) as file:
+        with _open_file(path, os.O_RDONLY) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                raise InUse(path.name) from None
+                raise TemplateInUse(path.name) from None
             yield
 
-    def path_of(self, name: str) -> Path:
-        return self.names / f"{name}.json"
+    def record_path(self, name: str) -> Path:
+        return self.records_dir / f"{name}.json"
 
-    def lock_of(self, name: str) -> Path:
+    def lock_path(self, name: str) -> Path:
         """Held by each environment that began with a template of that name, an earlier one too."""
-        path = self.names / f"{name}.lock"
+        path = self.records_dir / f"{name}.lock"
         path.touch(0o600)
         return path
 
-    def _records(self) -> Sequence[Path]:
-        return sorted(self.names.glob("*.json"))
+    def _record_paths(self) -> Sequence[Path]:
+        return sorted(self.records_dir.glob("*.json"))
 
-    def _hold(self, name: str, held: ExitStack) -> Template:
-        record = held.enter_context(_shared(self.path_of(name)))
-        held.enter_context(_shared(self.lock_of(name)))
+    def _lock_template(self, name: str, locks: ExitStack) -> Template:
+        record = locks.enter_context(_shared_lock(self.record_path(name)))
+        locks.enter_context(_shared_lock(self.lock_path(name)))
         template = Template.loads(os.pread(record, os.fstat(record).st_size, 0).decode())
         for layer in template.layers:
-            held.enter_context(_shared(self.layers / layer))
+            locks.enter_context(_shared_lock(self.layers_dir / layer))
         return template
 
 
 @contextmanager
-def _shared(path: Path) -> Iterator[int]:
-    with _opened(path, os.O_RDONLY) as file:
+def _shared_lock(path: Path) -> Iterator[int]:
+    with _open_file(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), path.stat()):
             raise FileNotFoundError(path)  # what was locked is not there any more
@@ -136,7 +136,7 @@ def _shared(path: Path) -> Iterator[int]:
 
 
 @contextmanager
-def _opened(path: Path, flags: int) -> Iterator[int]:
+def _open_file(path: Path, flags: int) -> Iterator[int]:
     file = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
         yield file
@@ -144,7 +144,7 @@ def _opened(path: Path, flags: int) -> Iterator[int]:
         os.close(file)
 
 
-def _read(path: Path) -> Template | OSError | ValueError | None:
+def _read_record(path: Path) -> Template | OSError | ValueError | None:
     try:
         return Template.loads(path.read_text())
     except FileNotFoundError:

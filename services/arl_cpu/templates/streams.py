@@ -7,19 +7,19 @@ import io
 import sys
 from typing import Any, Protocol
 
-from .refused import Refused
+from .refused import TemplateError
 
-__all__ = ["Budget", "Digesting", "Readable", "decompressed", "drain"]
+__all__ = ["ImportBudget", "DigestingReader", "ReadableStream", "decompress", "drain"]
 
 _BLOCK = 1 << 20
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
-class Readable(Protocol):
+class ReadableStream(Protocol):
     def read(self, size: int = -1, /) -> bytes: ...
 
 
-class Budget:
+class ImportBudget:
     """What one import may unpack. Raises Refused beyond it."""
 
     def __init__(self, *, max_bytes: int, max_members: int) -> None:
@@ -27,21 +27,21 @@ class Budget:
         self._too_large = f"it unpacks to more than {max_bytes >> 20} MiB; --max-mib allows more"
         self._too_many = f"it has more than {max_members} files; --max-members allows more"
 
-    def take_bytes(self, count: int) -> None:
+    def spend_bytes(self, count: int) -> None:
         self._bytes -= count
         if count < 0 or self._bytes < 0:
-            raise Refused(self._too_large)
+            raise TemplateError(self._too_large)
 
-    def take_member(self) -> None:
+    def spend_member(self) -> None:
         self._members -= 1
         if self._members < 0:
-            raise Refused(self._too_many)
+            raise TemplateError(self._too_many)
 
 
-class Digesting(io.RawIOBase):
+class DigestingReader(io.RawIOBase):
     """Reads through to `inner` and knows the sha256 of what it has read, no more than the budget has."""
 
-    def __init__(self, inner: Readable, budget: Budget | None = None) -> None:
+    def __init__(self, inner: ReadableStream, budget: ImportBudget | None = None) -> None:
         self._inner, self._budget = inner, budget
         self._hash = hashlib.sha256()
         self.count = 0
@@ -55,7 +55,7 @@ class Digesting(io.RawIOBase):
         self._hash.update(data)
         self.count += len(data)
         if self._budget is not None:
-            self._budget.take_bytes(len(data))
+            self._budget.spend_bytes(len(data))
         return len(data)
 
     @property
@@ -63,7 +63,7 @@ class Digesting(io.RawIOBase):
         return f"sha256:{self._hash.hexdigest()}"
 
 
-def decompressed(stream: "io.BufferedReader[Any]") -> Readable:
+def decompress(stream: "io.BufferedReader[Any]") -> ReadableStream:
     """By its first bytes; what it is called does not matter."""
     magic = stream.peek(4)[:4]
     if magic.startswith(_GZIP):
@@ -71,15 +71,15 @@ def decompressed(stream: "io.BufferedReader[Any]") -> Readable:
     if magic != _ZSTD:
         return stream
     if sys.version_info < (3, 14):
-        raise Refused(
+        raise TemplateError(
             "its layers are compressed by zstd, which this Python cannot read (3.14 can); "
             "convert it: skopeo copy --dest-compress-format gzip"
         )
-    opened: Readable = importlib.import_module("compression.zstd").ZstdFile(stream)
+    opened: ReadableStream = importlib.import_module("compression.zstd").ZstdFile(stream)
     return opened
 
 
-def drain(stream: Readable) -> None:
+def drain(stream: ReadableStream) -> None:
     """To the end, so that a digest covers all."""
     while stream.read(_BLOCK):
         pass

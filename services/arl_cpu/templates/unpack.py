@@ -17,66 +17,66 @@ from typing import BinaryIO
 
 from arl_cpu.launcher import syscalls
 
-from .members import Place, place_of, relative
-from .refused import Refused
-from .store import owner_here
-from .streams import Budget
+from .members import LayerEntry, parse_member_name, relative_path
+from .refused import TemplateError
+from .store import layer_owner
+from .streams import ImportBudget
 
-__all__ = ["OPAQUE", "Unpacker", "read_archive"]
+__all__ = ["OPAQUE", "LayerUnpacker", "read_archive"]
 
 OPAQUE = "user.overlay.opaque"
 
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _BLOCK = 1 << 20
-_LATEST_S = 1 << 33
+_MAX_MTIME_S = 1 << 33
 _NO_PATH = "\0"
 
 
-def read_archive(stream: BinaryIO, target: Path, budget: Budget) -> int:
+def read_archive(stream: BinaryIO, target: Path, budget: ImportBudget) -> int:
     """Unpack to the directory `target`, which must be empty. Returns how many devices and pipes were left out."""
-    unpacker = Unpacker(target, budget)
+    unpacker = LayerUnpacker(target, budget)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined] # it would remember them all
-                unpacker.take(member, archive)
+                unpacker.unpack_member(member, archive)
         unpacker.finish()
     finally:
         unpacker.close()
     return unpacker.left_out
 
 
-class Unpacker:
-    def __init__(self, target: Path, budget: Budget) -> None:
+class LayerUnpacker:
+    def __init__(self, target: Path, budget: ImportBudget) -> None:
         self.left_out = 0
-        self._budget, self._owner = budget, owner_here()
+        self._budget, self._owner = budget, layer_owner()
         self._root = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._last: tuple[str, int] | None = None
+        self._last_directory: tuple[str, int] | None = None
         """The directory that was used last; its path may lead elsewhere once something was removed."""
         self._times: dict[str, float] = {}
-        _own(self._root, "", self._owner)
+        _set_owner(self._root, "", self._owner)
 
     def close(self) -> None:
-        self._forget()
+        self._close_last_directory()
         os.close(self._root)
 
-    def take(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+    def unpack_member(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
         """Make what this member is. A later member of the same name replaces it."""
-        self._budget.take_member()
+        self._budget.spend_member()
         if member.size < 0:
-            raise Refused(f"{member.name!r} has a size below 0")
-        place = place_of(member.name)
+            raise TemplateError(f"{member.name!r} has a size below 0")
+        place = parse_member_name(member.name)
         if place is None:
             return
-        with _named(member.name):
-            parent = self._directory(place.parent)
-            if place.what == "opaque":
+        with _member_errors(member.name):
+            parent = self._open_directory(place.parent)
+            if place.kind == "opaque":
                 self._make_opaque(parent)
-            elif place.what == "whiteout":
-                self._hide(parent, place.name)
+            elif place.kind == "whiteout":
+                self._make_whiteout(parent, place.name)
             else:
-                self._make(member, archive, parent, place)
+                self._make_entry(member, archive, parent, place)
 
     def finish(self) -> None:
         """Directories get their times last: making what is in them changed those."""
@@ -88,59 +88,59 @@ class Unpacker:
             os.utime(directory, (mtime, mtime))
             os.close(directory)
 
-    def _make(self, member: tarfile.TarInfo, archive: tarfile.TarFile, parent: int, place: Place) -> None:
+    def _make_entry(self, member: tarfile.TarInfo, archive: tarfile.TarFile, parent: int, entry: LayerEntry) -> None:
         if member.isdir():
-            self._make_directory(member, parent, place)
+            self._make_directory(member, parent, entry)
         elif member.isfile():
-            self._remove(parent, place.name)
-            self._write(member, archive, parent, place.name)
+            self._remove(parent, entry.name)
+            self._write_file(member, archive, parent, entry.name)
         elif member.issym():
-            self._remove(parent, place.name)
-            os.symlink(member.linkname, place.name, dir_fd=parent)
-            _own(parent, place.name, self._owner)
+            self._remove(parent, entry.name)
+            os.symlink(member.linkname, entry.name, dir_fd=parent)
+            _set_owner(parent, entry.name, self._owner)
         elif member.islnk():
-            self._link(member.linkname, parent, place.name)
+            self._make_hard_link(member.linkname, parent, entry.name)
         else:
             self.left_out += 1
 
-    def _make_directory(self, member: tarfile.TarInfo, parent: int, place: Place) -> None:
-        found = _kind_of(parent, place.name)
+    def _make_directory(self, member: tarfile.TarInfo, parent: int, entry: LayerEntry) -> None:
+        found = _kind_of(parent, entry.name)
         if found is not None and not stat.S_ISDIR(found):
-            self._remove(parent, place.name)
+            self._remove(parent, entry.name)
         if found is None or not stat.S_ISDIR(found):
-            os.mkdir(place.name, 0o700, dir_fd=parent)
-            _own(parent, place.name, self._owner)
-        made = os.open(place.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
+            os.mkdir(entry.name, 0o700, dir_fd=parent)
+            _set_owner(parent, entry.name, self._owner)
+        made = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
         # Its owner may always write, as root of a container could.
         os.fchmod(made, member.mode & 0o1777 | 0o700)
         if found is not None and stat.S_ISCHR(found):
             os.setxattr(made, OPAQUE, b"y")  # it was hidden before: what lies below is not it
         os.close(made)
-        self._times[f"{place.parent}/{place.name}"] = _time(member)
+        self._times[f"{entry.parent}/{entry.name}"] = _member_mtime(member)
 
-    def _write(self, member: tarfile.TarInfo, archive: tarfile.TarFile, parent: int, name: str) -> None:
+    def _write_file(self, member: tarfile.TarInfo, archive: tarfile.TarFile, parent: int, name: str) -> None:
         source = archive.extractfile(member)
         if source is None:
-            raise Refused(f"{member.name!r} has no content")
+            raise TemplateError(f"{member.name!r} has no content")
         if member.issparse():
-            self._budget.take_bytes(member.size)  # its holes are not in the archive
+            self._budget.spend_bytes(member.size)  # its holes are not in the archive
         with os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=parent), "wb") as file:
             shutil.copyfileobj(source, file, _BLOCK)
             file.flush()
-            _own(file.fileno(), "", self._owner)
+            _set_owner(file.fileno(), "", self._owner)
             os.fchmod(file.fileno(), member.mode & 0o777 | 0o600)
-            os.utime(file.fileno(), (_time(member), _time(member)))
+            os.utime(file.fileno(), (_member_mtime(member), _member_mtime(member)))
 
-    def _link(self, target: str, parent: int, name: str) -> None:
+    def _make_hard_link(self, target: str, parent: int, name: str) -> None:
         """Only to a file that this layer has brought."""
-        path, _, last = relative(target).rpartition("/")
+        path, _, last = relative_path(target).rpartition("/")
         try:
             directory = syscalls.open_in_root(self._root, path or ".", _DIRECTORY)
         except OSError:
-            raise Refused(f"it is a hard link to {target!r}, which is not in its layer") from None
+            raise TemplateError(f"it is a hard link to {target!r}, which is not in its layer") from None
         try:
             if not stat.S_ISREG(_kind_of(directory, last) or 0):
-                raise Refused(f"it is a hard link to {target!r}, which is no file of its layer")
+                raise TemplateError(f"it is a hard link to {target!r}, which is no file of its layer")
             if os.path.samestat(os.fstat(directory), os.fstat(parent)) and last == name:
                 return
             self._remove(parent, name)
@@ -148,7 +148,7 @@ class Unpacker:
         finally:
             os.close(directory)
 
-    def _hide(self, parent: int, name: str) -> None:
+    def _make_whiteout(self, parent: int, name: str) -> None:
         """What the layer itself has of that name stays: it is meant for the layers below."""
         found = _kind_of(parent, name)
         if found is None:
@@ -169,18 +169,18 @@ class Unpacker:
             shutil.rmtree(name, dir_fd=parent)
         else:
             os.unlink(name, dir_fd=parent)
-        if self._last is not None:
-            self._last = _NO_PATH, self._last[1]
+        if self._last_directory is not None:
+            self._last_directory = _NO_PATH, self._last_directory[1]
 
-    def _directory(self, path: str) -> int:
-        if self._last is not None and self._last[0] == path:
-            return self._last[1]
-        self._forget()
+    def _open_directory(self, path: str) -> int:
+        if self._last_directory is not None and self._last_directory[0] == path:
+            return self._last_directory[1]
+        self._close_last_directory()
         try:
             opened = syscalls.open_in_root(self._root, path or ".", _DIRECTORY)
         except FileNotFoundError:
             opened = self._make_parents(path)
-        self._last = path, opened
+        self._last_directory = path, opened
         return opened
 
     def _make_parents(self, path: str) -> int:
@@ -192,21 +192,21 @@ class Unpacker:
             try:
                 below = syscalls.open_in_root(self._root, above, _DIRECTORY)
             except FileNotFoundError:
-                self._budget.take_member()
+                self._budget.spend_member()
                 os.mkdir(name, 0o755, dir_fd=directory)
-                _own(directory, name, self._owner)
+                _set_owner(directory, name, self._owner)
                 below = syscalls.open_in_root(self._root, above, _DIRECTORY)
             os.close(directory)
             directory = below
         return directory
 
-    def _forget(self) -> None:
-        if self._last is not None:
-            os.close(self._last[1])
-            self._last = None
+    def _close_last_directory(self) -> None:
+        if self._last_directory is not None:
+            os.close(self._last_directory[1])
+            self._last_directory = None
 
 
-def _own(directory: int, name: str, owner: int | None) -> None:
+def _set_owner(directory: int, name: str, owner: int | None) -> None:
     if owner is None:
         return
     try:
@@ -226,20 +226,20 @@ def _kind_of(directory: int, name: str) -> int | None:
         return None
 
 
-def _time(member: tarfile.TarInfo) -> float:
-    return min(max(0.0, float(member.mtime)), _LATEST_S)
+def _member_mtime(member: tarfile.TarInfo) -> float:
+    return min(max(0.0, float(member.mtime)), _MAX_MTIME_S)
 
 
 @contextmanager
-def _named(member: str) -> Iterator[None]:
+def _member_errors(member: str) -> Iterator[None]:
     """Whatever is wrong is said with the member's name."""
     try:
         yield
-    except Refused as error:
-        raise Refused(f"{member!r}: {error}") from None
+    except TemplateError as error:
+        raise TemplateError(f"{member!r}: {error}") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise Refused(f"{member!r}: something else is in its way: {error.strerror}") from None
+        raise TemplateError(f"{member!r}: something else is in its way: {error.strerror}") from None
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG, errno.EINVAL):
             raise
-        raise Refused(f"{member!r} cannot be made: {error.strerror}") from None
+        raise TemplateError(f"{member!r} cannot be made: {error.strerror}") from None

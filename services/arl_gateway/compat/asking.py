@@ -13,30 +13,30 @@ from typing import Any
 from fastapi import Request, Response
 
 from arl_gateway.auth import Caller
-from arl_gateway.compat.places import Place
-from arl_gateway.routes import WriterRoute, trace_of
-from arl_gateway.scores import Ask, Scored, Scores, parts
-from arl_kit.hops import unless_gone
+from arl_gateway.compat.places import RewardTarget
+from arl_gateway.routes import WriterRoute, request_trace
+from arl_gateway.scores import ScoreCoalescer, ScoreSlice, ScoreSubmission, split_items
+from arl_kit.hops import cancel_on_disconnect
 from arl_wire.errors import TooManyRequests, Unavailable
-from arl_wire.kinds import ALONE
-from arl_wire.scores import OF_THE_TEXT, Score, ScoreItem
+from arl_wire.kinds import UNBATCHED_KINDS
+from arl_wire.scores import TEXT_ERROR_CODES, Score, ScoreItem
 
-__all__ = ["CompatRoute", "answered", "score"]
+__all__ = ["CompatRoute", "json_response", "score_and_wait"]
 
-UNAVAILABLE_S = 5
-ACTION = "tangram-action"
+RETRY_AFTER_S = 5
+ACTION_HEADER = "tangram-action"
 """The header that names the action whose items these were, and the first of them."""
-TRUNCATED = "tangram-truncated"
+TRUNCATED_HEADER = "tangram-truncated"
 """The header that has the numbers of the entries whose texts were cut, in the order of the request."""
-UNSCORED = "tangram-unscored"
+UNSCORED_HEADER = "tangram-unscored"
 """The header that has the numbers of the entries that got the number of the address, and no score."""
-MAX_NAMED = 50
+MAX_HEADER_ENTRIES = 50
 """Entries in a header: it is short."""
-_NO_CHARACTER = re.compile(
+_INVALID_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
 """A surrogate pair; or NUL, or half of a pair. Where the backslash is itself escaped it is neither."""
-LARGE = 1 << 20
+OFFLOAD_BYTES = 1 << 20
 """Bytes of which the rewriting may take longer than others should wait."""
 
 
@@ -55,18 +55,22 @@ class CompatRoute(WriterRoute):
         return handle_patiently
 
     @staticmethod
-    async def readable(content: bytes) -> bytes:
+    async def prepare_body(content: bytes) -> bytes:
         """With U+FFFD for what JSON can say and no text can be: a tokenizer's bytes make such characters."""
-        if _NO_CHARACTER.search(content) is None:
+        if _INVALID_CHARACTER.search(content) is None:
             return content
-        return await asyncio.to_thread(_readable, content) if len(content) > LARGE else _readable(content)
+        return (
+            await asyncio.to_thread(_replace_invalid, content)
+            if len(content) > OFFLOAD_BYTES
+            else _replace_invalid(content)
+        )
 
 
-def _readable(content: bytes) -> bytes:
-    return _NO_CHARACTER.sub(_character, content)
+def _replace_invalid(content: bytes) -> bytes:
+    return _INVALID_CHARACTER.sub(_replacement_for, content)
 
 
-def _character(found: re.Match[bytes]) -> bytes:
+def _replacement_for(found: re.Match[bytes]) -> bytes:
     text, before = found[0], found.start()
     while before > 0 and found.string[before - 1] == ord("\\"):
         before -= 1
@@ -75,38 +79,46 @@ def _character(found: re.Match[bytes]) -> bytes:
     return text if len(text) > 6 else rb"\ufffd"
 
 
-async def score(
-    items: Sequence[ScoreItem], place: Place, caller: Caller, request: Request, response: Response, *, within_s: float
+async def score_and_wait(
+    items: Sequence[ScoreItem],
+    target: RewardTarget,
+    caller: Caller,
+    request: Request,
+    response: Response,
+    *,
+    within_s: float,
 ) -> Sequence[Score]:
     """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time.
 
     An entry with an error and a score has the number of the address, which is answered as it is.
     """
-    if not place.service.is_anywhere:
-        raise Unavailable(f"no node has {place.service.name} yet; try again", retry_after_s=UNAVAILABLE_S)
-    scores: Scores = request.app.state.scores
-    trace = trace_of(request)
-    asks = [_ask(part, place, within_s) for part in parts(items)]
+    if not target.service.is_anywhere:
+        raise Unavailable(f"no node has {target.service.name} yet; try again", retry_after_s=RETRY_AFTER_S)
+    scores: ScoreCoalescer = request.app.state.scores
+    trace = request_trace(request)
+    asks = [_submission_for(part, target, within_s) for part in split_items(items)]
     if not asks:
         return []
-    scored = await unless_gone(request, _all([scores.score(ask, caller, trace) for ask in asks]))
-    response.headers[ACTION] = f"{scored[0].action};first={scored[0].first}"
+    scored = await cancel_on_disconnect(request, _run_all([scores.score(ask, caller, trace) for ask in asks]))
+    response.headers[ACTION_HEADER] = f"{scored[0].action};first={scored[0].first}"
     entries = [entry for each in scored for entry in each.entries]
-    _name(response, TRUNCATED, [at for at, entry in enumerate(entries) if entry.truncated])
-    if place.unscored is None:
+    _set_index_header(response, TRUNCATED_HEADER, [at for at, entry in enumerate(entries) if entry.truncated])
+    if target.unscored is None:
         return entries
-    without = [at for at, entry in enumerate(entries) if entry.error is not None and entry.error.code in OF_THE_TEXT]
-    _name(response, UNSCORED, without)
-    given = {"score": place.unscored}
+    without = [
+        at for at, entry in enumerate(entries) if entry.error is not None and entry.error.code in TEXT_ERROR_CODES
+    ]
+    _set_index_header(response, UNSCORED_HEADER, without)
+    given = {"score": target.unscored}
     return [entry.model_copy(update=given) if at in without else entry for at, entry in enumerate(entries)]
 
 
-def _name(response: Response, header: str, entries: Sequence[int]) -> None:
+def _set_index_header(response: Response, name: str, entries: Sequence[int]) -> None:
     if entries:
-        response.headers[header] = ",".join(map(str, entries[:MAX_NAMED]))
+        response.headers[name] = ",".join(map(str, entries[:MAX_HEADER_ENTRIES]))
 
 
-async def _all(scoring: Sequence[Coroutine[Any, Any, Scored]]) -> Sequence[Scored]:
+async def _run_all(scoring: Sequence[Coroutine[Any, Any, ScoreSlice]]) -> Sequence[ScoreSlice]:
     """None goes on where one failed. Raises what the first one raised."""
     try:
         async with asyncio.TaskGroup() as group:
@@ -116,18 +128,18 @@ async def _all(scoring: Sequence[Coroutine[Any, Any, Scored]]) -> Sequence[Score
     return [task.result() for task in tasks]
 
 
-def _ask(items: Sequence[ScoreItem], place: Place, within_s: float) -> Ask:
-    return Ask(
-        service=place.service.name,
+def _submission_for(items: Sequence[ScoreItem], target: RewardTarget, within_s: float) -> ScoreSubmission:
+    return ScoreSubmission(
+        service=target.service.name,
         items=items,
-        task=place.task,
-        trajectory=place.trajectory,
-        step=place.step,
+        task=target.task,
+        trajectory=target.trajectory,
+        step=target.step,
         within_s=within_s,
-        alone=place.service.kind in ALONE,
+        unbatched=target.service.kind in UNBATCHED_KINDS,
     )
 
 
-def answered(content: Any, response: Response) -> Response:
+def json_response(content: Any, response: Response) -> Response:
     """JSON, with the headers that go with it."""
     return Response(json.dumps(content), headers=dict(response.headers), media_type="application/json")

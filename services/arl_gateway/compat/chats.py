@@ -10,21 +10,21 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from arl_gateway.compat.asking import answered, score
-from arl_gateway.compat.openai_errors import OpenAiRoute, refused
-from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import answered_by, chat
-from arl_gateway.compat.vllm import DOCUMENTED
+from arl_gateway.compat.asking import json_response, score_and_wait
+from arl_gateway.compat.openai_errors import OpenAiRoute, invalid_field
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.compat.samples import chat_item, parse_message
+from arl_gateway.compat.vllm import DOCUMENTED_ERRORS
 from arl_gateway.routes import Writer
-from arl_kit.app import documented
+from arl_kit.app import error_responses
 from arl_wire.errors import BadRequest, Unavailable
-from arl_wire.scores import MAX_CHOICES, MAX_MESSAGES, OF_THE_ENGINE, Message, Score
+from arl_wire.scores import ENGINE_ONLY_FIELDS, MAX_CHOICES, MAX_MESSAGES, PromptMessage, Score
 
 __all__ = ["router"]
 
-WITHIN_S = 580.0
-KINDS = ("judge",)
-OURS = {"model", "messages", "stream", "stream_options"}
+TIMEOUT_S = 580.0
+JUDGE_KINDS = ("judge",)
+HANDLED_FIELDS = {"model", "messages", "stream", "stream_options"}
 """Fields that are not passed on as they are."""
 
 router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
@@ -66,7 +66,7 @@ class ChatRequest(BaseModel):
     "/v1/chat/completions",
     operation_id="openai_chat",
     response_model=None,
-    responses={**DOCUMENTED, **documented(BadRequest)},
+    responses={**DOCUMENTED_ERRORS, **error_responses(BadRequest)},
 )
 async def chat_completions(body: ChatRequest, caller: Writer, request: Request, response: Response) -> Response:
     """OpenAI's chat completions, by the engine of a judge. Held until the answer is there; it is not streamed.
@@ -74,25 +74,25 @@ async def chat_completions(body: ChatRequest, caller: Writer, request: Request, 
     Problems have an `error` as OpenAI's clients read it.
     """
     if body.stream:
-        raise refused("stream", "answers come whole; leave it out, or false")
-    place = await place_of(request, KINDS, model=body.model)
-    if place.service.kind not in KINDS:
-        raise refused("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
+        raise invalid_field("stream", "answers come whole; leave it out, or false")
+    place = await resolve_target(request, JUDGE_KINDS, model=body.model)
+    if place.service.kind not in JUDGE_KINDS:
+        raise invalid_field("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
     # As they came: what is nested too deep to be written is refused with the item.
-    further = {name: value for name, value in body if name not in OURS and value is not None}
-    if wrong := sorted(OF_THE_ENGINE & further.keys()):
-        raise refused(wrong[0], "is the engine's own, and no client's to set")
-    item = chat(_messages(body.messages), further)
-    (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
-    return answered({**_completion(entry), "model": place.service.name}, response)
+    further = {name: value for name, value in body if name not in HANDLED_FIELDS and value is not None}
+    if wrong := sorted(ENGINE_ONLY_FIELDS & further.keys()):
+        raise invalid_field(wrong[0], "is the engine's own, and no client's to set")
+    item = chat_item(_messages(body.messages), further)
+    (entry,) = await score_and_wait([item], place, caller, request, response, within_s=TIMEOUT_S)
+    return json_response({**_completion(entry), "model": place.service.name}, response)
 
 
-def _messages(given: Sequence[ChatMessage]) -> list[Message]:
+def _messages(given: Sequence[ChatMessage]) -> list[PromptMessage]:
     for at, message in enumerate(given):
         if further := sorted(name for name, value in (message.model_extra or {}).items() if value is not None):
-            raise refused(f"messages.{at}.{further[0]}", "is not carried here: a message has a role and a text")
+            raise invalid_field(f"messages.{at}.{further[0]}", "is not carried here: a message has a role and a text")
     return [
-        answered_by(message.role, _text(message.content), field=f"messages.{at}") for at, message in enumerate(given)
+        parse_message(message.role, _text(message.content), field=f"messages.{at}") for at, message in enumerate(given)
     ]
 
 

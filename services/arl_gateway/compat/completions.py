@@ -13,19 +13,19 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from arl_gateway.compat.asking import answered, score
-from arl_gateway.compat.openai_errors import OpenAiRoute, refused
-from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import number_of, text_item
-from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S
+from arl_gateway.compat.asking import json_response, score_and_wait
+from arl_gateway.compat.openai_errors import OpenAiRoute, invalid_field
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.compat.samples import require_score, text_item
+from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S
 from arl_gateway.routes import Writer
-from arl_kit.app import documented
+from arl_kit.app import error_responses
 from arl_wire.errors import BadRequest
-from arl_wire.scores import MAX_TOP, Score, ScoreItem
+from arl_wire.scores import MAX_TOP_LOGPROBS, Score, ScoreItem
 
 __all__ = ["router"]
 
-KINDS = ("logprobs",)
+TEACHER_KINDS = ("logprobs",)
 
 router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
 
@@ -35,7 +35,9 @@ class CompletionRequest(BaseModel):
 
     model: str | None = None
     prompt: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
-    prompt_logprobs: int = Field(ge=0, le=MAX_TOP, description="Likeliest tokens of each position, beside its own")
+    prompt_logprobs: int = Field(
+        ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens of each position, beside its own"
+    )
     max_tokens: int = Field(default=1, ge=0, le=1, description="Nothing is generated here")
     stream: bool | None = None
 
@@ -44,15 +46,15 @@ class CompletionRequest(BaseModel):
     "/v1/completions",
     operation_id="openai_completions",
     response_model=None,
-    responses={**DOCUMENTED, **documented(BadRequest)},
+    responses={**DOCUMENTED_ERRORS, **error_responses(BadRequest)},
 )
 async def completions(body: CompletionRequest, caller: Writer, request: Request, response: Response) -> Response:
     """A teacher's log-probabilities of prompts, in vLLM's form. Nothing is generated."""
     if body.stream:
-        raise refused("stream", "answers come whole; leave it out, or false")
-    place = await place_of(request, KINDS, model=body.model)
+        raise invalid_field("stream", "answers come whole; leave it out, or false")
+    place = await resolve_target(request, TEACHER_KINDS, model=body.model)
     items = list(_items(body, place.service.kind))
-    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
     choices = [_choice(entry, at) for at, entry in enumerate(entries)]
     tokens = sum(len(entry.token_ids or ()) for entry in entries)
     completion = {
@@ -63,7 +65,7 @@ async def completions(body: CompletionRequest, caller: Writer, request: Request,
         "choices": choices,
         "usage": {"prompt_tokens": tokens, "completion_tokens": 0, "total_tokens": tokens},
     }
-    return answered(completion, response)
+    return json_response(completion, response)
 
 
 def _items(body: CompletionRequest, kind: str) -> Iterator[ScoreItem]:
@@ -76,12 +78,12 @@ def _items(body: CompletionRequest, kind: str) -> Iterator[ScoreItem]:
         yield text_item(kind, each, field=f"prompt.{at}", **more)
 
 
-def _choice(entry: Score, at: int) -> dict[str, Any]:
-    number_of(entry, at)
+def _choice(entry: Score, index: int) -> dict[str, Any]:
+    require_score(entry, index)
     if entry.token_ids is None or entry.top_token_ids is None:
-        raise refused("model", "this service gives no log-probabilities")
+        raise invalid_field("model", "this service gives no log-probabilities")
     return {
-        "index": at,
+        "index": index,
         "text": "",
         "logprobs": None,
         "finish_reason": "length",

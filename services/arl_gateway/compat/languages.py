@@ -7,44 +7,44 @@ matter. What needs files of SandboxFusion's own image beside the program is not 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["LANGUAGES", "Language"]
+__all__ = ["LANGUAGES", "LanguageSpec"]
 
 
 @dataclass(frozen=True, slots=True)
-class Language:
+class LanguageSpec:
     """`file` has the program. Without `run` it is run by Python itself."""
 
     file: str
     run: Sequence[str] = ()
     compile: Sequence[str] = ()
-    begins_with: str = ""
+    required_prefix: str = ""
     """What a program begins with that lacks it."""
 
 
-_NODE = Language("main.js", ("node", "main.js"))
-_TYPESCRIPT = Language("main.ts", ("tsx", "main.ts"))
+_NODE = LanguageSpec("main.js", ("node", "main.js"))
+_TYPESCRIPT = LanguageSpec("main.ts", ("tsx", "main.ts"))
 
-LANGUAGES: Mapping[str, Language] = {
-    "python": Language("main.py"),
-    "pytest": Language("test_main.py", ("pytest", "test_main.py")),
-    "bash": Language("main.sh", ("/bin/bash", "main.sh")),
+LANGUAGES: Mapping[str, LanguageSpec] = {
+    "python": LanguageSpec("main.py"),
+    "pytest": LanguageSpec("test_main.py", ("pytest", "test_main.py")),
+    "bash": LanguageSpec("main.sh", ("/bin/bash", "main.sh")),
     "nodejs": _NODE,
     "js": _NODE,
     "typescript": _TYPESCRIPT,
     "ts": _TYPESCRIPT,
-    "php": Language("main.php", ("php", "-f", "main.php"), begins_with="<?php\n"),
-    "perl": Language("main.pl", ("perl", "main.pl")),
-    "ruby": Language("main.rb", ("ruby", "main.rb")),
-    "lua": Language("main.lua", ("lua", "main.lua")),
-    "R": Language("main.R", ("Rscript", "main.R")),
-    "julia": Language("main.jl", ("julia", "main.jl")),
-    "racket": Language("main.rkt", ("racket", "main.rkt")),
-    "kotlin_script": Language("main.kts", ("kotlin", "main.kts")),
-    "go_test": Language("main_test.go", ("go", "test", "main_test.go")),
-    "cpp": Language("main.cpp", ("./main",), ("g++", "-std=c++17", "main.cpp", "-o", "main", "-pthread")),
-    "go": Language("main.go", ("./main",), ("go", "build", "-o", "main", "main.go")),
-    "rust": Language("main.rs", ("./main",), ("rustc", "main.rs", "-o", "main")),
-    "java": Language("Main.java", ("java", "-cp", ".", "-ea", "Main"), ("javac", "-cp", ".", "Main.java")),
-    "swift": Language("main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main")),
-    "D_ut": Language("main.d", ("./main",), ("dmd", "main.d", "-unittest", "-of=main")),
+    "php": LanguageSpec("main.php", ("php", "-f", "main.php"), required_prefix="<?php\n"),
+    "perl": LanguageSpec("main.pl", ("perl", "main.pl")),
+    "ruby": LanguageSpec("main.rb", ("ruby", "main.rb")),
+    "lua": LanguageSpec("main.lua", ("lua", "main.lua")),
+    "R": LanguageSpec("main.R", ("Rscript", "main.R")),
+    "julia": LanguageSpec("main.jl", ("julia", "main.jl")),
+    "racket": LanguageSpec("main.rkt", ("racket", "main.rkt")),
+    "kotlin_script": LanguageSpec("main.kts", ("kotlin", "main.kts")),
+    "go_test": LanguageSpec("main_test.go", ("go", "test", "main_test.go")),
+    "cpp": LanguageSpec("main.cpp", ("./main",), ("g++", "-std=c++17", "main.cpp", "-o", "main", "-pthread")),
+    "go": LanguageSpec("main.go", ("./main",), ("go", "build", "-o", "main", "main.go")),
+    "rust": LanguageSpec("main.rs", ("./main",), ("rustc", "main.rs", "-o", "main")),
+    "java": LanguageSpec("Main.java", ("java", "-cp", ".", "-ea", "Main"), ("javac", "-cp", ".", "Main.java")),
+    "swift": LanguageSpec("main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main")),
+    "D_ut": LanguageSpec("main.d", ("./main",), ("dmd", "main.d", "-unittest", "-of=main")),
 }

@@ -4,21 +4,21 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
-from arl_gateway.offered import Offered
-from arl_gateway.routes import ANY, Reader
-from arl_kit.app import documented
+from arl_gateway.offered import ServiceDirectory
+from arl_gateway.routes import COMMON_ERRORS, Reader
+from arl_kit.app import error_responses
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["compatibility"])
 
 
-@router.get("/v1/models", operation_id="openai_models", responses=documented(*ANY))
-async def models(caller: Reader, request: Request) -> dict[str, Any]:
+@router.get("/v1/models", operation_id="openai_models", responses=error_responses(*COMMON_ERRORS))
+async def list_models(caller: Reader, request: Request) -> dict[str, Any]:
     """The reward services, as models; one that the address names is the first, which some clients take."""
-    offered: Offered = request.app.state.offered
+    offered: ServiceDirectory = request.app.state.offered
     named = request.path_params.get("service")
-    names = sorted((each.name for each in await offered.services()), key=lambda name: (name != named, name))
+    names = sorted((each.name for each in await offered.list_services()), key=lambda name: (name != named, name))
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "tangram"} for name in names]
     return {"object": "list", "data": data}
 

@@ -10,20 +10,20 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from arl_gateway.compat.asking import CompatRoute, answered, score
-from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, item_of, label_of, number_of
-from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S
-from arl_gateway.routes import ANY, BODY, Writer
-from arl_kit.app import documented
+from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.compat.samples import TrainerSample, item_from_sample, label_text, require_score
+from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_kit.app import error_responses
 
 __all__ = ["router"]
 
-LABELS = ("expected_answer", "label", "ground_truth", "answer")
+LABEL_FIELDS = ("expected_answer", "label", "ground_truth", "answer")
 """Fields of datasets that say what is right, in the order in which they are looked for."""
-KINDS = ("classifier", "sequence-classifier")
+DEFAULT_KINDS = ("classifier", "sequence-classifier")
 """Where none is named; verifiers are."""
-SERVICE = "tangram_service"
+SERVICE_FIELD = "tangram_service"
 """The field of a dataset that names it."""
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
@@ -45,37 +45,40 @@ class VerifyRequest(BaseModel):
 
 
 @router.post(
-    "/seed_session", operation_id="nemo_gym_seed_session", response_model=None, responses=documented(*ANY, *BODY)
+    "/seed_session",
+    operation_id="nemo_gym_seed_session",
+    response_model=None,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS),
 )
 async def seed_session(body: SeedSessionRequest, caller: Writer, request: Request, response: Response) -> Response:
     """NeMo-Gym's begin of a rollout, of which a reward service has nothing to keep."""
-    return answered({}, response)
+    return json_response({}, response)
 
 
-@router.post("/verify", operation_id="nemo_gym_verify", response_model=None, responses=DOCUMENTED)
-async def verify(body: VerifyRequest, caller: Writer, request: Request, response: Response) -> Response:
+@router.post("/verify", operation_id="nemo_gym_verify", response_model=None, responses=DOCUMENTED_ERRORS)
+async def verify_rollout(body: VerifyRequest, caller: Writer, request: Request, response: Response) -> Response:
     """NeMo-Gym's verification of a rollout: the body that came, with its `reward`."""
-    named = (body.model_extra or {}).get(SERVICE)
-    place = await place_of(request, KINDS, model=named if isinstance(named, str) else None)
-    item = item_of(place.service.kind, _sample(body), field="response")
-    (entry,) = await score([item], place, caller, request, response, within_s=WITHIN_S)
-    return answered({**body.model_dump(mode="json"), "reward": number_of(entry, 0)}, response)
+    named = (body.model_extra or {}).get(SERVICE_FIELD)
+    place = await resolve_target(request, DEFAULT_KINDS, model=named if isinstance(named, str) else None)
+    item = item_from_sample(place.service.kind, _parse_sample(body), field="response")
+    (entry,) = await score_and_wait([item], place, caller, request, response, within_s=TIMEOUT_S)
+    return json_response({**body.model_dump(mode="json"), "reward": require_score(entry, 0)}, response)
 
 
-def _sample(body: VerifyRequest) -> Sample:
+def _parse_sample(body: VerifyRequest) -> TrainerSample:
     """The text of the last message, and what was asked."""
-    output = _dicts(body.response.get("output"))
+    output = _as_dicts(body.response.get("output"))
     said = [_text(each.get("content")) for each in output if each.get("type") == "message"]
     asked = body.responses_create_params.get("input")
-    prompt = asked if isinstance(asked, str) else "\n".join(_text(turn.get("content")) for turn in _dicts(asked))
+    prompt = asked if isinstance(asked, str) else "\n".join(_text(turn.get("content")) for turn in _as_dicts(asked))
     given = body.model_extra or {}
-    label = next((given[name] for name in LABELS if given.get(name) is not None), None)
-    return Sample(prompt=prompt, response=said[-1] if said else "", label=label_of(label))
+    label = next((given[name] for name in LABEL_FIELDS if given.get(name) is not None), None)
+    return TrainerSample(prompt=prompt, response=said[-1] if said else "", label=label_text(label))
 
 
 def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in _dicts(content))
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in _as_dicts(content))
 
 
-def _dicts(given: Any) -> list[dict[str, Any]]:
+def _as_dicts(given: Any) -> list[dict[str, Any]]:
     return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []

@@ -8,9 +8,14 @@ from fastapi import Request, Response
 from arl_gateway.compat.asking import CompatRoute
 from arl_wire.errors import BadRequest, FieldError, TangramError, Unprocessable, ValidationFailed
 
-__all__ = ["OpenAiRoute", "refused"]
+__all__ = ["OpenAiRoute", "invalid_field"]
 
-TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+}
 """OpenAI's, by status; others are `server_error`."""
 
 
@@ -24,19 +29,19 @@ class OpenAiRoute(CompatRoute):
             try:
                 return await handle(request)
             except Unprocessable as error:
-                raise _with_error(BadRequest(error.detail, errors=error.errors)) from error
+                raise _add_openai_error(BadRequest(error.detail, errors=error.errors)) from error
             except TangramError as error:
-                raise _with_error(error) from error
+                raise _add_openai_error(error) from error
 
         return handle_openly
 
 
-def refused(field: str, message: str) -> ValidationFailed:
+def invalid_field(field: str, message: str) -> ValidationFailed:
     return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
-def _with_error(error: TangramError) -> TangramError:
+def _add_openai_error(error: TangramError) -> TangramError:
     param = error.errors[0].field if error.errors else None
-    kind = TYPES.get(error.status, "server_error")
+    kind = ERROR_TYPES.get(error.status, "server_error")
     error.extensions = {"error": {"message": error.detail, "type": kind, "param": param, "code": error.code}}
     return error

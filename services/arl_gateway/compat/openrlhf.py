@@ -9,19 +9,19 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from arl_gateway.compat.asking import CompatRoute, answered, score
-from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, item_of, label_of, number_of
-from arl_gateway.routes import ANY, BODY, Writer
-from arl_kit.app import documented
+from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.compat.samples import TrainerSample, item_from_sample, label_text, require_score
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
 from arl_wire.kinds import VERIFIERS
 
 __all__ = ["router"]
 
-WITHIN_S = 170.0
+TIMEOUT_S = 170.0
 """Just before the client would give up: a refusal costs it one of its tries."""
-KINDS = ("classifier", "sequence-classifier")
+DEFAULT_KINDS = ("classifier", "sequence-classifier")
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
@@ -36,7 +36,7 @@ class RewardRequest(BaseModel):
     )
 
 
-class RewardReply(BaseModel):
+class RewardResponse(BaseModel):
     rewards: list[float]
     scores: list[float]
     extra_logs: dict[str, list[float]]
@@ -45,34 +45,38 @@ class RewardReply(BaseModel):
 @router.post(
     "/get_reward",
     operation_id="openrlhf_get_reward",
-    response_model=RewardReply,
-    responses=documented(*ANY, *BODY, NotFound, NotScored, ServiceUnknown),
+    response_model=RewardResponse,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown),
 )
 async def get_reward(body: RewardRequest, caller: Writer, request: Request, response: Response) -> Response:
     """OpenRLHF's reward model server. Held until the scores are there; never a 0 for what was not computed."""
-    place = await place_of(request, KINDS)
+    place = await resolve_target(request, DEFAULT_KINDS)
     kind = place.service.kind
-    items = [item_of(kind, sample, field=f"labels.{at}") for at, sample in enumerate(_samples(body, kind))]
-    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
-    rewards = [number_of(entry, at) for at, entry in enumerate(entries)]
+    items = [
+        item_from_sample(kind, sample, field=f"labels.{at}") for at, sample in enumerate(_parse_samples(body, kind))
+    ]
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
+    rewards = [require_score(entry, at) for at, entry in enumerate(entries)]
     truncated = [float(entry.truncated) for entry in entries]
-    return answered({"rewards": rewards, "scores": rewards, "extra_logs": {"truncated": truncated}}, response)
+    return json_response({"rewards": rewards, "scores": rewards, "extra_logs": {"truncated": truncated}}, response)
 
 
-def _samples(body: RewardRequest, kind: str) -> list[Sample]:
+def _parse_samples(body: RewardRequest, kind: str) -> list[TrainerSample]:
     prompts = body.prompts if body.prompts is not None else [""] * len(body.query)
     labels = body.labels if body.labels is not None else [None] * len(body.query)
     for name, given in (("prompts", prompts), ("labels", labels)):
         if len(given) != len(body.query):
-            raise _refused(name, f"has {len(given)} entries, and query has {len(body.query)}")
+            raise _invalid_field(name, f"has {len(given)} entries, and query has {len(body.query)}")
     for at, (query, prompt) in enumerate(zip(body.query, prompts, strict=True)):
         if kind in VERIFIERS and not query.startswith(prompt):
-            raise _refused(f"query.{at}", "does not begin with its prompt, so what was answered is not known")
+            raise _invalid_field(f"query.{at}", "does not begin with its prompt, so what was answered is not known")
     return [
-        Sample(prompt=prompt, response=query.removeprefix(prompt), label=label_of(label) or None, whole=query)
+        TrainerSample(
+            prompt=prompt, response=query.removeprefix(prompt), label=label_text(label) or None, full_text=query
+        )
         for query, prompt, label in zip(body.query, prompts, labels, strict=True)
     ]
 
 
-def _refused(field: str, message: str) -> ValidationFailed:
+def _invalid_field(field: str, message: str) -> ValidationFailed:
     return ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])

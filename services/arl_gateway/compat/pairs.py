@@ -8,104 +8,106 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from arl_gateway.auth import Caller
-from arl_gateway.compat.asking import CompatRoute, answered, score
-from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import number_of, pair, text_item
-from arl_gateway.compat.vllm import DOCUMENTED, WITHIN_S, said
+from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.compat.samples import pair_item, require_score, text_item
+from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S, list_response
 from arl_gateway.routes import Writer
 from arl_wire.errors import FieldError, ValidationFailed
 
 __all__ = ["router"]
 
-COMPARING = ("reranker", "relevance")
-TEACHERS = ("logprobs",)
-Texts = str | list[str]
+COMPARING_KINDS = ("reranker", "relevance")
+TEACHER_KINDS = ("logprobs",)
+TextInput = str | list[str]
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
-class ScoreTexts(BaseModel):
+class PairScoreRequest(BaseModel):
     """One pair of fields: vLLM's `text_1` and `text_2` and its later names, or SGLang's `query` and `items`."""
 
     model: str | None = None
-    text_1: Texts | None = None
-    text_2: Texts | None = None
-    data_1: Texts | None = None
-    data_2: Texts | None = None
-    queries: Texts | None = None
-    documents: Texts | None = None
+    text_1: TextInput | None = None
+    text_2: TextInput | None = None
+    data_1: TextInput | None = None
+    data_2: TextInput | None = None
+    queries: TextInput | None = None
+    documents: TextInput | None = None
     query: str | list[int] | None = None
-    items: Texts | list[list[int]] | None = None
+    items: TextInput | list[list[int]] | None = None
     label_token_ids: list[int] | None = Field(default=None, min_length=1)
     apply_softmax: bool = False
     item_first: bool = False
 
 
-class Document(BaseModel):
+class RerankDocument(BaseModel):
     text: str
 
 
 class RerankRequest(BaseModel):
     model: str | None = None
     query: str
-    documents: list[str | Document] = Field(min_length=1)
+    documents: list[str | RerankDocument] = Field(min_length=1)
     top_n: int = Field(default=0, ge=0, description="0: all of them")
 
 
-@router.post("/score", operation_id="vllm_score", response_model=None, responses=DOCUMENTED)
+@router.post("/score", operation_id="vllm_score", response_model=None, responses=DOCUMENTED_ERRORS)
 @router.post("/v1/score", include_in_schema=False)
-async def score_texts(body: ScoreTexts, caller: Writer, request: Request, response: Response) -> Response:
+async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
     """One query with each of the others, or as many queries as others, in pairs."""
     if body.label_token_ids is not None:
         return await _score_labels(body, caller, request, response)
-    place = await place_of(request, COMPARING, model=body.model)
-    pairs = _pairs(body)
-    items = [pair(place.service.kind, query, text, field="text_1") for query, text in pairs]
-    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
-    numbers = [number_of(entry, at) for at, entry in enumerate(entries)]
+    place = await resolve_target(request, COMPARING_KINDS, model=body.model)
+    pairs = _parse_pairs(body)
+    items = [pair_item(place.service.kind, query, text, field="text_1") for query, text in pairs]
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
+    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
     if body.query is not None:
         usage = {"prompt_tokens": 0, "total_tokens": 0}
         scoring = {"scores": [[each] for each in numbers], "model": place.service.name, "usage": usage}
-        return answered({**scoring, "object": "scoring"}, response)
+        return json_response({**scoring, "object": "scoring"}, response)
     data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(numbers)]
-    return answered(said("score", place, data=data), response)
+    return json_response(list_response("score", place, data=data), response)
 
 
-@router.post("/rerank", operation_id="vllm_rerank", response_model=None, responses=DOCUMENTED)
+@router.post("/rerank", operation_id="vllm_rerank", response_model=None, responses=DOCUMENTED_ERRORS)
 @router.post("/v1/rerank", include_in_schema=False)
 @router.post("/v2/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, caller: Writer, request: Request, response: Response) -> Response:
     """The documents, the most relevant first."""
-    place = await place_of(request, COMPARING, model=body.model)
+    place = await resolve_target(request, COMPARING_KINDS, model=body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
-    items = [pair(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
-    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
-    numbers = [number_of(entry, at) for at, entry in enumerate(entries)]
+    items = [pair_item(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
+    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
     order = sorted(range(len(numbers)), key=lambda at: (-numbers[at], at))[: body.top_n or None]
     results = [{"index": at, "document": {"text": texts[at]}, "relevance_score": numbers[at]} for at in order]
-    content = said("rerank", place, results=results)
-    return answered({name: content[name] for name in ("id", "model", "usage", "results")}, response)
+    content = list_response("rerank", place, results=results)
+    return json_response({name: content[name] for name in ("id", "model", "usage", "results")}, response)
 
 
-async def _score_labels(body: ScoreTexts, caller: Caller, request: Request, response: Response) -> Response:
+async def _score_labels(body: PairScoreRequest, caller: Caller, request: Request, response: Response) -> Response:
     """SGLang's: how likely each label is as the token that comes after the query and an item."""
-    place = await place_of(request, TEACHERS, model=body.model)
+    place = await resolve_target(request, TEACHER_KINDS, model=body.model)
     labels = body.label_token_ids or []
-    texts = list(_joined(body))
+    texts = list(_label_prompts(body))
     items = [
         text_item(place.service.kind, text, field=f"items.{at}", label_token_ids=labels)
         for at, text in enumerate(texts)
     ]
-    entries = await score(items, place, caller, request, response, within_s=WITHIN_S)
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
     scores = [
-        _likely(entry.values, apply_softmax=body.apply_softmax) if entry.values else [number_of(entry, at)]
+        _label_probabilities(entry.values, apply_softmax=body.apply_softmax)
+        if entry.values
+        else [require_score(entry, at)]
         for at, entry in enumerate(entries)
     ]
     usage = {"prompt_tokens": 0, "total_tokens": 0}
-    return answered({"scores": scores, "model": place.service.name, "usage": usage, "object": "scoring"}, response)
+    return json_response({"scores": scores, "model": place.service.name, "usage": usage, "object": "scoring"}, response)
 
 
-def _joined(body: ScoreTexts) -> Iterator[str | list[int]]:
+def _label_prompts(body: PairScoreRequest) -> Iterator[str | list[int]]:
     query: Any = body.query
     items: Any = [body.items] if isinstance(body.items, str) else body.items
     if query is None or not items or any(type(item) is not type(query) for item in items):
@@ -115,7 +117,7 @@ def _joined(body: ScoreTexts) -> Iterator[str | list[int]]:
         yield item + query if body.item_first else query + item
 
 
-def _likely(logprobs: Sequence[float], *, apply_softmax: bool) -> list[float]:
+def _label_probabilities(logprobs: Sequence[float], *, apply_softmax: bool) -> list[float]:
     """Of the whole vocabulary, or among each other."""
     if not apply_softmax:
         return [math.exp(logprob) for logprob in logprobs]
@@ -124,14 +126,14 @@ def _likely(logprobs: Sequence[float], *, apply_softmax: bool) -> list[float]:
     return [each / math.fsum(likely) for each in likely]
 
 
-def _pairs(body: ScoreTexts) -> list[tuple[str, str]]:
+def _parse_pairs(body: PairScoreRequest) -> list[tuple[str, str]]:
     named = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
     for one, other in (*named, ("query", "items")):
         left: Any = getattr(body, one)
         right: Any = getattr(body, other)
         if left is None or right is None:
             continue
-        lefts, rights = _texts(left, one), _texts(right, other)
+        lefts, rights = _parse_texts(left, one), _parse_texts(right, other)
         if len(lefts) == 1:
             lefts = lefts * len(rights)
         if len(lefts) != len(rights):
@@ -142,7 +144,7 @@ def _pairs(body: ScoreTexts) -> list[tuple[str, str]]:
     raise ValidationFailed(message, errors=[FieldError(field="text_1", message=message)])
 
 
-def _texts(given: Any, field: str) -> list[str]:
+def _parse_texts(given: Any, field: str) -> list[str]:
     texts: list[Any] = [given] if isinstance(given, str) else given
     if not all(isinstance(each, str) for each in texts):
         message = "has tokens, which go with label_token_ids; what is compared is texts"

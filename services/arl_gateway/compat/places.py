@@ -11,27 +11,27 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import Field, ValidationError
 
-from arl_gateway.offered import Offered, OfferedService
+from arl_gateway.offered import ServiceDirectory, ServiceEntry
 from arl_kit.app import validation_failed
 from arl_wire.actions import Name
-from arl_wire.base import Strict
+from arl_wire.base import StrictModel
 from arl_wire.errors import FieldError, NotFound
 from arl_wire.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
-__all__ = ["Place", "Whose", "place_of", "said_by"]
+__all__ = ["RewardTarget", "RolloutRef", "resolve_target", "parse_target"]
 
-HEADER = "tangram-"
-SHOWN = 128
+HEADER_PREFIX = "tangram-"
+MAX_SHOWN_MODEL = 128
 """Characters of a `model` that names nothing."""
-Said = TypeVar("Said", bound=Strict)
+ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RewardTarget:
     """A service that there is, and whose the request is."""
 
-    service: OfferedService
+    service: ServiceEntry
     task: str
     trajectory: str | None
     step: int | None
@@ -39,43 +39,43 @@ class Place:
     """The number of an item that its own text keeps from being scored; None is none."""
 
 
-class Whose(Strict):
+class RolloutRef(StrictModel):
     """Of which rollout a request is."""
 
     trajectory: Name | None = None
     step: int | None = Field(default=None, ge=0, le=2**31 - 1)
 
 
-class _AskedOf(Whose):
+class TargetParams(RolloutRef):
     service: ServiceName | None = None
     task: Name = "score"
     unscored: float | None = Field(default=None, allow_inf_nan=False)
 
 
-async def place_of(request: Request, kinds: Sequence[str], *, model: str | None = None) -> Place:
+async def resolve_target(request: Request, kinds: Sequence[str], *, model: str | None = None) -> RewardTarget:
     """A service that is named has to be there. A `model` may be one's name; often it is a path of the client's own.
 
     Where nothing names one it is the only one of `kinds` that was registered. Those that come along do only where there
     is no `model` either; verifiers are always there, and so have to be named. Raises `NotFound`.
     """
-    said = said_by(request, _AskedOf)
-    services = {each.name: each for each in await _offered(request, said.service)}
+    said = parse_target(request, TargetParams)
+    services = {each.name: each for each in await _list_services(request, said.service)}
     named = said.service or (model if model in services else None)
     if named is None:
-        service = _only(services, kinds, model)
+        service = _default_service(services, kinds, model)
     elif named in services:
         service = services[named]
     else:
-        raise _missing(f"there is no reward service {named!r}", services)
-    return Place(service, said.task, said.trajectory, said.step, said.unscored)
+        raise _service_not_found(f"there is no reward service {named!r}", services)
+    return RewardTarget(service, said.task, said.trajectory, said.step, said.unscored)
 
 
-def said_by(request: Request, fields: type[Said], *, in_query: bool = True) -> Said:
+def parse_target(request: Request, fields: type[ParamsT], *, in_query: bool = True) -> ParamsT:
     """What is said beside the body: the path says most, then the query, unless that is another's, then headers."""
     query = request.query_params if in_query else {}
     found: dict[str, Any] = {}
     for name in fields.model_fields:
-        given = request.path_params.get(name) or query.get(name) or request.headers.get(HEADER + name)
+        given = request.path_params.get(name) or query.get(name) or request.headers.get(HEADER_PREFIX + name)
         if given:
             found[name] = given
     try:
@@ -85,32 +85,32 @@ def said_by(request: Request, fields: type[Said], *, in_query: bool = True) -> S
         raise validation_failed([{**each, "loc": ("query", *each["loc"])} for each in wrong]) from None
 
 
-async def _offered(request: Request, named: str | None) -> Sequence[OfferedService]:
-    offered: Offered = request.app.state.offered
-    return await offered.services(with_one=named)
+async def _list_services(request: Request, name: str | None) -> Sequence[ServiceEntry]:
+    offered: ServiceDirectory = request.app.state.offered
+    return await offered.list_services(required=name)
 
 
-def _only(services: Mapping[str, OfferedService], kinds: Sequence[str], model: str | None) -> OfferedService:
-    candidates = _fitting(list(services.values()), kinds, any_will_do=not model)
+def _default_service(services: Mapping[str, ServiceEntry], kinds: Sequence[str], model: str | None) -> ServiceEntry:
+    candidates = _candidates_of(list(services.values()), kinds, any_kind=not model)
     if len(candidates) == 1:
         return candidates[0]
     what = "no reward service is named, and there is not just one that would do"
     if model:
         why = "several that were registered would do" if candidates else "none that would do was registered"
-        what = f"there is no reward service {model[:SHOWN]!r}, and {why}"
-    raise _missing(f"{what}; name it in the path, /services/NAME/…", services, field="model" if model else "service")
+        what = f"there is no reward service {model[:MAX_SHOWN_MODEL]!r}, and {why}"
+    raise _service_not_found(
+        f"{what}; name it in the path, /services/NAME/…", services, field="model" if model else "service"
+    )
 
 
-def _fitting(
-    services: Sequence[OfferedService], kinds: Sequence[str], *, any_will_do: bool
-) -> Sequence[OfferedService]:
+def _candidates_of(services: Sequence[ServiceEntry], kinds: Sequence[str], *, any_kind: bool) -> Sequence[ServiceEntry]:
     """Those that were registered, of `kinds`; else, if any will do, those of `kinds`, or any."""
     models = [each for each in services if each.kind not in VERIFIERS]
     fitting = [each for each in models if each.kind in kinds]
     registered = [each for each in fitting if each.is_registered]
-    return registered or (fitting or models if any_will_do else [])
+    return registered or (fitting or models if any_kind else [])
 
 
-def _missing(what: str, services: Mapping[str, OfferedService], *, field: str = "service") -> NotFound:
-    message = f"{what}; there is {', '.join(sorted(services)) or 'none'}"
+def _service_not_found(problem: str, services: Mapping[str, ServiceEntry], *, field: str = "service") -> NotFound:
+    message = f"{problem}; there is {', '.join(sorted(services)) or 'none'}"
     return NotFound(message, errors=[FieldError(field=field, message=message)])

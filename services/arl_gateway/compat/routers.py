@@ -17,7 +17,7 @@ from arl_gateway.compat import (
 )
 from arl_gateway.compat.swerex import routes as swerex
 
-__all__ = ["PREFIXED", "ROUTERS"]
+__all__ = ["PREFIXED_MOUNTS", "ROUTERS"]
 
 _MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion, swerex, through)
 ROUTERS = tuple(each.router for each in _MODULES)
@@ -25,7 +25,7 @@ PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", 
 """The last is NeMo-Gym's own."""
 
 
-def _all() -> APIRouter:
+def _joined_router() -> APIRouter:
     """One router that has them all. It is not documented again: its paths are those of the root with a prefix."""
     joined = APIRouter()
     for each in ROUTERS:
@@ -33,4 +33,4 @@ def _all() -> APIRouter:
     return joined
 
 
-PREFIXED = [Mount(prefix, app=_all()) for prefix in PREFIXES]
+PREFIXED_MOUNTS = [Mount(prefix, app=_joined_router()) for prefix in PREFIXES]

@@ -10,28 +10,36 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from arl_gateway.compat.asking import CompatRoute, answered, score
-from arl_gateway.compat.places import place_of
-from arl_gateway.compat.samples import Sample, answered_by, item_of, label_of, number_of, text_item, without_end
-from arl_gateway.routes import ANY, BODY, Writer
-from arl_kit.app import documented
+from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.places import resolve_target
+from arl_gateway.compat.samples import (
+    TrainerSample,
+    item_from_sample,
+    label_text,
+    parse_message,
+    require_score,
+    strip_end_tokens,
+    text_item,
+)
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
-from arl_wire.scores import Message, Score
+from arl_wire.scores import PromptMessage, Score
 
 __all__ = ["router"]
 
-REWARD_WITHIN_S = 110.0
-TEACHER_WITHIN_S = 280.0
+REWARD_TIMEOUT_S = 110.0
+TEACHER_TIMEOUT_S = 280.0
 """aiohttp's own limit is 300 s."""
-REWARDS = ("classifier", "sequence-classifier")
-TEACHERS = ("logprobs",)
-DOCUMENTED = documented(*ANY, *BODY, NotFound, NotScored, ServiceUnknown)
+REWARD_KINDS = ("classifier", "sequence-classifier")
+TEACHER_KINDS = ("logprobs",)
+DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown)
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
 class SampleRequest(BaseModel):
-    prompt: str | list[Message]
+    prompt: str | list[PromptMessage]
     response: str
     label: Any = None
 
@@ -50,36 +58,36 @@ class GenerateRequest(BaseModel):
     logprob_start_len: int = Field(default=0, ge=-1)
 
 
-@router.post("/slime/reward", operation_id="slime_reward", response_model=float, responses=DOCUMENTED)
+@router.post("/slime/reward", operation_id="slime_reward", response_model=float, responses=DOCUMENTED_ERRORS)
 async def slime_reward(body: SampleRequest, caller: Writer, request: Request, response: Response) -> Response:
     """slime's remote reward: one sample, answered by a bare number."""
-    place = await place_of(request, REWARDS)
-    item = item_of(place.service.kind, _sample(body), field="label")
-    (entry,) = await score([item], place, caller, request, response, within_s=REWARD_WITHIN_S)
-    return answered(number_of(entry, 0), response)
+    place = await resolve_target(request, REWARD_KINDS)
+    item = item_from_sample(place.service.kind, _parse_sample(body), field="label")
+    (entry,) = await score_and_wait([item], place, caller, request, response, within_s=REWARD_TIMEOUT_S)
+    return json_response(require_score(entry, 0), response)
 
 
-@router.post("/generate", operation_id="sglang_generate", response_model=None, responses=DOCUMENTED)
+@router.post("/generate", operation_id="sglang_generate", response_model=None, responses=DOCUMENTED_ERRORS)
 async def generate(body: GenerateRequest, caller: Writer, request: Request, response: Response) -> Response:
     """SGLang's form for a teacher: log-probabilities of the tokens that are given, and none generated."""
-    place = await place_of(request, TEACHERS)
-    given = _given(body)
+    place = await resolve_target(request, TEACHER_KINDS)
+    given = _sequences(body)
     items = [text_item(place.service.kind, each, field=field) for field, each in given]
-    entries = await score(items, place, caller, request, response, within_s=TEACHER_WITHIN_S)
-    said = [_said(entry, at, max(0, body.logprob_start_len)) for at, entry in enumerate(entries)]
-    return answered(said if _is_many(body) else said[0], response)
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TEACHER_TIMEOUT_S)
+    said = [_generation(entry, at, max(0, body.logprob_start_len)) for at, entry in enumerate(entries)]
+    return json_response(said if _is_batch(body) else said[0], response)
 
 
-def _sample(body: SampleRequest) -> Sample:
-    label = label_of(body.label)
+def _parse_sample(body: SampleRequest) -> TrainerSample:
+    label = label_text(body.label)
     if isinstance(body.prompt, str):
-        return Sample(prompt=body.prompt, response=body.response, label=label)
+        return TrainerSample(prompt=body.prompt, response=body.response, label=label)
     prompt = "\n".join(message.content for message in body.prompt)
-    messages = [*body.prompt, answered_by("assistant", without_end(body.response), field="response")]
-    return Sample(prompt=prompt, response=body.response, label=label, messages=messages)
+    messages = [*body.prompt, parse_message("assistant", strip_end_tokens(body.response), field="response")]
+    return TrainerSample(prompt=prompt, response=body.response, label=label, messages=messages)
 
 
-def _given(body: GenerateRequest) -> list[tuple[str, str | list[int]]]:
+def _sequences(body: GenerateRequest) -> list[tuple[str, str | list[int]]]:
     """Each sequence, and the name of the field that it came in."""
     if (body.text is None) == (body.input_ids is None):
         message = "give one of text and input_ids"
@@ -89,19 +97,19 @@ def _given(body: GenerateRequest) -> list[tuple[str, str | list[int]]]:
     if body.text is not None:
         return [(f"text.{at}", each) for at, each in enumerate(body.text)]
     ids: Any = body.input_ids
-    return [(f"input_ids.{at}", each) for at, each in enumerate(ids)] if _is_many(body) else [("input_ids", ids)]
+    return [(f"input_ids.{at}", each) for at, each in enumerate(ids)] if _is_batch(body) else [("input_ids", ids)]
 
 
-def _is_many(body: GenerateRequest) -> bool:
+def _is_batch(body: GenerateRequest) -> bool:
     if body.text is not None:
         return not isinstance(body.text, str)
     return bool(body.input_ids and isinstance(body.input_ids[0], list))
 
 
-def _said(entry: Score, at: int, start: int) -> dict[str, Any]:
+def _generation(entry: Score, index: int, start: int) -> dict[str, Any]:
     if entry.logprobs is None or entry.token_ids is None:
-        number_of(entry, at)
-        message = f"item {at}: this service gives no log-probabilities"
+        require_score(entry, index)
+        message = f"item {index}: this service gives no log-probabilities"
         raise NotScored(message, errors=[FieldError(field="service", message=message)])
     known = [[logprob, token, None] for logprob, token in zip(entry.logprobs, entry.token_ids, strict=True)]
     meta = {

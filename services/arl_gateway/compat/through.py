@@ -9,43 +9,43 @@ from fastapi import APIRouter, Request, Response
 from pydantic import Field, ValidationError
 from starlette.requests import ClientDisconnect
 
-from arl_gateway.compat.asking import ACTION
-from arl_gateway.compat.places import Whose, said_by
-from arl_gateway.routes import ANY, Writer, trace_of
-from arl_gateway.through import Through
-from arl_kit.app import documented, validation_failed
+from arl_gateway.compat.asking import ACTION_HEADER
+from arl_gateway.compat.places import RolloutRef, parse_target
+from arl_gateway.routes import COMMON_ERRORS, Writer, request_trace
+from arl_gateway.through import UpstreamProxy
+from arl_kit.app import error_responses, validation_failed
 from arl_kit.fast_route import NOBODY
-from arl_kit.hops import unless_gone
-from arl_wire.actions import Action, Name, SubmitAction
-from arl_wire.calls import CREDENTIALS, OF_THE_CONNECTION, CallResponse, EndpointName
+from arl_kit.hops import cancel_on_disconnect
+from arl_wire.actions import Action, Name, SubmitActionRequest
+from arl_wire.calls import CONNECTION_HEADERS, CREDENTIAL_HEADERS, CallResponse, EndpointName
 from arl_wire.errors import EndpointUnknown, GatewayTimeout, TooLarge
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["compatibility"])
 
-OUTCOME = "tangram-outcome"
-OURS = ("tangram-", "x-forwarded-", "sec-", "trace", "access-control-")
+OUTCOME_HEADER = "tangram-outcome"
+BLOCKED_PREFIXES = ("tangram-", "x-forwarded-", "sec-", "trace", "access-control-")
 """What headers begin with that are not for the endpoint."""
-NOT_FOR_IT = OF_THE_CONNECTION | {"user-agent", "forwarded", "via", "origin", "referer"}
-SENDABLE = re.compile(r"[\t\x20-\x7e]{0,8192}")
-MOST_HEADERS = 64
-KEYS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-key"})
+BLOCKED_HEADERS = CONNECTION_HEADERS | {"user-agent", "forwarded", "via", "origin", "referer"}
+SENDABLE_VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
+MAX_HEADERS = 64
+KEY_PARAMETERS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-key"})
 """Parameters by which clients send a key. Theirs is one of ours, or none."""
-FOR_THEM = re.compile(
+FORWARDED_HEADERS = re.compile(
     r"content-(type|language|disposition)|cache-control|etag|last-modified|expires|vary|retry-after|link|server-timing"
     r"|request-id|ratelimit.*|x-(?!accel|sendfile|lighttpd|reproxy).*|openai-.*|anthropic-.*|apim-.*|cf-ray"
 )
 """Headers of an answer that go on: no other one may tell a client where to send our key, or what to think of us."""
 
 
-class _AskedOf(Whose):
+class UpstreamParams(RolloutRef):
     task: Name = "call"
     timeout_s: float = Field(default=300, gt=0, le=3600, allow_inf_nan=False)
     deadline_s: float = Field(default=600, gt=0, le=3600, allow_inf_nan=False)
 
 
-async def through(endpoint: EndpointName, caller: Writer, request: Request, path: str = "") -> Response:
+async def proxy_request(endpoint: EndpointName, caller: Writer, request: Request, path: str = "") -> Response:
     """Send a request to an endpoint, and answer what it answers; each is an action, which ends with the connection.
 
     The key is one of ours, in `Authorization: Bearer` or `x-api-key`. With `/t/{task}` before it the address says the
@@ -54,46 +54,46 @@ async def through(endpoint: EndpointName, caller: Writer, request: Request, path
     endpoint's, with `tangram-outcome` where it is no `ok`. Its redirections are a 503: nobody is sent elsewhere with a
     key of ours.
     """
-    asked = said_by(request, _AskedOf, in_query=False)
-    action = _action(endpoint, await _request(path, request), asked)
-    going: Through = request.app.state.through
+    asked = parse_target(request, UpstreamParams, in_query=False)
+    action = _build_action(endpoint, await _upstream_request(path, request), asked)
+    going: UpstreamProxy = request.app.state.through
     try:
-        settled = await unless_gone(request, going.answered(action, caller, trace_of(request)))
+        settled = await cancel_on_disconnect(request, going.call(action, caller, request_trace(request)))
     except ClientDisconnect:
         return Response(status_code=NOBODY)
-    return _answer(settled, is_head=request.method == "HEAD")
+    return _client_response(settled, is_head=request.method == "HEAD")
 
 
 for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
     for place in ("/endpoints/{endpoint}/{path:path}", "/endpoints/{endpoint}"):
         router.add_api_route(
             place,
-            through,
+            proxy_request,
             methods=[method],
             operation_id=f"through_{method.lower()}{'' if 'path' in place else '_itself'}",
-            responses=documented(*ANY, EndpointUnknown, TooLarge, GatewayTimeout),
+            responses=error_responses(*COMMON_ERRORS, EndpointUnknown, TooLarge, GatewayTimeout),
         )
 
 
-async def _request(path: str, request: Request) -> dict[str, Any]:
+async def _upstream_request(path: str, request: Request) -> dict[str, Any]:
     """Path and query as they were sent: what is decoded once would be decoded once more."""
     before = request.scope.get("root_path", "").count("/") + len(("", "endpoints", "name"))
     raw = "/".join(request.scope["raw_path"].decode("latin-1").split("/")[before:])
-    headers = {name: value for name, value in request.headers.items() if _is_for_it(name, value)}
+    headers = {name: value for name, value in request.headers.items() if _is_forwarded(name, value)}
     query = request.scope["query_string"].decode("latin-1").split("&")
     return {
         "method": request.method,
         "path": raw if path else "",
-        "raw_query": "&".join(part for part in query if _is_no_key(part)),
-        "headers": dict(list(headers.items())[:MOST_HEADERS]),
+        "raw_query": "&".join(part for part in query if _is_plain_parameter(part)),
+        "headers": dict(list(headers.items())[:MAX_HEADERS]),
         **_body(await request.body()),
     }
 
 
-def _action(endpoint: str, request: dict[str, Any], asked: _AskedOf) -> SubmitAction:
-    said = asked.model_dump(exclude_none=True)
+def _build_action(endpoint: str, request: dict[str, Any], params: UpstreamParams) -> SubmitActionRequest:
+    said = params.model_dump(exclude_none=True)
     try:
-        return SubmitAction.model_validate({**said, "kind": "call", "endpoint": endpoint, "request": request})
+        return SubmitActionRequest.model_validate({**said, "kind": "call", "endpoint": endpoint, "request": request})
     except ValidationError as error:
         wrong: list[Any] = error.errors(include_url=False, include_input=False)
         raise validation_failed(wrong) from None
@@ -108,23 +108,23 @@ def _body(content: bytes) -> dict[str, str]:
         return {"base64": b64encode(content).decode()}
 
 
-def _is_for_it(name: str, value: str) -> bool:
-    ours = name in NOT_FOR_IT or name.startswith(OURS) or CREDENTIALS.search(name)
-    return not ours and SENDABLE.fullmatch(value) is not None
+def _is_forwarded(name: str, value: str) -> bool:
+    ours = name in BLOCKED_HEADERS or name.startswith(BLOCKED_PREFIXES) or CREDENTIAL_HEADERS.search(name)
+    return not ours and SENDABLE_VALUE.fullmatch(value) is not None
 
 
-def _is_no_key(part: str) -> bool:
-    return unquote_plus(part.partition("=")[0]).lower() not in KEYS
+def _is_plain_parameter(part: str) -> bool:
+    return unquote_plus(part.partition("=")[0]).lower() not in KEY_PARAMETERS
 
 
-def _answer(action: Action, *, is_head: bool) -> Response:
+def _client_response(action: Action, *, is_head: bool) -> Response:
     response = action.result.response if action.result is not None else None
     if response is None:
         raise LookupError(f"{action.id} has no answer")
-    headers = {name: value for name, value in response.headers.items() if FOR_THEM.fullmatch(name)}
-    headers[ACTION] = str(action.id)
+    headers = {name: value for name, value in response.headers.items() if FORWARDED_HEADERS.fullmatch(name)}
+    headers[ACTION_HEADER] = str(action.id)
     if action.outcome is not None and action.outcome != "ok":
-        headers[OUTCOME] = f"{action.outcome}; {action.reason}" if action.reason else str(action.outcome)
+        headers[OUTCOME_HEADER] = f"{action.outcome}; {action.reason}" if action.reason else str(action.outcome)
     answer = Response(_content(response), status_code=response.status, headers=headers)
     if is_head:  # of how long a body would be, nothing is known here
         del answer.headers["content-length"]

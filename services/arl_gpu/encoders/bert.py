@@ -12,29 +12,29 @@ from typing import Any
 import numpy as np
 
 from arl_gpu.encoders.weights import Array
-from arl_gpu.waiting import until_computed
+from arl_gpu.waiting import wait_for_gpu
 
-__all__ = ["Config", "Encode", "encode_numpy", "encode_torch", "has_torch", "read_config"]
+__all__ = ["BertConfig", "EncodeFunction", "encode_numpy", "encode_torch", "has_torch", "read_config"]
 
 log = logging.getLogger(__name__)
 
-Encode = Callable[[Mapping[str, Array], Sequence[Sequence[int]], "Config"], Array]
+EncodeFunction = Callable[[Mapping[str, Array], Sequence[Sequence[int]], "BertConfig"], Array]
 
 # Abramowitz and Stegun 7.1.26: the error function to 1.5e-7, far below what float32 sums leave.
-ERF = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
+ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 ERF_P = 0.3275911
-MASKED = np.float32(-1e9)
-POOLED_AT_LEAST = np.float32(1e-9)
+MASK_BIAS = np.float32(-1e9)
+MIN_POOL_WEIGHT = np.float32(1e-9)
 
 
 @dataclass(frozen=True, slots=True)
-class Config:
+class BertConfig:
     layers: int
     heads: int
     epsilon: float
 
 
-def read_config(directory: Path) -> Config:
+def read_config(directory: Path) -> BertConfig:
     """Raises `ValueError` for what this forward is not."""
     said = json.loads((directory / "config.json").read_text())
     pooling = json.loads((directory / "1_Pooling" / "config.json").read_text())
@@ -43,7 +43,7 @@ def read_config(directory: Path) -> Config:
     found = (said["model_type"], said["hidden_act"], modules, modes)
     if found != ("bert", "gelu", ["Transformer", "Pooling", "Normalize"], ["pooling_mode_mean_tokens"]):
         raise ValueError(f"not a BERT with GELU, mean pooling and normalisation: {found}")
-    return Config(said["num_hidden_layers"], said["num_attention_heads"], said["layer_norm_eps"])
+    return BertConfig(said["num_hidden_layers"], said["num_attention_heads"], said["layer_norm_eps"])
 
 
 def has_torch() -> bool:
@@ -58,25 +58,25 @@ def has_torch() -> bool:
     return True
 
 
-def encode_numpy(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: Config) -> Array:
+def encode_numpy(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: BertConfig) -> Array:
     """Unit vectors, one a text; texts of one call are padded to the longest of them."""
-    padded, mask = _padded(ids)
+    padded, mask = _pad(ids)
     hidden = (
         weights["embeddings.word_embeddings.weight"][padded]
         + weights["embeddings.position_embeddings.weight"][: padded.shape[1]]
         + weights["embeddings.token_type_embeddings.weight"][0]
     )
-    hidden = _norm(hidden, weights, "embeddings.LayerNorm", config)
-    bias = None if mask.all() else np.where(mask, np.float32(0), MASKED)[:, None, None, :]
+    hidden = _layer_norm(hidden, weights, "embeddings.LayerNorm", config)
+    bias = None if mask.all() else np.where(mask, np.float32(0), MASK_BIAS)[:, None, None, :]
     for number in range(config.layers):
         hidden = _layer(hidden, bias, weights, f"encoder.layer.{number}", config)
     weight = mask.astype(np.float32)[:, :, None]
-    pooled = (hidden * weight).sum(axis=1) / np.maximum(weight.sum(axis=1), POOLED_AT_LEAST)
+    pooled = (hidden * weight).sum(axis=1) / np.maximum(weight.sum(axis=1), MIN_POOL_WEIGHT)
     vectors: Array = pooled / np.linalg.norm(pooled, axis=1, keepdims=True)
     return vectors
 
 
-def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: Config) -> Array:
+def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: BertConfig) -> Array:
     """The same in torch, from the same bytes; where these are on a device, there."""
     import torch  # only where there is one; it takes a second and 200 MiB
     from torch.nn import functional
@@ -86,7 +86,7 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
     words = tensor("embeddings.word_embeddings.weight")
-    padded, mask = (torch.from_numpy(each).to(words.device) for each in _padded(ids))
+    padded, mask = (torch.from_numpy(each).to(words.device) for each in _pad(ids))
 
     def linear(x: Any, name: str) -> Any:
         return functional.linear(x, tensor(f"{name}.weight"), tensor(f"{name}.bias"))
@@ -110,15 +110,15 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
             wide = functional.gelu(linear(x, f"{layer}.intermediate.dense"))
             x = norm(x + linear(wide, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
         weight = mask[:, :, None].to(x.dtype)
-        pooled = (x * weight).sum(1) / weight.sum(1).clamp(min=float(POOLED_AT_LEAST))
+        pooled = (x * weight).sum(1) / weight.sum(1).clamp(min=float(MIN_POOL_WEIGHT))
         vectors = functional.normalize(pooled, dim=1)
         if vectors.is_cuda:
-            until_computed()
+            wait_for_gpu()
         found: Array = vectors.cpu().numpy()
     return found
 
 
-def _padded(ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+def _pad(ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     longest = max(map(len, ids))
     padded = np.zeros((len(ids), longest), np.int64)
     mask = np.zeros((len(ids), longest), bool)
@@ -128,15 +128,15 @@ def _padded(ids: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     return padded, mask
 
 
-def _layer(x: Any, bias: Any, weights: Mapping[str, Array], name: str, config: Config) -> Any:
+def _layer(x: Any, bias: Any, weights: Mapping[str, Array], name: str, config: BertConfig) -> Any:
     seen = _attention(x, bias, weights, f"{name}.attention.self", config)
     seen = _linear(seen, weights, f"{name}.attention.output.dense")
-    x = _norm(x + seen, weights, f"{name}.attention.output.LayerNorm", config)
+    x = _layer_norm(x + seen, weights, f"{name}.attention.output.LayerNorm", config)
     wide = _gelu(_linear(x, weights, f"{name}.intermediate.dense"))
-    return _norm(x + _linear(wide, weights, f"{name}.output.dense"), weights, f"{name}.output.LayerNorm", config)
+    return _layer_norm(x + _linear(wide, weights, f"{name}.output.dense"), weights, f"{name}.output.LayerNorm", config)
 
 
-def _attention(x: Any, bias: Any, weights: Mapping[str, Array], name: str, config: Config) -> Any:
+def _attention(x: Any, bias: Any, weights: Mapping[str, Array], name: str, config: BertConfig) -> Any:
     texts, length, width = x.shape
 
     def heads(part: str) -> Any:
@@ -159,7 +159,7 @@ def _linear(x: Any, weights: Mapping[str, Array], name: str) -> Any:
     return flat.reshape(*x.shape[:-1], weight.shape[0])
 
 
-def _norm(x: Any, weights: Mapping[str, Array], name: str, config: Config) -> Any:
+def _layer_norm(x: Any, weights: Mapping[str, Array], name: str, config: BertConfig) -> Any:
     x = x - x.mean(axis=-1, keepdims=True)
     scale = np.sqrt(np.einsum("...i,...i->...", x, x)[..., None] / np.float32(x.shape[-1]) + np.float32(config.epsilon))
     x /= scale
@@ -173,8 +173,8 @@ def _gelu(x: Any) -> Any:
     y = np.abs(x)
     y *= np.float32(0.5**0.5)
     t = 1 / (1 + np.float32(ERF_P) * y)
-    series = np.full_like(t, np.float32(ERF[4]))
-    for factor in reversed(ERF[:4]):
+    series = np.full_like(t, np.float32(ERF_COEFFICIENTS[4]))
+    for factor in reversed(ERF_COEFFICIENTS[:4]):
         series *= t
         series += np.float32(factor)
     series *= t

@@ -7,26 +7,26 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-__all__ = ["Tokens", "WordPieces"]
+__all__ = ["TokenizedText", "WordPieceTokenizer"]
 
-SPECIAL = 2
+SPECIAL_TOKENS = 2
 """[CLS] and [SEP], around every text."""
-PER_TOKEN = 16
+MAX_CHARACTERS_PER_TOKEN = 16
 """Characters that are looked at first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Tokens:
+class TokenizedText:
     ids: tuple[int, ...]
     truncated: bool
 
     @property
     def is_empty(self) -> bool:
         """Nothing but special tokens: the text has no meaning to compare."""
-        return len(self.ids) <= SPECIAL
+        return len(self.ids) <= SPECIAL_TOKENS
 
 
-class WordPieces:
+class WordPieceTokenizer:
     """The tokenizer of a sentence-transformers directory."""
 
     def __init__(self, directory: Path) -> None:
@@ -37,21 +37,23 @@ class WordPieces:
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_tokens)
 
-    def split(self, texts: Sequence[str]) -> list[Tokens]:
+    def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
         """What is beyond the model's length need not be read, where the text before it is long enough."""
-        begins = [_begin(text, PER_TOKEN * self.max_tokens) for text in texts]
-        found = self._tokens(begins)
+        begins = [_word_prefix(text, MAX_CHARACTERS_PER_TOKEN * self.max_tokens) for text in texts]
+        found = self._tokenize_batch(begins)
         short = [at for at, text in enumerate(texts) if begins[at] != text and not found[at].truncated]
-        for at, tokens in zip(short, self._tokens([texts[at] for at in short]), strict=True):
+        for at, tokens in zip(short, self._tokenize_batch([texts[at] for at in short]), strict=True):
             found[at] = tokens
         return found
 
-    def _tokens(self, texts: list[str]) -> list[Tokens]:
+    def _tokenize_batch(self, texts: list[str]) -> list[TokenizedText]:
         """`fast` is without each token's place in the text, which nobody asks for."""
-        return [Tokens(tuple(each.ids), bool(each.overflowing)) for each in self._tokenizer.encode_batch_fast(texts)]
+        return [
+            TokenizedText(tuple(each.ids), bool(each.overflowing)) for each in self._tokenizer.encode_batch_fast(texts)
+        ]
 
 
-def _begin(text: str, length: int) -> str:
+def _word_prefix(text: str, length: int) -> str:
     """Its whole words up to there: no word's tokens depend on another's."""
     if len(text) <= length:
         return text

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import safe_open
 
-from arl_gpu.kept import Kept, Piece
+from arl_gpu.kept import Chunk, WeightBuffer
 
 __all__ = ["Array", "FlatWeights", "read_weights"]
 
@@ -21,11 +21,11 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ArraySlice:
     offset: int
     shape: tuple[int, ...]
 
-    def of(self, content: Any) -> Any:
+    def view(self, content: Any) -> Any:
         """A view of `content`: a tensor, where it is one of torch."""
         if isinstance(content, memoryview | bytearray):
             return np.frombuffer(content, np.float32, math.prod(self.shape), self.offset).reshape(self.shape)
@@ -34,27 +34,27 @@ class _Place:
         return content[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
 
 
-class FlatWeights(Kept):
+class FlatWeights(WeightBuffer):
     """Of float32, from arrays of any floating type."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = dict(arrays)
-        self.places: dict[str, _Place] = {}
+        self.slices: dict[str, _ArraySlice] = {}
         self.size = 0
         for name, array in arrays.items():
-            self.places[name] = _Place(self.size, tuple(array.shape))
+            self.slices[name] = _ArraySlice(self.size, tuple(array.shape))
             self.size += -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
 
     def arrays(self, content: Any) -> Mapping[str, Array]:
         """Views of `content`, which is this one or a copy of it elsewhere: tensors, where it is one of torch."""
-        return {name: place.of(content) for name, place in self.places.items()}
+        return {name: place.view(content) for name, place in self.slices.items()}
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _chunks(self) -> Iterator[Chunk]:
         for name, array in self._arrays.items():
             flat = np.ascontiguousarray(array, np.float32).reshape(-1)
-            yield self.places[name].offset, flat.view(np.uint8).data
+            yield self.slices[name].offset, flat.view(np.uint8).data
 
-    def _let_go(self) -> None:
+    def _release_source(self) -> None:
         self._arrays.clear()
 
 

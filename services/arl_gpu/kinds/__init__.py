@@ -4,77 +4,77 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from arl_gpu.kept import Hold, own
-from arl_gpu.kinds.model import Model
+from arl_gpu.kept import AllocateFn, load_private
+from arl_gpu.kinds.model import RewardModel
 
-__all__ = ["check_split", "load", "make"]
+__all__ = ["check_shardable", "load", "create_model"]
 
 
-def load(spec: Mapping[str, Any], hold: Hold = own) -> Model:
+def load(spec: Mapping[str, Any], allocate_fn: AllocateFn = load_private) -> RewardModel:
     """With its weights in host memory, where `hold` says. Raises what `make` raises."""
-    model = make(spec)
-    model.weights.keep(hold)
+    model = create_model(spec)
+    model.weights.allocate(allocate_fn)
     return model
 
 
-def make(spec: Mapping[str, Any]) -> Model:
+def create_model(spec: Mapping[str, Any]) -> RewardModel:
     """Its weights are kept nowhere yet. Raises `LookupError` for a kind that there is not.
 
     `directory` is where its files are, `options` is what its kind takes beside them.
     """
-    maker = MAKERS.get(spec["kind"])
+    maker = MODEL_FACTORIES.get(spec["kind"])
     if maker is None:
         raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
     return maker(Path(spec["directory"]), spec.get("options", {}))
 
 
-def check_split(spec: Mapping[str, Any]) -> None:
+def check_shardable(spec: Mapping[str, Any]) -> None:
     """Raises `arl_gpu.services.NotSplit` where the devices that are to compute it together can't."""
-    from arl_gpu.kinds.hugging_face import check
+    from arl_gpu.kinds.hugging_face import check_tensor_parallel
 
-    check(spec)
+    check_tensor_parallel(spec)
 
 
 # Each imports what it computes with: numpy and tokenizers, or torch. A node that has no such service pays nothing.
 
 
-def _similarity(directory: Path, options: Mapping[str, Any]) -> Model:
-    from arl_gpu.encoders.similarity import Similarity
+def _similarity(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.encoders.similarity import SimilarityModel
 
-    return Similarity(directory)
+    return SimilarityModel(directory)
 
 
-def _classifier(directory: Path, options: Mapping[str, Any]) -> Model:
-    from arl_gpu.encoders.classifier import Classifier
+def _classifier(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.encoders.classifier import EncoderClassifier
 
     head = Path(options.get("head") or directory / "head.safetensors")
-    return Classifier(directory, head, activation=options.get("activation") is not False)
+    return EncoderClassifier(directory, head, activation=options.get("activation") is not False)
 
 
-def _sequence_classifier(directory: Path, options: Mapping[str, Any]) -> Model:
-    from arl_gpu.kinds.hugging_face import Classifier
+def _sequence_classifier(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.kinds.hugging_face import SequenceClassifier
 
-    return Classifier(directory, options)
-
-
-def _logprobs(directory: Path, options: Mapping[str, Any]) -> Model:
-    from arl_gpu.kinds.hugging_face import LogProbs
-
-    return LogProbs(directory, options)
+    return SequenceClassifier(directory, options)
 
 
-def _own(directory: Path, options: Mapping[str, Any]) -> Model:
-    from arl_gpu.kinds.callable import Own
+def _logprobs(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.kinds.hugging_face import LogprobsModel
 
-    return Own(options["callable"])
+    return LogprobsModel(directory, options)
 
 
-MAKERS: Mapping[str, Callable[[Path, Mapping[str, Any]], Model]] = {
+def _python_function(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.kinds.callable import PythonFunctionModel
+
+    return PythonFunctionModel(options["callable"])
+
+
+MODEL_FACTORIES: Mapping[str, Callable[[Path, Mapping[str, Any]], RewardModel]] = {
     "similarity": _similarity,
     "relevance": _similarity,
     "classifier": _classifier,
     "sequence-classifier": _sequence_classifier,
     "reranker": _sequence_classifier,
     "logprobs": _logprobs,
-    "python": _own,
+    "python": _python_function,
 }

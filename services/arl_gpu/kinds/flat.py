@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from arl_gpu.kept import Kept, Piece
-from arl_gpu.waiting import until_computed
+from arl_gpu.kept import Chunk, WeightBuffer
+from arl_gpu.waiting import wait_for_gpu
 
 __all__ = ["FlatModule"]
 
@@ -17,14 +17,14 @@ ALIGNMENT = 256
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _TensorSlice:
     offset: int
     size: int
     shape: tuple[int, ...]
     dtype: Any
 
 
-class FlatModule(Kept):
+class FlatModule(WeightBuffer):
     """The module itself keeps shapes and no bytes, once its weights are kept.
 
     Parameters and buffers, also those that no checkpoint has (tables of rotary positions): all that a forward reads.
@@ -33,15 +33,15 @@ class FlatModule(Kept):
 
     def __init__(self, module: Any) -> None:
         self.module = module.eval()
-        self._places: dict[str, _Place] = {}
-        end, by_storage = 0, dict[tuple[Any, ...], _Place]()
-        for name, tensor in _tensors(module):
+        self._slices: dict[str, _TensorSlice] = {}
+        end, by_storage = 0, dict[tuple[Any, ...], _TensorSlice]()
+        for name, tensor in _named_tensors(module):
             key = (tensor.data_ptr(), tuple(tensor.shape), tensor.stride(), tensor.dtype)
             if tensor.numel() == 0 or key not in by_storage:
                 size = tensor.numel() * tensor.element_size()
-                by_storage[key] = _Place(end, size, tuple(tensor.shape), tensor.dtype)
+                by_storage[key] = _TensorSlice(end, size, tuple(tensor.shape), tensor.dtype)
                 end += -(-size // ALIGNMENT) * ALIGNMENT
-            self._places[name] = by_storage[key]
+            self._slices[name] = by_storage[key]
         self.size = max(1, end)
 
     def __call__(self, content: Any, **arguments: Any) -> Any:
@@ -51,42 +51,42 @@ class FlatModule(Kept):
         with torch.inference_mode():
             found = functional_call(self.module, views, (), arguments)
         if flat.is_cuda:
-            until_computed()
+            wait_for_gpu()
         return found
 
     def _views(self, flat: Any) -> dict[str, Any]:
         return {
             name: flat[place.offset : place.offset + place.size].view(place.dtype).view(place.shape)
-            for name, place in self._places.items()
+            for name, place in self._slices.items()
         }
 
-    def _pieces(self) -> Iterator[Piece]:
+    def _chunks(self) -> Iterator[Chunk]:
         begin = 0
-        for name, tensor in _tensors(self.module):
-            place = self._places[name]
+        for name, tensor in _named_tensors(self.module):
+            place = self._slices[name]
             if place.offset >= begin and place.size:
                 begin = place.offset + place.size
                 # What is not in one piece, as some columns of a matrix, is copied for as long as this is used.
                 flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 yield place.offset, memoryview(flat.numpy())
 
-    def _let_go(self) -> None:
+    def _release_source(self) -> None:
         """Nothing can be computed from what is left of the module: its tensors are on no device."""
         for part in self.module.modules():
-            for kept, make in ((part._parameters, _shape_of_parameter), (part._buffers, _shape_of)):
+            for kept, make in ((part._parameters, _to_meta_parameter), (part._buffers, _to_meta)):
                 for name, tensor in kept.items():
                     if tensor is not None:
                         kept[name] = make(tensor)
 
 
-def _tensors(module: Any) -> Iterator[tuple[str, Any]]:
+def _named_tensors(module: Any) -> Iterator[tuple[str, Any]]:
     yield from module.named_buffers(remove_duplicate=False)
     yield from module.named_parameters(remove_duplicate=False)
 
 
-def _shape_of(tensor: Any) -> Any:
+def _to_meta(tensor: Any) -> Any:
     return torch.empty_like(tensor, device="meta")
 
 
-def _shape_of_parameter(tensor: Any) -> Any:
-    return torch.nn.Parameter(_shape_of(tensor), requires_grad=False)
+def _to_meta_parameter(tensor: Any) -> Any:
+    return torch.nn.Parameter(_to_meta(tensor), requires_grad=False)

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from arl_gpu.kept import Hold
+from arl_gpu.kept import AllocateFn
 
-__all__ = ["Entry", "Item", "Loaded", "Model", "Scored", "Weights", "failed"]
+__all__ = ["Entry", "Item", "LoadableWeights", "RewardModel", "ModelOutput", "HostWeights", "error_entry"]
 
 Item = Mapping[str, Any]
 """As the client sent it."""
@@ -15,7 +15,7 @@ Entry = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Scored:
+class ModelOutput:
     """The entries of one batch, in order, and what computing them took."""
 
     entries: list[Entry]
@@ -26,37 +26,37 @@ class Scored:
     forward_s: float
 
 
-def failed(code: str, message: str) -> Entry:
+def error_entry(code: str, message: str) -> Entry:
     """In place of a score that there is not."""
     return {"error": {"code": code, "message": message}}
 
 
-class Weights(Protocol):
+class HostWeights(Protocol):
     """A model's weights in host memory, in one piece."""
 
     @property
     def content(self) -> memoryview: ...
 
 
-class Loaded(Weights, Protocol):
+class LoadableWeights(HostWeights, Protocol):
     """Those of a model that was just made."""
 
-    def keep(self, hold: Hold) -> None:
+    def allocate(self, allocate_fn: AllocateFn) -> None:
         """Have them where `hold` says, from now on; until then nothing of them is in memory, as far as that can be."""
         ...
 
 
-class Model(Protocol):
+class RewardModel(Protocol):
     """Computes from bytes that the residency placed; it keeps none of them."""
 
     @property
-    def weights(self) -> Loaded: ...
+    def weights(self) -> LoadableWeights: ...
 
     @property
     def backend(self) -> str:
         """What computes the forward."""
         ...
 
-    def score(self, items: Sequence[Item], content: Any) -> Scored:
+    def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
         """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU."""
         ...

@@ -4,7 +4,7 @@ import os
 
 import litserve
 
-from arl_gpu.padded import Padded
+from arl_gpu.padded import PaddedEncoder
 
 BATCH = int(os.environ["PEER_BATCH"])
 WAIT_S = float(os.environ["PEER_WAIT_S"])
@@ -12,7 +12,7 @@ WAIT_S = float(os.environ["PEER_WAIT_S"])
 
 class Reward(litserve.LitAPI):
     def setup(self, device):
-        self.model = Padded(os.environ["PEER_SERVICE"])
+        self.model = PaddedEncoder(os.environ["PEER_SERVICE"])
 
     def decode_request(self, request):
         return request["query"][0], request["prompts"][0]
@@ -21,7 +21,7 @@ class Reward(litserve.LitAPI):
         return list(inputs)
 
     def predict(self, given):
-        return self.model.scores(given if BATCH > 1 else [given])
+        return self.model.score_pairs(given if BATCH > 1 else [given])
 
     def unbatch(self, output):
         return list(output)

@@ -5,18 +5,18 @@ import sys
 
 from mosec import Server, Worker
 
-from arl_gpu.padded import Padded
+from arl_gpu.padded import PaddedEncoder
 
 BATCH = int(os.environ["PEER_BATCH"])
 
 
 class Reward(Worker):
     def __init__(self):
-        self.model = Padded(os.environ["PEER_SERVICE"])
+        self.model = PaddedEncoder(os.environ["PEER_SERVICE"])
 
     def forward(self, data):
         asked = data if BATCH > 1 else [data]
-        found = self.model.scores([(each["query"][0], each["prompts"][0]) for each in asked])
+        found = self.model.score_pairs([(each["query"][0], each["prompts"][0]) for each in asked])
         answers = [{"rewards": [score]} for score in found]
         return answers if BATCH > 1 else answers[0]
 

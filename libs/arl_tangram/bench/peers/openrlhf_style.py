@@ -6,16 +6,16 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 
-from arl_gpu.padded import Padded
+from arl_gpu.padded import PaddedEncoder
 
 app = FastAPI()
-model = Padded(os.environ["PEER_SERVICE"])
+model = PaddedEncoder(os.environ["PEER_SERVICE"])
 
 
 @app.post("/get_reward")
 async def get_reward(request: Request) -> JSONResponse:
     asked = await request.json()
-    rewards = model.scores(list(zip(asked["query"], asked["prompts"], strict=True)))
+    rewards = model.score_pairs(list(zip(asked["query"], asked["prompts"], strict=True)))
     return JSONResponse({"rewards": rewards})
 
 

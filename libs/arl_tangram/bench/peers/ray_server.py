@@ -16,13 +16,13 @@ SERVICE = os.environ["PEER_SERVICE"]
 @serve.deployment(num_replicas=1, max_ongoing_requests=64)
 class Reward:
     def __init__(self):
-        from arl_gpu.padded import Padded  # in the replica: what it holds is not sent there
+        from arl_gpu.padded import PaddedEncoder  # in the replica: what it holds is not sent there
 
-        self.model = Padded(SERVICE)
+        self.model = PaddedEncoder(SERVICE)
 
     @serve.batch(max_batch_size=BATCH, batch_wait_timeout_s=WAIT_S)
     async def scored(self, asked):
-        return self.model.scores([(each["query"][0], each["prompts"][0]) for each in asked])
+        return self.model.score_pairs([(each["query"][0], each["prompts"][0]) for each in asked])
 
     async def __call__(self, request: Request):
         return {"rewards": [await self.scored(await request.json())]}

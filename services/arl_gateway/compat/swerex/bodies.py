@@ -4,52 +4,52 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, Field, RootModel
 
-from arl_wire.checks import encodable
+from arl_wire.checks import validate_unicode
 
 __all__ = [
-    "CloseReply",
-    "CloseSession",
-    "CloseSessionReply",
-    "CreateSession",
-    "CreateSessionReply",
-    "Execute",
-    "ExecuteReply",
-    "InterruptSession",
-    "IsAlive",
-    "Raised",
-    "ReadFile",
-    "ReadFileReply",
-    "RunCommand",
-    "RunInSession",
-    "SessionReply",
-    "Transferred",
-    "UploadReply",
-    "WriteFile",
-    "WriteFileReply",
+    "SwerexCloseResponse",
+    "SwerexCloseSessionRequest",
+    "SwerexCloseSessionResponse",
+    "SwerexCreateSessionRequest",
+    "SwerexCreateSessionResponse",
+    "SwerexExecuteRequest",
+    "SwerexExecuteResponse",
+    "SwerexBashInterruptAction",
+    "SwerexIsAliveResponse",
+    "SwerexErrorResponse",
+    "SwerexReadFileRequest",
+    "SwerexReadFileResponse",
+    "SwerexBashAction",
+    "SwerexRunInSessionRequest",
+    "SwerexBashObservation",
+    "SwerexExceptionTransfer",
+    "SwerexUploadResponse",
+    "SwerexWriteFileRequest",
+    "SwerexWriteFileResponse",
 ]
 
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 SessionName = Annotated[str, Field(description="Any; it is opened by `create_session`")]
 
 
-class IsAlive(BaseModel):
+class SwerexIsAliveResponse(BaseModel):
     is_alive: bool
     message: str = Field(default="", description="Why not")
 
 
-class CreateSession(BaseModel):
+class SwerexCreateSessionRequest(BaseModel):
     session: SessionName = "default"
     session_type: Literal["bash"] = "bash"
     startup_source: list[str] = Field(default=[], max_length=256, description="Read by `source`, as it stands here")
     startup_timeout: Seconds = 1.0
 
 
-class CreateSessionReply(BaseModel):
+class SwerexCreateSessionResponse(BaseModel):
     output: str = ""
     session_type: Literal["bash"] = "bash"
 
 
-class RunCommand(BaseModel):
+class SwerexBashAction(BaseModel):
     action_type: Literal["bash"] = "bash"
     command: str
     session: SessionName = "default"
@@ -63,7 +63,7 @@ class RunCommand(BaseModel):
     expect: list[str] = Field(default=[], description="Not done here, and refused unless it is empty")
 
 
-class InterruptSession(BaseModel):
+class SwerexBashInterruptAction(BaseModel):
     action_type: Literal["bash_interrupt"]
     session: SessionName = "default"
     timeout: Seconds = 0.2
@@ -71,11 +71,13 @@ class InterruptSession(BaseModel):
     expect: list[str] = Field(default=[], description="Not done here, and refused unless it is empty")
 
 
-class RunInSession(RootModel[Annotated[RunCommand | InterruptSession, Field(discriminator="action_type")]]):
+class SwerexRunInSessionRequest(
+    RootModel[Annotated[SwerexBashAction | SwerexBashInterruptAction, Field(discriminator="action_type")]]
+):
     """A command for a session; or `bash_interrupt`."""
 
 
-class SessionReply(BaseModel):
+class SwerexBashObservation(BaseModel):
     output: str = ""
     exit_code: int | None = None
     failure_reason: str = ""
@@ -83,16 +85,16 @@ class SessionReply(BaseModel):
     session_type: Literal["bash"] = "bash"
 
 
-class CloseSession(BaseModel):
+class SwerexCloseSessionRequest(BaseModel):
     session: SessionName = "default"
     session_type: Literal["bash"] = "bash"
 
 
-class CloseSessionReply(BaseModel):
+class SwerexCloseSessionResponse(BaseModel):
     session_type: Literal["bash"] = "bash"
 
 
-class Execute(BaseModel):
+class SwerexExecuteRequest(BaseModel):
     command: str | list[str] = Field(description="A program and its arguments; with `shell`, text for /bin/sh")
     timeout: Seconds | None = Field(default=None, description="Of the program, once it runs; left out: a day")
     shell: bool = False
@@ -103,47 +105,47 @@ class Execute(BaseModel):
     merge_output_streams: bool = False
 
 
-class ExecuteReply(BaseModel):
+class SwerexExecuteResponse(BaseModel):
     stdout: str = ""
     stderr: str = ""
     exit_code: int | None = Field(default=None, description="Of one that a signal ended, that number below 0")
 
 
-class ReadFile(BaseModel):
+class SwerexReadFileRequest(BaseModel):
     path: str
     encoding: str | None = None
     errors: str | None = None
 
 
-class ReadFileReply(BaseModel):
+class SwerexReadFileResponse(BaseModel):
     content: str = ""
 
 
-class WriteFile(BaseModel):
-    content: Annotated[str, AfterValidator(encodable)]
+class SwerexWriteFileRequest(BaseModel):
+    content: Annotated[str, AfterValidator(validate_unicode)]
     path: str
 
 
-class WriteFileReply(BaseModel):
+class SwerexWriteFileResponse(BaseModel):
     pass
 
 
-class UploadReply(BaseModel):
+class SwerexUploadResponse(BaseModel):
     pass
 
 
-class CloseReply(BaseModel):
+class SwerexCloseResponse(BaseModel):
     pass
 
 
-class Transferred(BaseModel):
+class SwerexExceptionTransfer(BaseModel):
     message: str = ""
     class_path: str = Field(default="", description="Of the class that the client raises")
     traceback: str = ""
     extra_info: dict[str, Any] = {}
 
 
-class Raised(BaseModel):
+class SwerexErrorResponse(BaseModel):
     """What the client raises."""
 
-    swerexception: Transferred
+    swerexception: SwerexExceptionTransfer

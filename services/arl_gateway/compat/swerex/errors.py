@@ -8,20 +8,28 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from arl_core.states import Outcome
-from arl_gateway.compat.swerex.bodies import Raised, Transferred
+from arl_core.states import ActionOutcome
+from arl_gateway.compat.swerex.bodies import SwerexErrorResponse, SwerexExceptionTransfer
 from arl_kit.fast_route import NOBODY
 from arl_wire.actions import Action
 
-__all__ = ["STATUS", "RaisedThere", "RaisingRoute", "not_done_here", "os_error", "os_error_of", "unless_ours"]
+__all__ = [
+    "ERROR_STATUS",
+    "SwerexError",
+    "SwerexRoute",
+    "not_implemented",
+    "os_error",
+    "parse_os_error",
+    "raise_if_infra_error",
+]
 
-STATUS = 511
-SWEREX = "swerex.exceptions"
-ANY = "SwerexException"
-OURS = {
-    Outcome.INFRA_ERROR: "the command failed by no fault of its own",
-    Outcome.DEADLINE_IN_QUEUE: "the command did not begin in time",
-    Outcome.CANCELLED: "the command was cancelled",
+ERROR_STATUS = 511
+EXCEPTIONS_MODULE = "swerex.exceptions"
+BASE_CLASS = "SwerexException"
+INFRA_MESSAGES = {
+    ActionOutcome.INFRA_ERROR: "the command failed by no fault of its own",
+    ActionOutcome.DEADLINE_IN_QUEUE: "the command did not begin in time",
+    ActionOutcome.CANCELLED: "the command was cancelled",
 }
 OS_ERRORS = {
     2: ("FileNotFoundError", "No such file or directory"),
@@ -34,20 +42,22 @@ OS_ERRORS = {
     40: ("OSError", "Too many levels of symbolic links"),
     122: ("OSError", "Disk quota exceeded"),
 }
-DASH_SAYS = {"Directory nonexistent": 2}
+DASH_ERRORS = {"Directory nonexistent": 2}
 
 
-class RaisedThere(Exception):
+class SwerexError(Exception):
     """`of` is one of SWE-ReX's own classes, or the whole path of another's."""
 
-    def __init__(self, message: str, of: str = ANY, **extra_info: Any) -> None:
+    def __init__(self, message: str, class_name: str = BASE_CLASS, **extra_info: Any) -> None:
         super().__init__(message)
-        self.transferred = Transferred(
-            message=message, class_path=of if "." in of else f"{SWEREX}.{of}", extra_info=extra_info
+        self.transfer = SwerexExceptionTransfer(
+            message=message,
+            class_path=class_name if "." in class_name else f"{EXCEPTIONS_MODULE}.{class_name}",
+            extra_info=extra_info,
         )
 
 
-class RaisingRoute(APIRoute):
+class SwerexRoute(APIRoute):
     """What an endpoint raises for the client goes there. Refusals of keys and of bodies stay plain HTTP, as theirs."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
@@ -56,36 +66,36 @@ class RaisingRoute(APIRoute):
         async def handle_raised(request: Request) -> Response:
             try:
                 return await handle(request)
-            except RaisedThere as raised:
-                return JSONResponse(Raised(swerexception=raised.transferred).model_dump(), STATUS)
+            except SwerexError as raised:
+                return JSONResponse(SwerexErrorResponse(swerexception=raised.transfer).model_dump(), ERROR_STATUS)
             except ClientDisconnect:
                 return Response(status_code=NOBODY)
 
         return handle_raised
 
 
-def not_done_here(what: str) -> RaisedThere:
-    return RaisedThere(f"not implemented: {what}", code="not_implemented")
+def not_implemented(feature: str) -> SwerexError:
+    return SwerexError(f"not implemented: {feature}", code="not_implemented")
 
 
-def unless_ours(action: Action) -> None:
+def raise_if_infra_error(action: Action) -> None:
     """Raises for an outcome that says nothing about the command, with what it says about us."""
-    if action.outcome in OURS:
+    if action.outcome in INFRA_MESSAGES:
         why = ": ".join(filter(None, (action.reason, action.message)))
-        message = f"{action.outcome}: {OURS[action.outcome]}{f' ({why})' if why else ''}"
-        raise RaisedThere(
+        message = f"{action.outcome}: {INFRA_MESSAGES[action.outcome]}{f' ({why})' if why else ''}"
+        raise SwerexError(
             message, outcome=str(action.outcome), reason=action.reason, action=str(action.id), is_infrastructure=True
         )
 
 
-def os_error(number: int, path: str) -> RaisedThere:
+def os_error(number: int, path: str) -> SwerexError:
     """As Python says it."""
     name, text = OS_ERRORS[number]
-    return RaisedThere(f"[Errno {number}] {text}: {path!r}", f"builtins.{name}")
+    return SwerexError(f"[Errno {number}] {text}: {path!r}", f"builtins.{name}")
 
 
-def os_error_of(said: str, path: str) -> RaisedThere | None:
+def parse_os_error(stderr: str, path: str) -> SwerexError | None:
     """Of a program in the C locale that could not do something with a file; None where it is not known what."""
-    texts = {text: number for number, (_, text) in OS_ERRORS.items()} | DASH_SAYS
-    found = next((number for text, number in texts.items() if said.rstrip().endswith(text)), None)
+    texts = {text: number for number, (_, text) in OS_ERRORS.items()} | DASH_ERRORS
+    found = next((number for text, number in texts.items() if stderr.rstrip().endswith(text)), None)
     return os_error(found, path) if found is not None else None

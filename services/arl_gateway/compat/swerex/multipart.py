@@ -12,14 +12,14 @@ from python_multipart.multipart import parse_options_header
 
 from arl_wire.errors import FieldError, UnsupportedMediaType, ValidationFailed
 
-__all__ = ["UPLOAD", "Uploaded", "fields_of", "uploaded"]
+__all__ = ["UPLOAD_BODY", "UploadedFile", "parse_form", "parse_upload"]
 
 BOUNDARY = re.compile(rb"[\x21-\x7e]([\x20-\x7e]{0,68}[\x21-\x7e])?")
 """RFC 2046, section 5.1.1."""
-MOST_PARTS, LONGEST_HEAD = 16, 8 << 10
+MAX_PARTS, MAX_HEADER_BYTES = 16, 8 << 10
 """Parts of a form, and bytes of one part's headers. The limit on the body's size limits what the parts have."""
-TRUE = frozenset({"true", "1", "yes", "on", "t", "y"})
-FORM = {
+TRUE_VALUES = frozenset({"true", "1", "yes", "on", "t", "y"})
+FORM_SCHEMA = {
     "type": "object",
     "required": ["file", "target_path"],
     "properties": {
@@ -28,7 +28,9 @@ FORM = {
         "unzip": {"type": "boolean", "default": False},
     },
 }
-UPLOAD: dict[str, Any] = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM}}}}
+UPLOAD_BODY: dict[str, Any] = {
+    "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": FORM_SCHEMA}}}
+}
 
 
 # It warns of each form that is malformed, which its sender is told anyway.
@@ -36,13 +38,13 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 @dataclass(frozen=True, slots=True)
-class Uploaded:
+class UploadedFile:
     target: str
     content: bytes
     is_archive: bool
 
 
-async def uploaded(request: Request) -> Uploaded:
+async def parse_upload(request: Request) -> UploadedFile:
     """Raises UnsupportedMediaType and ValidationFailed."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary")
@@ -51,21 +53,21 @@ async def uploaded(request: Request) -> Uploaded:
         raise UnsupportedMediaType(
             f"the body's content-type {message}", errors=[FieldError(field="header.Content-Type", message=message)]
         )
-    fields = fields_of(await request.body(), boundary)
+    fields = parse_form(await request.body(), boundary)
     for name in ("file", "target_path"):
         if not fields.get(name) and not (name == "file" and name in fields):
             raise ValidationFailed(f"{name}: is missing", errors=[FieldError(field=name, message="is missing")])
-    is_archive = fields.get("unzip", b"").decode(errors="replace").strip().lower() in TRUE
-    return Uploaded(fields["target_path"].decode(errors="replace"), fields["file"], is_archive)
+    is_archive = fields.get("unzip", b"").decode(errors="replace").strip().lower() in TRUE_VALUES
+    return UploadedFile(fields["target_path"].decode(errors="replace"), fields["file"], is_archive)
 
 
-def fields_of(body: bytes, boundary: bytes) -> dict[str, bytes]:
+def parse_form(body: bytes, boundary: bytes) -> dict[str, bytes]:
     """Parts by name. Ignore what stands before the first boundary and after the last. Raise ValidationFailed."""
     mark = b"--" + boundary
     begin = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
     # Counted before it is parsed: the parser looks at each boundary in Python, and the event loop waits for that.
     is_form = BOUNDARY.fullmatch(boundary) and body.startswith(mark, begin)
-    if is_form and body.count(b"\r\n" + mark, begin) <= MOST_PARTS:
+    if is_form and body.count(b"\r\n" + mark, begin) <= MAX_PARTS:
         form = _Form()
         try:
             form.parser(boundary).write(body[begin:])
@@ -73,7 +75,7 @@ def fields_of(body: bytes, boundary: bytes) -> dict[str, bytes]:
             form.has_ended = False
         if form.has_ended:
             return form.fields
-    message = f"is no form of at most {MOST_PARTS} parts that ends with its boundary"
+    message = f"is no form of at most {MAX_PARTS} parts that ends with its boundary"
     raise ValidationFailed(f"body: {message}", errors=[FieldError(field="body", message=message)])
 
 
@@ -99,7 +101,7 @@ class _Form:
                 "on_part_end": self._end_part,
                 "on_end": self._end,
             },
-            max_header_size=LONGEST_HEAD,
+            max_header_size=MAX_HEADER_BYTES,
         )
 
     def _begin_part(self) -> None:
@@ -116,8 +118,8 @@ class _Form:
     def _count(self, length: int) -> None:
         """Raise `MultipartParseError` for headers that are too long in all; the parser limits each of them."""
         self._head_bytes += length
-        if self._head_bytes > LONGEST_HEAD:
-            raise MultipartParseError(f"the headers of a part have more than {LONGEST_HEAD} bytes")
+        if self._head_bytes > MAX_HEADER_BYTES:
+            raise MultipartParseError(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")
 
     def _take_content(self, body: bytes, start: int, end: int) -> None:
         self._content.append(body[start:end])

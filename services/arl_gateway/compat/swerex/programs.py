@@ -4,20 +4,20 @@ import re
 from base64 import b64decode
 from typing import Any
 
-from arl_core.states import Outcome
-from arl_gateway.compat.swerex.bodies import Execute, ExecuteReply
-from arl_gateway.compat.swerex.errors import RaisedThere, os_error, unless_ours
+from arl_core.states import ActionOutcome
+from arl_gateway.compat.swerex.bodies import SwerexExecuteRequest, SwerexExecuteResponse
+from arl_gateway.compat.swerex.errors import SwerexError, os_error, raise_if_infra_error
 from arl_wire.actions import Action
 from arl_wire.streams import OutputStream
 
-__all__ = ["SHELL", "bytes_of", "executing", "must_be_whole", "ran"]
+__all__ = ["SHELL", "stream_bytes", "execute_fields", "raise_if_truncated", "parse_result"]
 
-NOT_STARTED = "cannot run "
+NOT_STARTED_PREFIX = "cannot run "
 """How the message of an action begins whose program is not in its environment."""
 SHELL = ("/bin/sh", "-c")
 # Where the program does not take its place it says why behind a mark: what is in stderr otherwise is the program's.
 # As the shell's own name the mark is not among what the program can see.
-ELSEWHERE = r"""why=cwd:2; trap 'printf %s "$0:$why:" >&2' EXIT
+WRAPPER_SCRIPT = r"""why=cwd:2; trap 'printf %s "$0:$why:" >&2' EXIT
 if [ -n "$1" ]; then
   [ -e "$1" ] && why=cwd:20; [ -d "$1" ] && why=cwd:13
   case "$1" in /*) where=$1;; *) where=./$1;; esac
@@ -25,16 +25,16 @@ if [ -n "$1" ]; then
   unset OLDPWD
 fi
 shift; why=program; exec "$@" """
-MERGED = "2>&1"
+MERGE_STREAMS = "2>&1"
 
 
-def executing(body: Execute, mark: str) -> dict[str, Any]:
+def execute_fields(body: SwerexExecuteRequest, marker: str) -> dict[str, Any]:
     """What an action is given. A variable that is given replaces all others, as with Python's `subprocess`."""
     given = [body.command] if isinstance(body.command, str) else body.command
     argv = [*SHELL, *given] if body.shell else list(given)
     if body.env is not None or body.cwd is not None or body.merge_output_streams:
-        script = ELSEWHERE + (MERGED if body.merge_output_streams else "")
-        argv = [*_variables(body.env), *SHELL, script, mark, body.cwd or "", *argv]
+        script = WRAPPER_SCRIPT + (MERGE_STREAMS if body.merge_output_streams else "")
+        argv = [*_variables(body.env), *SHELL, script, marker, body.cwd or "", *argv]
     return {"argv": argv}
 
 
@@ -42,70 +42,70 @@ def _variables(env: dict[str, str] | None) -> list[str]:
     if env is None:
         return []
     if any(not name or "=" in name for name in env):
-        raise RaisedThere("illegal environment variable name", "builtins.ValueError")
+        raise SwerexError("illegal environment variable name", "builtins.ValueError")
     return ["env", "-i", "--", *(f"{name}={value}" for name, value in env.items())]
 
 
-def ran(action: Action, body: Execute, mark: str) -> ExecuteReply:
+def parse_result(action: Action, body: SwerexExecuteRequest, marker: str) -> SwerexExecuteResponse:
     """Raises RaisedThere."""
-    unless_ours(action)
-    if action.outcome is Outcome.USER_TIMEOUT:
+    raise_if_infra_error(action)
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
         message = f"Timeout ({body.timeout}s) exceeded while running command"
-        raise RaisedThere(message, "CommandTimeoutError", **_streams(action))
-    _must_have_begun(action, body, mark)
-    must_be_whole(action)
-    reply = ExecuteReply(**_streams(action), exit_code=_exit_code(action))
-    if action.outcome is Outcome.LIMIT_EXCEEDED:
+        raise SwerexError(message, "CommandTimeoutError", **_streams(action))
+    _raise_if_not_started(action, body, marker)
+    raise_if_truncated(action)
+    reply = SwerexExecuteResponse(**_streams(action), exit_code=_exit_code(action))
+    if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
         reply.exit_code = reply.exit_code or 1
         reply.stderr += f"\nlimit exceeded: {action.reason}\n"
-    return _checked(reply, body)
+    return _raise_on_exit_code(reply, body)
 
 
-def _checked(reply: ExecuteReply, body: Execute) -> ExecuteReply:
+def _raise_on_exit_code(reply: SwerexExecuteResponse, body: SwerexExecuteRequest) -> SwerexExecuteResponse:
     if body.check and reply.exit_code != 0:
         message = (
             f"Command {body.command!r} failed with exit code {reply.exit_code}. "
             f"Stdout:\n{reply.stdout!r}\nStderr:\n{reply.stderr!r}"
         )
-        raise RaisedThere(f"{body.error_msg}: {message}" if body.error_msg else message, "NonZeroExitCodeError")
+        raise SwerexError(f"{body.error_msg}: {message}" if body.error_msg else message, "NonZeroExitCodeError")
     return reply
 
 
-def bytes_of(stream: OutputStream) -> bytes:
+def stream_bytes(stream: OutputStream) -> bytes:
     return b64decode(stream.base64) if stream.base64 is not None else stream.text.encode()
 
 
-def _must_have_begun(action: Action, body: Execute, mark: str) -> None:
+def _raise_if_not_started(action: Action, body: SwerexExecuteRequest, marker: str) -> None:
     streams, message = _streams(action), action.message or ""
-    if found := re.search(rf"{mark}:(?:cwd:(\d+)|program):$", streams["stderr"] or streams["stdout"]):
+    if found := re.search(rf"{marker}:(?:cwd:(\d+)|program):$", streams["stderr"] or streams["stdout"]):
         if found[1] is not None:
             raise os_error(int(found[1]), body.cwd or "")
-        raise os_error(_number_of(action), _program(body))
-    if message.startswith(NOT_STARTED) and action.outcome is Outcome.USER_ERROR:
-        raise os_error(_number_of(action), executing(body, mark)["argv"][0])
-    if action.outcome is Outcome.USER_ERROR and _exit_code(action) is None:
-        raise RaisedThere(f"it was not run: {message or action.outcome}", action=str(action.id))
+        raise os_error(_errno_of(action), _program_name(body))
+    if message.startswith(NOT_STARTED_PREFIX) and action.outcome is ActionOutcome.USER_ERROR:
+        raise os_error(_errno_of(action), execute_fields(body, marker)["argv"][0])
+    if action.outcome is ActionOutcome.USER_ERROR and _exit_code(action) is None:
+        raise SwerexError(f"it was not run: {message or action.outcome}", action=str(action.id))
 
 
-def _number_of(action: Action) -> int:
+def _errno_of(action: Action) -> int:
     """127 is what is not there, as of a shell; anything else cannot be executed."""
     return 2 if _exit_code(action) == 127 else 13
 
 
-def _program(body: Execute) -> str:
+def _program_name(body: SwerexExecuteRequest) -> str:
     if body.shell:
         return SHELL[0]
     return body.command if isinstance(body.command, str) else body.command[0]
 
 
-def must_be_whole(action: Action, what: str = "") -> None:
+def raise_if_truncated(action: Action, subject: str = "") -> None:
     """An output that is cut is no answer to who reads it by a program."""
     streams = {"stdout": action.result.stdout, "stderr": action.result.stderr} if action.result is not None else {}
     for name, stream in streams.items():
         if stream.truncated:
-            kept = len(bytes_of(stream))
-            raise RaisedThere(
-                f"{what or name} has {stream.total_bytes} bytes, and only the first {kept} of an output are kept; "
+            kept = len(stream_bytes(stream))
+            raise SwerexError(
+                f"{subject or name} has {stream.total_bytes} bytes, and only the first {kept} of an output are kept; "
                 "write it to a file, and read that by /v1/environments/ID/archive",
                 exit_code=_exit_code(action),
                 **_streams(action),
@@ -117,7 +117,7 @@ def _streams(action: Action) -> dict[str, str]:
     if result is None:
         return {"stdout": "", "stderr": ""}
     return {
-        name: bytes_of(stream).decode(errors="backslashreplace")
+        name: stream_bytes(stream).decode(errors="backslashreplace")
         for name, stream in (("stdout", result.stdout), ("stderr", result.stderr))
     }
 

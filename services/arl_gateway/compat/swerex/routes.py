@@ -7,135 +7,142 @@ from fastapi import APIRouter, Depends, Request
 
 from arl_gateway.compat.swerex import files, programs, shells
 from arl_gateway.compat.swerex.bodies import (
-    CloseReply,
-    CloseSession,
-    CloseSessionReply,
-    CreateSession,
-    CreateSessionReply,
-    Execute,
-    ExecuteReply,
-    IsAlive,
-    Raised,
-    ReadFile,
-    ReadFileReply,
-    RunCommand,
-    RunInSession,
-    SessionReply,
-    UploadReply,
-    WriteFile,
-    WriteFileReply,
+    SwerexBashAction,
+    SwerexBashObservation,
+    SwerexCloseResponse,
+    SwerexCloseSessionRequest,
+    SwerexCloseSessionResponse,
+    SwerexCreateSessionRequest,
+    SwerexCreateSessionResponse,
+    SwerexErrorResponse,
+    SwerexExecuteRequest,
+    SwerexExecuteResponse,
+    SwerexIsAliveResponse,
+    SwerexReadFileRequest,
+    SwerexReadFileResponse,
+    SwerexRunInSessionRequest,
+    SwerexUploadResponse,
+    SwerexWriteFileRequest,
+    SwerexWriteFileResponse,
 )
-from arl_gateway.compat.swerex.errors import STATUS, RaisingRoute
-from arl_gateway.compat.swerex.multipart import UPLOAD, uploaded
-from arl_gateway.compat.swerex.runtime import FILES_WITHIN_S, Runtime, runtime_of, why_not_alive
-from arl_gateway.routes import ANY, BODY, JSON_BODY, Writer
-from arl_kit.app import documented
+from arl_gateway.compat.swerex.errors import ERROR_STATUS, SwerexRoute
+from arl_gateway.compat.swerex.multipart import UPLOAD_BODY, parse_upload
+from arl_gateway.compat.swerex.runtime import FILE_TIMEOUT_S, SwerexRuntime, not_alive_reason, resolve_runtime
+from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Writer
+from arl_kit.app import error_responses
 
 __all__ = ["router"]
 
-RAISED: dict[int | str, dict[str, Any]] = {STATUS: {"model": Raised, "description": "What the client raises"}}
-ID = {
+ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
+    ERROR_STATUS: {"model": SwerexErrorResponse, "description": "What the client raises"}
+}
+ID_PARAMETER = {
     "name": "id",
     "in": "path",
     "required": True,
     "schema": {"type": "string", "format": "uuid"},
     "description": "Of an environment",
 }
-THERE = "/v1/environments/{id}/swerex"
-MADE = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/with/{options}/swerex")
+ENVIRONMENT_PREFIX = "/v1/environments/{id}/swerex"
+TRAJECTORY_PREFIXES = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/with/{options}/swerex")
 
-router = APIRouter(tags=["compatibility"], route_class=RaisingRoute)
-
-
-async def _runtime(request: Request, caller: Writer) -> Runtime:
-    return await runtime_of(request, caller)
+router = APIRouter(tags=["compatibility"], route_class=SwerexRoute)
 
 
-Here = Annotated[Runtime, Depends(_runtime)]
+async def _runtime(request: Request, caller: Writer) -> SwerexRuntime:
+    return await resolve_runtime(request, caller)
 
 
-async def is_alive(runtime: Here) -> IsAlive:
+RuntimeDep = Annotated[SwerexRuntime, Depends(_runtime)]
+
+
+async def is_alive(runtime: RuntimeDep) -> SwerexIsAliveResponse:
     """SWE-ReX's: whether commands can be run here."""
-    why_not = why_not_alive(await runtime.environment())
-    return IsAlive(is_alive=why_not is None, message=why_not or "")
+    why_not = not_alive_reason(await runtime.environment())
+    return SwerexIsAliveResponse(is_alive=why_not is None, message=why_not or "")
 
 
-async def create_session(body: CreateSession, runtime: Here) -> CreateSessionReply:
+async def create_session(body: SwerexCreateSessionRequest, runtime: RuntimeDep) -> SwerexCreateSessionResponse:
     """SWE-ReX's: open a bash that stays open, and read files in it."""
-    action = await runtime.run_in(body.session, shells.opening(body), timeout_s=body.startup_timeout)
-    return CreateSessionReply(output=shells.opened(action, body))
+    action = await runtime.run_in_session(body.session, shells.open_command(body), timeout_s=body.startup_timeout)
+    return SwerexCreateSessionResponse(output=shells.parse_open_result(action, body))
 
 
-async def run_in_session(body: RunInSession, runtime: Here) -> SessionReply:
+async def run_in_session(body: SwerexRunInSessionRequest, runtime: RuntimeDep) -> SwerexBashObservation:
     """SWE-ReX's: run a command in a session, whose `timeout` counts once it runs; or interrupt what runs."""
     asked = body.root
-    shells.must_be_plain(asked)
-    if isinstance(asked, RunCommand):
-        command = shells.running(asked.command, runtime.mark)
-        action = await runtime.run_in(asked.session, command, timeout_s=asked.timeout)
-        return shells.observed(action, asked, runtime.mark)
-    action = await runtime.run_in(asked.session, shells.running(":", runtime.mark), timeout_s=shells.CLOSES_WITHIN_S)
-    return shells.interrupted(action, asked.session, await runtime.output_cut_off(asked.session, action))
+    shells.reject_interactive(asked)
+    if isinstance(asked, SwerexBashAction):
+        command = shells.run_command(asked.command, runtime.marker)
+        action = await runtime.run_in_session(asked.session, command, timeout_s=asked.timeout)
+        return shells.parse_run_result(action, asked, runtime.marker)
+    action = await runtime.run_in_session(
+        asked.session, shells.run_command(":", runtime.marker), timeout_s=shells.CLOSE_TIMEOUT_S
+    )
+    return shells.parse_interrupt_result(action, asked.session, await runtime.timed_out_output(asked.session, action))
 
 
-async def close_session(body: CloseSession, runtime: Here) -> CloseSessionReply:
+async def close_session(body: SwerexCloseSessionRequest, runtime: RuntimeDep) -> SwerexCloseSessionResponse:
     """SWE-ReX's: end a session, and what runs in it."""
-    action = await runtime.run_in(body.session, shells.CLOSE, timeout_s=shells.CLOSES_WITHIN_S)
-    shells.closed(action, body.session)
-    return CloseSessionReply()
+    action = await runtime.run_in_session(body.session, shells.CLOSE_COMMAND, timeout_s=shells.CLOSE_TIMEOUT_S)
+    shells.check_close_result(action, body.session)
+    return SwerexCloseSessionResponse()
 
 
-async def execute(body: Execute, runtime: Here) -> ExecuteReply:
+async def execute(body: SwerexExecuteRequest, runtime: RuntimeDep) -> SwerexExecuteResponse:
     """SWE-ReX's: run a program, whose `timeout` counts once it runs."""
-    action = await runtime.run(programs.executing(body, runtime.mark), timeout_s=body.timeout)
-    return programs.ran(action, body, runtime.mark)
+    action = await runtime.run(programs.execute_fields(body, runtime.marker), timeout_s=body.timeout)
+    return programs.parse_result(action, body, runtime.marker)
 
 
-async def read_file(body: ReadFile, runtime: Here) -> ReadFileReply:
+async def read_file(body: SwerexReadFileRequest, runtime: RuntimeDep) -> SwerexReadFileResponse:
     """SWE-ReX's: the text of a file."""
-    action = await runtime.run(files.reading(body.path), timeout_s=FILES_WITHIN_S, profile="swerex:read_file")
-    return ReadFileReply(content=files.read(action, body))
+    action = await runtime.run(files.read_fields(body.path), timeout_s=FILE_TIMEOUT_S, profile="swerex:read_file")
+    return SwerexReadFileResponse(content=files.decode_file(action, body))
 
 
-async def write_file(body: WriteFile, runtime: Here) -> WriteFileReply:
+async def write_file(body: SwerexWriteFileRequest, runtime: RuntimeDep) -> SwerexWriteFileResponse:
     """SWE-ReX's: write a text file, and make its directories."""
-    parcel = files.writing(body.path, body.content.encode(), runtime.mark)
-    files.must_be_done(await runtime.deliver(parcel, profile="swerex:write_file"), body.path)
-    return WriteFileReply()
+    parcel = files.write_transfer(body.path, body.content.encode(), runtime.marker)
+    files.raise_if_failed(await runtime.transfer_files(parcel, profile="swerex:write_file"), body.path)
+    return SwerexWriteFileResponse()
 
 
-async def upload(runtime: Here, request: Request) -> UploadReply:
+async def upload(runtime: RuntimeDep, request: Request) -> SwerexUploadResponse:
     """SWE-ReX's: write a file, or unpack a zip archive to a directory."""
-    sent = await uploaded(request)
-    pack = files.unpacking if sent.is_archive else files.writing
-    parcel = await asyncio.to_thread(pack, sent.target, sent.content, runtime.mark)
-    files.must_be_done(await runtime.deliver(parcel, profile="swerex:upload"), sent.target)
-    return UploadReply()
+    sent = await parse_upload(request)
+    pack = files.unzip_transfer if sent.is_archive else files.write_transfer
+    parcel = await asyncio.to_thread(pack, sent.target, sent.content, runtime.marker)
+    files.raise_if_failed(await runtime.transfer_files(parcel, profile="swerex:upload"), sent.target)
+    return SwerexUploadResponse()
 
 
-async def close(runtime: Here) -> CloseReply:
+async def close(runtime: RuntimeDep) -> SwerexCloseResponse:
     """SWE-ReX's: end all sessions. An environment of a trajectory, made by its first use, ends with them."""
     await runtime.close()
-    return CloseReply()
+    return SwerexCloseResponse()
 
 
-def _add(at: str, *, is_documented: bool) -> None:
+def _add_routes(prefix: str, *, is_documented: bool) -> None:
     posted = (create_session, run_in_session, close_session, execute, read_file, write_file, upload, close)
     for each in (is_alive, *posted):
         has_json = "body" in each.__annotations__
-        extra: dict[str, Any] = {"parameters": [ID]}
+        extra: dict[str, Any] = {"parameters": [ID_PARAMETER]}
         router.add_api_route(
-            f"{at}/{each.__name__}",
+            f"{prefix}/{each.__name__}",
             each,
             methods=["GET" if each is is_alive else "POST"],
             operation_id=f"swerex_{each.__name__}",
             dependencies=JSON_BODY if has_json else None,
-            responses={**documented(*ANY, *(BODY if each is not is_alive else ())), **RAISED},
-            openapi_extra=extra | (UPLOAD if each is upload else {}),
+            responses={
+                **error_responses(*COMMON_ERRORS, *(BODY_ERRORS if each is not is_alive else ())),
+                **ERROR_RESPONSES,
+            },
+            openapi_extra=extra | (UPLOAD_BODY if each is upload else {}),
             include_in_schema=is_documented,
         )
 
 
-_add(THERE, is_documented=True)
-for form in MADE:
-    _add(form, is_documented=False)
+_add_routes(ENVIRONMENT_PREFIX, is_documented=True)
+for form in TRAJECTORY_PREFIXES:
+    _add_routes(form, is_documented=False)

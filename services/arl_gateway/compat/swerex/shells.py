@@ -11,195 +11,204 @@ from dataclasses import dataclass
 from hashlib import sha256
 from shlex import quote
 
-from arl_core.states import Outcome
-from arl_gateway.compat.swerex.bodies import CreateSession, InterruptSession, RunCommand, SessionReply
-from arl_gateway.compat.swerex.errors import RaisedThere, not_done_here, unless_ours
-from arl_gateway.compat.swerex.programs import bytes_of
+from arl_core.states import ActionOutcome
+from arl_gateway.compat.swerex.bodies import (
+    SwerexBashAction,
+    SwerexBashInterruptAction,
+    SwerexBashObservation,
+    SwerexCreateSessionRequest,
+)
+from arl_gateway.compat.swerex.errors import SwerexError, not_implemented, raise_if_infra_error
+from arl_gateway.compat.swerex.programs import stream_bytes
 from arl_wire.actions import Action
 
 __all__ = [
-    "CLOSE",
-    "CLOSES_WITHIN_S",
-    "LABEL",
-    "closed",
-    "cut_off",
-    "interrupted",
-    "must_be_plain",
-    "name_of",
-    "observed",
-    "opened",
-    "opening",
-    "running",
+    "CLOSE_COMMAND",
+    "CLOSE_TIMEOUT_S",
+    "SESSION_LABEL",
+    "check_close_result",
+    "timed_out_output",
+    "parse_interrupt_result",
+    "reject_interactive",
+    "session_name",
+    "parse_run_result",
+    "parse_open_result",
+    "open_command",
+    "run_command",
 ]
 
-LABEL = "swerex-session"
+SESSION_LABEL = "swerex-session"
 """Of an action: the session it is for."""
-PROMPT = "SHELLPS1PREFIX"
+PROMPT_PATTERN = "SHELLPS1PREFIX"
 """What SWE-ReX names as expected where it waited for the prompt."""
-TIMEOUT, END = "pexpect.exceptions.TIMEOUT", "pexpect.exceptions.EOF"
-NEW, ENDED, NOT_RUN = "began with this command", "ended with this command", "the command did not run: "
-CLOSE = "\\builtin exit 0"
-CLOSES_WITHIN_S = 10.0
-PREFIX, LONGEST = "rex-", 60
-IS_OURS = "[[ ${__tangram_rex+x} ]]"
+PEXPECT_TIMEOUT, PEXPECT_EOF = "pexpect.exceptions.TIMEOUT", "pexpect.exceptions.EOF"
+NEW_SESSION_NOTE, ENDED_NOTE, NOT_RUN_NOTE = (
+    "began with this command",
+    "ended with this command",
+    "the command did not run: ",
+)
+CLOSE_COMMAND = "\\builtin exit 0"
+CLOSE_TIMEOUT_S = 10.0
+NAME_PREFIX, MAX_NAME_LENGTH = "rex-", 60
+IS_OPENED_TEST = "[[ ${__tangram_rex+x} ]]"
 # In a function nothing is left of it; it runs as the command substitution itself, and says `bash` as theirs does.
-CHECK = r"""__tangram_rex() {
+SYNTAX_CHECK = r"""__tangram_rex() {
 \builtin local said
 if said=$(\builtin exec -a bash "$BASH" -n 2>&1 <<<"$2"); then \builtin printf '%s:0:\n' "$1"
 else \builtin printf '%s:%d:%s\n' "$1" "$?" "$said"; \builtin return 2; fi; }
 \builtin readonly -f __tangram_rex; \builtin readonly __tangram_rex=1"""
-MARKED = re.compile(r"[0-9a-f]{32}:0:\n")
+MARKER_PREFIX = re.compile(r"[0-9a-f]{32}:0:\n")
 ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 
 
-def name_of(session: str) -> str:
+def session_name(session: str) -> str:
     """Of ours: none that is opened otherwise has such a name by accident."""
-    if len(session) <= LONGEST and re.fullmatch(r"[A-Za-z0-9._-]+", session):
-        return PREFIX + session
-    return f"{PREFIX}.{sha256(session.encode(errors='surrogatepass')).hexdigest()[:32]}"
+    if len(session) <= MAX_NAME_LENGTH and re.fullmatch(r"[A-Za-z0-9._-]+", session):
+        return NAME_PREFIX + session
+    return f"{NAME_PREFIX}.{sha256(session.encode(errors='surrogatepass')).hexdigest()[:32]}"
 
 
-def opening(body: CreateSession) -> str:
+def open_command(body: SwerexCreateSessionRequest) -> str:
     sources = "".join(f"\n\\builtin eval {quote(f'source {path}')}" for path in body.startup_source)
-    return f"if {IS_OURS}; then :; else\n{CHECK}{sources}\n\\builtin true; fi"
+    return f"if {IS_OPENED_TEST}; then :; else\n{SYNTAX_CHECK}{sources}\n\\builtin true; fi"
 
 
-def running(command: str, mark: str) -> str:
+def run_command(command: str, marker: str) -> str:
     text = quote(command)
-    check = f"{{ {IS_OURS} || \\builtin exit 0; \\__tangram_rex {mark} {text}; }} 2>/dev/null"
+    check = f"{{ {IS_OPENED_TEST} || \\builtin exit 0; \\__tangram_rex {marker} {text}; }} 2>/dev/null"
     return f"{check} && \\builtin eval {text}"
 
 
-def opened(action: Action, body: CreateSession) -> str:
+def parse_open_result(action: Action, body: SwerexCreateSessionRequest) -> str:
     """What its start showed. Raises RaisedThere."""
-    unless_ours(action)
-    if action.outcome is Outcome.USER_TIMEOUT:
-        raise RaisedThere(f"session {body.session!r} did not start within {body.startup_timeout} s", TIMEOUT)
-    _must_have_run(action)
+    raise_if_infra_error(action)
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
+        raise SwerexError(f"session {body.session!r} did not start within {body.startup_timeout} s", PEXPECT_TIMEOUT)
+    _raise_if_not_run(action)
     if not _is_new(action):
-        raise RaisedThere(f"session {body.session} already exists", "SessionExistsError")
+        raise SwerexError(f"session {body.session} already exists", "SessionExistsError")
     if _has_ended(action):
-        raise RaisedThere(f"session {body.session!r} ended while it started", END, output=_shown(action))
-    return _shown(action)
+        raise SwerexError(f"session {body.session!r} ended while it started", PEXPECT_EOF, output=_output_text(action))
+    return _output_text(action)
 
 
-def observed(action: Action, body: RunCommand, mark: str) -> SessionReply:
+def parse_run_result(action: Action, body: SwerexBashAction, marker: str) -> SwerexBashObservation:
     """Raises RaisedThere."""
-    unless_ours(action)
-    _must_be_there(action, body.session)
-    ran = _Ran.of(action, mark)
+    raise_if_infra_error(action)
+    _raise_if_new(action, body.session)
+    ran = _SessionOutput.parse(action, marker)
     if ran.syntax is not None:
-        raise _wrong_syntax(body.command, *ran.syntax)
-    if action.outcome is Outcome.USER_TIMEOUT:
+        raise _syntax_error(body.command, *ran.syntax)
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
         message = f"timeout after {body.timeout} seconds while running command {body.command!r}"
-        raise RaisedThere(message, "CommandTimeoutError", output=ran.output)
-    _must_have_run(action)
+        raise SwerexError(message, "CommandTimeoutError", output=ran.output)
+    _raise_if_not_run(action)
     code = _exit_code(action)
     if _has_ended(action):
-        message = f"session {body.session!r} {ENDED} (exit code {code}). Here is the output:\n{ran.output!r}"
-        raise RaisedThere(message, END, output=ran.output, exit_code=code)
-    if body.check == "raise" and not ran.is_marked:
-        raise RaisedThere(f"the session does not show what it runs (command: {body.command!r})", "NoExitCodeError")
+        message = f"session {body.session!r} {ENDED_NOTE} (exit code {code}). Here is the output:\n{ran.output!r}"
+        raise SwerexError(message, PEXPECT_EOF, output=ran.output, exit_code=code)
+    if body.check == "raise" and not ran.has_marker:
+        raise SwerexError(f"the session does not show what it runs (command: {body.command!r})", "NoExitCodeError")
     if body.check == "raise" and code != 0:
         message = f"Command {body.command!r} failed with exit code {code}. Here is the output:\n{ran.output!r}"
-        raise RaisedThere(f"{body.error_msg}: {message}" if body.error_msg else message, "NonZeroExitCodeError")
-    return SessionReply(
+        raise SwerexError(f"{body.error_msg}: {message}" if body.error_msg else message, "NonZeroExitCodeError")
+    return SwerexBashObservation(
         output=ran.output,
-        exit_code=code if body.check != "ignore" and ran.is_marked else None,
+        exit_code=code if body.check != "ignore" and ran.has_marker else None,
         failure_reason=ran.failure,
-        expect_string=PROMPT,
+        expect_string=PROMPT_PATTERN,
     )
 
 
-def interrupted(action: Action, session: str, output: str) -> SessionReply:
+def parse_interrupt_result(action: Action, session: str, output: str) -> SwerexBashObservation:
     """By its turn nothing runs in the session any more. Raises RaisedThere."""
-    unless_ours(action)
-    _must_be_there(action, session)
-    if action.outcome is Outcome.USER_TIMEOUT:
-        raise RaisedThere("Failed to interrupt session", TIMEOUT)
-    _must_have_run(action)
-    return SessionReply(output=output.strip(), exit_code=0, expect_string=PROMPT)
+    raise_if_infra_error(action)
+    _raise_if_new(action, session)
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
+        raise SwerexError("Failed to interrupt session", PEXPECT_TIMEOUT)
+    _raise_if_not_run(action)
+    return SwerexBashObservation(output=output.strip(), exit_code=0, expect_string=PROMPT_PATTERN)
 
 
-def cut_off(action: Action) -> str:
+def timed_out_output(action: Action) -> str:
     """What a command showed that its timeout ended; else nothing."""
-    if action.outcome is not Outcome.USER_TIMEOUT:
+    if action.outcome is not ActionOutcome.USER_TIMEOUT:
         return ""
-    return MARKED.sub("", _shown(action), count=1)
+    return MARKER_PREFIX.sub("", _output_text(action), count=1)
 
 
-def closed(action: Action, session: str) -> None:
+def check_close_result(action: Action, session: str) -> None:
     """Raises RaisedThere."""
-    unless_ours(action)
-    _must_be_there(action, session)
+    raise_if_infra_error(action)
+    _raise_if_new(action, session)
 
 
-def must_be_plain(body: RunCommand | InterruptSession) -> None:
+def reject_interactive(body: SwerexBashAction | SwerexBashInterruptAction) -> None:
     """Raises RaisedThere for what is left running while nobody waits for it: it would hold cores."""
-    if isinstance(body, RunCommand) and (body.is_interactive_command or body.is_interactive_quit):
-        raise not_done_here("interactive programs; start one with its input, as `gdb -batch` or a heredoc")
+    if isinstance(body, SwerexBashAction) and (body.is_interactive_command or body.is_interactive_quit):
+        raise not_implemented("interactive programs; start one with its input, as `gdb -batch` or a heredoc")
     if body.expect:
-        raise not_done_here("`expect`; a command is over when the shell is back")
+        raise not_implemented("`expect`; a command is over when the shell is back")
 
 
 @dataclass(frozen=True, slots=True)
-class _Ran:
+class _SessionOutput:
     """What a command showed, without what the look at it did."""
 
     output: str
-    is_marked: bool
+    has_marker: bool
     syntax: tuple[int, str] | None = None
     failure: str = ""
 
     @classmethod
-    def of(cls, action: Action, mark: str) -> "_Ran":
-        shown = _shown(action)
-        found = re.search(rf"{mark}:(\d{{1,3}}):", shown)  # a trap of the session's own may show the mark otherwise
+    def parse(cls, action: Action, marker: str) -> "_SessionOutput":
+        shown = _output_text(action)
+        found = re.search(rf"{marker}:(\d{{1,3}}):", shown)  # a trap of the session's own may show the mark otherwise
         if found is None:
-            return cls(shown, is_marked=False)
+            return cls(shown, has_marker=False)
         before, rest = shown[: found.start()], shown[found.end() :]
         if found[1] != "0":
-            return cls(before, is_marked=True, syntax=(int(found[1]), rest))
-        failure = _failure(action)
+            return cls(before, has_marker=True, syntax=(int(found[1]), rest))
+        failure = _failure_note(action)
         note = f"\n{failure}\n" if failure else ""
-        return cls(before + rest.removeprefix("\n") + note, is_marked=True, failure=failure)
+        return cls(before + rest.removeprefix("\n") + note, has_marker=True, failure=failure)
 
 
-def _failure(action: Action) -> str:
+def _failure_note(action: Action) -> str:
     """What is not as a terminal would show it."""
     found = []
-    if action.outcome is Outcome.LIMIT_EXCEEDED:
+    if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
         found.append(f"limit exceeded: {action.reason}")
     if action.result is not None and action.result.stdout.truncated:
         found.append(f"the output was cut: it had {action.result.stdout.total_bytes} bytes")
     return "; ".join(found)
 
 
-def _shown(action: Action) -> str:
+def _output_text(action: Action) -> str:
     if action.result is None:
         return ""
     # Our terminals end a line by a newline alone, so that a return before it is the program's own.
-    return ESCAPES.sub("", bytes_of(action.result.stdout).decode(errors="backslashreplace"))
+    return ESCAPES.sub("", stream_bytes(action.result.stdout).decode(errors="backslashreplace"))
 
 
 def _is_new(action: Action) -> bool:
-    return NEW in (action.message or "")
+    return NEW_SESSION_NOTE in (action.message or "")
 
 
 def _has_ended(action: Action) -> bool:
-    return ENDED in (action.message or "")
+    return ENDED_NOTE in (action.message or "")
 
 
-def _must_be_there(action: Action, session: str) -> None:
+def _raise_if_new(action: Action, session: str) -> None:
     if _is_new(action):
-        raise RaisedThere(f"session {session!r} does not exist", "SessionDoesNotExistError")
+        raise SwerexError(f"session {session!r} does not exist", "SessionDoesNotExistError")
 
 
-def _must_have_run(action: Action) -> None:
+def _raise_if_not_run(action: Action) -> None:
     message = action.message or ""
     was_refused = action.result is None or (action.result.exit_code is None and action.result.signal is None)
-    if NOT_RUN in message or (action.outcome is Outcome.USER_ERROR and was_refused):
-        raise RaisedThere(f"it was not run: {message or action.outcome}", action=str(action.id))
+    if NOT_RUN_NOTE in message or (action.outcome is ActionOutcome.USER_ERROR and was_refused):
+        raise SwerexError(f"it was not run: {message or action.outcome}", action=str(action.id))
 
 
 def _exit_code(action: Action) -> int:
@@ -211,10 +220,10 @@ def _exit_code(action: Action) -> int:
     return 128 + (action.result.signal or 0)
 
 
-def _wrong_syntax(command: str, status: int, said: str) -> RaisedThere:
+def _syntax_error(command: str, status: int, stderr: str) -> SwerexError:
     """In SWE-ReX's words: agents show it to their model."""
     message = (
         f"Error (exit code {status}) while checking bash command \n{command!r}\n"
-        f"---- Stderr ----\n{said}\n---- Stdout ----\n"
+        f"---- Stderr ----\n{stderr}\n---- Stdout ----\n"
     )
-    return RaisedThere(message, "BashIncorrectSyntaxError", bash_stdout="", bash_stderr=said)
+    return SwerexError(message, "BashIncorrectSyntaxError", bash_stdout="", bash_stderr=stderr)
