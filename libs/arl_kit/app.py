@@ -37,7 +37,7 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "create_app", "error_responses", "require_json", "create_metrics", "validation_failed"]
+__all__ = ["VERSION", "create_app", "create_metrics", "error_responses", "require_json", "validation_failed"]
 
 VERSION = "0.1.0"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")

@@ -8,7 +8,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from arl_kit import collector
+from arl_kit import gc_tuning
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import set_up_logging
 
@@ -22,7 +22,7 @@ TICK_INTERVAL_S = 1.0
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
     set_up_logging(name, settings.log_level)
-    collector.freeze_heap()
+    gc_tuning.freeze_heap()
     config = uvicorn.Config(
         app,
         host=settings.host,

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
-from arl_core.fence import Fence
-from arl_core.model import ActionClass, Grant, QueuedAction, ResizeDecision, Resources
-from arl_core.plan import SchedulingPolicy
-from arl_sim.attempts import SimAttempt, max_min_shares
-from arl_sim.books import SimSchedulerState
-from arl_sim.expectations import SimDurationModel
-from arl_sim.lives import TrajectoryProgress
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ActionClass, Grant, QueuedAction, ResizeDecision, Resources
+from arl_core.policies.policy import SchedulingPolicy
+from arl_sim.cluster import CORE_MILLI, FREE_BATCH_SIZE, SimActionClasses, SimCluster, create_nodes
+from arl_sim.duration_models import SimDurationModel
 from arl_sim.results import ActionRecord, SimResult, UsageSegment
-from arl_sim.site import CORE_MILLI, FREE_BATCH_SIZE, SimActionClasses, SimCluster, create_nodes
+from arl_sim.scheduler_state import SimSchedulerState
+from arl_sim.sim_attempt import SimAttempt, max_min_shares
+from arl_sim.trajectory_progress import TrajectoryProgress
 from arl_sim.workload import ActionWork, ResourceKind, SimWorkload
 
-__all__ = ["RESIZE_S", "START_S", "SimOverheads", "WorkloadSimulation", "StuckError"]
+__all__ = ["RESIZE_S", "START_S", "SimOverheads", "StuckError", "WorkloadSimulation"]
 
 START_S = 0.02
 """From a grant until the action works: two hops and the start of a process."""

@@ -9,29 +9,29 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.pods import StaticPods
-from arl_core.reference import ReferencePolicy
-from arl_core.spar import SparPolicy
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.reference import ReferencePolicy
+from arl_core.policies.spar import SparPolicy
+from arl_core.policies.static_pods import StaticPods
+from arl_sim.cluster import CORE_MILLI, DemandMode, SimActionClasses, SimCluster
+from arl_sim.duration_models import LearnedDurations, SimDurationModel
 from arl_sim.engine import WorkloadSimulation
-from arl_sim.expectations import LearnedDurations, SimDurationModel
-from arl_sim.prototype import SERVICES, synthetic_step
 from arl_sim.results import SimResult, SimStatistics, compute_statistics
-from arl_sim.site import CORE_MILLI, DemandMode, SimActionClasses, SimCluster
 from arl_sim.workload import SimWorkload
+from arl_sim.workloads.synthetic_step import SERVICES, synthetic_step
 
 __all__ = [
     "CORES",
     "GPUS",
-    "VALIDATION_SEEDS",
     "LEVELS",
     "STEPS",
+    "VALIDATION_SEEDS",
     "ComparedPolicy",
     "PaperHardware",
     "average_statistics",
+    "create_cluster",
     "create_compared_policy",
     "run_steps",
-    "create_cluster",
 ]
 
 CORES = 1024

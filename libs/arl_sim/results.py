@@ -6,10 +6,10 @@ from uuid import UUID
 
 import numpy as np
 
-from arl_sim.site import SimCluster
+from arl_sim.cluster import SimCluster
 from arl_sim.workload import ActionWork, ResourceKind
 
-__all__ = ["UsageSegment", "ActionRecord", "SimResult", "SimStatistics", "compute_statistics"]
+__all__ = ["ActionRecord", "SimResult", "SimStatistics", "UsageSegment", "compute_statistics"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

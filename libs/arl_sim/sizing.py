@@ -3,15 +3,15 @@
 import math
 from dataclasses import dataclass, replace
 
-from arl_core.plan import SchedulingPolicy
-from arl_core.policies import PolicyName, create_policy
+from arl_core.policies.policy import SchedulingPolicy
+from arl_core.policies.registry import PolicyName, create_policy
+from arl_sim.cluster import CORE_MILLI, DemandMode, SimActionClasses, SimCluster, split_into_nodes
+from arl_sim.duration_models import LearnedDurations
 from arl_sim.engine import SimOverheads, WorkloadSimulation
-from arl_sim.expectations import LearnedDurations
-from arl_sim.prototype import synthetic_step
-from arl_sim.published import PublishedWorkload, published_workload
 from arl_sim.results import SimResult
-from arl_sim.site import CORE_MILLI, DemandMode, SimActionClasses, SimCluster, split_into_nodes
 from arl_sim.workload import ResourceKind, SimWorkload
+from arl_sim.workloads.published import PublishedWorkload, published_workload
+from arl_sim.workloads.synthetic_step import synthetic_step
 
 __all__ = ["POD_POLICIES", "DoesNotFitError", "SimHardware", "demand_mode_for", "generate_workload", "simulate"]
 

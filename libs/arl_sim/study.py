@@ -4,19 +4,19 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 
 from arl_sim.bounds import BoundJob, lagrangian_bound_s
+from arl_sim.cluster import DemandMode, SimActionClasses, SimCluster
+from arl_sim.duration_models import LearnedDurations
 from arl_sim.engine import WorkloadSimulation
-from arl_sim.expectations import LearnedDurations
-from arl_sim.open_loop import bursts
 from arl_sim.paper import STEPS, ComparedPolicy, PaperHardware, create_compared_policy, run_steps
 from arl_sim.results import compute_statistics
-from arl_sim.site import DemandMode, SimActionClasses, SimCluster
+from arl_sim.workloads.open_loop import bursts
 
 __all__ = [
     "BOUND_ACTIONS",
     "BoundCase",
-    "SimCase",
     "Figures",
     "HardwareSaving",
+    "SimCase",
     "mean_figures",
     "run_bound_case",
     "run_case",

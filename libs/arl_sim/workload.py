@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from arl_core.model import ExclusiveService
+from arl_core.domain.model import ExclusiveService
 
-__all__ = ["ResourceKind", "SimTrajectory", "TrajectoryAction", "ActionWork", "SimWorkload"]
+__all__ = ["ActionWork", "ResourceKind", "SimTrajectory", "SimWorkload", "TrajectoryAction"]
 
 
 class ResourceKind(StrEnum):

@@ -1,8 +1,8 @@
-"""What Postgres itself refuses: roles with column grants, and the trigger made from `arl_core.states`."""
+"""What Postgres itself refuses: roles with column grants, and the trigger made from `arl_core.domain.states`."""
 
 from collections.abc import Mapping
 
-from arl_core.states import TRANSITIONS, ServiceRole, StateTransition
+from arl_core.domain.states import TRANSITIONS, ServiceRole, StateTransition
 
 __all__ = ["GRANTS", "edge_trigger_statements", "grant_statements", "role_name"]
 

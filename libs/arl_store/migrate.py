@@ -17,9 +17,9 @@ from sqlalchemy import Connection, text
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from arl_core.states import ServiceRole
+from arl_core.domain.states import ServiceRole
 from arl_store.guards import edge_trigger_statements, grant_statements, role_name
-from arl_store.installation import claim_database
+from arl_store.installation_repository import claim_database
 from arl_store.tx import engine_for
 
 __all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]

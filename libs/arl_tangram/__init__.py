@@ -7,17 +7,18 @@ with Tangram() as tangram:
     print(action.outcome, action.result.stdout.text)
 """
 
-from arl_core.states import ActionOutcome, ActionState
+from arl_core.domain.states import ActionOutcome, ActionState
 from arl_tangram.client import AsyncTangram, Tangram
-from arl_tangram.endpoints import CallOptions, call_action, response_of
 from arl_tangram.operations import ActionFailed, BatchRefused, WaitTimeout, expect_ok, fetched_files
 from arl_tangram.options import ExecOptions, exec_action
-from arl_tangram.rewards import ScoreOptions, score_action, scores_of
+from arl_tangram.resources.endpoints import CallOptions, call_action, response_of
+from arl_tangram.resources.output_streams import OutputData, OutputEvent
+from arl_tangram.resources.reward_services import ScoreOptions, score_action, scores_of
 from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
-from arl_tangram.streaming import OutputData, OutputEvent
-from arl_wire.actions import Action, ActionResult, ActionTimes, OutputStream, SubmitActionRequest
+from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream, SubmitActionRequest
+from arl_wire.actions.output_events import OutputEnd, OutputRestart, OutputTruncated
 from arl_wire.calls import CallResponse, Endpoint
-from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo
+from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import (
     Conflict,
     DemandImpossible,
@@ -34,13 +35,15 @@ from arl_wire.errors import (
     Unavailable,
     ValidationFailed,
 )
-from arl_wire.output import OutputEnd, OutputRestart, OutputTruncated
 from arl_wire.scores import Score, ScoreItem
 
 __all__ = [
     "Action",
     "ActionFailed",
+    "ActionOutcome",
     "ActionResult",
+    "ActionState",
+    "ActionTimes",
     "AsyncEnvironmentSession",
     "AsyncTangram",
     "BatchRefused",
@@ -52,12 +55,12 @@ __all__ = [
     "Endpoint",
     "EndpointUnknown",
     "EnvironmentInfo",
+    "EnvironmentSession",
     "ExecOptions",
     "Forbidden",
     "IdempotencyKeyReused",
     "NotFound",
     "NotRunning",
-    "ActionOutcome",
     "OutputData",
     "OutputEnd",
     "OutputEvent",
@@ -69,12 +72,9 @@ __all__ = [
     "ScoreItem",
     "ScoreOptions",
     "ServiceUnknown",
-    "EnvironmentSession",
-    "ActionState",
     "SubmitActionRequest",
     "Tangram",
     "TangramError",
-    "ActionTimes",
     "TooManyRequests",
     "Unauthenticated",
     "Unavailable",

@@ -9,25 +9,26 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
-from arl_tangram import administering, batching, operations, streaming, tracing
-from arl_tangram.bounded import with_timeout
-from arl_tangram.channels import AsyncHttpChannel, SyncHttpChannel
-from arl_tangram.connection import resolve_connection
-from arl_tangram.endpoints import AsyncEndpointMethods, EndpointMethods
+from arl_tangram import admin, batches, operations
 from arl_tangram.operations import Operation, RetryDelay, SdkResponse, WaitTimeout
 from arl_tangram.options import ExecOptions, exec_action, file_action
-from arl_tangram.rewards import AsyncRewardServiceMethods, RewardServiceMethods
-from arl_tangram.sending import send, send_async
-from arl_tangram.shares import AsyncQueueMethods, QueueMethods
-from arl_tangram.streaming import OutputEvent
-from arl_tangram.trees import AsyncFileMethods, FileMethods
-from arl_wire.actions import Action, SubmitActionRequest
-from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo
+from arl_tangram.resources import output_streams
+from arl_tangram.resources.endpoints import AsyncEndpointMethods, EndpointMethods
+from arl_tangram.resources.files import AsyncFileMethods, FileMethods
+from arl_tangram.resources.output_streams import OutputEvent
+from arl_tangram.resources.queues import AsyncQueueMethods, QueueMethods
+from arl_tangram.resources.reward_services import AsyncRewardServiceMethods, RewardServiceMethods
+from arl_tangram.timeouts import with_timeout
+from arl_tangram.transport.connection import resolve_connection
+from arl_tangram.transport.http_channels import AsyncHttpChannel, SyncHttpChannel
+from arl_tangram.transport.http_requests import send, send_async
+from arl_wire.actions.action import Action, SubmitActionRequest
+from arl_wire.actions.explanations import ActionExplanation
+from arl_wire.actions.traces import ActionTrace
+from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
+from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import TangramError
-from arl_wire.explain import ActionExplanation
-from arl_wire.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
-from arl_wire.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
-from arl_wire.traces import ActionTrace
 
 __all__ = ["AsyncTangram", "Tangram"]
 
@@ -71,11 +72,11 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
 
     def submit_many(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
         """Ids in order. Raises `BatchRefused` if any was refused; the others run."""
-        return self._run(batching.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
+        return self._run(batches.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
     def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
         """Those that start in one moment or not at all; ids in order. Raises `BatchRefused`, and then none runs."""
-        return self._run(batching.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
+        return self._run(batches.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 
     def run(
         self,
@@ -116,11 +117,11 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
 
     def trace(self, id: UUID) -> ActionTrace:
         """Where its time went, in any state."""
-        return self._run(tracing.trace(id, retry_timeout_s=self._retry_timeout_s))
+        return self._run(operations.trace(id, retry_timeout_s=self._retry_timeout_s))
 
     def explain(self, id: UUID) -> ActionExplanation:
         """Why it waits; or what it holds or held, and when."""
-        return self._run(tracing.explain(id, retry_timeout_s=self._retry_timeout_s))
+        return self._run(operations.explain(id, retry_timeout_s=self._retry_timeout_s))
 
     def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
@@ -140,7 +141,7 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
 
     def stream(self, id: UUID) -> Iterator[OutputEvent]:
         """Its output as it is written, and its end. A broken connection is made anew, and nothing comes twice."""
-        return streaming.stream_output(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
+        return output_streams.stream_output(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         """Give an action that was submitted with `stdin_open` something to read, once it runs and only once.
@@ -148,7 +149,7 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
         What comes back is the `offset` of what comes next; `end`: nothing does. Raises `Conflict` after its end.
         """
         return self._run(
-            streaming.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
+            output_streams.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
         )
 
     def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
@@ -183,27 +184,27 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
         self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
     def nodes(self) -> NodeListResponse:
-        return self._run(administering.list_nodes(retry_timeout_s=self._retry_timeout_s))
+        return self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
     def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
         """The only time that it is shown. Not tried again by itself."""
-        return self._run(administering.create_key(request))
+        return self._run(admin.create_key(request))
 
     def keys(self) -> builtins.list[ApiKey]:
         """Those of our project, newest first."""
-        return self._run(administering.list_keys(retry_timeout_s=self._retry_timeout_s))
+        return self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
 
     def revoke_key(self, id: int) -> ApiKey:
-        return self._run(administering.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
+        return self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
     def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
         """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
         wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
-        return self._run(administering.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
+        return self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     def remove_node(self, name: str) -> None:
         """Raises `Conflict` while it is alive or has something."""
-        self._run(administering.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+        self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None
@@ -246,10 +247,10 @@ class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMet
         )
 
     async def submit_many(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
-        return await self._run(batching.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(batches.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
     async def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
-        return await self._run(batching.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(batches.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 
     async def run(
         self,
@@ -315,10 +316,10 @@ class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMet
         return await self._run(operations.get(id, wait_s=wait_s, retry_timeout_s=self._retry_timeout_s))
 
     async def trace(self, id: UUID) -> ActionTrace:
-        return await self._run(tracing.trace(id, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(operations.trace(id, retry_timeout_s=self._retry_timeout_s))
 
     async def explain(self, id: UUID) -> ActionExplanation:
-        return await self._run(tracing.explain(id, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(operations.explain(id, retry_timeout_s=self._retry_timeout_s))
 
     async def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
@@ -336,11 +337,11 @@ class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMet
         return await self._run(operations.cancel(id, retry_timeout_s=self._retry_timeout_s))
 
     def stream(self, id: UUID) -> AsyncIterator[OutputEvent]:
-        return streaming.stream_output_async(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
+        return output_streams.stream_output_async(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     async def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         return await self._run(
-            streaming.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
+            output_streams.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
         )
 
     async def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
@@ -369,23 +370,23 @@ class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMet
         await self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
     async def nodes(self) -> NodeListResponse:
-        return await self._run(administering.list_nodes(retry_timeout_s=self._retry_timeout_s))
+        return await self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
     async def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
-        return await self._run(administering.create_key(request))
+        return await self._run(admin.create_key(request))
 
     async def keys(self) -> builtins.list[ApiKey]:
-        return await self._run(administering.list_keys(retry_timeout_s=self._retry_timeout_s))
+        return await self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
 
     async def revoke_key(self, id: int) -> ApiKey:
-        return await self._run(administering.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
     async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
         wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
-        return await self._run(administering.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     async def remove_node(self, name: str) -> None:
-        await self._run(administering.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+        await self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None

@@ -17,49 +17,58 @@ from uuid import UUID, uuid4
 
 from pydantic import BaseModel
 
-from arl_core.states import ActionOutcome
+from arl_core.domain.states import ActionOutcome
 from arl_tangram.options import invalid_field
-from arl_wire.actions import (
+from arl_wire.actions.action import (
     Action,
     ActionListResponse,
     SubmitActionRequest,
     WaitRequest,
     WaitResponse,
 )
-from arl_wire.environments import CreateEnvironmentRequest, EnvironmentInfo, EnvironmentListResponse, EnvironmentState
+from arl_wire.actions.explanations import ActionExplanation
+from arl_wire.actions.traces import ActionTrace
+from arl_wire.environments.environment import (
+    CreateEnvironmentRequest,
+    EnvironmentInfo,
+    EnvironmentListResponse,
+    EnvironmentState,
+)
 from arl_wire.errors import ProblemDetails, TangramError, Unavailable, error_from_problem
 
 __all__ = [
-    "MAX_BATCH_ITEMS",
     "FIRST_RETRY_DELAY_S",
+    "MAX_BATCH_ITEMS",
     "MAX_RETRY_DELAY_S",
     "RESPONSE_MARGIN_S",
     "RETRYABLE_STATUSES",
     "WAIT_CHUNK_S",
     "ActionFailed",
     "BatchRefused",
-    "SdkRequest",
     "Operation",
     "RetryDelay",
+    "SdkRequest",
     "SdkResponse",
     "WaitTimeout",
-    "list_all_pages",
     "call_with_retry",
-    "parse_action_id",
     "cancel",
+    "cancel_submitted",
     "create_environment",
     "end_environment",
     "end_trajectory",
-    "get_environment",
     "error_from_response",
     "expect_ok",
+    "explain",
     "fetched_files",
     "get",
+    "get_environment",
     "list_actions",
+    "list_all_pages",
     "list_environments",
+    "parse_action_id",
     "run",
     "submit",
-    "cancel_submitted",
+    "trace",
     "wait",
     "wait_any",
 ]
@@ -360,3 +369,15 @@ def _wait_chunk_s(remaining_s: float | None) -> float:
 def _format_ids(ids: Iterable[UUID]) -> str:
     shown = [str(id) for id in ids]
     return ", ".join(shown[:3]) + (f" and {len(shown) - 3} more" if len(shown) > 3 else "")
+
+
+def trace(id: UUID, *, retry_timeout_s: float) -> Operation[ActionTrace]:
+    """Fetch the parts of an action's completion time: queueing delay, attempts and run time."""
+    call = SdkRequest(method="GET", path=f"/v1/actions/{id}/trace")
+    return ActionTrace.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def explain(id: UUID, *, retry_timeout_s: float) -> Operation[ActionExplanation]:
+    """Fetch the reason why an action is queued and when it is expected to start."""
+    call = SdkRequest(method="GET", path=f"/v1/actions/{id}/explain")
+    return ActionExplanation.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))

@@ -8,10 +8,10 @@ from uuid import UUID
 
 from pydantic import ValidationError
 
-from arl_wire.actions import SubmitActionRequest
+from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ExecOptions", "check_option_names", "exec_action", "to_validation_failed", "file_action", "invalid_field"]
+__all__ = ["ExecOptions", "check_option_names", "exec_action", "file_action", "invalid_field", "to_validation_failed"]
 
 
 class ExecOptions(TypedDict, total=False):

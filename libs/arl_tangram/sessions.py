@@ -4,8 +4,8 @@ from typing import Unpack
 
 from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.options import ExecOptions
-from arl_wire.actions import Action
-from arl_wire.environments import EnvironmentInfo
+from arl_wire.actions.action import Action
+from arl_wire.environments.environment import EnvironmentInfo
 
 __all__ = ["AsyncEnvironmentSession", "EnvironmentSession"]
 

@@ -20,13 +20,13 @@ from uuid import UUID
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.sampling import Decision
 
-from arl_core.states import ActionState
+from arl_core.domain.states import ActionState
 from arl_kit.metrics import Metrics
 from arl_kit.telemetry.otel import TracePipeline
 from arl_store.tx import PostgresStore, Row
 from arl_trace import repository
 from arl_trace.export_thread import ExportThread
-from arl_trace.life import ActionHistory, TraceContext, context_of, root_span_id
+from arl_trace.history import ActionHistory, TraceContext, context_of, root_span_id
 from arl_trace.readable_spans import SpanBuilder, SpanIds
 
 __all__ = ["Exporter", "Round"]

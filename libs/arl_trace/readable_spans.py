@@ -27,7 +27,7 @@ from opentelemetry.trace import (
     set_span_in_context,
 )
 
-from arl_trace.life import ActionHistory, ActionSpan, TraceContext, spans_of
+from arl_trace.history import ActionHistory, ActionSpan, TraceContext, spans_of
 
 __all__ = ["SpanBuilder", "SpanIds"]
 

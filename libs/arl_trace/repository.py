@@ -8,11 +8,11 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_core.states import ActionOutcome, ActionState
+from arl_core.domain.states import ActionOutcome, ActionState
 from arl_store.tx import ReadTx, Row
-from arl_trace.life import ActionHistory, AttemptRecord, NodeStage
+from arl_trace.history import ActionHistory, AttemptRecord, NodeStage
 
-__all__ = ["history_of", "histories", "recently_settled", "traceparents"]
+__all__ = ["histories", "history_of", "recently_settled", "traceparents"]
 
 # An attempt that settled its action at its first grant has a run and no predecessor: nothing is looked for.
 # That the ids are named twice lets Postgres leave out partitions before it opens them.

@@ -7,10 +7,9 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
-from arl_wire.base import StrictModel
-from arl_wire.checks import Base64, is_too_deep, validate_no_nul, validate_unicode
+from arl_wire.output_stream import OutputStream
 from arl_wire.scores import ServiceName
-from arl_wire.streams import OutputStream
+from arl_wire.validation import Base64, StrictModel, is_too_deep, validate_no_nul, validate_unicode
 
 __all__ = [
     "IDEMPOTENT_METHODS",

@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints
 
-from arl_wire.base import StrictModel
-from arl_wire.checks import validate_no_nul, validate_small_json
+from arl_wire.validation import StrictModel, validate_no_nul, validate_small_json
 
 __all__ = [
+    "ENGINE_ONLY_FIELDS",
     "MAX_CHARACTERS",
     "MAX_CHOICES",
     "MAX_DETAILS_BYTES",
@@ -17,7 +17,6 @@ __all__ = [
     "MAX_TOKEN_IDS",
     "MAX_TOP_LOGPROBS",
     "MAX_TOP_LOGPROB_ENTRIES",
-    "ENGINE_ONLY_FIELDS",
     "TEXT_ERROR_CODES",
     "ItemError",
     "PromptMessage",

@@ -11,8 +11,8 @@ from arl_admission.routes import add_internal_routes
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_kit.app import create_app, create_metrics
-from arl_kit.hops import InternalApi, mount_internal_apis
-from arl_kit.peers import ServiceClient
+from arl_kit.internal_api import InternalApi, mount_internal_apis
+from arl_kit.service_client import ServiceClient
 from arl_store.tx import open_store
 
 __all__ = ["build"]

@@ -1,4 +1,4 @@
-from arl_admission import repository
+from arl_admission import queries
 from arl_kit.metrics import Metrics
 from arl_store.tx import PostgresStore
 
@@ -11,7 +11,7 @@ def add_table_metrics(metrics: Metrics, store: PostgresStore) -> None:
 
     async def measure() -> None:
         async with store.read() as tx:
-            rows = await repository.table_sizes(tx)
+            rows = await queries.table_sizes(tx)
         for row in rows:
             size.labels(row.name).set(row.bytes)
 

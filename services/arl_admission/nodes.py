@@ -2,11 +2,15 @@
 
 from collections.abc import Callable
 
-from arl_admission import node_rows
-from arl_admission.fleet import FleetCatalog
+from arl_admission import node_queries
+from arl_admission.checks.fleet import FleetCatalog
 from arl_store.tx import PostgresStore
-from arl_wire.internal import AffectedRowsResponse
-from arl_wire.node_wishes import InternalChangeNodeRequest, RemoveNodeRequest, RemoveNodeResponse
+from arl_wire.internal.admission import (
+    AffectedRowsResponse,
+    InternalChangeNodeRequest,
+    RemoveNodeRequest,
+    RemoveNodeResponse,
+)
 
 __all__ = ["NodeOperations"]
 
@@ -19,7 +23,7 @@ class NodeOperations:
 
     async def change(self, request: InternalChangeNodeRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await node_rows.change_node(tx, request)
+            count = await node_queries.change_node(tx, request)
         self._notify(count)
         return AffectedRowsResponse(count=count)
 
@@ -27,7 +31,7 @@ class NodeOperations:
         """Refused while it lives or has something. One that comes back afterwards is a new one."""
         try:
             async with self._store.write() as tx:
-                kept_by = await node_rows.remove_node(tx, request.name)
+                kept_by = await node_queries.remove_node(tx, request.name)
         except LookupError:
             return RemoveNodeResponse(removed=False)
         if kept_by is None:

@@ -10,11 +10,11 @@ from uuid import UUID
 
 from pydantic import TypeAdapter
 
-from arl_admission.verified import is_verified, verifier_payload
-from arl_core.model import ResourceShape, call_resource, slot_resource
-from arl_wire.actions import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
+from arl_admission.verifiers.payloads import is_verified, verifier_payload
+from arl_core.domain.model import ResourceShape, call_resource, slot_resource
+from arl_wire.actions.action import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
 from arl_wire.calls import CallRequest
-from arl_wire.internal import AdmitItem, CoalescedCall, GangMembership, QueuedActionRow
+from arl_wire.internal.admission import AdmitItem, CoalescedCall, GangMembership, QueuedActionRow
 from arl_wire.scores import ScoreItem
 
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from uuid import UUID
 
-from arl_admission import repository
+from arl_admission import queries
 from arl_kit.loops import PollLoop
 from arl_store.tx import PostgresStore
 
@@ -59,30 +59,30 @@ class RetentionLoop:
 
     async def _forget_keys(self, now: datetime | None) -> int:
         async with self._store.write() as tx:
-            return await repository.forget_keys(tx, limit=self._batch, now=now)
+            return await queries.forget_keys(tx, limit=self._batch, now=now)
 
     async def _remove_actions(self, now: datetime | None) -> int:
         async with self._store.read() as tx:
-            ids = await repository.expired_actions(
+            ids = await queries.expired_actions(
                 tx, after=self._after, retain_s=self._retain_s, limit=self._batch, now=now
             )
         if ids:
             async with self._store.write() as tx:
-                await repository.remove_actions(tx, ids)
+                await queries.remove_actions(tx, ids)
         self._after = ids[-1] if len(ids) == self._batch else NIL_UUID
         return len(ids)
 
     async def _forget_environments(self, now: datetime | None) -> int:
         async with self._store.write() as tx:
-            return await repository.forget_environments(tx, retain_s=self._retain_s, limit=self._batch, now=now)
+            return await queries.forget_environments(tx, retain_s=self._retain_s, limit=self._batch, now=now)
 
     async def _expire_snapshots(self, now: datetime | None) -> int:
         async with self._store.write() as tx:
-            return await repository.expire_snapshots(tx, retain_s=self._retain_s, limit=self._batch, now=now)
+            return await queries.expire_snapshots(tx, retain_s=self._retain_s, limit=self._batch, now=now)
 
     async def _drop_partitions(self, now: datetime | None) -> None:
         if time.monotonic() - self._partitions_dropped_at < PARTITION_INTERVAL_S:
             return
         self._partitions_dropped_at = time.monotonic()
         async with self._store.write() as tx:
-            await repository.drop_empty_partitions(tx, retain_s=self._retain_s, now=now)
+            await queries.drop_empty_partitions(tx, retain_s=self._retain_s, now=now)

@@ -1,20 +1,21 @@
 """What the gateway asks of admission."""
 
 from arl_admission.service import AdmissionService
-from arl_kit.hops import InternalApi
-from arl_wire.internal import (
+from arl_kit.internal_api import InternalApi
+from arl_wire.internal.admission import (
     AdmitRequest,
     AdmitResponse,
     CancelActionsRequest,
     DeleteSnapshotRequest,
     EndTrajectoryRequest,
+    InternalChangeNodeRequest,
     InternalChangeProjectRequest,
     InternalChangeQueueRequest,
     InternalRegisterServiceRequest,
+    RemoveNodeRequest,
     RemoveServiceRequest,
     ServiceOperationRequest,
 )
-from arl_wire.node_wishes import InternalChangeNodeRequest, RemoveNodeRequest
 
 __all__ = ["add_internal_routes"]
 

@@ -7,24 +7,24 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from uuid import UUID
 
-from arl_admission import repository
-from arl_admission.backlog import QueueBacklog
-from arl_admission.fleet import FleetCatalog
-from arl_admission.known_homes import EnvironmentCache
+from arl_admission import queries
+from arl_admission.checks.environment_cache import EnvironmentCache
+from arl_admission.checks.fleet import FleetCatalog
+from arl_admission.checks.queue_backlog import QueueBacklog
 from arl_admission.metrics import AdmissionMetrics
-from arl_admission.node_rows import node_capacities
+from arl_admission.node_queries import node_capacities
 from arl_admission.nodes import NodeOperations
 from arl_admission.normalise import NewAction, normalise
-from arl_admission.registry import RewardServiceRegistry
-from arl_admission.registry_rows import registered_services
+from arl_admission.reward_service_queries import registered_services
+from arl_admission.reward_services import RewardServiceRegistry
 from arl_admission.settings import AdmissionSettings
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
-from arl_kit.ids import uuid7
 from arl_kit.metrics import Metrics
-from arl_kit.peers import ServiceClient
+from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, ReadTx, Row, WriteTx, is_temporary
-from arl_wire.batches import MAX_GANG_SIZE
+from arl_store.uuids import uuid7
+from arl_wire.actions.batches import MAX_GANG_SIZE
 from arl_wire.errors import (
     FieldError,
     GangRefused,
@@ -35,7 +35,7 @@ from arl_wire.errors import (
     TangramError,
     Unavailable,
 )
-from arl_wire.internal import (
+from arl_wire.internal.admission import (
     ActionsAdmittedNotification,
     AdmitItem,
     AdmitItemResult,
@@ -130,13 +130,13 @@ class AdmissionService:
 
     async def cancel(self, request: CancelActionsRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await repository.request_cancel(tx, project_id=request.project_id, ids=request.ids)
+            count = await queries.request_cancel(tx, project_id=request.project_id, ids=request.ids)
         self._notify_rows_changed(count)
         return AffectedRowsResponse(count=count)
 
     async def end_trajectory(self, request: EndTrajectoryRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await repository.end_trajectory(
+            count = await queries.end_trajectory(
                 tx, project_id=request.project_id, task=request.task, trajectory=request.trajectory
             )
         self._notify_rows_changed(count)
@@ -145,13 +145,13 @@ class AdmissionService:
     async def delete_snapshot(self, request: DeleteSnapshotRequest) -> AffectedRowsResponse:
         """Its node obeys at its next poll."""
         async with self._store.write() as tx:
-            count = await repository.request_snapshot_delete(tx, project_id=request.project_id, id=request.id)
+            count = await queries.request_snapshot_delete(tx, project_id=request.project_id, id=request.id)
         return AffectedRowsResponse(count=count)
 
     async def change_queue(self, request: InternalChangeQueueRequest) -> AffectedRowsResponse:
         """What waits already stays; another admission learns of a limit with its next count."""
         async with self._store.write() as tx:
-            queue = await repository.change_queue(tx, request)
+            queue = await queries.change_queue(tx, request)
         if queue is None:
             return AffectedRowsResponse(count=0)
         self._backlog.invalidate()
@@ -160,7 +160,7 @@ class AdmissionService:
 
     async def change_project(self, request: InternalChangeProjectRequest) -> AffectedRowsResponse:
         async with self._store.write() as tx:
-            count = await repository.change_project(tx, request)
+            count = await queries.change_project(tx, request)
         self._notify_rows_changed(count)
         return AffectedRowsResponse(count=count)
 
@@ -279,7 +279,7 @@ class AdmissionService:
                 raise next(iter(full.values()))
             gang = GangMembership(id=uuid7(), size=len(items))
             new = [normalise(item, id=uuid7(), queue_id=self._queue_of(item), gang=gang) for item in items]
-            rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
+            rows = await queries.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
             if len(rows) < len(new):
                 raise Unavailable("this Idempotency-Key is used by others this very moment; try again", retry_after_s=1)
         self._failpoints.hit("admission.after_commit")
@@ -303,7 +303,7 @@ class AdmissionService:
     async def _insert_new(self, tx: WriteTx, new: Sequence[NewAction]) -> dict[UUID, Row]:
         if not new:
             return {}
-        rows = await repository.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
+        rows = await queries.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
         self._failpoints.hit("admission.after_commit")
         self._announce([action for action in new if action.id in rows], rows)
         return rows
@@ -324,7 +324,7 @@ class AdmissionService:
     ) -> dict[tuple[int, str], tuple[str, UUID]]:
         """What the keys of these items stand for: hash of the body and id."""
         keys = {(item.project_id, item.key) for item in items if item.key is not None}
-        return await repository.known_keys(tx, sorted(keys)) if keys else {}
+        return await queries.known_keys(tx, sorted(keys)) if keys else {}
 
     async def _ensure_queues(self, names: set[tuple[int, str]]) -> None:
         """Queues are made in a transaction of their own, so that what is cached is committed."""
@@ -332,7 +332,7 @@ class AdmissionService:
         if not missing:
             return
         async with self._store.write() as tx:
-            made = {key: await repository.ensure_queue(tx, project_id=key[0], task=key[1]) for key in missing}
+            made = {key: await queries.ensure_queue(tx, project_id=key[0], task=key[1]) for key in missing}
         self._queue_ids.update(made)
 
     def _queue_of(self, item: AdmitItem) -> int:
@@ -346,7 +346,7 @@ class AdmissionService:
             return {}
         asked = [at for at, item in enumerate(items) if self._queue_of(item) in full]
         keys = [(items[at].project_id, key) for at in asked if (key := items[at].key) is not None]
-        known = await repository.known_keys(tx, keys) if keys else {}
+        known = await queries.known_keys(tx, keys) if keys else {}
         room = {queue: self._backlog.remaining(queue) for queue in full}
         over: dict[int, Exception] = {}
         for at in asked:

@@ -6,9 +6,9 @@ from arl_api.manager import ApiManager
 from arl_api.routes import add_internal_routes
 from arl_api.settings import ApiSettings
 from arl_kit.app import create_app, create_metrics
-from arl_kit.hops import InternalApi, mount_internal_apis
-from arl_kit.peers import ServiceClient
-from arl_manager.process import make_lifespan, make_readiness_check
+from arl_kit.internal_api import InternalApi, mount_internal_apis
+from arl_kit.service_client import ServiceClient
+from arl_node.lifespan import make_lifespan, make_readiness_check
 from arl_store.tx import open_store
 from arl_store.wake import WakeNotifier
 

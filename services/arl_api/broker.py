@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
-from arl_api.call import CallReport, EndpointCall
-from arl_api.lane import EndpointQueue
+from arl_api.calls import CallReport, EndpointCall
+from arl_api.endpoint_queue import EndpointQueue
 from arl_api.metrics import ApiMetrics
 from arl_api.sender import EndpointSender, RequestResult
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import CallVerdict, can_retry, retry_delay_s
-from arl_core.fence import Fence
+from arl_core.domain.fence import Fence
 
 __all__ = ["EndpointBroker"]
 

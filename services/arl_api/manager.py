@@ -1,6 +1,6 @@
 """The broker's node: calls of its endpoints are what it has.
 
-The contract itself is `arl_manager`'s. Nothing outlives this process, so each start is another epoch, and what an
+The contract itself is `arl_node`'s. Nothing outlives this process, so each start is another epoch, and what an
 earlier one held is taken back by the scheduler.
 """
 
@@ -12,16 +12,16 @@ from uuid import UUID, uuid4
 
 from arl_api import repository
 from arl_api.broker import EndpointBroker
-from arl_api.call import CallReport, EndpointCall, call_from_row
-from arl_api.lane import EndpointQueue
+from arl_api.calls import CallReport, EndpointCall, call_from_row
+from arl_api.endpoint_queue import EndpointQueue
 from arl_api.metrics import ApiMetrics
 from arl_api.settings import ApiSettings, EndpointSettings
-from arl_core.fence import Fence
-from arl_core.model import call_resource
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import call_resource
 from arl_kit.metrics import Metrics
-from arl_kit.peers import ServiceClient
-from arl_manager.counted import SlotNode
-from arl_manager.grants import GrantLifecycle, SettleResult
+from arl_kit.service_client import ServiceClient
+from arl_node.grants import GrantLifecycle, SettleResult
+from arl_node.slot_node import SlotNode
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_store.wake import WakeNotifier
 
@@ -32,7 +32,7 @@ COUNT_INTERVAL_S = 5.0
 
 
 class ApiManager(SlotNode[CallReport]):
-    """Answers `arl_manager.grants.Hardware`."""
+    """Answers `arl_node.grants.Hardware`."""
 
     def __init__(
         self,

@@ -1,6 +1,6 @@
 from collections.abc import Mapping
 
-from arl_api.lane import EndpointQueue
+from arl_api.endpoint_queue import EndpointQueue
 from arl_kit.metrics import Metrics
 
 __all__ = ["ApiMetrics"]

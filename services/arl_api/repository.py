@@ -7,9 +7,9 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_api.call import CallReport
-from arl_core.fence import Fence
-from arl_manager.repository import (
+from arl_api.calls import CallReport
+from arl_core.domain.fence import Fence
+from arl_node.repository import (
     ACTIVE_ON_NODE,
     fence_columns,
     load_statement,

@@ -1,8 +1,8 @@
 """The manager contract as the scheduler speaks it."""
 
 from arl_api.manager import ApiManager
-from arl_kit.hops import InternalApi
-from arl_wire.internal import GrantBatchRequest
+from arl_kit.internal_api import InternalApi
+from arl_wire.internal.admission import GrantBatchRequest
 
 __all__ = ["add_internal_routes"]
 

@@ -12,13 +12,13 @@ from urllib.request import getproxies, proxy_bypass
 import aiohttp
 from yarl import URL
 
-from arl_api.call import EndpointCall, EndpointResponse
-from arl_api.hiding import SecretRedactor
-from arl_api.reading import BodyContent, UnreadableBody, read_body
+from arl_api.calls import EndpointCall, EndpointResponse
+from arl_api.redaction import SecretRedactor
+from arl_api.response_body import BodyContent, UnreadableBody, read_body
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import CallVerdict, parse_retry_after_s, verdict_for_status
 
-__all__ = ["RequestResult", "EndpointSender"]
+__all__ = ["EndpointSender", "RequestResult"]
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_TIMEOUT_S = 2.0

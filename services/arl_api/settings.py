@@ -5,9 +5,9 @@ from typing import Annotated, Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
-from arl_core.rate import RateLimit
-from arl_manager.remotes import UpstreamKey, UpstreamUrl
-from arl_manager.settings import ManagerSettings
+from arl_core.control.rate_limits import RateLimit
+from arl_node.settings import ManagerSettings
+from arl_node.upstream_fields import UpstreamKey, UpstreamUrl
 from arl_wire.calls import CONNECTION_HEADERS, EndpointName, HeaderName, Method
 
 __all__ = ["ApiSettings", "EndpointSettings"]

@@ -10,8 +10,8 @@ __all__ = [
     "MAX_RETRY_DELAY_S",
     "CallVerdict",
     "can_retry",
-    "retry_delay_s",
     "parse_retry_after_s",
+    "retry_delay_s",
     "verdict_for_status",
 ]
 

@@ -2,18 +2,17 @@
 
 from fastapi import FastAPI
 
-from arl_cpu.executor import Executor
-from arl_cpu.launcher_client import LauncherClient
-from arl_cpu.live import AttemptStreams
-from arl_cpu.manager import CpuManager
-from arl_cpu.routes import add_manager_routes, add_stream_routes
+from arl_cpu.contract.executor import Executor
+from arl_cpu.contract.launcher_client import LauncherClient
+from arl_cpu.contract.simulated_executor import SimulatedExecutor
+from arl_cpu.node.log_streams import AttemptStreams
+from arl_cpu.node.manager import CpuManager
+from arl_cpu.node.routes import TRANSFER_PATH, add_manager_routes, add_stream_routes, add_transfer_routes
 from arl_cpu.settings import CpuSettings
-from arl_cpu.simulated import SimulatedExecutor
-from arl_cpu.transfer_routes import TRANSFER_PATH, add_transfer_routes
 from arl_kit.app import create_app, create_metrics
-from arl_kit.hops import InternalApi, mount_internal_apis
-from arl_kit.peers import ServiceClient
-from arl_manager.process import make_lifespan, make_readiness_check
+from arl_kit.internal_api import InternalApi, mount_internal_apis
+from arl_kit.service_client import ServiceClient
+from arl_node.lifespan import make_lifespan, make_readiness_check
 from arl_store.tx import open_store
 from arl_store.wake import WakeNotifier
 

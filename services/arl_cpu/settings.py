@@ -3,9 +3,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from arl_core.policies import PolicyName
-from arl_manager.settings import ManagerSettings
-from arl_wire.resources import CustomResources
+from arl_core.policies.registry import PolicyName
+from arl_node.settings import ManagerSettings
+from arl_wire.custom_resources import CustomResources
 
 __all__ = ["CpuSettings"]
 

@@ -6,54 +6,53 @@ from functools import partial
 
 from fastapi import FastAPI
 
-from arl_gateway.archive_routes import ARCHIVE_PATH
-from arl_gateway.archive_routes import router as archive_router
-from arl_gateway.archives import ArchiveService
-from arl_gateway.auth import KeyAuthenticator
-from arl_gateway.code_runs import CodeRunner
+from arl_gateway.actions.explanations import ExplanationService
+from arl_gateway.actions.inspect_routes import explain_router as explain_router
+from arl_gateway.actions.inspect_routes import trace_router as trace_router
+from arl_gateway.actions.service import ActionService
+from arl_gateway.actions.submit_routes import router as submit_router
+from arl_gateway.actions.traces import TraceService
+from arl_gateway.actions.waiters import ActionWaiters
+from arl_gateway.admin.capacity_routes import router as plan_router
+from arl_gateway.admin.keys import KeyAdmin
+from arl_gateway.admin.node_routes import router as node_router
+from arl_gateway.admin.nodes import NodeAdmin
+from arl_gateway.admin.project_routes import router as project_router
+from arl_gateway.admin.projects import ProjectAdmin
+from arl_gateway.admin.queues import QueueAdmin
+from arl_gateway.admin.scheduler_reports import CapacityService, StragglerService
+from arl_gateway.blocking.code_runs import CodeRunner
+from arl_gateway.blocking.command_runner import CommandRunner
 from arl_gateway.compat.routers import PREFIXED_MOUNTS
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
-from arl_gateway.document import customize_openapi
-from arl_gateway.endpoint_routes import router as endpoint_router
-from arl_gateway.endpoints import EndpointService
-from arl_gateway.environment_routes import router as environment_router
-from arl_gateway.environments import EnvironmentService
-from arl_gateway.explain_routes import explain_router as explain_router
-from arl_gateway.explanations import ExplanationService
-from arl_gateway.held_commands import CommandRunner
-from arl_gateway.keys import KeyAdmin
-from arl_gateway.live import NODE_CALL_TIMEOUT_S, LogStreams
-from arl_gateway.live_routes import router as live_router
-from arl_gateway.node_routes import router as node_router
-from arl_gateway.nodes import NodeAdmin
-from arl_gateway.offered import ServiceDirectory
-from arl_gateway.places import StreamLimiter
-from arl_gateway.plan_routes import router as plan_router
-from arl_gateway.plans import CapacityService
-from arl_gateway.project_routes import router as project_router
-from arl_gateway.projects import ProjectAdmin
-from arl_gateway.queues import QueueAdmin
-from arl_gateway.rate import RateLimiter
-from arl_gateway.reward_routes import router as reward_router
-from arl_gateway.rewards import RewardServiceAdmin
-from arl_gateway.routes import admin, require_admin_read, router, trajectories
-from arl_gateway.score_routes import router as score_router
-from arl_gateway.scores import ScoreCoalescer
-from arl_gateway.service import ActionService
+from arl_gateway.endpoints.routes import router as endpoint_router
+from arl_gateway.endpoints.service import EndpointService
+from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
+from arl_gateway.environments.archive_routes import ARCHIVE_PATH
+from arl_gateway.environments.archive_routes import router as archive_router
+from arl_gateway.environments.archives import ArchiveService
+from arl_gateway.environments.routes import router as environment_router
+from arl_gateway.environments.service import EnvironmentService
+from arl_gateway.environments.snapshot_routes import router as snapshot_router
+from arl_gateway.environments.snapshots import SnapshotService
+from arl_gateway.http.auth import KeyAuthenticator
+from arl_gateway.http.dependencies import admin, require_admin_read, router, trajectories
+from arl_gateway.http.rate_limit import RateLimiter
+from arl_gateway.openapi import customize_openapi
+from arl_gateway.reward_services.routes import router as reward_router
+from arl_gateway.reward_services.score_coalescer import ScoreCoalescer
+from arl_gateway.reward_services.score_routes import router as score_router
+from arl_gateway.reward_services.service import RewardServiceAdmin
+from arl_gateway.reward_services.service_directory import ServiceDirectory
 from arl_gateway.settings import GatewaySettings
-from arl_gateway.snapshot_routes import router as snapshot_router
-from arl_gateway.snapshots import SnapshotService
-from arl_gateway.stragglers import StragglerService
-from arl_gateway.submit_routes import router as submit_router
-from arl_gateway.through import UpstreamProxy
-from arl_gateway.trace_routes import trace_router as trace_router
-from arl_gateway.traces import TraceService
-from arl_gateway.waiters import ActionWaiters
+from arl_gateway.streaming.log_streams import NODE_CALL_TIMEOUT_S, LogStreams
+from arl_gateway.streaming.routes import router as live_router
+from arl_gateway.streaming.stream_limit import StreamLimiter
 from arl_kit.app import create_app, create_metrics
 from arl_kit.failpoints import Failpoints
 from arl_kit.fast_route import serve_by_path
 from arl_kit.metrics import Metrics
-from arl_kit.peers import ServiceClient
+from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, open_store
 from arl_store.wake import WakeListener
 

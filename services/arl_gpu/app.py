@@ -4,18 +4,18 @@ from dataclasses import asdict, replace
 
 from fastapi import FastAPI
 
-from arl_gpu.engine import EngineSpec
-from arl_gpu.host_memory import HostMemory
-from arl_gpu.manager import GpuManager
+from arl_gpu.catalog.service_files import function_services, installed_services
+from arl_gpu.node.manager import GpuManager
 from arl_gpu.routes import add_internal_routes
-from arl_gpu.services import function_services, installed_services
 from arl_gpu.settings import GpuSettings
-from arl_gpu.worker import WorkerConfig
-from arl_gpu.worker_client import WorkerClient
+from arl_gpu.worker.client import WorkerClient
+from arl_gpu.worker.engine_controller import EngineSpec
+from arl_gpu.worker.host_memory import HostMemory
+from arl_gpu.worker.process import WorkerConfig
 from arl_kit.app import create_app, create_metrics
-from arl_kit.hops import InternalApi, mount_internal_apis
-from arl_kit.peers import ServiceClient
-from arl_manager.process import make_lifespan, make_readiness_check
+from arl_kit.internal_api import InternalApi, mount_internal_apis
+from arl_kit.service_client import ServiceClient
+from arl_node.lifespan import make_lifespan, make_readiness_check
 from arl_store.tx import open_store
 from arl_store.wake import WakeNotifier
 

@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 from pydantic_settings import NoDecode
 
-from arl_core.eviction import EvictionPolicy
-from arl_gpu.engine import CONTROL_TIMEOUT_S
-from arl_gpu.host_memory import memory_limit_bytes
-from arl_gpu.services import BUILT_IN_SERVICES
-from arl_manager.remotes import UpstreamKey, UpstreamUrl
-from arl_manager.settings import ManagerSettings
-from arl_wire.kinds import VERIFIERS
+from arl_core.residency.eviction import EvictionPolicy
+from arl_gpu.catalog.service_files import BUILT_IN_SERVICES
+from arl_gpu.worker.engine_controller import CONTROL_TIMEOUT_S
+from arl_gpu.worker.host_memory import memory_limit_bytes
+from arl_node.settings import ManagerSettings
+from arl_node.upstream_fields import UpstreamKey, UpstreamUrl
+from arl_wire.reward_services.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 
 __all__ = ["EngineSettings", "GpuSettings"]
@@ -143,7 +143,7 @@ class GpuSettings(ManagerSettings):
             raise ValueError("one process owns a GPU")
         if gpus and find_spec("torch") is None:
             raise ValueError(
-                f"{', '.join(gpus)}: needs torch, which is not installed: pip install 'arl-tangram[torch]'"
+                f"{', '.join(gpus)}: needs torch, which is not installed: pip install 'arl-tangram-server[torch]'"
             )
         return devices
 

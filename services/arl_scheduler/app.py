@@ -5,18 +5,18 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from arl_core.plan import SchedulingPolicy
-from arl_core.policies import create_policy
+from arl_core.policies.policy import SchedulingPolicy
+from arl_core.policies.registry import create_policy
 from arl_kit.app import VERSION, create_app, create_metrics
-from arl_kit.hops import InternalApi, mount_internal_apis
-from arl_kit.peers import ServiceClient
+from arl_kit.internal_api import InternalApi, mount_internal_apis
+from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry.otel import TracePipeline
-from arl_scheduler.explaining import WaitExplainer
-from arl_scheduler.planning import ROUND_GRANTS, CapacityPlanner
-from arl_scheduler.rounds import SchedulingLoop
+from arl_scheduler.inquiry.capacity_planner import ROUND_GRANTS, CapacityPlanner
+from arl_scheduler.inquiry.wait_explainer import WaitExplainer
+from arl_scheduler.leader.scheduler_traces import SchedulerTraces
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.routes import add_notification_routes, add_query_routes
 from arl_scheduler.settings import SchedulerSettings
-from arl_scheduler.traces import SchedulerTraces
 from arl_store.tx import open_store
 from arl_store.wake import WakeNotifier
 from arl_trace.export import Exporter

@@ -1,13 +1,13 @@
 """Hints for the leader, and what it is asked."""
 
-from arl_core.fence import Fence
-from arl_kit.hops import InternalApi
-from arl_scheduler.estimate_rows import RunDuration
-from arl_scheduler.explaining import WaitExplainer
-from arl_scheduler.mailbox import NotificationInbox
-from arl_scheduler.planning import CapacityPlanner
-from arl_store.ids import to_driver_uuid
-from arl_wire.internal import (
+from arl_core.domain.fence import Fence
+from arl_kit.internal_api import InternalApi
+from arl_scheduler.inquiry.capacity_planner import CapacityPlanner
+from arl_scheduler.inquiry.wait_explainer import WaitExplainer
+from arl_scheduler.leader.notification_inbox import NotificationInbox
+from arl_scheduler.queries.estimate_queries import RunDuration
+from arl_store.uuids import to_driver_uuid
+from arl_wire.internal.admission import (
     ActionsAdmittedNotification,
     CapacityPlanRequest,
     ExplainRequest,

@@ -1,6 +1,6 @@
 from pydantic import Field
 
-from arl_core.policies import PolicyName
+from arl_core.policies.registry import PolicyName
 from arl_kit.settings import ServiceSettings
 
 __all__ = ["SchedulerSettings"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from arl_tangram import Action, ActionOutcome, AsyncTangram, exec_action
-from arl_tangram.leftovers import HostResourceScanner
+from arl_tangram.cli.system.host_resources import HostResourceScanner
 from support.conditions import eventually, is_running
 from support.machine import Machine, a_machine
 

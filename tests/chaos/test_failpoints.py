@@ -8,10 +8,10 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from arl_core.states import ActionState
+from arl_core.domain.states import ActionState
 from arl_tangram import ActionOutcome, AsyncTangram, SubmitActionRequest, exec_action
-from arl_wire.actions import Action
-from arl_wire.audit import ConsistencyReport
+from arl_wire.actions.action import Action
+from arl_wire.admin.consistency import ConsistencyReport
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 

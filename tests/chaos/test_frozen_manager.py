@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from arl_wire.audit import ConsistencyReport
+from arl_wire.admin.consistency import ConsistencyReport
 from support.bookings import LOG_EDGES
 from support.conditions import eventually
 from support.postgres import Databases

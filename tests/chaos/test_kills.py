@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from arl_store.embedded import EmbeddedPostgres
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from arl_tangram import ActionOutcome, AsyncTangram
-from arl_tangram.leftovers import HostResourceScanner
+from arl_tangram.cli.system.host_resources import HostResourceScanner
 from support.conditions import eventually, is_running
 from support.load import Load
 from support.machine import Machine, an_armed_machine

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from arl_gpu.services import MINILM_PACKAGE, QUALITY_HEAD, wheel_directory
+from arl_gpu.catalog.service_files import MINILM_PACKAGE, QUALITY_HEAD, wheel_directory
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system

@@ -8,13 +8,13 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_core.stragglers import MIN_STRAGGLER_RUNS
+from arl_core.durations.estimates import MIN_STRAGGLER_RUNS
 from arl_tangram import AsyncTangram, BatchRefused, exec_action
+from arl_tangram.cli.admin.capacity import capacity_table
+from arl_tangram.cli.admin.top import stragglers_table
 from arl_tangram.cli.explain import sentences
-from arl_tangram.cli.plan import capacity_table
-from arl_tangram.cli.top import stragglers_table
-from arl_wire.plans import CapacityPlanQuery
-from arl_wire.stragglers import StragglerInfo
+from arl_wire.actions.explanations import StragglerInfo
+from arl_wire.admin.capacity import CapacityPlanQuery
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_core.stragglers import MIN_STRAGGLER_RUNS
+from arl_core.durations.estimates import MIN_STRAGGLER_RUNS
 from arl_gateway.app import build
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key

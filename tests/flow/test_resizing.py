@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 
 from arl_tangram import AsyncTangram
-from arl_wire.actions import SubmitActionRequest
+from arl_wire.actions.action import SubmitActionRequest
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 

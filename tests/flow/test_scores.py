@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
-from arl_core.residency import ResidencyState
+from arl_core.residency.occupancy import ResidencyState
 from support.conditions import eventually, is_running
 from support.postgres import Databases
 from support.system import System, running_system

@@ -7,7 +7,7 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_gpu.services import MINILM_PACKAGE, wheel_directory
+from arl_gpu.catalog.service_files import MINILM_PACKAGE, wheel_directory
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import System, running_system

@@ -7,7 +7,7 @@ import httpx
 import pytest_asyncio
 
 from arl_tangram import AsyncEnvironmentSession, AsyncTangram, OutputData
-from arl_wire.environments import EnvironmentInfo
+from arl_wire.environments.environment import EnvironmentInfo
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
 from arl_tangram import AsyncTangram
-from arl_wire.environments import CreateEnvironmentRequest
+from arl_wire.environments.environment import CreateEnvironmentRequest
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system

@@ -16,9 +16,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_cpu.templates.importing import import_template
-from arl_cpu.templates.store import TemplateStore
-from arl_cpu.templates.streams import ImportBudget
+from arl_cpu.templates.byte_streams import ImportBudget
+from arl_cpu.templates.importer import import_template
+from arl_cpu.templates.template_store import TemplateStore
 from arl_store.migrate import ensure_api_key
 from support.conditions import eventually
 from support.images import a_root

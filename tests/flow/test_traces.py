@@ -14,7 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import format_span_id, format_trace_id
 
-from arl_core.stragglers import MIN_STRAGGLER_RUNS
+from arl_core.durations.estimates import MIN_STRAGGLER_RUNS
 from arl_store.migrate import ensure_api_key
 from arl_tangram import AsyncTangram
 from support.collector import Collector, a_collector

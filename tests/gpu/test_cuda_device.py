@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from arl_core.eviction import EvictionPolicy
-from arl_core.residency import ResidencyState
-from arl_gpu.device import DeviceFull
-from arl_gpu.residency import DeviceResidency, InsufficientMemory
+from arl_core.residency.eviction import EvictionPolicy
+from arl_core.residency.occupancy import ResidencyState
+from arl_gpu.devices.interface import DeviceFull
+from arl_gpu.worker.residency import DeviceResidency, InsufficientMemory
 
 torch = pytest.importorskip("torch")
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
@@ -26,7 +26,7 @@ class Bytes:
 
 @pytest.fixture
 def device() -> Iterator[Any]:
-    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+    from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
 
     device = CudaDevice(0, capacity=CAPACITY)
     yield device
@@ -88,7 +88,7 @@ def test_what_does_not_fit_takes_nothing(device: Any) -> None:
 
 
 def test_memory_that_was_reserved_and_pinned_is_given_back() -> None:
-    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+    from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
 
     before, _ = torch.cuda.mem_get_info(0)
     device = CudaDevice(0, capacity=CAPACITY)
@@ -103,7 +103,7 @@ def test_memory_that_was_reserved_and_pinned_is_given_back() -> None:
 
 def test_what_leaves_a_device_that_is_shared_is_there_for_an_engine() -> None:
     """An engine is another process: what torch keeps for itself is not there for it."""
-    from arl_gpu.cuda_device import CudaDevice  # torch comes with it
+    from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
 
     device = CudaDevice(0, capacity=CAPACITY, shared=True)
     free, _ = torch.cuda.mem_get_info(0)

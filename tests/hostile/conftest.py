@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec
+from arl_cpu.contract.executor import EnvironmentSpec
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, an_environment, cgroups_of, living_descendants, sandboxes
 

@@ -14,12 +14,11 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.templates.importing import import_template, remove_template
-from arl_cpu.templates.records import Template
-from arl_cpu.templates.refused import TemplateError
-from arl_cpu.templates.store import LAYER_TREE, TemplateInUse, TemplateStore, UnknownTemplate
-from arl_cpu.templates.streams import ImportBudget
-from arl_cpu.templates.unpack import OPAQUE
+from arl_cpu.templates.byte_streams import ImportBudget
+from arl_cpu.templates.importer import import_template, remove_template
+from arl_cpu.templates.layer_unpacker import OPAQUE
+from arl_cpu.templates.template import Template, TemplateError
+from arl_cpu.templates.template_store import LAYER_TREE, TemplateInUse, TemplateStore, UnknownTemplate
 from support.conditions import eventually
 from support.images import a_docker_archive, a_layer, a_link, a_symlink, an_oci_layout, member
 

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec, ExecutionReport, FileOperationError, NodeCapability
-from arl_cpu.templates.importing import import_template, remove_template
-from arl_cpu.templates.records import Template
-from arl_cpu.templates.store import TemplateInUse, TemplateStore
-from arl_cpu.templates.streams import ImportBudget
+from arl_cpu.contract.executor import EnvironmentSpec, ExecutionReport, FileOperationError, NodeCapability
+from arl_cpu.templates.byte_streams import ImportBudget
+from arl_cpu.templates.importer import import_template, remove_template
+from arl_cpu.templates.template import Template
+from arl_cpu.templates.template_store import TemplateInUse, TemplateStore
 from support.conditions import eventually
 from support.images import a_layer, a_root, a_symlink, an_oci_layout, member, packed
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment
@@ -337,7 +337,7 @@ class TestHostileImages:
     def test_an_agent_without_its_modules_imports_none(self) -> None:
         code = f"""
 import os, sys
-from arl_cpu.launcher.source import look_like_a_fresh_interpreter
+from arl_cpu.launcher.agent.python_source import look_like_a_fresh_interpreter
 os.chdir({os.path.dirname(os.__file__)!r})
 look_like_a_fresh_interpreter(None)
 import wave

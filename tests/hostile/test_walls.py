@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec
+from arl_cpu.contract.executor import EnvironmentSpec
 from support.sandbox import Bench, a_command, a_program, agent_of, an_environment
 
 REFUSED = """

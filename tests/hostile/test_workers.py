@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec, FileOperation, FileOperationError
+from arl_cpu.contract.executor import EnvironmentSpec, FileOperation, FileOperationError
 from support.conditions import eventually
 from support.sandbox import Bench, a_command, a_program, an_environment, children_of
 from support.work import begun, moved

@@ -22,7 +22,7 @@ from arl_tangram import (
     scores_of,
 )
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
-from arl_wire.environments import CreateEnvironmentRequest
+from arl_wire.environments.environment import CreateEnvironmentRequest
 from support.builders import numbered
 from support.images import a_root, an_oci_layout, packed
 from support.machine import Machine, a_machine

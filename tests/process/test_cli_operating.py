@@ -8,7 +8,7 @@ import pytest
 
 from arl_tangram import ActionOutcome, Tangram, Unauthenticated
 from arl_tangram.cli.output import EXIT_USAGE
-from arl_tangram.connection import resolve_connection
+from arl_tangram.transport.connection import resolve_connection
 from support.machine import Machine, a_machine
 
 

@@ -16,10 +16,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_store.child import spawn, wait_for_exit
-from arl_store.embedded import EmbeddedPostgres, EmbeddedPostgresError, create_database, run_server
-from arl_store.embedded_home import binaries_for, create_private_directory, wheel_binaries
-from arl_store.embedded_remains import kill_processes, server_processes
+from arl_kit.child_process import spawn, wait_for_exit
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError, create_database, run_server
+from arl_local.postgres.postgres_paths import binaries_for, create_private_directory, wheel_binaries
+from arl_local.postgres.stale_processes import kill_processes, server_processes
 from support.postgres import in_memory
 
 PLACE = in_memory()
@@ -27,7 +27,7 @@ HOMES = PLACE / "tangram-homes"
 CONNECT_FOREVER = """
 import asyncio, sys
 from pathlib import Path
-from arl_store.embedded import running
+from arl_local.postgres.embedded_postgres import running
 
 async def main():
     async with running(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])) as server:
@@ -39,7 +39,7 @@ asyncio.run(main())
 PREPARE = """
 import sys
 from pathlib import Path
-from arl_store.embedded import EmbeddedPostgres
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 
 EmbeddedPostgres(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])).prepare()
 """

@@ -10,7 +10,7 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from arl_store.embedded import EmbeddedPostgres
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres
 from support.machine import Machine, a_machine
 
 MEASURED_S = 30.0

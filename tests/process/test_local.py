@@ -17,8 +17,8 @@ from urllib.request import urlopen
 import pytest
 import pytest_asyncio
 
-from arl_store.embedded_home import PostgresPaths
-from arl_tangram.cli.state import LocalState
+from arl_local.postgres.postgres_paths import PostgresPaths
+from arl_tangram.cli.local_state import LocalState
 from support.conditions import eventually, is_running
 
 MACHINE = [sys.executable, str(Path(__file__).parents[1] / "support" / "dummy_machine.py")]

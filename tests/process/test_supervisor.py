@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from arl_kit.supervisor import ProcessSpec, StartFailed, Supervisor, restart_delay_s
-from arl_kit.supervisor.log_files import LogFile
+from arl_local.supervisor import ProcessSpec, StartFailed, Supervisor, restart_delay_s
+from arl_local.supervisor.log_files import LogFile
 from support.conditions import eventually, is_running
 
 ENV = {"PATH": os.environ["PATH"]}

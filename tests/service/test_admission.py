@@ -12,10 +12,15 @@ import pytest_asyncio
 from arl_admission.normalise import NewAction, normalise
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_kit.ids import uuid7
-from arl_scheduler.repository import poll
+from arl_scheduler.queries.repository import poll
 from arl_store.tx import PostgresStore
-from arl_wire.internal import ActionsAdmittedNotification, AdmitItem, CancelActionsRequest, EndTrajectoryRequest
+from arl_store.uuids import uuid7
+from arl_wire.internal.admission import (
+    ActionsAdmittedNotification,
+    AdmitItem,
+    CancelActionsRequest,
+    EndTrajectoryRequest,
+)
 from support.builders import a_submission
 from support.conditions import eventually
 from support.peers import RecordingPeers

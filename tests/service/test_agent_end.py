@@ -7,15 +7,15 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from arl_cpu.launcher.channel import PacketChannel
-from arl_cpu.launcher.orders import AgentRequest
-from arl_cpu.launcher.walls import AgentSetup
+from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.isolation.isolation import AgentSetup
+from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from support.conditions import eventually, is_running
 
 AN_AGENT = """
 import sys
-from arl_cpu.launcher.agent import run
-from arl_cpu.launcher.unsafe_local import UnsafeLocal
+from arl_cpu.launcher.agent.agent import run
+from arl_cpu.launcher.isolation.unsafe_local import UnsafeLocal
 run(int(sys.argv[1]), UnsafeLocal())
 """
 """Without walls: with them the kernel ends what is left."""

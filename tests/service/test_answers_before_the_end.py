@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
 from arl_kit.app import create_app
-from arl_kit.hops import InternalApi, mount_internal_apis
+from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.metrics import Metrics
-from arl_kit.peers import ServiceClient
+from arl_kit.service_client import ServiceClient
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Conflict
 

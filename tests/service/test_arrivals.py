@@ -9,10 +9,10 @@ from time import monotonic
 
 import pytest
 
-from arl_gpu.messages import PROGRESS, read_blocking, write_blocking
-from arl_gpu.services import installed_services
-from arl_gpu.worker import WorkerConfig, serve
-from arl_gpu.worker_client import WORKER_COMMAND, WorkerClient
+from arl_gpu.catalog.service_files import installed_services
+from arl_gpu.worker.client import WORKER_COMMAND, WorkerClient
+from arl_gpu.worker.messages import PROGRESS, read_blocking, write_blocking
+from arl_gpu.worker.process import WorkerConfig, serve
 
 SPEC = next(iter(installed_services(["minilm"]))).spec
 CONFIG = WorkerConfig(services={name: SPEC | {"name": name} for name in "abc"}, device_mib=512, copy_mib_per_s=None)
@@ -30,7 +30,7 @@ async def a_worker(config: WorkerConfig) -> AsyncIterator[WorkerClient]:
 
 def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it then gives it as long again."""
-    monkeypatch.setattr("arl_gpu.worker.STEP_BYTES", 8 << 20)
+    monkeypatch.setattr("arl_gpu.worker.process.STEP_BYTES", 8 << 20)
     ours, its = socket.socketpair()
     thread = Thread(target=serve, args=(its, CONFIG))
     thread.start()

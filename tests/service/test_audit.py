@@ -5,9 +5,9 @@ from uuid import uuid4
 
 import pytest_asyncio
 
-from arl_gateway import repository
-from arl_gateway.views import consistency_from_row
-from arl_wire.audit import ConsistencyReport
+from arl_gateway.actions import queries
+from arl_gateway.actions.views import consistency_from_row
+from arl_wire.admin.consistency import ConsistencyReport
 from support.rows import Rows, rows_in, store_of
 
 CAPACITY = {"cpu_milli": 2000, "memory_mib": 10_000, "disk_mib": 10_000}
@@ -22,7 +22,7 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 async def audit(rows: Rows) -> ConsistencyReport:
     async with store_of(rows.owner_url, "gateway") as store, store.read() as tx:
-        return consistency_from_row(await repository.check_consistency(tx))
+        return consistency_from_row(await queries.check_consistency(tx))
 
 
 async def found(rows: Rows) -> set[tuple[str, str]]:

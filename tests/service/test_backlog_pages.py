@@ -6,11 +6,11 @@ from typing import Any, cast
 
 import pytest
 
-from arl_scheduler import repository
-from arl_scheduler.backlog import read_backlog
-from arl_scheduler.index import SchedulerIndex
-from arl_scheduler.leader import LeaderElection
-from arl_scheduler.repository import FIRST_PAGE, PagePosition, poll, queued_before
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.leader.backlog import read_backlog
+from arl_scheduler.leader.election import LeaderElection
+from arl_scheduler.queries import repository
+from arl_scheduler.queries.repository import FIRST_PAGE, PagePosition, poll, queued_before
 from arl_store.tx import ReadTx
 from support.rows import rows_in, store_of
 

@@ -2,11 +2,11 @@
 
 from uuid import UUID
 
-from arl_core.fence import Fence
-from arl_core.model import Grant
-from arl_scheduler.deadlines import UNREACHABLE
-from arl_scheduler.index import SchedulerIndex
-from arl_wire.internal import QueuedActionRow
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant
+from arl_scheduler.index.deadlines import UNREACHABLE
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_wire.internal.admission import QueuedActionRow
 from support.builders import a_poll, a_queued_row, numbered
 
 NOW = 1000.0

@@ -14,9 +14,9 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_gpu.engine import EngineSpec
-from arl_gpu.worker import MIB, WorkerConfig
-from arl_gpu.worker_client import WorkerClient
+from arl_gpu.worker.client import WorkerClient
+from arl_gpu.worker.engine_controller import EngineSpec
+from arl_gpu.worker.process import MIB, WorkerConfig
 from support.conditions import eventually
 from support.engine import KEY, RunningEngine, running_engine
 

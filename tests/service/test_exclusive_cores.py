@@ -7,10 +7,10 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_cpu.holdings import AttemptAllocation, NodeAllocations
-from arl_cpu.resizes import AttemptResizer
-from arl_wire.internal import ResizePayload
+from arl_core.domain.fence import Fence
+from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
+from arl_cpu.node.attempt_resizer import AttemptResizer
+from arl_wire.internal.admission import ResizePayload
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, living_descendants, sandboxes
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from arl_cpu.launcher_client import LauncherClient
+from arl_cpu.contract.launcher_client import LauncherClient
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, living_descendants, sandboxes
 

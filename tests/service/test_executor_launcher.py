@@ -15,9 +15,9 @@ import pytest
 
 import arl_core
 import arl_cpu
-from arl_cpu.executor import ExecutionReport
-from arl_cpu.launcher.drivers import DRIVERS as ALL_DRIVERS
-from arl_cpu.launcher_client import LauncherClient
+from arl_cpu.contract.executor import ExecutionReport
+from arl_cpu.contract.launcher_client import LauncherClient
+from arl_cpu.launcher.isolation.drivers import DRIVERS as ALL_DRIVERS
 from support.conditions import eventually, is_running
 from support.sandbox import (
     Bench,

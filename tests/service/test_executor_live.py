@@ -8,10 +8,10 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_cpu.executor import ExecSpec
-from arl_cpu.launcher_client import LauncherClient
-from arl_cpu.simulated import SimulatedExecutor
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import ExecSpec
+from arl_cpu.contract.launcher_client import LauncherClient
+from arl_cpu.contract.simulated_executor import SimulatedExecutor
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, an_environment, sandboxes
 

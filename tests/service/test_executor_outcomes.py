@@ -4,8 +4,7 @@ import struct
 
 import pytest
 
-from arl_cpu.launcher.attempt import AttemptEnd, outcome_of
-from arl_cpu.launcher.protocol import (
+from arl_cpu.contract.launcher_protocol import (
     FrameReader,
     decode_report,
     decode_spec,
@@ -13,7 +12,8 @@ from arl_cpu.launcher.protocol import (
     encode_report,
     encode_spec,
 )
-from arl_cpu.launcher.seccomp import build_filter
+from arl_cpu.launcher.isolation.seccomp import build_filter
+from arl_cpu.launcher.sandbox.attempt import AttemptEnd, outcome_of
 from support.sandbox import a_command, a_program, a_report
 
 

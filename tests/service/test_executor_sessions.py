@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec, ExecSpec, ExecutionReport
+from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, a_session_command, an_environment, sandboxes
 

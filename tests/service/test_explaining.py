@@ -4,11 +4,11 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.plan import FirstComeFirstServed
-from arl_core.rules import WaitReason
-from arl_scheduler.explaining import WaitExplainer
+from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.internal import ExplainRequest
+from arl_wire.internal.admission import ExplainRequest
 from support.conditions import eventually
 from support.rows import rows_in
 from support.scheduler import leading

@@ -8,11 +8,11 @@ import pytest
 
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_core.fence import Fence
-from arl_core.model import Grant
-from arl_core.spar import SparPolicy
-from arl_scheduler import repository
-from arl_wire.internal import AdmitItem, AdmitResponse
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant
+from arl_core.policies.spar import SparPolicy
+from arl_scheduler.queries import repository
+from arl_wire.internal.admission import AdmitItem, AdmitResponse
 from support.builders import EPOCH, a_submission
 from support.conditions import eventually
 from support.peers import RecordingPeers

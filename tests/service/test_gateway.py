@@ -11,11 +11,11 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from arl_gateway.actions.service import ActionService
+from arl_gateway.actions.waiters import ActionWaiters
 from arl_gateway.app import build
-from arl_gateway.auth import Caller
-from arl_gateway.service import ActionService
+from arl_gateway.http.auth import Caller
 from arl_gateway.settings import GatewaySettings
-from arl_gateway.waiters import ActionWaiters
 from arl_store.migrate import ensure_api_key, role_url
 from arl_store.tx import PostgresStore, ReadTx
 from support.peers import RecordingPeers

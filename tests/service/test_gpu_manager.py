@@ -14,12 +14,12 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import text
 
-from arl_core.fence import Fence
-from arl_gpu.repository import publish_services
-from arl_gpu.scoring import MAX_WORKER_DEATHS
-from arl_gpu.worker_client import WorkerDied
+from arl_core.domain.fence import Fence
+from arl_gpu.dispatch.dispatcher import MAX_WORKER_DEATHS
+from arl_gpu.node.repository import publish_services
+from arl_gpu.worker.client import WorkerDied
 from arl_store.migrate import role_url
-from arl_wire.internal import GrantPayload
+from arl_wire.internal.admission import GrantPayload
 from support.conditions import eventually
 from support.gpu import MOVES, NOTHING, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in, store_of

@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from arl_gpu.groups import DeviceGroups
-from arl_gpu.host_memory import HostMemory
-from arl_gpu.services import installed_services
-from arl_gpu.worker import WorkerConfig
-from arl_gpu.worker_client import WORKER_COMMAND, WorkerClient, WorkerDied
+from arl_gpu.catalog.service_files import installed_services
+from arl_gpu.dispatch.device_groups import DeviceGroups
+from arl_gpu.worker.client import WORKER_COMMAND, WorkerClient, WorkerDied
+from arl_gpu.worker.host_memory import HostMemory
+from arl_gpu.worker.process import WorkerConfig
 from support.conditions import eventually
 
 CONFIG = WorkerConfig(
@@ -29,7 +29,7 @@ CONFIG = WorkerConfig(
 A = {"text": "a", "reference": "b"}
 BEGIN = """
 import os, signal, socket, sys
-from arl_gpu.messages import read_blocking, write_blocking
+from arl_gpu.worker.messages import read_blocking, write_blocking
 channel = socket.socket(fileno=int(sys.argv[1]))
 times = ("forward_s", "forward_cpu_s", "model_cpu_s", "model_s", "restore_s")
 figures = dict.fromkeys((*times, "texts", "tokens", "padding", "used_bytes"), 0)
@@ -124,7 +124,7 @@ async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_
 
 
 ASKING = """
-from arl_gpu.messages import STEP
+from arl_gpu.worker.messages import STEP
 for _ in range(10_000):
     write_blocking(channel, STEP)
 """
@@ -138,7 +138,7 @@ async def test_what_a_worker_says_before_it_reads_a_large_order_is_heard(start: 
 BEYOND_USE = """
 import json
 from arl_gpu import worker
-from arl_gpu.cpu_device import CpuDevice
+from arl_gpu.devices.cpu_device import CpuDevice
 class Beyond(CpuDevice):
     def check(self):
         raise RuntimeError("an illegal memory access was encountered")

@@ -2,12 +2,12 @@
 
 import pytest
 
-from arl_core.curves import CurveCache
-from arl_core.fence import Fence
-from arl_core.ledger import ResourceLedger
-from arl_core.plan import FirstComeFirstServed
-from arl_scheduler.holds import AllocationTable
-from arl_scheduler.homes import Allocation
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.domain.fence import Fence
+from arl_core.durations.curves import CurveCache
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_scheduler.index.allocations import AllocationTable
+from arl_scheduler.index.environments import Allocation
 from support.builders import a_class, numbered
 
 FENCE = Fence(numbered(1), 1)

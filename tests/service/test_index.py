@@ -6,13 +6,13 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from arl_core.fence import Fence
-from arl_core.model import Grant, PinnedEnvironment, Resources
-from arl_core.plan import FirstComeFirstServed
-from arl_core.states import ActionState
-from arl_scheduler.index import SchedulerIndex
-from arl_scheduler.repository import poll
-from arl_wire.internal import QueuedActionRow
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant, PinnedEnvironment, Resources
+from arl_core.domain.states import ActionState
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.queries.repository import poll
+from arl_wire.internal.admission import QueuedActionRow
 from support.builders import (
     a_held_action,
     a_node_row,

@@ -94,7 +94,7 @@ async def test_a_second_state_directory_is_told_what_to_do_and_takes_over_if_it_
 def hand_out(database: str, state: Path, *options: str) -> subprocess.CompletedProcess[str]:
     """As a deployment runs it."""
     return subprocess.run(
-        [sys.executable, "-m", "arl_kit.local.handout", "--state", state, "--to", state / "secrets", *options],
+        [sys.executable, "-m", "arl_local.provision", "--state", state, "--to", state / "secrets", *options],
         env={**os.environ, "TANGRAM_DATABASE_URL": database},
         capture_output=True,
         text=True,

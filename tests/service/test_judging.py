@@ -12,18 +12,18 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from arl_core.fence import Fence
-from arl_gpu.completions import ChatCompletionClient, EngineRequestFailed
-from arl_gpu.engine import EngineSpec
-from arl_gpu.jobs import ScoreJob, ScoreReport
-from arl_gpu.judging import EngineDispatcher
-from arl_gpu.kinds.model import Entry
-from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import BatchDispatcher
+from arl_core.domain.fence import Fence
+from arl_gpu.dispatch.dispatcher import BatchDispatcher
+from arl_gpu.dispatch.metrics import GpuMetrics
+from arl_gpu.engines.chat_completions import ChatCompletionClient, EngineRequestFailed
+from arl_gpu.engines.engine_dispatcher import EngineDispatcher
+from arl_gpu.models.interface import Entry
+from arl_gpu.queue.batch_scheduler import BatchPart, BatchScheduler
+from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
 from arl_gpu.settings import EngineSettings
-from arl_gpu.turns import BatchPart, BatchScheduler
-from arl_gpu.worker import MIB, WorkerConfig
-from arl_gpu.worker_client import WorkerClient
+from arl_gpu.worker.client import WorkerClient
+from arl_gpu.worker.engine_controller import EngineSpec
+from arl_gpu.worker.process import MIB, WorkerConfig
 from arl_kit.metrics import Metrics
 from support.conditions import eventually
 from support.desk import files_of, judge_texts, judging_by, said

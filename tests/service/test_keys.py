@@ -13,7 +13,7 @@ import pytest_asyncio
 from fastapi import FastAPI
 
 from arl_gateway.app import build
-from arl_gateway.auth import KeyAuthenticator
+from arl_gateway.http.auth import KeyAuthenticator
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
 from arl_store.tx import PostgresStore

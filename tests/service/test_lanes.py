@@ -3,10 +3,10 @@
 import asyncio
 from typing import Any
 
-from arl_api.lane import EndpointQueue
+from arl_api.endpoint_queue import EndpointQueue
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import CallVerdict
-from arl_core.rate import RateLimit, TokenBucket
+from arl_core.control.rate_limits import RateLimit, TokenBucket
 from support.conditions import eventually
 
 

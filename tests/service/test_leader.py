@@ -7,11 +7,11 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from arl_core.fence import Fence
-from arl_core.model import Grant
-from arl_scheduler import repository, terms
-from arl_scheduler.leader import LeaderElection
-from arl_scheduler.terms import TermLostError
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant
+from arl_scheduler.leader.election import LeaderElection
+from arl_scheduler.queries import leader_queries, repository
+from arl_scheduler.queries.leader_queries import TermLostError
 from arl_store.tx import PostgresStore
 from support.rows import Rows, rows_in, store_of
 
@@ -61,7 +61,7 @@ class TestAcquire:
         await rows.execute(LEASE_RAN_OUT)
         grant = Grant(fence=Fence(action, 1), node=node, resources={"cpu_milli": 1000})
         async with store.write() as tx:
-            await terms.lock_term(tx, cell="default", term=1)
+            await leader_queries.lock_term(tx, cell="default", term=1)
             taking_over = asyncio.create_task(new.acquire())
             await rows.until_value(1, WAITS_FOR_A_LOCK)
             granted = await repository.grant(tx, [grant], epochs={node: UUID(int=7)})
@@ -70,7 +70,7 @@ class TestAcquire:
         assert await taking_over
         with pytest.raises(TermLostError):
             async with store.write() as tx:
-                await terms.lock_term(tx, cell="default", term=1)
+                await leader_queries.lock_term(tx, cell="default", term=1)
         assert (await rows.of(action))["grant_no"] == 1
 
 
@@ -103,7 +103,7 @@ class TestRenew:
         leader = a_contender(store, ttl_s=0.0)
         await leader.acquire()
         async with store.write() as tx:
-            await terms.lock_term(tx, cell="default", term=1)
+            await leader_queries.lock_term(tx, cell="default", term=1)
             assert await asyncio.wait_for(leader.renew_if_due(), 5)
 
 

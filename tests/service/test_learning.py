@@ -9,11 +9,11 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from arl_core.fence import Fence
-from arl_core.model import ActionClass, ResourceDemand, ResourceShape
-from arl_scheduler.estimate_rows import RunDuration
-from arl_scheduler.leader import LeaderElection
-from arl_scheduler.learning import SAVE_BATCH, DurationLearner
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ActionClass, ResourceDemand, ResourceShape
+from arl_scheduler.leader.duration_learner import SAVE_BATCH, DurationLearner
+from arl_scheduler.leader.election import LeaderElection
+from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_store.tx import PostgresStore
 from support.builders import a_class
 from support.rows import AMOUNTS, Rows, rows_in

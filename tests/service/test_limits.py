@@ -9,16 +9,16 @@ import httpx
 import pytest
 import pytest_asyncio
 
-from arl_admission.backlog import QueueBacklog
+from arl_admission.checks.queue_backlog import QueueBacklog
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_gateway.app import build
-from arl_gateway.rate import RateLimiter
+from arl_gateway.http.rate_limit import RateLimiter
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
 from arl_store.tx import PostgresStore
 from arl_wire.errors import RateLimited
-from arl_wire.internal import AdmitItem, AdmitItemResult
+from arl_wire.internal.admission import AdmitItem, AdmitItemResult
 from support.builders import a_submission
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS

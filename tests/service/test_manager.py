@@ -10,12 +10,12 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from arl_core.fence import Fence
-from arl_cpu.executor import CapturedStream, ExecSpec, NodeCapability
-from arl_cpu.templates.importing import import_template, remove_template
-from arl_cpu.templates.store import TemplateStore
-from arl_cpu.templates.streams import ImportBudget
-from arl_wire.internal import ResourcesFreedNotification
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import CapturedStream, ExecSpec, NodeCapability
+from arl_cpu.templates.byte_streams import ImportBudget
+from arl_cpu.templates.importer import import_template, remove_template
+from arl_cpu.templates.template_store import TemplateStore
+from arl_wire.internal.admission import ResourcesFreedNotification
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.cpu import Cpu, managing

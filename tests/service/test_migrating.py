@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from sqlalchemy import text
 
-from arl_scheduler import repository
+from arl_scheduler.queries import repository
 from arl_store.migrate import upgrade
 from arl_store.tx import PostgresStore, is_temporary, open_store
 from support.postgres import PASSWORDS, Databases

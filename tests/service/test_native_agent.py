@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from arl_cpu.executor import EnvironmentSpec
-from arl_cpu.launcher import native
+from arl_cpu.contract.executor import EnvironmentSpec
+from arl_cpu.launcher.agent import native
 from support.sandbox import NATIVE, Bench, a_bench, a_command, a_program, agent_of, an_environment
 
 pytestmark = NATIVE

@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from arl_manager.repository import NodeNameTaken, register
+from arl_node.repository import NodeNameTaken, register
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.cpu import managing

@@ -9,8 +9,7 @@ import pytest_asyncio
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_store.tx import PostgresStore
-from arl_wire.internal import AdmitItem
-from arl_wire.node_wishes import InternalChangeNodeRequest, RemoveNodeRequest, RemoveNodeResponse
+from arl_wire.internal.admission import AdmitItem, InternalChangeNodeRequest, RemoveNodeRequest, RemoveNodeResponse
 from support.builders import EPOCH, a_submission
 from support.conditions import eventually
 from support.cpu import managing

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_core.model import ResizeDecision, SchedulingPlan
-from arl_core.pods import StaticPods
-from arl_core.snapshot import CellSnapshot
-from arl_core.spar import SparPolicy
-from arl_scheduler.planning import MAX_SIMULATED, CapacityPlanner
-from arl_scheduler.rounds import SchedulingLoop
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ResizeDecision, SchedulingPlan
+from arl_core.policies.spar import SparPolicy
+from arl_core.policies.static_pods import StaticPods
+from arl_scheduler.inquiry.capacity_planner import MAX_SIMULATED, CapacityPlanner
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
+from arl_wire.admin.capacity import CapacityPlanQuery
 from arl_wire.errors import Conflict, Unavailable
-from arl_wire.internal import CapacityPlanRequest, GangMembership
-from arl_wire.plans import CapacityPlanQuery
+from arl_wire.internal.admission import CapacityPlanRequest, GangMembership
 from support.builders import a_queued_row, numbered
 from support.conditions import eventually
 from support.rows import Rows, rows_in

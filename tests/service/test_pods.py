@@ -2,11 +2,11 @@
 
 from dataclasses import replace
 
-from arl_core.fence import Fence
-from arl_core.model import Grant, Resources, ResourceShape, TrajectoryPod
-from arl_core.pods import StaticPods
-from arl_scheduler.index import SchedulerIndex
-from arl_wire.internal import QueuedActionRow
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant, Resources, ResourceShape, TrajectoryPod
+from arl_core.policies.static_pods import StaticPods
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_wire.internal.admission import QueuedActionRow
 from support.builders import (
     a_class,
     a_held_action,

@@ -3,11 +3,11 @@
 from collections.abc import Iterable, Mapping
 from uuid import UUID
 
-from arl_core.ledger import ResourceLedger
-from arl_core.model import NodeResources
-from arl_scheduler.homes import EnvironmentsPerNode, TrackedEnvironment
-from arl_scheduler.pools import NodeTable
-from arl_scheduler.rows import NodeRow
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.domain.model import NodeResources
+from arl_scheduler.index.environments import EnvironmentsPerNode, TrackedEnvironment
+from arl_scheduler.index.node_table import NodeTable
+from arl_scheduler.queries.poll_result import NodeRow
 from support.builders import a_node_row
 
 NOW, SILENT_AFTER_S = 1000.0, 10.0

@@ -8,14 +8,14 @@ from uuid import UUID
 
 import pytest_asyncio
 
-from arl_core.fence import Fence
-from arl_core.model import SchedulingPlan
-from arl_core.plan import FirstComeFirstServed
-from arl_core.rate import RateLimit
-from arl_core.snapshot import CellSnapshot
-from arl_scheduler import repository
-from arl_scheduler.rounds import SchedulingLoop
-from arl_wire.internal import GrantBatchRequest
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.control.rate_limits import RateLimit
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import SchedulingPlan
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
+from arl_scheduler.queries import repository
+from arl_wire.internal.admission import GrantBatchRequest
 from support.builders import a_queued_row
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in, store_of

@@ -8,28 +8,28 @@ from typing import Any, cast
 
 import pytest
 
-from arl_admission import registry_rows
+from arl_admission import reward_service_queries
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_gateway.auth import Caller
-from arl_gateway.keys import ROOT_PROJECT
-from arl_gateway.offered import ServiceDirectory
-from arl_gateway.rewards import RewardServiceAdmin
-from arl_gpu import repository as polls
-from arl_kit.peers import ServiceClient
+from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.http.auth import Caller
+from arl_gateway.reward_services.service import RewardServiceAdmin
+from arl_gateway.reward_services.service_directory import ServiceDirectory
+from arl_gpu.node import repository as polls
+from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, ReadTx
-from arl_wire.actions import SubmitActionRequest
+from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import Conflict
-from arl_wire.internal import (
+from arl_wire.internal.admission import (
     AdmitItem,
     InternalRegisterServiceRequest,
     RemoveServiceRequest,
     RemoveServiceResponse,
     ServiceOperationRequest,
 )
-from arl_wire.kinds import VERIFIERS
+from arl_wire.reward_services.kinds import VERIFIERS
+from arl_wire.reward_services.service import RegisterServiceRequest, ServiceOperation
 from arl_wire.scores import ScoreItem
-from arl_wire.services import RegisterServiceRequest, ServiceOperation
 from support.builders import EPOCH
 from support.peers import RecordingPeers
 from support.rows import Rows, store_of
@@ -59,20 +59,20 @@ async def test_a_wish_of_what_came_along_keeps_its_name_from_nobody_later(rows: 
     async with store_of(shared, "admission") as store:
         async with store.write() as tx:
             assert (
-                await registry_rows.change_service(
+                await reward_service_queries.change_service(
                     tx, ServiceOperationRequest(name="minilm", verb=ServiceOperation.PIN)
                 )
                 == 1
             )
-            assert await registry_rows.register_service(tx, MINE) == 0, "the node offers it"
+            assert await reward_service_queries.register_service(tx, MINE) == 0, "the node offers it"
         await rows.execute("update nodes set services = '[]' where id = $1", node)
         async with store.write() as tx:
-            assert await registry_rows.register_service(tx, MINE) == 1
-            assert await registry_rows.register_service(tx, MINE) == 0, "it is registered"
+            assert await reward_service_queries.register_service(tx, MINE) == 1
+            assert await reward_service_queries.register_service(tx, MINE) == 0, "it is registered"
         pinned = await rows.value("select pinned from services where name = 'minilm' and source = 'model'")
         assert pinned is False
         async with store.write() as tx:
-            assert await registry_rows.remove_service(tx, "minilm") == (1, 0)
+            assert await reward_service_queries.remove_service(tx, "minilm") == (1, 0)
 
 
 async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_that(rows: Rows, shared: str) -> None:
@@ -86,7 +86,7 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
 
         async def registered() -> None:
             async with store.write() as tx:
-                await registry_rows.register_service(tx, MINE)
+                await reward_service_queries.register_service(tx, MINE)
 
         async def node_polls() -> None:
             async with manager.read() as tx:
@@ -105,13 +105,13 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
         await node_polls()
         assert await is_there()
         async with store.write() as tx:
-            await registry_rows.remove_service(tx, "minilm")
+            await reward_service_queries.remove_service(tx, "minilm")
         await registered()
         assert not await is_there()
         await node_polls()
         assert await is_there()
         async with store.write() as tx:
-            await registry_rows.remove_service(tx, "minilm")
+            await reward_service_queries.remove_service(tx, "minilm")
         assert "minilm" not in {
             each.name for each in [*await rewards.list_all(), *await ServiceDirectory(gateway).list_services()]
         }

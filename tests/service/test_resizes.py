@@ -10,10 +10,10 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_core.fence import Fence
-from arl_cpu.executor import AttemptResize
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import AttemptResize
 from arl_store.migrate import role_url
-from arl_wire.internal import ResizePayload, ResizeResult
+from arl_wire.internal.admission import ResizePayload, ResizeResult
 from support.cpu import Cpu, managing
 from support.postgres import PASSWORDS
 from support.rows import AMOUNTS, Rows, rows_in

@@ -10,14 +10,14 @@ import pytest
 import pytest_asyncio
 from pydantic import BaseModel
 
-from arl_core.fence import Fence
-from arl_core.model import ResizeDecision, SchedulingPlan, action_resources, environment_resources
-from arl_core.plan import FirstComeFirstServed
-from arl_core.snapshot import CellSnapshot
-from arl_cpu.executor import AttemptResize as Ordered
-from arl_scheduler.rounds import SchedulingLoop
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ResizeDecision, SchedulingPlan, action_resources, environment_resources
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_cpu.contract.executor import AttemptResize as Ordered
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_wire.errors import Unavailable
-from arl_wire.internal import ResizeBatchRequest, ResizeBatchResponse, ResizeResult
+from arl_wire.internal.admission import ResizeBatchRequest, ResizeBatchResponse, ResizeResult
 from support.cpu import Cpu, managing
 from support.peers import RecordingPeers
 from support.rows import AMOUNTS, Rows, rows_in

@@ -8,19 +8,26 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from arl_core.curves import CurveCache
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fence import Fence
-from arl_core.ledger import ResourceLedger
-from arl_core.model import ActionClass, ElasticResource, ResizeDecision, ResizeSupport, ResourceDemand, ResourceShape
-from arl_core.plan import FirstComeFirstServed
-from arl_scheduler.holds import AllocationTable
-from arl_scheduler.homes import Allocation
-from arl_scheduler.mailbox import NotificationInbox
-from arl_scheduler.resizing import ResizeCoordinator
-from arl_scheduler.rows import ResizeUpdate
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
+    ActionClass,
+    ElasticResource,
+    ResizeDecision,
+    ResizeSupport,
+    ResourceDemand,
+    ResourceShape,
+)
+from arl_core.durations.curves import CurveCache
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_scheduler.index.allocations import AllocationTable
+from arl_scheduler.index.environments import Allocation
+from arl_scheduler.leader.notification_inbox import NotificationInbox
+from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
+from arl_scheduler.queries.poll_result import ResizeUpdate
 from arl_wire.errors import Unavailable
-from arl_wire.internal import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
+from arl_wire.internal.admission import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
 from support.builders import a_node_row, numbered
 
 CAPACITY = 6000

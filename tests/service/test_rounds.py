@@ -8,13 +8,13 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from arl_core.fairness import QueueWeight
-from arl_core.fence import Fence
-from arl_core.reclaim import ReclaimDecision
-from arl_core.states import ActionState
-from arl_scheduler import repository
-from arl_scheduler.rounds import SchedulingLoop
-from arl_wire.internal import GrantBatchRequest
+from arl_core.control.reclaim import ReclaimDecision
+from arl_core.domain.fence import Fence
+from arl_core.domain.states import ActionState
+from arl_core.queue.fairness import QueueWeight
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
+from arl_scheduler.queries import repository
+from arl_wire.internal.admission import GrantBatchRequest
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.peers import RecordingPeers

@@ -13,11 +13,11 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_core.states import TRANSITIONS, ActionOutcome, ActionState, ServiceRole
-from arl_kit.ids import uuid7
+from arl_core.domain.states import TRANSITIONS, ActionOutcome, ActionState, ServiceRole
 from arl_store.guards import role_name
 from arl_store.migrate import role_url, upgrade
 from arl_store.tables import metadata
+from arl_store.uuids import uuid7
 from support.postgres import PASSWORDS, CloneDatabase, Databases
 from support.rows import Rows, rows_in
 

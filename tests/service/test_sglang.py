@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.engine import EngineController, EngineError, EngineSpec, EngineWakeFailed
-from arl_gpu.engines import EngineSet
-from arl_gpu.last_order import EngineStateFile
-from arl_gpu.residency import DeviceResidency
+from arl_gpu.devices.cpu_device import CpuDevice
+from arl_gpu.worker.engine_controller import EngineController, EngineError, EngineSpec, EngineWakeFailed
+from arl_gpu.worker.engine_set import EngineSet
+from arl_gpu.worker.engine_state_file import EngineStateFile
+from arl_gpu.worker.residency import DeviceResidency
 from support.engine import KEY, RunningEngine, Told, running_engine
 
 

@@ -12,7 +12,7 @@ pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-from arl_gpu.kinds import load
+from arl_gpu.models.loader import load
 from support.conditions import eventually
 from support.gpu import driving
 from support.parallel import LIMIT_S, a_worker

@@ -7,20 +7,20 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.explain import explain
-from arl_core.fairness import total_resources
-from arl_core.fence import Fence
-from arl_core.forecast import ForecastSimulator
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.pods import StaticPods
-from arl_core.rate import RateLimit
-from arl_core.rules import WaitReason
-from arl_core.spar import SparPolicy
-from arl_scheduler.index import SchedulerIndex
-from arl_scheduler.planning import build_forecast_input
-from arl_scheduler.rows import AllocationRow, NodeRow
-from arl_scheduler.tokens import REFILL_INTERVAL_S
-from arl_wire.internal import GangMembership, QueuedActionRow
+from arl_core.control.rate_limits import RateLimit
+from arl_core.domain.fence import Fence
+from arl_core.inquiry.explain import explain
+from arl_core.inquiry.forecast import ForecastSimulator
+from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.spar import SparPolicy
+from arl_core.policies.static_pods import StaticPods
+from arl_core.queue.fairness import total_resources
+from arl_scheduler.index.rate_limit_timer import REFILL_INTERVAL_S
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.inquiry.capacity_planner import build_forecast_input
+from arl_scheduler.queries.poll_result import AllocationRow, NodeRow
+from arl_wire.internal.admission import GangMembership, QueuedActionRow
 from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
 
 NOW = 1000.0

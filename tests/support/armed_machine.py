@@ -1,10 +1,10 @@
-"""`arl_kit.local` as `tangram up` starts it, with services that a test can arm; takes the same arguments."""
+"""`arl_local` as `tangram up` starts it, with services that a test can arm; takes the same arguments."""
 
 import sys
 from pathlib import Path
 
-from arl_kit.local.__main__ import main
-from arl_kit.local.plan import DEFAULT_COMMANDS, SERVICES
+from arl_local.__main__ import main
+from arl_local.process_plan import DEFAULT_COMMANDS, SERVICES
 
 ARMED = (sys.executable, str(Path(__file__).with_name("armed_service.py")))
 

@@ -4,9 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fence import Fence
-from arl_core.model import (
+from arl_core.capacity.running_index import RunningIndex
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.control.reclaim import ActiveAttempt, NodeLease
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     NodeResources,
@@ -16,14 +19,11 @@ from arl_core.model import (
     ResourceShape,
     RunningAction,
 )
-from arl_core.reclaim import ActiveAttempt, NodeLease
-from arl_core.running import RunningIndex
-from arl_core.snapshot import CellSnapshot
-from arl_core.states import ActionState
-from arl_core.waiting import QueueIndex
-from arl_scheduler.rows import AllocationRow, EnvironmentRow, NodeRow, PollResult
-from arl_wire.actions import SubmitActionRequest
-from arl_wire.internal import QueuedActionRow
+from arl_core.domain.states import ActionState
+from arl_core.queue.queue_index import QueueIndex
+from arl_scheduler.queries.poll_result import AllocationRow, EnvironmentRow, NodeRow, PollResult
+from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.internal.admission import QueuedActionRow
 
 __all__ = [
     "EPOCH",

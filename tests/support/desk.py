@@ -11,15 +11,15 @@ from uuid import uuid4
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from arl_core.fence import Fence
-from arl_gpu.completions import MAX_RESPONSE_BYTES
-from arl_gpu.jobs import ScoreJob
-from arl_gpu.judging import HEALTH_CHECK_S, EngineDispatcher
-from arl_gpu.kinds.model import Entry
-from arl_gpu.services import ServiceFiles
+from arl_core.domain.fence import Fence
+from arl_gpu.catalog.service_files import ServiceFiles
+from arl_gpu.engines.chat_completions import MAX_RESPONSE_BYTES
+from arl_gpu.engines.engine_dispatcher import HEALTH_CHECK_S, EngineDispatcher
+from arl_gpu.models.interface import Entry
+from arl_gpu.queue.batch_scheduler import BatchPart
+from arl_gpu.queue.score_jobs import ScoreJob
 from arl_gpu.settings import EngineSettings
-from arl_gpu.turns import BatchPart
-from arl_gpu.worker_client import WorkerDied
+from arl_gpu.worker.client import WorkerDied
 
 __all__ = ["Desk", "files_of", "judge_texts", "judging_by", "said"]
 

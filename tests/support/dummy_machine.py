@@ -1,10 +1,10 @@
-"""`arl_kit.local` with real Postgres, real supervision and dummy services; takes the same arguments."""
+"""`arl_local` with real Postgres, real supervision and dummy services; takes the same arguments."""
 
 import sys
 from pathlib import Path
 
-from arl_kit.local.__main__ import main
-from arl_kit.local.plan import DEFAULT_COMMANDS
+from arl_local.__main__ import main
+from arl_local.process_plan import DEFAULT_COMMANDS
 
 DUMMY = (sys.executable, "-S", str(Path(__file__).with_name("dummy_service.py")))
 

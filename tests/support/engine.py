@@ -20,7 +20,7 @@ from typing import Any
 import httpx
 from aiohttp import web
 
-from arl_store.child import spawn
+from arl_kit.child_process import spawn
 
 __all__ = ["KEY", "RunningEngine", "running_engine", "verdict_of"]
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
-from arl_core.fence import Fence
-from arl_cpu.executor import (
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedOutput,
     EnvironmentLostEvent,
@@ -26,7 +26,7 @@ __all__ = ["FailingWork", "FakeExecutor"]
 
 
 class FailingWork:
-    """Answers `arl_cpu.executor.Work` with an error, if it `waits` not before the test says so."""
+    """Answers `arl_cpu.contract.executor.Work` with an error, if it `waits` not before the test says so."""
 
     def __init__(self, error: Exception, *, waits: bool = False) -> None:
         self._error = error
@@ -51,7 +51,7 @@ class FailingWork:
 
 
 class FakeExecutor:
-    """Answers `arl_cpu.executor.Executor`. It outlives managers as a launcher does."""
+    """Answers `arl_cpu.contract.executor.Executor`. It outlives managers as a launcher does."""
 
     def __init__(self, epoch: UUID = EPOCH) -> None:
         self.state = ExecutorState(

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-from arl_gpu.kinds.model import Item
-from arl_gpu.manager import GpuManager
-from arl_gpu.seats import DeviceWorker
-from arl_gpu.services import ServiceFiles
+from arl_gpu.catalog.service_files import ServiceFiles
+from arl_gpu.dispatch.device_slot import DeviceWorker
+from arl_gpu.models.interface import Item
+from arl_gpu.node.manager import GpuManager
 from arl_gpu.settings import GpuSettings
-from arl_gpu.worker_client import WorkerDied
+from arl_gpu.worker.client import WorkerDied
 from arl_store.migrate import role_url
 from arl_store.wake import WakeNotifier
-from arl_wire.internal import GrantPayload
+from arl_wire.internal.admission import GrantPayload
 from support.conditions import eventually
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS
@@ -33,7 +33,7 @@ Items = Sequence[Item]
 
 
 class ScriptedWorker:
-    """Answers `arl_gpu.scoring.Scorer`. A score is the length of its text; nothing ends before the test says so."""
+    """Answers `arl_gpu.dispatch.dispatcher.Scorer`. A score is the length of its text; nothing ends before the test says so."""
 
     host = None
 

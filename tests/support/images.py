@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from arl_cpu.templates.image import ARCHITECTURES
+from arl_cpu.templates.oci_image import ARCHITECTURES
 
 __all__ = [
     "PROGRAMS",

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from arl_tangram import AsyncTangram, Tangram
-from arl_tangram.cli.state import LocalState
-from arl_tangram.connection import resolve_connection
+from arl_tangram.cli.local_state import LocalState
+from arl_tangram.transport.connection import resolve_connection
 from support.conditions import eventually
 
 __all__ = ["Machine", "a_machine", "an_armed_machine"]

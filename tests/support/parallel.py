@@ -12,17 +12,17 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_gpu.groups import DeviceGroups
-from arl_gpu.host_memory import HostMemory
-from arl_gpu.jobs import ScoreJob, ScoreReport
-from arl_gpu.metrics import GpuMetrics
-from arl_gpu.registrations import DesiredService
-from arl_gpu.registry import ServiceReconciler
-from arl_gpu.scoring import BatchDispatcher
-from arl_gpu.turns import BatchScheduler
-from arl_gpu.worker import WorkerConfig
-from arl_gpu.worker_client import WorkerClient
+from arl_core.domain.fence import Fence
+from arl_gpu.catalog.registrations import DesiredService
+from arl_gpu.dispatch.device_groups import DeviceGroups
+from arl_gpu.dispatch.dispatcher import BatchDispatcher
+from arl_gpu.dispatch.metrics import GpuMetrics
+from arl_gpu.node.service_reconciler import ServiceReconciler
+from arl_gpu.queue.batch_scheduler import BatchScheduler
+from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
+from arl_gpu.worker.client import WorkerClient
+from arl_gpu.worker.host_memory import HostMemory
+from arl_gpu.worker.process import WorkerConfig
 from arl_kit.metrics import Metrics
 
 __all__ = ["Node", "a_node", "a_worker", "wish"]
@@ -91,7 +91,7 @@ def a_worker(*, device_mib: int, host: HostMemory | None = None, before: str = "
 import runpy, sys
 sys.path.insert(1, {str(Path(found.origin).parents[1])!r})
 {before}
-runpy.run_module('arl_gpu.worker', run_name='__main__', alter_sys=True)
+runpy.run_module('arl_gpu.worker.process', run_name='__main__', alter_sys=True)
 """
     config = WorkerConfig(services={}, device_mib=device_mib, copy_mib_per_s=None)
     return WorkerClient(config, threads=1, limit_s=LIMIT_S, host=host, command=(sys.executable, "-P", "-c", script))

@@ -13,7 +13,7 @@ Hint = tuple[str, BaseModel]
 
 
 class RecordingPeers:
-    """Stands where `arl_kit.peers.Peers` does."""
+    """Stands where `arl_kit.service_client.Peers` does."""
 
     def __init__(self) -> None:
         self.hints: list[Hint] = []

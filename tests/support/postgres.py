@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import pytest_asyncio
 
-from arl_store.embedded import EmbeddedPostgres, create_database, run_server
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres, create_database, run_server
 
 PASSWORDS = {service: f"{service}-password" for service in ("gateway", "admission", "scheduler", "cpu", "gpu", "api")}
 """The passwords of every clone's service roles; see `arl_store.migrate.role_url`."""

@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from arl_gpu.registrations import NO_ENGINES, DesiredService
-from arl_gpu.registry import ServiceReconciler
-from arl_gpu.worker_client import WorkerDied
+from arl_gpu.catalog.registrations import NO_ENGINES, DesiredService
+from arl_gpu.node.service_reconciler import ServiceReconciler
+from arl_gpu.worker.client import WorkerDied
 
 __all__ = ["Owner", "carried_out", "carry_out", "registry_of", "wish"]
 

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
-from arl_core.elasticity import AmdahlScaling
-from arl_core.model import ActionClass, ElasticResource, ResourceDemand, ResourceShape
-from arl_core.rate import RateLimit
+from arl_core.control.rate_limits import RateLimit
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.model import ActionClass, ElasticResource, ResourceDemand, ResourceShape
 
 __all__ = ["KINDS", "ResourceKind"]
 

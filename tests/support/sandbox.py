@@ -15,8 +15,8 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_cpu.executor import (
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedStream,
     EnvironmentLostEvent,
@@ -26,9 +26,9 @@ from arl_cpu.executor import (
     Executor,
     ExecutorState,
 )
-from arl_cpu.launcher.drivers import DRIVERS
-from arl_cpu.launcher.syscalls import PR_SET_PDEATHSIG, prctl
-from arl_cpu.launcher_client import LauncherClient
+from arl_cpu.contract.launcher_client import LauncherClient
+from arl_cpu.launcher.isolation.drivers import DRIVERS
+from arl_cpu.launcher.linux.syscalls import PR_SET_PDEATHSIG, prctl
 
 END_LIMIT_S = 15
 NATIVE = pytest.mark.skipif(

@@ -4,8 +4,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from arl_core.plan import SchedulingPolicy
-from arl_scheduler.rounds import SchedulingLoop
+from arl_core.policies.policy import SchedulingPolicy
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.settings import SchedulerSettings
 from arl_store.migrate import role_url
 from arl_store.wake import WakeNotifier

@@ -3,11 +3,11 @@
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from arl_core.fence import Fence
-from arl_core.model import Grant
-from arl_core.states import ActionState
-from arl_scheduler.rows import EnvironmentRow, PollResult
-from arl_wire.internal import QueuedActionRow
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant
+from arl_core.domain.states import ActionState
+from arl_scheduler.queries.poll_result import EnvironmentRow, PollResult
+from arl_wire.internal.admission import QueuedActionRow
 from support.builders import a_held_action, a_poll, a_queued_row, an_environment_row, numbered
 
 __all__ = ["Database", "Row"]

@@ -3,8 +3,8 @@
 from typing import Any
 from uuid import uuid4
 
-from arl_core.fence import Fence
-from arl_cpu.executor import EnvironmentSpec, FileOperation
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import EnvironmentSpec, FileOperation
 from support.sandbox import Bench
 
 __all__ = ["begun", "moved"]

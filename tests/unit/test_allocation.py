@@ -3,8 +3,8 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.allocation import PrefixAllocation
-from arl_core.curves import ParallelismOption
+from arl_core.durations.curves import ParallelismOption
+from arl_core.policies.prefix_allocation import PrefixAllocation
 
 UNITS = 8
 

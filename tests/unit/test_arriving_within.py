@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.rate import RateLimit, TokenBucket, rate_at_sender
+from arl_core.control.rate_limits import RateLimit, TokenBucket, rate_at_sender
 
 LATE_S = 0.05
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.batching import length_buckets, next_batch, padding_share
+from arl_core.control.batching import length_buckets, next_batch, padding_share
 
 COSTS = st.lists(st.lists(st.integers(1, 600), max_size=12), max_size=12)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from arl_core.plan import SchedulingPolicy
-from arl_core.reference import ReferencePolicy
-from arl_core.spar import SparPolicy
+from arl_core.policies.policy import SchedulingPolicy
+from arl_core.policies.reference import ReferencePolicy
+from arl_core.policies.spar import SparPolicy
 from arl_sim.bounds import BoundJob, lagrangian_bound_s, speed_bound_s
+from arl_sim.cluster import DemandMode, SimActionClasses, SimCluster
+from arl_sim.duration_models import ClairvoyantDurations
 from arl_sim.engine import START_S, WorkloadSimulation
-from arl_sim.expectations import ClairvoyantDurations
-from arl_sim.site import DemandMode, SimActionClasses, SimCluster
 from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
 
 UNITS = 4

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from arl_tangram import call_action
-from arl_wire.actions import SubmitActionRequest
+from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.calls import CallRequest
 from arl_wire.errors import ValidationFailed
 

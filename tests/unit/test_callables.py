@@ -2,9 +2,9 @@
 
 import pytest
 
-from arl_gpu.kinds import load
-from arl_gpu.kinds.callable import PythonFunctionModel
-from arl_gpu.kinds.model import RewardModel
+from arl_gpu.models.interface import RewardModel
+from arl_gpu.models.loader import load
+from arl_gpu.models.python_function import PythonFunctionModel
 
 
 @pytest.fixture(params=["length", "length_later"])

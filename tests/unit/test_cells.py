@@ -8,10 +8,10 @@ from typing import Any, cast
 
 import pytest
 
-from arl_cpu.launcher.cells import Sandbox, SandboxHost
-from arl_cpu.launcher.drivers import DRIVERS
-from arl_cpu.launcher.loop import EventLoop
-from arl_cpu.launcher.zygote import Zygote
+from arl_cpu.launcher.isolation.drivers import DRIVERS
+from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost
+from arl_cpu.launcher.sandbox.zygote import Zygote
 
 
 class Agents:

@@ -4,13 +4,13 @@ from typing import Any, cast
 
 import pytest
 
-from arl_core.model import ActionClass, Grant
-from arl_core.plan import FirstComeFirstServed
-from arl_scheduler.classes import MAX_CLASSES, MAX_CLASSES_PER_TASK, MIN_CLASSES_PER_TASK, ActionClassTable
-from arl_scheduler.index import SchedulerIndex
-from arl_scheduler.learning import MIN_RUNS_TO_REJECT, DurationLearner
+from arl_core.domain.model import ActionClass, Grant
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_scheduler.index.action_classes import MAX_CLASSES, MAX_CLASSES_PER_TASK, MIN_CLASSES_PER_TASK, ActionClassTable
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.leader.duration_learner import MIN_RUNS_TO_REJECT, DurationLearner
 from arl_store.tx import PostgresStore
-from arl_wire.internal import QueuedActionRow
+from arl_wire.internal.admission import QueuedActionRow
 from support.builders import a_held_action, a_poll, a_queued_row
 
 NOW = 1000.0

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import ActionOutcome, ActionState
-from arl_gateway.auth import Caller
-from arl_gateway.code_runs import CodeRun, CodeRunner
-from arl_gateway.service import ActionService, AdmittedAction, RequestTrace
-from arl_wire.actions import Action, SubmitActionRequest
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_gateway.actions.service import ActionService, AdmittedAction, RequestTrace
+from arl_gateway.blocking.code_runs import CodeRun, CodeRunner
+from arl_gateway.http.auth import Caller
+from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.errors import GatewayTimeout, QueueFull
 from support.builders import numbered
 

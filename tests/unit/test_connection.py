@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from arl_tangram import Unauthenticated, Unavailable, ValidationFailed
-from arl_tangram.connection import resolve_connection
+from arl_tangram.transport.connection import resolve_connection
 
 
 @pytest.fixture

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.fence import Fence
-from arl_cpu.cores import CoreMap, choose_cores
+from arl_core.domain.fence import Fence
+from arl_cpu.node.core_map import CoreMap, choose_cores
 from support.builders import numbered
 
 

@@ -1,6 +1,6 @@
 """What is remembered of how long actions take, and for how long."""
 
-from arl_core.curves import MAX_AGE_S, REFRESH_AFTER_RUN_S, CurveCache
+from arl_core.durations.curves import MAX_AGE_S, REFRESH_AFTER_RUN_S, CurveCache
 from support.builders import a_class
 
 CLASSES = [a_class(key) for key in range(20)]

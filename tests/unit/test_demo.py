@@ -2,9 +2,9 @@
 
 import re
 
-from arl_tangram.demo.attempts import plan_trajectories
-from arl_tangram.demo.hacks import REWARD_HACKS
-from arl_tangram.demo.problems import bundled_problems
+from arl_bench.demo.attempts import plan_trajectories
+from arl_bench.demo.hacks import REWARD_HACKS
+from arl_bench.demo.problems import bundled_problems
 
 BEYOND_ITSELF = re.compile(r"os\.kill|/workspace|/root|/home|/proc/1\b|os\.walk|os\.getppid")
 

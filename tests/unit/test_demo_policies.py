@@ -10,12 +10,12 @@ from uuid import UUID
 
 import pytest
 
-from arl_tangram.demo.attempts import plan_trajectories
-from arl_tangram.demo.picture import draw_policies
-from arl_tangram.demo.policies import PolicyRun, pod_cores_of, policy_figures, settings_of
-from arl_tangram.demo.problems import CodingProblem, bundled_problems
-from arl_tangram.demo.rollout import DemoRollout
-from arl_wire.actions import Action
+from arl_bench.demo.attempts import plan_trajectories
+from arl_bench.demo.plot import draw_policies
+from arl_bench.demo.policies import PolicyRun, pod_cores_of, policy_figures, settings_of
+from arl_bench.demo.problems import CodingProblem, bundled_problems
+from arl_bench.demo.rollout import DemoRollout
+from arl_wire.actions.action import Action
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -105,7 +105,7 @@ class TestSuite:
     def run(problem: CodingProblem, code: str, where: Path) -> int:
         (where / "solution.py").write_text(code)
         (where / "request.json").write_text(json.dumps({"entry_point": problem.entry_point, "cpu_s": 0.05}))
-        (where / "suite.py").write_text(files("arl_tangram.demo.programs").joinpath("suite.py").read_text())
+        (where / "suite.py").write_text(files("arl_bench.demo.programs").joinpath("suite.py").read_text())
         return subprocess.run([sys.executable, "suite.py"], cwd=where, capture_output=True, timeout=30).returncode
 
     def test_a_right_solution_passes_and_an_endless_one_does_not(self, tmp_path: Path) -> None:

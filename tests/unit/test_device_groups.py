@@ -9,17 +9,17 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_gpu.groups import BatchResult, DeviceGroups, device_groups
-from arl_gpu.host_memory import HostMemory
-from arl_gpu.jobs import ScoreJob, ScoreReport
-from arl_gpu.kinds.model import Item
-from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import BatchDispatcher
-from arl_gpu.services import ServiceFiles
-from arl_gpu.together import RankInfo, model_fingerprint
-from arl_gpu.turns import BatchScheduler
-from arl_gpu.worker_client import WorkerDied
+from arl_core.domain.fence import Fence
+from arl_gpu.catalog.service_files import ServiceFiles
+from arl_gpu.dispatch.device_groups import BatchResult, DeviceGroups, device_groups
+from arl_gpu.dispatch.dispatcher import BatchDispatcher
+from arl_gpu.dispatch.metrics import GpuMetrics
+from arl_gpu.models.interface import Item
+from arl_gpu.parallel.rendezvous import RankInfo, model_fingerprint
+from arl_gpu.queue.batch_scheduler import BatchScheduler
+from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
+from arl_gpu.worker.client import WorkerDied
+from arl_gpu.worker.host_memory import HostMemory
 from arl_kit.metrics import Metrics
 from support.gpu import scored
 
@@ -28,7 +28,7 @@ ITEMS = [{"text": "aa"}]
 
 
 class Member:
-    """Answers `arl_gpu.groups.Member`. It does what the test says, once all of its group are there, as ranks do."""
+    """Answers `arl_gpu.dispatch.device_groups.Member`. It does what the test says, once all of its group are there, as ranks do."""
 
     limit_s = 60.0
     host = None
@@ -198,7 +198,7 @@ async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_
 
 
 class OneEngine:
-    """Answers `arl_gpu.judging.Judging`: the engine of device 1 is in use until the test says otherwise."""
+    """Answers `arl_gpu.engines.engine_dispatcher.Judging`: the engine of device 1 is in use until the test says otherwise."""
 
     def __init__(self) -> None:
         self.is_used = True

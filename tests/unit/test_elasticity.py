@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.elasticity import AmdahlScaling, DurationTable, NoScaling
+from arl_core.domain.elasticity import AmdahlScaling, DurationTable, NoScaling
 
 
 @given(st.floats(0, 1), st.integers(1, 64), st.integers(1, 64))

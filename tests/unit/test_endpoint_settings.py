@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from arl_api.settings import ApiSettings, EndpointSettings
-from arl_core.rate import RateLimit
+from arl_core.control.rate_limits import RateLimit
 
 
 def settings(**endpoint: Any) -> ApiSettings:

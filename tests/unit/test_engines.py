@@ -5,11 +5,11 @@ from dataclasses import asdict, dataclass
 
 import pytest
 
-from arl_core.residency import ServiceBusyError
-from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.engine import EngineSpec
-from arl_gpu.engines import EngineSet, residency_key
-from arl_gpu.residency import DeviceResidency, InsufficientMemory
+from arl_core.residency.occupancy import ServiceBusyError
+from arl_gpu.devices.cpu_device import CpuDevice
+from arl_gpu.worker.engine_controller import EngineSpec
+from arl_gpu.worker.engine_set import EngineSet, residency_key
+from arl_gpu.worker.residency import DeviceResidency, InsufficientMemory
 
 
 @dataclass

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.elasticity import AmdahlScaling, Elasticity, NoScaling
-from arl_core.estimates import MAX_CLASSES, OUTLIER_FACTOR, PRIOR_S, RUN_WINDOW, DurationEstimates
-from arl_core.model import ActionClass, ElasticResource, ResourceDemand, ResourceShape
+from arl_core.domain.elasticity import AmdahlScaling, Elasticity, NoScaling
+from arl_core.domain.model import ActionClass, ElasticResource, ResourceDemand, ResourceShape
+from arl_core.durations.estimates import MAX_CLASSES, OUTLIER_FACTOR, PRIOR_S, RUN_WINDOW, DurationEstimates
 
 CORES = (1000, 2000, 4000, 8000)
 Run = tuple[int, float, float]

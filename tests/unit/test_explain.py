@@ -5,13 +5,10 @@ from dataclasses import replace
 
 import pytest
 
-from arl_core.curves import CurveCache
-from arl_core.elasticity import AmdahlScaling
-from arl_core.estimates import DurationEstimates
-from arl_core.explain import MAX_SCANNED, ActionsAhead, QueueExplanation, ResourceShortage, explain
-from arl_core.fairness import FairShares
-from arl_core.fence import Fence
-from arl_core.model import (
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     NodeResources,
@@ -21,11 +18,14 @@ from arl_core.model import (
     ResourceShape,
     RunningAction,
 )
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.quotas import QuotaUsage, TaskQuota
-from arl_core.rules import EstimateBasis, WaitReason
-from arl_core.snapshot import CellSnapshot
-from arl_core.spar import SparPolicy
+from arl_core.durations.curves import CurveCache
+from arl_core.durations.estimates import DurationEstimates
+from arl_core.inquiry.explain import MAX_SCANNED, ActionsAhead, QueueExplanation, ResourceShortage, explain
+from arl_core.inquiry.wait_reasons import EstimateBasis, WaitReason
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.spar import SparPolicy
+from arl_core.queue.fairness import FairShares
+from arl_core.queue.quotas import QuotaUsage, TaskQuota
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0

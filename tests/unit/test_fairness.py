@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from arl_core.fairness import FairShares, QueueWeight
+from arl_core.queue.fairness import FairShares, QueueWeight
 
 CORES, SLOTS = 64, 8
 TOTAL = {"cpu": CORES, "slots": SLOTS}

@@ -8,12 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import DeclaredDurations
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fairness import FairShares
-from arl_core.fence import Fence
-from arl_core.forecast import STEP_BATCH, ActiveAction, ForecastInput, ForecastSimulator, QueueForecast
-from arl_core.model import (
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     NodeResources,
@@ -26,10 +24,8 @@ from arl_core.model import (
     RunningAction,
     SchedulingPlan,
 )
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.snapshot import CellSnapshot
-from arl_core.spar import SparPolicy
-from arl_core.what_if import (
+from arl_core.durations.curves import DeclaredDurations
+from arl_core.inquiry.capacity_plan import (
     BaselineDurations,
     ExtraLoad,
     NodeChange,
@@ -37,6 +33,10 @@ from arl_core.what_if import (
     with_extra_load,
     with_node_change,
 )
+from arl_core.inquiry.forecast import STEP_BATCH, ActiveAction, ForecastInput, ForecastSimulator, QueueForecast
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.spar import SparPolicy
+from arl_core.queue.fairness import FairShares
 from support.builders import a_pool, an_action, numbered
 
 NOW = 1000.0

@@ -8,7 +8,7 @@ from arl_api.settings import ApiSettings
 from arl_cpu.settings import CpuSettings
 from arl_gateway.settings import GatewaySettings
 from arl_gpu.settings import GpuSettings
-from arl_kit.local.forwarded import FORWARDED_SETTINGS, forwarded_variables, unknown_settings
+from arl_local.env_routing import FORWARDED_SETTINGS, forwarded_variables, unknown_settings
 from arl_scheduler.settings import SchedulerSettings
 
 DECIDED = {

@@ -4,11 +4,11 @@ from collections.abc import ItemsView
 
 import pytest
 
-from arl_core.model import ActionClass, Gang, QueuedAction, ResourceDemand, ResourceShape
-from arl_core.places import ROUND_SEARCH_BUDGET, SEARCH_LIMIT, PackingItem, SearchBudget, pack
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.reference import ReferencePolicy
-from arl_core.spar import SparPolicy
+from arl_core.capacity.gang_packing import ROUND_SEARCH_BUDGET, SEARCH_LIMIT, PackingItem, SearchBudget, pack
+from arl_core.domain.model import ActionClass, Gang, QueuedAction, ResourceDemand, ResourceShape
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.reference import ReferencePolicy
+from arl_core.policies.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NODES, MEMBERS, GANGS = 8, 12, 60

@@ -9,14 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import CurveCache
-from arl_core.elasticity import AmdahlScaling
-from arl_core.explain import explain
-from arl_core.fairness import FairShares
-from arl_core.fence import Fence
-from arl_core.forecast import ForecastInput, ForecastSimulator
-from arl_core.gangs import can_gang_fit, limit_grants
-from arl_core.model import (
+from arl_core.capacity.gangs import can_gang_fit, limit_grants
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     Gang,
@@ -29,13 +25,17 @@ from arl_core.model import (
     RunningAction,
     SchedulingPlan,
 )
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.pods import StaticPods
-from arl_core.reference import ReferencePolicy
-from arl_core.rules import WaitReason
-from arl_core.spar import SparPolicy
-from arl_core.states import ActionOutcome
-from arl_scheduler.offers import CandidateQueue
+from arl_core.domain.states import ActionOutcome
+from arl_core.durations.curves import CurveCache
+from arl_core.inquiry.explain import explain
+from arl_core.inquiry.forecast import ForecastInput, ForecastSimulator
+from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.reference import ReferencePolicy
+from arl_core.policies.spar import SparPolicy
+from arl_core.policies.static_pods import StaticPods
+from arl_core.queue.fairness import FairShares
+from arl_scheduler.index.candidates import CandidateQueue
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0

@@ -1,7 +1,7 @@
 """What a GPU manager's metrics say of its devices."""
 
-from arl_core.residency import ResidencyState
-from arl_gpu.metrics import GpuMetrics
+from arl_core.residency.occupancy import ResidencyState
+from arl_gpu.dispatch.metrics import GpuMetrics
 from arl_kit.metrics import Metrics
 
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import CurveCache
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fence import Fence
-from arl_core.model import (
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     ExclusiveService,
@@ -19,9 +18,10 @@ from arl_core.model import (
     ResourceShape,
     RunningAction,
 )
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.reference import ReferencePolicy
-from arl_core.spar import SparPolicy
+from arl_core.durations.curves import CurveCache
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.reference import ReferencePolicy
+from arl_core.policies.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action
 
 SMALL = ExclusiveService("small", fixed_s=0.5, device_s=1.0)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_api.hiding import REDACTED, SecretRedactor
+from arl_api.redaction import REDACTED, SecretRedactor
 
 KEY = 'a+b/c==Qq"x&y z'
 

@@ -3,8 +3,8 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from arl_core.fence import Fence
-from arl_cpu.holdings import AttemptAllocation, NodeAllocations, PendingResize
+from arl_core.domain.fence import Fence
+from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
 from support.builders import numbered
 
 CORES = 6

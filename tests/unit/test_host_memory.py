@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.host_memory import HostMemory, memory_limit_bytes
-from arl_gpu.kept import CHUNK_BYTES, AllocateFn, Chunk, WeightBuffer, load_private, load_shared
+from arl_gpu.models.weight_buffer import CHUNK_BYTES, AllocateFn, Chunk, WeightBuffer, load_private, load_shared
+from arl_gpu.worker.host_memory import HostMemory, memory_limit_bytes
 
 BUDGET = 100_000
 SIZES = {"a": 30_000, "b": 45_000, "c": 60_000, "d": 99_999, "e": 8_193, "f": 40_000, "too-large": 100_001}
@@ -119,7 +119,7 @@ def test_what_could_not_be_read_leaves_nothing_that_is_taken_for_it(host: HostMe
 
 
 class Worker:
-    """Answers `arl_gpu.host_memory.Holder`."""
+    """Answers `arl_gpu.worker.host_memory.Holder`."""
 
     def __init__(self, host: HostMemory) -> None:
         self.host = host

@@ -13,10 +13,10 @@ import torch
 import transformers
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from arl_gpu.kinds import load
-from arl_gpu.kinds.model import Entry, RewardModel
-from arl_gpu.passes import ForwardPasses
-from arl_gpu.services import IncompleteModel
+from arl_gpu.catalog.service_files import IncompleteModel
+from arl_gpu.models.forward_passes import ForwardPasses
+from arl_gpu.models.interface import Entry, RewardModel
+from arl_gpu.models.loader import load
 
 TOLERANCE = 1e-5
 """Absolute, of float32 results in other company, or computed by the library item by item."""

@@ -5,10 +5,15 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.templates.image import ARCHITECTURES, docker_image_paths, parse_docker_image, parse_oci_image, select_image
-from arl_cpu.templates.members import LayerEntry, parse_member_name
-from arl_cpu.templates.records import check_name
-from arl_cpu.templates.refused import TemplateError
+from arl_cpu.templates.layer_entries import LayerEntry, parse_member_name
+from arl_cpu.templates.oci_image import (
+    ARCHITECTURES,
+    docker_image_paths,
+    parse_docker_image,
+    parse_oci_image,
+    select_image,
+)
+from arl_cpu.templates.template import TemplateError, check_name
 
 HERE = ARCHITECTURES.get(platform.machine(), platform.machine())
 ONE, TWO = (f"sha256:{digit * 64}" for digit in "12")

@@ -1,6 +1,6 @@
 from pathlib import Path
 
-from arl_cpu.inventory import read_numa_nodes
+from arl_cpu.node.inventory import read_numa_nodes
 
 
 def a_machine(directory: Path, **cpulists: str) -> Path:

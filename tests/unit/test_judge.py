@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-import arl_tangram.demo.programs
-from arl_tangram.demo.problems import CodingProblem, bundled_problems
+import arl_bench.demo.programs
+from arl_bench.demo.problems import CodingProblem, bundled_problems
 
-PROGRAMS = Path(arl_tangram.demo.programs.__file__).parent
+PROGRAMS = Path(arl_bench.demo.programs.__file__).parent
 
 
 def run(name: str, request: object, directory: Path, output: str | None) -> Any:

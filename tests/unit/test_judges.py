@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from arl_gpu.kinds.judge import EngineJudge, JudgeInputError
-from arl_wire.judges import JudgeOptions
-from arl_wire.services import RegisterServiceRequest
+from arl_gpu.engines.engine_judge import EngineJudge, JudgeInputError
+from arl_wire.reward_services.judges import JudgeOptions
+from arl_wire.reward_services.service import RegisterServiceRequest
 
 WORDS = {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"Good": 1, "bad": 0}}
 GRADES = {"prompt": "{response}", "json_field": "grade", "minimum": 0, "maximum": 10}

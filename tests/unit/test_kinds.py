@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from arl_wire.kinds import FORMS_BY_KIND, item_form_error
+from arl_wire.reward_services.kinds import FORMS_BY_KIND, item_form_error
 from arl_wire.scores import MAX_CHARACTERS, ScoreItem
 
 PAIR = {"text": "a", "reference": "b"}

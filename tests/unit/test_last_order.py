@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from arl_gpu.last_order import EngineStateFile
+from arl_gpu.worker.engine_state_file import EngineStateFile
 
 
 @pytest.fixture

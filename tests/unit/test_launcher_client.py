@@ -5,8 +5,8 @@ import socket
 from pathlib import Path
 from uuid import uuid4
 
-from arl_core.fence import Fence
-from arl_cpu.launcher_client import LauncherClient
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.launcher_client import LauncherClient
 
 
 async def test_a_connection_for_which_there_is_no_room_is_tried_again(tmp_path: Path) -> None:

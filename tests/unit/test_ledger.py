@@ -2,7 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from arl_core.ledger import ResourceLedger, fits
+from arl_core.capacity.ledger import ResourceLedger, fits
 
 CAPACITY = {"cpu_milli": 4000, "memory_mib": 100}
 amounts = st.fixed_dictionaries({"cpu_milli": st.integers(0, 4000), "memory_mib": st.integers(0, 100)})

@@ -3,7 +3,7 @@
 import fcntl
 from pathlib import Path
 
-from arl_tangram.leftovers import HostResourceScanner
+from arl_tangram.cli.system.host_resources import HostResourceScanner
 
 
 def subjects(directory: Path) -> set[str]:

@@ -6,8 +6,8 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import ActionOutcome, ActionState
-from arl_trace.life import GATEWAY_TRACESTATE, ActionHistory, AttemptRecord, NodeStage, context_of, spans_of
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_trace.history import GATEWAY_TRACESTATE, ActionHistory, AttemptRecord, NodeStage, context_of, spans_of
 
 ID = UUID("01920000-0000-7000-8000-000000000000")
 BEGIN = datetime(2026, 11, 22, tzinfo=UTC)

@@ -2,10 +2,10 @@
 
 from dataclasses import dataclass, replace
 
-from arl_core.curves import MANY_CLASSES, REFRESH_AFTER_RUN_S, CurveCache
-from arl_core.model import ActionClass, ResourceDemand, Resources
-from arl_core.running import RunningIndex
-from arl_core.spar import SparPolicy
+from arl_core.capacity.running_index import RunningIndex
+from arl_core.domain.model import ActionClass, ResourceDemand, Resources
+from arl_core.durations.curves import MANY_CLASSES, REFRESH_AFTER_RUN_S, CurveCache
+from arl_core.policies.spar import SparPolicy
 from support.builders import a_class, a_pool, a_snapshot, an_action
 
 NOW = 1000.0

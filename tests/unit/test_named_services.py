@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from fastapi import Request
 
-from arl_gateway.compat.places import resolve_target
-from arl_gateway.offered import ServiceEntry
+from arl_gateway.compat.target import resolve_target
+from arl_gateway.reward_services.service_directory import ServiceEntry
 from arl_wire.errors import NotFound
 
 UNKNOWN = "/models/skywork"

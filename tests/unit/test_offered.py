@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from arl_gateway.offered import CACHE_S, MAX_STALE_S, ServiceDirectory
+from arl_gateway.reward_services.service_directory import CACHE_S, MAX_STALE_S, ServiceDirectory
 from arl_store.tx import PostgresStore
 
 

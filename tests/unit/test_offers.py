@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.registry import ServiceReconciler
+from arl_gpu.node.service_reconciler import ServiceReconciler
 from support.registering import Owner, carried_out, registry_of, wish
 
 

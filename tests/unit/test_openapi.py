@@ -10,8 +10,8 @@ import jsonschema_rs
 import pytest
 
 from arl_gateway.app import build
-from arl_gateway.document import MEANINGFUL_NULLS
 from arl_gateway.examples import EXAMPLES as EXAMPLES_BY_OPERATION
+from arl_gateway.openapi import MEANINGFUL_NULLS
 from arl_gateway.settings import GatewaySettings
 
 COMMITTED = Path(__file__).parents[2] / "openapi" / "gateway.json"
@@ -39,7 +39,7 @@ def inside(node: Any) -> Iterator[dict[str, Any]]:
 
 
 def test_the_committed_document_is_the_one_that_is_served() -> None:
-    written = subprocess.run([sys.executable, "-m", "arl_gateway.document"], capture_output=True, check=True).stdout
+    written = subprocess.run([sys.executable, "-m", "arl_gateway.openapi"], capture_output=True, check=True).stdout
     assert written == COMMITTED.read_bytes(), "the API has changed: run `make openapi`"
 
 

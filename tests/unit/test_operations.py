@@ -7,17 +7,17 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import ActionOutcome, ActionState
-from arl_tangram import batching, operations
-from arl_tangram.bounded import RESPONSE_GRACE_S, with_timeout
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_tangram import batches, operations
 from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkRequest, SdkResponse, WaitTimeout
 from arl_tangram.options import exec_action
-from arl_tangram.rewards import RewardServiceMethods, ScoreOptions
-from arl_wire.actions import Action, WaitRequest, WaitResponse
-from arl_wire.batches import BatchItemResult, SubmitBatchResponse
+from arl_tangram.resources.reward_services import RewardServiceMethods, ScoreOptions
+from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
+from arl_wire.actions.action import Action, WaitRequest, WaitResponse
+from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse
 from arl_wire.errors import NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
+from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
 from arl_wire.scores import Score, ScoreItem
-from arl_wire.scoring import ScoreRequest, ScoreResponse
 from support.builders import numbered
 
 
@@ -189,7 +189,7 @@ def test_a_batch_that_is_refused_in_part_says_which() -> None:
     items = [BatchItemResult(id=numbered(1)), BatchItemResult(problem=ValidationFailed("argv: no").to_problem())]
     reply = SdkResponse(202, SubmitBatchResponse(items=items).model_dump_json().encode())
     with pytest.raises(BatchRefused) as caught:
-        drive(batching.submit_many([ACTION, ACTION], retry_timeout_s=1), replies(reply))
+        drive(batches.submit_many([ACTION, ACTION], retry_timeout_s=1), replies(reply))
     assert caught.value.accepted == {0: numbered(1)}
     assert isinstance(caught.value.refused[1], ValidationFailed)
 
@@ -199,11 +199,11 @@ def test_a_large_batch_goes_in_parts() -> None:
         items = [BatchItemResult(id=UUID(int=n)) for n in range(len(call.body.actions))]  # type: ignore[union-attr]
         return SdkResponse(202, SubmitBatchResponse(items=items).model_dump_json().encode())
 
-    value, calls, _ = drive(batching.submit_many([ACTION] * 2500, retry_timeout_s=1), accept)
+    value, calls, _ = drive(batches.submit_many([ACTION] * 2500, retry_timeout_s=1), accept)
     assert len(value) == 2500
     assert len(calls) == 3
     with_files = exec_action(task="t", argv=["true"], files={"a": b"x" * 60_000})
-    value, calls, _ = drive(batching.submit_many([with_files] * 1000, retry_timeout_s=1), accept)
+    value, calls, _ = drive(batches.submit_many([with_files] * 1000, retry_timeout_s=1), accept)
     assert len(value) == 1000
     assert all(len(call.body.model_dump_json()) < 64 << 20 for call in calls if call.body is not None)
 
@@ -214,12 +214,12 @@ def test_where_a_later_part_is_refused_the_ids_of_those_before_are_told() -> Non
     )
     too_large = SdkResponse(413, TooLarge("no").to_problem().model_dump_json().encode())
     with pytest.raises(BatchRefused) as caught:
-        drive(batching.submit_many([ACTION] * 2500, retry_timeout_s=1), replies(SdkResponse(202, accepted), too_large))
+        drive(batches.submit_many([ACTION] * 2500, retry_timeout_s=1), replies(SdkResponse(202, accepted), too_large))
     assert len(caught.value.accepted) == 1000
     assert caught.value.refused.keys() == set(range(1000, 2500))
     assert isinstance(caught.value.refused[1000], TooLarge)
     with pytest.raises(TooLarge):
-        drive(batching.submit_many([ACTION], retry_timeout_s=1), replies(too_large))
+        drive(batches.submit_many([ACTION], retry_timeout_s=1), replies(too_large))
 
 
 class TestOptions:

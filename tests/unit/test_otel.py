@@ -10,8 +10,6 @@ import pytest
 from opentelemetry.sdk.trace.export import ConsoleSpanExporter
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from arl_kit.local.plan import SERVICES, LocalOptions, ProcessPlan
-from arl_kit.local.state_dir import StateDir
 from arl_kit.settings import load_settings
 from arl_kit.telemetry.otel import (
     OtelSettings,
@@ -20,6 +18,8 @@ from arl_kit.telemetry.otel import (
     service_environment,
     unknown_propagators,
 )
+from arl_local.process_plan import SERVICES, LocalOptions, ProcessPlan
+from arl_local.state_dir import StateDir
 
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"

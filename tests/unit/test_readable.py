@@ -7,7 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_gateway.compat.asking import OFFLOAD_BYTES, CompatRoute
+from arl_gateway.compat.blocking_score import OFFLOAD_BYTES, CompatRoute
 
 NO_CHARACTER = re.compile("[\0\ud800-\udfff]")
 PIECES = ["\\", "\0", "\ud83d", "\ude00", "\U0001f600", "u0000", "ud83d", "u", "a", '"', "\n", "é"]

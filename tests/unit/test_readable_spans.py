@@ -23,8 +23,8 @@ from opentelemetry.sdk.trace.sampling import (
 from opentelemetry.trace import Link, SpanKind, StatusCode, TraceState
 from opentelemetry.util.types import Attributes
 
-from arl_core.states import ActionOutcome, ActionState
-from arl_trace.life import ActionHistory, AttemptRecord, TraceContext, spans_of
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_trace.history import ActionHistory, AttemptRecord, TraceContext, spans_of
 from arl_trace.readable_spans import SpanBuilder
 
 ID = UUID("01920000-0000-7000-8000-000000000000")

@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from arl_core.states import TRANSITIONS, ActionOutcome
+from arl_core.domain.states import TRANSITIONS, ActionOutcome
 
 README = (Path(__file__).parents[2] / "README.md").read_text()
 

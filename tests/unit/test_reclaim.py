@@ -3,8 +3,8 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.reclaim import ReclaimDecision, reclaim
-from arl_core.states import ActionState
+from arl_core.control.reclaim import ReclaimDecision, reclaim
+from arl_core.domain.states import ActionState
 from support.builders import EPOCH, a_held_row, a_lease, numbered
 
 TTL_S = 10.0

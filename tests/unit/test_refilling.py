@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from arl_core.ledger import ResourceLedger
-from arl_core.rate import RateLimit
-from arl_core.refilling import RateLimitedLedger
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.capacity.rate_limited_ledger import RateLimitedLedger
+from arl_core.control.rate_limits import RateLimit
 
 SEARCH = "calls:search"
 ONE = {SEARCH: 1}

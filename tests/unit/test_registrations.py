@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from arl_gpu.registry import ServiceReconciler
-from arl_gpu.services import ServiceFiles, max_item_tokens
+from arl_gpu.catalog.service_files import ServiceFiles, max_item_tokens
+from arl_gpu.node.service_reconciler import ServiceReconciler
 from support.registering import Owner, carried_out, carry_out, registry_of, wish
 
 

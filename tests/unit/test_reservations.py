@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import CurveCache, DurationModel
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fence import Fence
-from arl_core.model import (
+from arl_core.capacity.running_index import RunningIndex
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     Gang,
@@ -23,8 +23,8 @@ from arl_core.model import (
     RunningAction,
     SchedulingPlan,
 )
-from arl_core.running import RunningIndex
-from arl_core.spar import SparPolicy
+from arl_core.durations.curves import CurveCache, DurationModel
+from arl_core.policies.spar import SparPolicy
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 10_000.0

@@ -9,11 +9,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from arl_core.eviction import EvictionCandidate, EvictionPolicy, select_victims
-from arl_core.residency import DeviceOccupancy, ResidencyState, ServiceBusyError
-from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.device import CopyFailed, DeviceBlock, DeviceFull
-from arl_gpu.residency import DeviceResidency, InsufficientMemory, MemoryNotFreed
+from arl_core.residency.eviction import EvictionCandidate, EvictionPolicy, select_victims
+from arl_core.residency.occupancy import DeviceOccupancy, ResidencyState, ServiceBusyError
+from arl_gpu.devices.cpu_device import CpuDevice
+from arl_gpu.devices.interface import CopyFailed, DeviceBlock, DeviceFull
+from arl_gpu.worker.residency import DeviceResidency, InsufficientMemory, MemoryNotFreed
 
 CAPACITY = 100_000
 HOST_BYTES = 280_000

@@ -8,16 +8,16 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from arl_core.curves import CurveCache
-from arl_core.explain import ResourceShortage, explain
-from arl_core.fence import Fence
-from arl_core.model import ENVIRONMENT_RESOURCES, NodeResources, Resources
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.refilling import RateLimitedLedger
-from arl_core.rules import WaitReason
-from arl_core.spar import SparPolicy
-from arl_cpu.holdings import AttemptAllocation, NodeAllocations
-from arl_wire.resources import RESERVED_NAMES
+from arl_core.capacity.rate_limited_ledger import RateLimitedLedger
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ENVIRONMENT_RESOURCES, NodeResources, Resources
+from arl_core.durations.curves import CurveCache
+from arl_core.inquiry.explain import ResourceShortage, explain
+from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.spar import SparPolicy
+from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
+from arl_wire.custom_resources import RESERVED_NAMES
 from support.builders import a_pool, a_snapshot, a_submission, an_action
 from support.resource_kinds import KINDS, ResourceKind
 

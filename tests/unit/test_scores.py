@@ -9,14 +9,14 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from arl_core.states import ActionOutcome, ActionState
-from arl_gateway.auth import Caller
-from arl_gateway.scores import ScoreCoalescer, ScoreSlice, ScoreSubmission, split_items
-from arl_gateway.service import ActionService, AdmittedAction, RequestTrace
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_gateway.actions.service import ActionService, AdmittedAction, RequestTrace
+from arl_gateway.http.auth import Caller
+from arl_gateway.reward_services.score_coalescer import ScoreCoalescer, ScoreSlice, ScoreSubmission, split_items
 from arl_store.tx import PoolBusy
-from arl_wire.actions import Action, ActionResult, SubmitActionRequest
+from arl_wire.actions.action import Action, ActionResult, SubmitActionRequest
 from arl_wire.errors import NotFound, QueueFull, Unavailable
-from arl_wire.internal import CoalescedCall
+from arl_wire.internal.admission import CoalescedCall
 from arl_wire.scores import Score, ScoreItem
 
 CALLER = Caller(1, 1, "default", frozenset({"actions:*"}))

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from arl_tangram.cli import scores
-from arl_tangram.cli.scores import report_long_wait
+from arl_tangram.cli import reward_services
+from arl_tangram.cli.reward_services import report_long_wait
 
 
 class Heard:
@@ -21,7 +21,7 @@ class Heard:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     heard = Heard()
-    monkeypatch.setattr(scores, "say", heard)
+    monkeypatch.setattr(reward_services, "say", heard)
     return heard
 
 

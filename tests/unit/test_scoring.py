@@ -7,13 +7,13 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_gpu.jobs import ScoreJob, ScoreReport
-from arl_gpu.judging import EngineDispatcher
-from arl_gpu.metrics import GpuMetrics
-from arl_gpu.scoring import BatchDispatcher
-from arl_gpu.turns import BatchScheduler
-from arl_gpu.worker_client import WorkerDied
+from arl_core.domain.fence import Fence
+from arl_gpu.dispatch.dispatcher import BatchDispatcher
+from arl_gpu.dispatch.metrics import GpuMetrics
+from arl_gpu.engines.engine_dispatcher import EngineDispatcher
+from arl_gpu.queue.batch_scheduler import BatchScheduler
+from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
+from arl_gpu.worker.client import WorkerDied
 from arl_kit.metrics import Metrics
 from support.gpu import NOTHING, ScriptedWorker, scored
 

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from arl_gateway.settings import GatewaySettings
-from arl_kit.local.handout import ProvisionSettings
 from arl_kit.settings import load_settings
+from arl_local.provision import ProvisionSettings
 
 
 def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,17 +11,17 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.fence import Fence
-from arl_core.residency import ResidencyState
-from arl_gpu.cpu_device import CpuDevice
-from arl_gpu.device import CopyFailed
-from arl_gpu.jobs import ScoreJob, ScoreReport
-from arl_gpu.kinds.model import Item
-from arl_gpu.metrics import GpuMetrics
-from arl_gpu.residency import DeviceResidency, InsufficientMemory
-from arl_gpu.scoring import BatchDispatcher
-from arl_gpu.turns import BatchScheduler
-from arl_gpu.worker_client import WorkerDied
+from arl_core.domain.fence import Fence
+from arl_core.residency.occupancy import ResidencyState
+from arl_gpu.devices.cpu_device import CpuDevice
+from arl_gpu.devices.interface import CopyFailed
+from arl_gpu.dispatch.dispatcher import BatchDispatcher
+from arl_gpu.dispatch.metrics import GpuMetrics
+from arl_gpu.models.interface import Item
+from arl_gpu.queue.batch_scheduler import BatchScheduler
+from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
+from arl_gpu.worker.client import WorkerDied
+from arl_gpu.worker.residency import DeviceResidency, InsufficientMemory
 from arl_kit.metrics import Metrics
 
 SERVICES = {f"service-{number}": 20_000 + 3_000 * number for number in range(7)}
@@ -45,7 +45,7 @@ def score_of(service: str, text: str) -> int:
 
 
 class FailingWorker:
-    """Answers `arl_gpu.scoring.Scorer` with a real residency; one in a dozen allocs, copies and forwards fails."""
+    """Answers `arl_gpu.dispatch.dispatcher.Scorer` with a real residency; one in a dozen allocs, copies and forwards fails."""
 
     host = None
 

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.states import ActionOutcome, ActionState
+from arl_core.domain.states import ActionOutcome, ActionState
 from arl_tangram.operations import MAX_BATCH_ITEMS, WaitTimeout
-from arl_tangram.shared_wait import SharedWait
-from arl_wire.actions import Action
+from arl_tangram.transport.shared_wait import SharedWait
+from arl_wire.actions.action import Action
 from arl_wire.errors import NotFound
 from support.builders import numbered
 

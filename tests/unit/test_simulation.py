@@ -7,22 +7,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.model import SchedulingPlan
-from arl_core.plan import FirstComeFirstServed, SchedulingPolicy
-from arl_core.pods import StaticPods
-from arl_core.reference import ReferencePolicy
-from arl_core.snapshot import CellSnapshot
-from arl_core.spar import SparPolicy
-from arl_sim.attempts import max_min_shares
-from arl_sim.books import OverbookedError
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.model import SchedulingPlan
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_core.policies.reference import ReferencePolicy
+from arl_core.policies.spar import SparPolicy
+from arl_core.policies.static_pods import StaticPods
+from arl_sim.cluster import DemandMode, SimActionClasses, SimCluster
+from arl_sim.duration_models import ClassMeans, LearnedDurations, UniformDurations
 from arl_sim.engine import START_S, SimOverheads, StuckError, WorkloadSimulation
-from arl_sim.expectations import ClassMeans, LearnedDurations, UniformDurations
 from arl_sim.paper import ComparedPolicy, PaperHardware, average_statistics, run_steps
-from arl_sim.prototype import SERVICES, synthetic_step
-from arl_sim.published import PublishedWorkload, published_workload
 from arl_sim.results import SimResult, UsageSegment
-from arl_sim.site import DemandMode, SimActionClasses, SimCluster
+from arl_sim.scheduler_state import OverbookedError
+from arl_sim.sim_attempt import max_min_shares
 from arl_sim.workload import ActionWork, ResourceKind, SimTrajectory, SimWorkload, TrajectoryAction
+from arl_sim.workloads.published import PublishedWorkload, published_workload
+from arl_sim.workloads.synthetic_step import SERVICES, synthetic_step
 from support.builders import numbered
 
 FCFS = FirstComeFirstServed()

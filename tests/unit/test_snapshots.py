@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_cpu.snapshots import NodeSnapshots
+from arl_cpu.node.snapshots import NodeSnapshots
 from arl_wire.errors import TooLarge
 from support.executor import FakeExecutor
 

@@ -9,11 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.curves import REFRESH_AFTER_RUN_S, CurveCache
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fairness import FairShares, QueueWeight
-from arl_core.fence import Fence
-from arl_core.model import (
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     Grant,
@@ -25,9 +24,10 @@ from arl_core.model import (
     RunningAction,
     SchedulingPlan,
 )
-from arl_core.snapshot import CellSnapshot
-from arl_core.spar import SparConstants, SparPolicy
-from arl_core.waiting import QueueIndex
+from arl_core.durations.curves import REFRESH_AFTER_RUN_S, CurveCache
+from arl_core.policies.spar import SparConstants, SparPolicy
+from arl_core.queue.fairness import FairShares, QueueWeight
+from arl_core.queue.queue_index import QueueIndex
 from support.builders import a_class, a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0

@@ -5,11 +5,9 @@ from typing import Any
 
 import pytest
 
-from arl_core.curves import CurveCache
-from arl_core.elasticity import AmdahlScaling
-from arl_core.fairness import MAX_CREDIT_S, FairShares
-from arl_core.fence import Fence
-from arl_core.model import (
+from arl_core.domain.elasticity import AmdahlScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
     PinnedEnvironment,
@@ -19,7 +17,9 @@ from arl_core.model import (
     RunningAction,
     SchedulingPlan,
 )
-from arl_core.spar import SparPolicy
+from arl_core.durations.curves import CurveCache
+from arl_core.policies.spar import SparPolicy
+from arl_core.queue.fairness import MAX_CREDIT_S, FairShares
 from support.builders import a_pool, a_snapshot, an_action, numbered
 
 NOW = 1000.0

@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 
 from starlette.types import Message
 
-from arl_gateway.sse import HEARTBEAT, EventStream, EventSubscription, with_heartbeats
+from arl_gateway.streaming.sse import HEARTBEAT, EventStream, EventSubscription, with_heartbeats
 
 
 class Events:

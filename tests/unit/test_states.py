@@ -1,6 +1,6 @@
 import pytest
 
-from arl_core.states import TRANSITIONS, ActionOutcome, ActionState, ServiceRole
+from arl_core.domain.states import TRANSITIONS, ActionOutcome, ActionState, ServiceRole
 
 
 def test_a_settled_action_never_changes_again() -> None:

@@ -4,18 +4,17 @@ from dataclasses import replace
 
 import pytest
 
-from arl_core.curves import CurveCache, ParallelismOption
-from arl_core.estimates import DurationEstimates
-from arl_core.fence import Fence
-from arl_core.ledger import ResourceLedger
-from arl_core.load import LoadCalculator
-from arl_core.model import ActionClass, RunningAction
-from arl_core.plan import FirstComeFirstServed
-from arl_core.reallocation import ResizeCandidate, reallocate
-from arl_core.stragglers import IGNORED_OVERRUN, MIN_STRAGGLER_RUNS, straggler_limit_s
-from arl_scheduler.holds import AllocationTable
-from arl_scheduler.homes import Allocation
-from arl_scheduler.straggling import StragglerDetector
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.capacity.node_load import LoadCalculator
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ActionClass, RunningAction
+from arl_core.durations.curves import CurveCache, ParallelismOption
+from arl_core.durations.estimates import IGNORED_OVERRUN, MIN_STRAGGLER_RUNS, DurationEstimates, straggler_limit_s
+from arl_core.policies.policy import FirstComeFirstServed
+from arl_core.policies.reallocation import ResizeCandidate, reallocate
+from arl_scheduler.index.allocations import AllocationTable
+from arl_scheduler.index.environments import Allocation
+from arl_scheduler.leader.straggler_detector import StragglerDetector
 from support.builders import a_class, a_pool, a_snapshot, numbered
 
 NOW = 1000.0

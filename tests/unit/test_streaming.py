@@ -4,8 +4,8 @@ from itertools import chain
 
 import pytest
 
-from arl_gateway.output_events import OutputEvents
-from arl_tangram.streaming import OutputData, OutputEvent, OutputEventReader
+from arl_gateway.streaming.output_events import OutputEvents
+from arl_tangram.resources.output_streams import OutputData, OutputEvent, OutputEventReader
 
 TEXT = "plain, ä€𝄞, a\u2028b\x85c, \r\n\x00\x1c and".encode() + b"\xe2\x82 \xff\xfe" + "€".encode()
 

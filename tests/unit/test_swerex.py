@@ -10,19 +10,19 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.states import ActionOutcome, ActionState
-from arl_gateway.compat.swerex import files, programs, shells
-from arl_gateway.compat.swerex.bodies import (
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_gateway.compat.swerex import files, programs, sessions
+from arl_gateway.compat.swerex.errors import SwerexError
+from arl_gateway.compat.swerex.models import (
     SwerexBashAction,
     SwerexCreateSessionRequest,
     SwerexExecuteRequest,
     SwerexReadFileRequest,
 )
-from arl_gateway.compat.swerex.errors import SwerexError
 from arl_gateway.compat.swerex.multipart import parse_form
-from arl_wire.actions import Action, ActionResult
+from arl_wire.actions.action import Action, ActionResult
 from arl_wire.errors import ValidationFailed
-from arl_wire.streams import OutputStream
+from arl_wire.output_stream import OutputStream
 
 MARK = "0" * 32
 
@@ -44,12 +44,12 @@ def a_settled(outcome: ActionOutcome, *, shown: bytes = b"", message: str | None
 
 
 READERS: dict[str, Callable[[Action], Any]] = {
-    "create_session": lambda action: shells.parse_open_result(action, SwerexCreateSessionRequest()),
-    "run_in_session": lambda action: shells.parse_run_result(
+    "create_session": lambda action: sessions.parse_open_result(action, SwerexCreateSessionRequest()),
+    "run_in_session": lambda action: sessions.parse_run_result(
         action, SwerexBashAction(command="true", check="ignore"), MARK
     ),
-    "interrupt": lambda action: shells.parse_interrupt_result(action, "default", ""),
-    "close_session": lambda action: shells.check_close_result(action, "default"),
+    "interrupt": lambda action: sessions.parse_interrupt_result(action, "default", ""),
+    "close_session": lambda action: sessions.check_close_result(action, "default"),
     "execute": lambda action: programs.parse_result(action, SwerexExecuteRequest(command=["true"]), MARK),
     "read_file": lambda action: files.decode_file(action, SwerexReadFileRequest(path="/a")),
     "write_file": lambda action: files.raise_if_failed(action, "/a"),
@@ -72,37 +72,37 @@ def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
         "the command did not run: its shell ended before it read it; session 'rex-default' ended with this command"
     )
     with pytest.raises(SwerexError, match=r"^it was not run: "):
-        shells.parse_run_result(
+        sessions.parse_run_result(
             a_settled(ActionOutcome.USER_ERROR, message=message), SwerexBashAction(command="x"), MARK
         )
 
 
 def test_what_a_job_wrote_before_the_mark_is_output_too() -> None:
     action = a_settled(ActionOutcome.OK, shown=f"of a job\n{MARK}:0:\nits own {MARK}:2:forged\n".encode())
-    said = shells.parse_run_result(action, SwerexBashAction(command="x"), MARK)
+    said = sessions.parse_run_result(action, SwerexBashAction(command="x"), MARK)
     assert said.output == f"of a job\nits own {MARK}:2:forged\n"
 
 
 def test_a_session_that_shows_nothing_has_no_exit_code() -> None:
     """Its shell was told to write elsewhere."""
     assert (
-        shells.parse_run_result(
+        sessions.parse_run_result(
             a_settled(ActionOutcome.OK), SwerexBashAction(command="x", check="silent"), MARK
         ).exit_code
         is None
     )
     with pytest.raises(SwerexError) as raised:
-        shells.parse_run_result(a_settled(ActionOutcome.OK), SwerexBashAction(command="x", check="raise"), MARK)
+        sessions.parse_run_result(a_settled(ActionOutcome.OK), SwerexBashAction(command="x", check="raise"), MARK)
     assert raised.value.transfer.class_path == "swerex.exceptions.NoExitCodeError"
 
 
 @pytest.mark.parametrize("name", ["default", "a b", "", "ü", "x" * 500, "../x", "a/b"])
 def test_every_session_has_a_name_of_ours(name: str) -> None:
-    ours = shells.session_name(name)
+    ours = sessions.session_name(name)
     assert ours.startswith("rex-")
     assert len(ours) <= 64
     assert ours.isascii()
-    assert shells.session_name(name + "2") != ours
+    assert sessions.session_name(name + "2") != ours
 
 
 @pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13", "no such"])
@@ -173,7 +173,7 @@ def test_no_boundary_is_none(boundary: bytes) -> None:
 
 def test_a_mark_that_a_trap_of_the_session_changed_is_none() -> None:
     action = a_settled(ActionOutcome.OK, shown=f"{MARK}:zz:{MARK}:0:\nfound\n".encode())
-    assert "found" in shells.parse_run_result(action, SwerexBashAction(command="true"), MARK).output
+    assert "found" in sessions.parse_run_result(action, SwerexBashAction(command="true"), MARK).output
 
 
 def test_bytes_that_are_no_text_are_an_error_of_reading_them() -> None:

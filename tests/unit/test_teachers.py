@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from arl_gateway.compat import completions, pairs
+from arl_gateway.compat import vllm_pairs
+from arl_gateway.compat.openai import completions
 from arl_wire.scores import Score
 
 SEQUENCE = [5, 6, 7, 8, 9, 10]
@@ -33,9 +34,9 @@ def test_a_token_that_is_none_of_the_likeliest_is_there_with_its_rank() -> None:
 
 
 def test_labels_are_likely_among_all_tokens_or_among_each_other() -> None:
-    assert pairs._label_probabilities([-1.0, -1.0], apply_softmax=True) == [0.5, 0.5]
-    assert pairs._label_probabilities([-2000.0, -2000.0], apply_softmax=True) == [0.5, 0.5]
-    assert pairs._label_probabilities([0.0, -2000.0], apply_softmax=False) == [1.0, 0.0]
+    assert vllm_pairs._label_probabilities([-1.0, -1.0], apply_softmax=True) == [0.5, 0.5]
+    assert vllm_pairs._label_probabilities([-2000.0, -2000.0], apply_softmax=True) == [0.5, 0.5]
+    assert vllm_pairs._label_probabilities([0.0, -2000.0], apply_softmax=False) == [1.0, 0.0]
 
 
 def test_what_trl_reads_is_what_the_model_s_logits_say(tmp_path: Path) -> None:
@@ -43,7 +44,7 @@ def test_what_trl_reads_is_what_the_model_s_logits_say(tmp_path: Path) -> None:
     formatted: Callable[..., dict[str, Any]] = pytest.importorskip(
         "trl.generation.vllm_client"
     ).VLLMClient._format_sequence_logprobs
-    from arl_gpu.kinds import load  # torch comes with it
+    from arl_gpu.models.loader import load  # torch comes with it
 
     torch.manual_seed(3)
     config = transformers.LlamaConfig(

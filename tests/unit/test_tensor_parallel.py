@@ -21,11 +21,11 @@ pytest.importorskip("transformers")
 import torch
 import transformers
 
-from arl_gpu.jobs import ScoreReport
-from arl_gpu.kinds import load
-from arl_gpu.kinds.model import Entry, RewardModel
-from arl_gpu.kinds.sharded import plan_shards
-from arl_gpu.services import ModelNotShardable
+from arl_gpu.catalog.service_files import ModelNotShardable
+from arl_gpu.models.interface import Entry, RewardModel
+from arl_gpu.models.loader import load
+from arl_gpu.parallel.tensor_sharding import plan_shards
+from arl_gpu.queue.score_jobs import ScoreReport
 from support.conditions import eventually
 from support.parallel import LIMIT_S, Node, a_node, wish
 from support.tiny_models import SIZE, a_large_one, save
@@ -324,8 +324,8 @@ async def test_parts_of_models_that_are_not_all_in_host_memory_make_room_for_eac
 READ = """
 import json, os, resource, sys
 from functools import partial
-from arl_gpu.kept import shared
-from arl_gpu.kinds import load
+from arl_gpu.models.weight_buffer import shared
+from arl_gpu.models.loader import load
 spec = json.loads(sys.argv[1])
 load(spec | json.loads(sys.argv[2]))  # what the libraries themselves need is there now
 used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from arl_cpu.launcher.attempt import SandboxAttempt
-from arl_cpu.launcher.loop import EventLoop
-from arl_cpu.launcher.orders import AgentRequest
-from arl_cpu.launcher.sessions import KILLED_STATUS, ShellSession, TerminalUnavailable
-from arl_cpu.launcher.shells import ShellManager
-from arl_cpu.launcher.spawning import spawn_session
-from arl_cpu.launcher.unsafe_local import UnsafeLocalIsolation
+from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.agent.process_spawn import spawn_session
+from arl_cpu.launcher.isolation.unsafe_local import UnsafeLocalIsolation
+from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.sandbox.attempt import SandboxAttempt
+from arl_cpu.launcher.sandbox.shell_manager import ShellManager
+from arl_cpu.launcher.sandbox.shell_session import KILLED_STATUS, ShellSession, TerminalUnavailable
 from support.sandbox import a_session_command
 
 

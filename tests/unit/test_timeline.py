@@ -2,7 +2,7 @@
 
 import json
 
-from arl_manager.timeline import MAX_STAGES, AttemptTimeline
+from arl_node.timeline import MAX_STAGES, AttemptTimeline
 
 
 def test_stages_are_written_in_microseconds_since_it_came() -> None:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from arl_gpu.encoders.tokens import TokenizedText, WordPieceTokenizer
-from arl_gpu.services import installed_services
+from arl_gpu.catalog.service_files import installed_services
+from arl_gpu.models.encoders.tokenizer import TokenizedText, WordPieceTokenizer
 
 DIRECTORY = next(iter(installed_services(["minilm"]))).directory
 

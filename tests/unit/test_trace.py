@@ -7,14 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from arl_core.policies import PolicyName
-from arl_core.states import ActionOutcome, ActionState
+from arl_bench.simulation.action_recording import record_actions
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_core.policies.registry import PolicyName
 from arl_sim.engine import START_S
 from arl_sim.sizing import DoesNotFitError, SimHardware, simulate
-from arl_sim.trace import RecordedAction, TraceError, read_trace, to_workload, trace_lines
 from arl_sim.workload import ResourceKind
-from arl_tangram.recording import record_actions
-from arl_wire.actions import Action
+from arl_sim.workloads.trace import RecordedAction, TraceError, read_trace, to_workload, trace_lines
+from arl_wire.actions.action import Action
 
 ONE_NODE = SimHardware(nodes=1, cores=8, gpus=0, calls=4, pod_cores=4)
 

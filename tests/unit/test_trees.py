@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from arl_cpu.launcher.archives import pack, unpack
-from arl_cpu.launcher.trees import MAX_CURSOR_BYTES, MAX_DEPTH, FileAccessError, FileTree, list_entries
-from arl_cpu.launcher.workdir import remove
+from arl_cpu.launcher.files.archives import pack, unpack
+from arl_cpu.launcher.files.file_tree import MAX_CURSOR_BYTES, MAX_DEPTH, FileAccessError, FileTree, list_entries
+from arl_cpu.launcher.files.workdir import remove
 
 ROUNDS = 200
 

@@ -6,9 +6,9 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.fence import Fence
-from arl_gpu.jobs import ScoreJob
-from arl_gpu.turns import Batch, BatchPart, BatchScheduler, DeviceState
+from arl_core.domain.fence import Fence
+from arl_gpu.queue.batch_scheduler import Batch, BatchPart, BatchScheduler, DeviceState
+from arl_gpu.queue.score_jobs import ScoreJob
 
 HERE = DeviceState()
 COSTS = st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=12), min_size=1, max_size=8)

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-import arl_admission.programs
+import arl_admission.verifiers.programs
 
-PROGRAM = Path(arl_admission.programs.__file__).with_name("verify.py")
+PROGRAM = Path(arl_admission.verifiers.programs.__file__).with_name("verify.py")
 CATASTROPHIC = {"text": "a" * 40 + "!", "reference": "(a+)+"}
 
 

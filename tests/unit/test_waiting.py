@@ -5,8 +5,16 @@ from weakref import ref
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.model import ActionClass, PinnedEnvironment, QueuedAction
-from arl_core.waiting import CHUNK_SIZE, ActionBucket, BucketKey, QueueCursor, QueueEntry, QueueIndex, arrival_order
+from arl_core.domain.model import ActionClass, PinnedEnvironment, QueuedAction
+from arl_core.queue.queue_index import (
+    CHUNK_SIZE,
+    ActionBucket,
+    BucketKey,
+    QueueCursor,
+    QueueEntry,
+    QueueIndex,
+    arrival_order,
+)
 from support.builders import a_class, an_action, numbered
 
 actions = st.lists(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from arl_core.window import ConcurrencyWindow
+from arl_core.control.rate_limits import ConcurrencyWindow
 
 
 def test_it_is_halved_once_for_all_that_was_under_way_and_again_for_what_was_sent_since() -> None:

@@ -4,10 +4,10 @@ from uuid import UUID
 import pytest
 from pydantic import ValidationError
 
-from arl_wire.actions import SubmitActionRequest
+from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import DemandImpossible, FieldError, NotFound, ProblemDetails, Unavailable, error_from_problem
-from arl_wire.internal import AdmitItem, AdmitRequest, CoalescedCall, SnapshotSource, SubmissionMetadata
-from arl_wire.services import RegisterServiceRequest
+from arl_wire.internal.admission import AdmitItem, AdmitRequest, CoalescedCall, SnapshotSource, SubmissionMetadata
+from arl_wire.reward_services.service import RegisterServiceRequest
 
 BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
 SESSION: dict[str, Any] = {

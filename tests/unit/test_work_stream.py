@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from arl_cpu.launcher.trees import FileAccessError
-from arl_cpu.launcher.work_stream import ABORTED_LENGTH, CHUNK_LENGTH, MAX_CHUNK, WorkerStream
-from arl_cpu.launcher_client import LauncherFileOperation
+from arl_cpu.contract.launcher_client import LauncherFileOperation
+from arl_cpu.launcher.files.file_tree import FileAccessError
+from arl_cpu.launcher.files.worker_stream import ABORTED_LENGTH, CHUNK_LENGTH, MAX_CHUNK, WorkerStream
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from contextlib import suppress
 
 import pytest
 
-from arl_cpu.launcher.drivers import DRIVERS
-from arl_cpu.launcher.zygote import Zygote, start_zygote
+from arl_cpu.launcher.isolation.drivers import DRIVERS
+from arl_cpu.launcher.sandbox.zygote import Zygote, start_zygote
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any, Literal, Self, TypedDict, Unpack
 
 from pydantic import ValidationError
 
-from arl_tangram.adapters.samples import (
+from arl_tangram.adapters.sample_text import (
     TextOrMessages,
     as_text,
     join_messages,

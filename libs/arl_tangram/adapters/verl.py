@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from arl_tangram.adapters.samples import as_text, sanitize_text
+from arl_tangram.adapters.sample_text import as_text, sanitize_text
 from arl_tangram.client import AsyncTangram
 from arl_wire.errors import NotScored
 from arl_wire.scores import MAX_CHARACTERS, TEXT_ERROR_CODES, ScoreItem

@@ -17,10 +17,10 @@ from typing import Any
 from verl.tools.base_tool import BaseTool  # type: ignore[import-not-found]
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse  # type: ignore[import-not-found]
 
-from arl_core.states import ActionOutcome
-from arl_tangram.adapters.samples import sanitize_text
+from arl_core.domain.states import ActionOutcome
+from arl_tangram.adapters.sample_text import sanitize_text
 from arl_tangram.client import AsyncTangram
-from arl_wire.actions import Action
+from arl_wire.actions.action import Action
 from arl_wire.errors import ValidationFailed
 
 __all__ = ["TangramTool"]

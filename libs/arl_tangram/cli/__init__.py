@@ -1,66 +1,62 @@
-"""The command line: `tangram up`, `down`, `status`, `logs`, `doctor`, and what other modules here register.
+"""The command line `tangram`. Its commands are in the modules of this package.
+
+Another distribution adds a command by an entry point of the group `tangram.commands`: a function that takes a Typer
+application and registers the command in it.
 
 Exit codes: 0 done, 1 failed, 2 used wrongly, 3 not running, 5 no sandbox works on this machine.
 """
 
 import os
 import sys
-from importlib.metadata import version
+from importlib.metadata import entry_points, version
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from arl_tangram.cli import (
-    actions,
-    audit,
-    demo,
-    doctor,
-    endpoints,
-    environments,
-    explain,
-    keys,
-    lifecycle,
-    logs,
-    nodes,
-    plan,
-    projects,
-    queues,
-    scores,
-    simulate,
-    templates,
-    top,
-    trace,
-)
-from arl_tangram.cli.output import EXIT_FAILED
+from arl_tangram.cli import actions, endpoints, environments, explain, reward_services, templates, trace
+from arl_tangram.cli.admin import capacity, keys, nodes, projects, queues, top
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, fail
+from arl_tangram.cli.system import consistency_check, doctor, lifecycle, process_logs
 
 __all__ = ["app", "main"]
 
+PLUGINS = "tangram.commands"
+"""The entry point group of commands that other distributions add."""
+SERVER_COMMANDS = ("demo", "record", "simulate", "bench")
+"""Commands that the distribution arl-tangram-server adds, in the order of the help page."""
 
-class _LazyCommandGroup(TyperGroup):
-    """Benchmarks are a quarter of all that is imported, so they are only read where somebody wants one or the list."""
+
+class _PluginGroup(TyperGroup):
+    """A command group that loads the commands of other distributions when one of them, or the list, is asked for."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return [*super().list_commands(ctx), "bench"]
+        plugins = entry_points(group=PLUGINS).names
+        ordered = [name for name in SERVER_COMMANDS if name in plugins]
+        return [*super().list_commands(ctx), *ordered, *sorted(plugins - set(ordered))]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
-        if cmd_name != "bench":
-            return super().get_command(ctx, cmd_name)
-        from arl_tangram.cli import bench
-
-        return typer.main.get_command(bench.group)
+        for entry_point in entry_points(group=PLUGINS, name=cmd_name):
+            plugin = typer.Typer()
+            plugin.callback()(lambda: None)  # a group, even if there is one command only
+            entry_point.load()(plugin)
+            return typer.main.get_group(plugin).commands[cmd_name]
+        if cmd_name in SERVER_COMMANDS:
+            fail(f"`tangram {cmd_name}` is not installed: pip install 'arl-tangram-server[bench]'", EXIT_USAGE)
+        return super().get_command(ctx, cmd_name)
 
 
 app = typer.Typer(
     name="tangram",
-    cls=_LazyCommandGroup,
+    cls=_PluginGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMAND_MODULES = (
-    *(lifecycle, top, logs, doctor, audit, actions, trace, explain, scores, endpoints, environments),
-    *(keys, queues, projects, nodes, plan, templates, demo, simulate),
+    *(lifecycle, top, process_logs, doctor, consistency_check),
+    *(actions, trace, explain, reward_services, endpoints, environments),
+    *(keys, queues, projects, nodes, capacity, templates),
 )
 for module in COMMAND_MODULES:
     module.register(app)

@@ -10,7 +10,8 @@ from uuid import UUID
 
 import typer
 
-from arl_core.states import ActionOutcome, ActionState
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import (
     EXIT_FAILED,
     EXIT_INTERRUPTED,
@@ -22,12 +23,12 @@ from arl_tangram.cli.output import (
     stderr,
     stdout,
 )
-from arl_tangram.cli.state import DirOption
 from arl_tangram.client import Tangram
-from arl_tangram.connection import resolve_connection
 from arl_tangram.options import ExecOptions
-from arl_tangram.streaming import OutputData
-from arl_wire.actions import Action, ActionListResponse
+from arl_tangram.resources.output_streams import OutputData
+from arl_tangram.transport.connection import resolve_connection
+from arl_wire.actions.action import Action, ActionListResponse
+from arl_wire.actions.output_events import OutputRestart, OutputTruncated
 from arl_wire.errors import (
     Conflict,
     Forbidden,
@@ -38,7 +39,6 @@ from arl_wire.errors import (
     Unavailable,
     Unprocessable,
 )
-from arl_wire.output import OutputRestart, OutputTruncated
 
 __all__ = ["connected_client", "register"]
 

@@ -6,13 +6,13 @@ from typing import Annotated
 
 import typer
 
-from arl_core.states import ActionOutcome
+from arl_core.domain.states import ActionOutcome
 from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_progress, stdout
-from arl_tangram.cli.state import DirOption
-from arl_tangram.endpoints import CallOptions, call_action
+from arl_tangram.resources.endpoints import CallOptions, call_action
 from arl_wire.calls import Endpoint, EndpointListResponse, EndpointReplica
-from arl_wire.streams import OutputStream
+from arl_wire.output_stream import OutputStream
 
 __all__ = ["register"]
 

@@ -8,9 +8,9 @@ from uuid import UUID
 import typer
 
 from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
-from arl_tangram.cli.state import DirOption
-from arl_wire.environments import EnvironmentInfo, EnvironmentListResponse, EnvironmentState
+from arl_wire.environments.environment import EnvironmentInfo, EnvironmentListResponse, EnvironmentState
 
 __all__ = ["register"]
 

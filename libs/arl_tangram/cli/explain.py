@@ -7,11 +7,11 @@ from uuid import UUID
 
 import typer
 
-from arl_core.rules import EstimateBasis, WaitReason
+from arl_core.inquiry.wait_reasons import EstimateBasis, WaitReason
 from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
-from arl_tangram.cli.state import DirOption
-from arl_wire.explain import ActionExplanation, AheadCounts, WaitExplanation
+from arl_wire.actions.explanations import ActionExplanation, AheadCounts, WaitExplanation
 
 __all__ = ["register", "sentences"]
 

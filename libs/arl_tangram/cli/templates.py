@@ -14,9 +14,9 @@ from typing import Annotated, Any
 import typer
 
 from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_json, stderr, stdout
-from arl_tangram.cli.state import DirOption, LocalState
-from arl_wire.nodes import NodeInfo
+from arl_wire.admin.nodes import NodeInfo
 
 __all__ = ["register"]
 
@@ -84,7 +84,7 @@ def remove(
 
 def _run_template_store(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     if importlib.util.find_spec("arl_cpu") is None:
-        fail("templates belong to a node; install arl-tangram[server] there", EXIT_USAGE)
+        fail("templates belong to a node; install arl-tangram-server there", EXIT_USAGE)
     store = os.environ.get("TANGRAM_TEMPLATES_DIR") or str(directory.absolute() / "templates")
     command = [sys.executable, "-P", "-m", "arl_cpu.templates", store, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -9,9 +9,9 @@ from rich.table import Table
 from rich.text import Text
 
 from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
-from arl_tangram.cli.state import DirOption
-from arl_wire.traces import ActionTrace, TraceSpan
+from arl_wire.actions.traces import ActionTrace, TraceSpan
 
 __all__ = ["register"]
 

@@ -16,20 +16,21 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from arl_cpu.executor import ExecutorEvent, NodeCapability
-from arl_cpu.templates.store import TemplateStore
-
-from . import native, syscalls, workdir
-from .cells import SandboxHost, SandboxPool
-from .cgroups import find_cgroup_tree
-from .drivers import AUTO, DRIVERS, FALLBACKS, IsolationDriver
-from .loop import EventLoop
-from .node import LauncherNode
-from .python import SOURCE_ROOTS, is_reachable, is_suitable
-from .selftest import DriverUnavailable, capabilities_without_isolation, run_selftest
-from .selftest_templates import run_template_selftest
-from .server import LauncherServer
-from .zygote import start_zygote
+from arl_cpu.contract.executor import ExecutorEvent, NodeCapability
+from arl_cpu.launcher.agent import native
+from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.isolation.drivers import AUTO, DRIVERS, FALLBACKS, IsolationDriver
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.launcher.linux.cgroups import find_cgroup_tree
+from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
+from arl_cpu.launcher.sandbox.zygote import start_zygote
+from arl_cpu.launcher.server.host_python import SOURCE_ROOTS, is_reachable, is_suitable
+from arl_cpu.launcher.server.launcher_node import LauncherNode
+from arl_cpu.launcher.server.launcher_server import LauncherServer
+from arl_cpu.launcher.server.selftest import DriverUnavailable, capabilities_without_isolation, run_selftest
+from arl_cpu.launcher.server.template_selftest import run_template_selftest
+from arl_cpu.templates.template_store import TemplateStore
 
 __all__ = ["main"]
 

@@ -11,10 +11,10 @@ import sys
 from dataclasses import asdict
 from pathlib import Path
 
-from .importing import import_template, remove_template
-from .refused import TemplateError
-from .store import TemplateInUse, TemplateStore, UnknownTemplate
-from .streams import ImportBudget
+from arl_cpu.templates.byte_streams import ImportBudget
+from arl_cpu.templates.importer import import_template, remove_template
+from arl_cpu.templates.template import TemplateError
+from arl_cpu.templates.template_store import TemplateInUse, TemplateStore, UnknownTemplate
 
 __all__ = ["main"]
 

@@ -9,13 +9,13 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
-from arl_gateway.compat.places import resolve_target
-from arl_gateway.compat.samples import TrainerSample, item_from_sample, label_text, require_score
-from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.sample_parsing import TrainerSample, item_from_sample, label_text, require_score
+from arl_gateway.compat.target import resolve_target
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
-from arl_wire.kinds import VERIFIERS
+from arl_wire.reward_services.kinds import VERIFIERS
 
 __all__ = ["router"]
 

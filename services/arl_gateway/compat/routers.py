@@ -3,23 +3,26 @@
 from fastapi import APIRouter
 from starlette.routing import Mount
 
-from arl_gateway.compat import (
-    chats,
-    completions,
-    models,
-    nemo_gym,
-    openrlhf,
-    pairs,
-    sandbox_fusion,
-    slime,
-    through,
-    vllm,
-)
+from arl_gateway.compat import nemo_gym, openrlhf, slime, upstream, vllm, vllm_pairs
+from arl_gateway.compat.openai import chat_completions, completions, models
+from arl_gateway.compat.sandbox_fusion import routes
 from arl_gateway.compat.swerex import routes as swerex
 
 __all__ = ["PREFIXED_MOUNTS", "ROUTERS"]
 
-_MODULES = (openrlhf, slime, vllm, pairs, chats, completions, nemo_gym, models, sandbox_fusion, swerex, through)
+_MODULES = (
+    openrlhf,
+    slime,
+    vllm,
+    vllm_pairs,
+    chat_completions,
+    completions,
+    nemo_gym,
+    models,
+    routes,
+    swerex,
+    upstream,
+)
 ROUTERS = tuple(each.router for each in _MODULES)
 PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", "/ng-rollout/{trajectory}")
 """The last is NeMo-Gym's own."""

@@ -10,9 +10,8 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
-from arl_gateway.compat.places import resolve_target
-from arl_gateway.compat.samples import (
+from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.sample_parsing import (
     TrainerSample,
     item_from_sample,
     label_text,
@@ -21,7 +20,8 @@ from arl_gateway.compat.samples import (
     strip_end_tokens,
     text_item,
 )
-from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_gateway.compat.target import resolve_target
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
 from arl_wire.scores import PromptMessage, Score

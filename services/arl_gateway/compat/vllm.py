@@ -5,6 +5,7 @@
 are not known here are ignored, as vLLM does.
 """
 
+import math
 import sys
 import time
 from array import array
@@ -16,17 +17,18 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, BaseModel, Field
 
-from arl_gateway.auth import Caller
-from arl_gateway.compat.activation import apply_activation
-from arl_gateway.compat.asking import CompatRoute, json_response, score_and_wait
-from arl_gateway.compat.places import RewardTarget, resolve_target
-from arl_gateway.compat.samples import conversation_item, require_score, text_item
-from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.sample_parsing import conversation_item, require_score, text_item
+from arl_gateway.compat.target import RewardTarget, resolve_target
+from arl_gateway.http.auth import Caller
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
+from arl_gateway.reward_services.service_directory import ServiceEntry
 from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
 from arl_wire.scores import PromptMessage, Score, ScoreItem
 
-__all__ = ["DOCUMENTED_ERRORS", "TIMEOUT_S", "router", "list_response"]
+__all__ = ["DOCUMENTED_ERRORS", "TIMEOUT_S", "apply_activation", "list_response", "router"]
+
 
 TIMEOUT_S = 280.0
 """Below the 300 s that aiohttp gives a request where its caller says nothing."""
@@ -141,3 +143,32 @@ def list_response(prefix: str, target: RewardTarget, **content: Any) -> dict[str
         "usage": {"prompt_tokens": 0, "total_tokens": 0, "completion_tokens": 0},
         **content,
     }
+
+
+ACTIVATED_KINDS = frozenset({"classifier"})
+"""Kinds that give probabilities where nothing else is said of a service."""
+
+
+def apply_activation(values: Sequence[float], service: ServiceEntry, activation: bool | None) -> list[float]:
+    """As the service gives them where `activation` is None. Raises `ValidationFailed` for logits that are not known.
+
+    A sigmoid of one label, a softmax of several, as vLLM has it.
+    """
+    said = service.options.get("activation")
+    is_activated = bool(said) if said is not None else service.kind in ACTIVATED_KINDS
+    if activation is None or activation == is_activated:
+        return list(values)
+    if activation:
+        return _probabilities(values)
+    if len(values) == 1 and 0 < values[0] < 1:
+        return [math.log(values[0]) - math.log1p(-values[0])]
+    message = f"{service.name} gives probabilities, and its logits are not known; register it without activation"
+    raise ValidationFailed(message, errors=[FieldError(field="use_activation", message=message)])
+
+
+def _probabilities(values: Sequence[float]) -> list[float]:
+    if len(values) == 1:
+        return [1 / (1 + math.exp(-values[0]))] if values[0] > 0 else [1 - 1 / (1 + math.exp(values[0]))]
+    most = max(values)
+    powers = [math.exp(value - most) for value in values]
+    return [power / sum(powers) for power in powers]

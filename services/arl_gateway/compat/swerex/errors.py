@@ -8,10 +8,10 @@ from fastapi.responses import JSONResponse
 from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
-from arl_core.states import ActionOutcome
-from arl_gateway.compat.swerex.bodies import SwerexErrorResponse, SwerexExceptionTransfer
+from arl_core.domain.states import ActionOutcome
+from arl_gateway.compat.swerex.models import SwerexErrorResponse, SwerexExceptionTransfer
 from arl_kit.fast_route import NOBODY
-from arl_wire.actions import Action
+from arl_wire.actions.action import Action
 
 __all__ = [
     "ERROR_STATUS",

@@ -14,13 +14,13 @@ from codecs import lookup
 from dataclasses import dataclass
 from typing import Any
 
-from arl_core.states import ActionOutcome
-from arl_gateway.compat.swerex.bodies import SwerexReadFileRequest
+from arl_core.domain.states import ActionOutcome
 from arl_gateway.compat.swerex.errors import SwerexError, parse_os_error, raise_if_infra_error
+from arl_gateway.compat.swerex.models import SwerexReadFileRequest
 from arl_gateway.compat.swerex.programs import SHELL, raise_if_truncated, stream_bytes
-from arl_wire.actions import Action
+from arl_wire.actions.action import Action
 
-__all__ = ["FileTransfer", "raise_if_failed", "decode_file", "read_fields", "unzip_transfer", "write_transfer"]
+__all__ = ["FileTransfer", "decode_file", "raise_if_failed", "read_fields", "unzip_transfer", "write_transfer"]
 
 C_LOCALE = {"LC_ALL": "C"}
 READ_SCRIPT = 'exec cat -- "$1"'

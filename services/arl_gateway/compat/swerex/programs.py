@@ -4,13 +4,13 @@ import re
 from base64 import b64decode
 from typing import Any
 
-from arl_core.states import ActionOutcome
-from arl_gateway.compat.swerex.bodies import SwerexExecuteRequest, SwerexExecuteResponse
+from arl_core.domain.states import ActionOutcome
 from arl_gateway.compat.swerex.errors import SwerexError, os_error, raise_if_infra_error
-from arl_wire.actions import Action
-from arl_wire.streams import OutputStream
+from arl_gateway.compat.swerex.models import SwerexExecuteRequest, SwerexExecuteResponse
+from arl_wire.actions.action import Action
+from arl_wire.output_stream import OutputStream
 
-__all__ = ["SHELL", "stream_bytes", "execute_fields", "raise_if_truncated", "parse_result"]
+__all__ = ["SHELL", "execute_fields", "parse_result", "raise_if_truncated", "stream_bytes"]
 
 NOT_STARTED_PREFIX = "cannot run "
 """How the message of an action begins whose program is not in its environment."""

@@ -5,8 +5,9 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
 
-from arl_gateway.compat.swerex import files, programs, shells
-from arl_gateway.compat.swerex.bodies import (
+from arl_gateway.compat.swerex import files, programs, sessions
+from arl_gateway.compat.swerex.errors import ERROR_STATUS, SwerexRoute
+from arl_gateway.compat.swerex.models import (
     SwerexBashAction,
     SwerexBashObservation,
     SwerexCloseResponse,
@@ -25,10 +26,9 @@ from arl_gateway.compat.swerex.bodies import (
     SwerexWriteFileRequest,
     SwerexWriteFileResponse,
 )
-from arl_gateway.compat.swerex.errors import ERROR_STATUS, SwerexRoute
 from arl_gateway.compat.swerex.multipart import UPLOAD_BODY, parse_upload
 from arl_gateway.compat.swerex.runtime import FILE_TIMEOUT_S, SwerexRuntime, not_alive_reason, resolve_runtime
-from arl_gateway.routes import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Writer
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Writer
 from arl_kit.app import error_responses
 
 __all__ = ["router"]
@@ -64,28 +64,28 @@ async def is_alive(runtime: RuntimeDep) -> SwerexIsAliveResponse:
 
 async def create_session(body: SwerexCreateSessionRequest, runtime: RuntimeDep) -> SwerexCreateSessionResponse:
     """SWE-ReX's: open a bash that stays open, and read files in it."""
-    action = await runtime.run_in_session(body.session, shells.open_command(body), timeout_s=body.startup_timeout)
-    return SwerexCreateSessionResponse(output=shells.parse_open_result(action, body))
+    action = await runtime.run_in_session(body.session, sessions.open_command(body), timeout_s=body.startup_timeout)
+    return SwerexCreateSessionResponse(output=sessions.parse_open_result(action, body))
 
 
 async def run_in_session(body: SwerexRunInSessionRequest, runtime: RuntimeDep) -> SwerexBashObservation:
     """SWE-ReX's: run a command in a session, whose `timeout` counts once it runs; or interrupt what runs."""
     asked = body.root
-    shells.reject_interactive(asked)
+    sessions.reject_interactive(asked)
     if isinstance(asked, SwerexBashAction):
-        command = shells.run_command(asked.command, runtime.marker)
+        command = sessions.run_command(asked.command, runtime.marker)
         action = await runtime.run_in_session(asked.session, command, timeout_s=asked.timeout)
-        return shells.parse_run_result(action, asked, runtime.marker)
+        return sessions.parse_run_result(action, asked, runtime.marker)
     action = await runtime.run_in_session(
-        asked.session, shells.run_command(":", runtime.marker), timeout_s=shells.CLOSE_TIMEOUT_S
+        asked.session, sessions.run_command(":", runtime.marker), timeout_s=sessions.CLOSE_TIMEOUT_S
     )
-    return shells.parse_interrupt_result(action, asked.session, await runtime.timed_out_output(asked.session, action))
+    return sessions.parse_interrupt_result(action, asked.session, await runtime.timed_out_output(asked.session, action))
 
 
 async def close_session(body: SwerexCloseSessionRequest, runtime: RuntimeDep) -> SwerexCloseSessionResponse:
     """SWE-ReX's: end a session, and what runs in it."""
-    action = await runtime.run_in_session(body.session, shells.CLOSE_COMMAND, timeout_s=shells.CLOSE_TIMEOUT_S)
-    shells.check_close_result(action, body.session)
+    action = await runtime.run_in_session(body.session, sessions.CLOSE_COMMAND, timeout_s=sessions.CLOSE_TIMEOUT_S)
+    sessions.check_close_result(action, body.session)
     return SwerexCloseSessionResponse()
 
 

@@ -9,23 +9,23 @@ from uuid import UUID, uuid4
 from fastapi import Request
 from pydantic import ValidationError
 
-from arl_gateway.archives import ArchiveService
-from arl_gateway.auth import Caller
-from arl_gateway.compat.swerex import shells
+from arl_gateway.actions.service import ActionService
+from arl_gateway.blocking.command_runner import CommandRunner
+from arl_gateway.compat.swerex import sessions
 from arl_gateway.compat.swerex.errors import SwerexError, raise_if_infra_error
 from arl_gateway.compat.swerex.files import FileTransfer
-from arl_gateway.compat.swerex.places import SwerexTarget, resolve_target
-from arl_gateway.environments import EnvironmentService
-from arl_gateway.held_commands import CommandRunner
-from arl_gateway.routes import request_trace
-from arl_gateway.service import ActionService
+from arl_gateway.compat.swerex.target import SwerexTarget, resolve_target
+from arl_gateway.environments.archives import ArchiveService
+from arl_gateway.environments.service import EnvironmentService
+from arl_gateway.http.auth import Caller
+from arl_gateway.http.dependencies import request_trace
 from arl_kit.app import validation_failed
-from arl_kit.hops import cancel_on_disconnect
-from arl_wire.actions import Action, ActionListResponse, SubmitActionRequest
-from arl_wire.environments import EnvironmentInfo, EnvironmentState
+from arl_kit.internal_api import cancel_on_disconnect
+from arl_wire.actions.action import Action, ActionListResponse, SubmitActionRequest
+from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState
 from arl_wire.errors import NotFound, TangramError, TooManyRequests, Unavailable, ValidationFailed
 
-__all__ = ["FILE_TIMEOUT_S", "SwerexRuntime", "resolve_runtime", "not_alive_reason"]
+__all__ = ["FILE_TIMEOUT_S", "SwerexRuntime", "not_alive_reason", "resolve_runtime"]
 
 MAX_TIMEOUT_S = 86400.0
 """What no timeout is."""
@@ -72,8 +72,8 @@ class SwerexRuntime:
 
     async def run_in_session(self, session: str, command: str, *, timeout_s: float | None) -> Action:
         """In a shell that stays open. Its programs can wait for input that does not come, as in SWE-ReX's terminal."""
-        name = shells.session_name(session)
-        given = {"session": name, "command": command, "stdin_open": True, "labels": {shells.SESSION_LABEL: name}}
+        name = sessions.session_name(session)
+        given = {"session": name, "command": command, "stdin_open": True, "labels": {sessions.SESSION_LABEL: name}}
         return await self.run(given, timeout_s=timeout_s)
 
     async def transfer_files(self, transfer: FileTransfer, *, profile: str) -> Action:
@@ -95,10 +95,10 @@ class SwerexRuntime:
 
     async def timed_out_output(self, session: str, before: Action) -> str:
         """What the session's last command showed, if its timeout ended it: that was when it was interrupted."""
-        name = shells.session_name(session)
+        name = sessions.session_name(session)
         for action in (await self._page(None, RECENT_ACTIONS)).items:
-            if action.id < before.id and action.labels.get(shells.SESSION_LABEL) == name:
-                return shells.timed_out_output(await self._actions.get(action.id, self.caller))
+            if action.id < before.id and action.labels.get(sessions.SESSION_LABEL) == name:
+                return sessions.timed_out_output(await self._actions.get(action.id, self.caller))
         return ""
 
     async def close(self) -> None:
@@ -108,8 +108,8 @@ class SwerexRuntime:
             return
         if self.target.environment is not None:
             for name in await self._recent_sessions():
-                given = {"session": name, "command": shells.CLOSE_COMMAND, "labels": {shells.SESSION_LABEL: name}}
-                await self.run(given, timeout_s=shells.CLOSE_TIMEOUT_S, key_suffix=name)
+                given = {"session": name, "command": sessions.CLOSE_COMMAND, "labels": {sessions.SESSION_LABEL: name}}
+                await self.run(given, timeout_s=sessions.CLOSE_TIMEOUT_S, key_suffix=name)
             return
         try:
             await self._environments.end(known.id, self.caller)
@@ -122,7 +122,7 @@ class SwerexRuntime:
         cursor, pages = None, 0
         while pages == 0 or (cursor is not None and pages < MAX_PAGES):
             page = await self._page(cursor, 1000)
-            found |= dict.fromkeys(filter(None, (each.labels.get(shells.SESSION_LABEL) for each in page.items)))
+            found |= dict.fromkeys(filter(None, (each.labels.get(sessions.SESSION_LABEL) for each in page.items)))
             cursor, pages = page.next_cursor, pages + 1
         return found
 

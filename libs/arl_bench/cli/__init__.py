@@ -1,0 +1,1 @@
+"""Commands `bench`, `demo`, `simulate` and `record` of the command line."""

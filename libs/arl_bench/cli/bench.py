@@ -1,0 +1,358 @@
+"""`bench`: measurements that print one JSON document."""
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+
+from arl_bench.cli import bench_rewards
+from arl_bench.cli.demo import ensure_system_up
+from arl_bench.cli.report_output import print_report
+from arl_bench.control_plane import scheduling_rounds as rounds_
+from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
+from arl_bench.control_plane.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
+from arl_bench.control_plane.trace_export import run_trace_export
+from arl_bench.demo.attempts import THINK_SCALE
+from arl_bench.harness.bench_system import NoSandbox
+from arl_bench.paper import real_cores
+from arl_bench.paper.headline import PAPER_RESULTS, paper_result_lines
+from arl_bench.sandboxes import cpu_allocation as aoe_
+from arl_bench.sandboxes import density as density_
+from arl_bench.sandboxes import execution
+from arl_bench.sandboxes import resize as resizing_
+from arl_bench.sandboxes.execution import PeerSandbox, run_exec
+from arl_bench.sandboxes.false_timeouts import CLIENTS, run_false_timeouts
+from arl_tangram.cli.local_state import DirOption, LocalState
+from arl_tangram.cli.output import (
+    EXIT_FAILED,
+    EXIT_NO_SANDBOX,
+    EXIT_USAGE,
+    JsonOption,
+    fail,
+    print_progress,
+    stderr,
+)
+from arl_tangram.client import AsyncTangram
+from arl_tangram.transport.connection import resolve_connection
+from arl_wire.errors import TangramError
+
+__all__ = ["register"]
+
+group = typer.Typer(name="bench", no_args_is_help=True, help="Benchmarks.")
+
+
+bench_rewards.register(group)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command group `bench`."""
+    app.add_typer(group)
+
+
+@group.callback()
+def bench() -> None:
+    """Benchmarks, each a command."""
+
+
+@group.command("false-timeouts")
+def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
+    """64 programs of 1 CPU-second with a 10 s limit, submitted at once by 64 clients."""
+    with ensure_system_up(LocalState(directory)):
+        stderr.print(f"{CLIENTS} programs of 1 CPU-second at once; this takes about 32 s on 2 cores", markup=False)
+        try:
+            figures, samples, cores = asyncio.run(_run_false_timeouts(directory))
+        except TangramError as error:
+            fail(str(error))
+    load = {"clients": CLIENTS, "cpu_s": 1.0, "limit_s": 10.0, "cores": cores, "probe_priority": 1}
+    print_report("false-timeouts", as_json=as_json, load=load, figures=figures, samples=samples)
+    if figures["ok_of_64"] != CLIENTS:
+        raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def aoe(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each amount is measured, ours and plain.")] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each burner.")] = 2,
+    resizes: Annotated[int, typer.Option(min=1, help="Resizes that are timed.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
+) -> None:
+    """Cores that actions get beside plain programs, and how soon a resize holds, on a system of its own."""
+    sizes = aoe_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
+    try:
+        figures, samples, limits = aoe_.run_cpu_allocation(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    load = asdict(sizes) | {"processes": 2, "plain_has": limits}
+    print_report("aoe", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+
+
+@group.command()
+def resize(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each tool does its work in each way.")] = 3,
+    work: Annotated[float, typer.Option(min=0.05, help="Of each tool; 1 is about four CPU seconds.")] = 1,
+    tool: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(resizing_.PARALLEL_TOOLS)}; all of them.")
+    ] = None,
+) -> None:
+    """Real tools with more workers than cores, and whose cores change while they run, on a system of its own."""
+    tools = tuple(tool or resizing_.PARALLEL_TOOLS)
+    if unknown := [name for name in tools if name not in resizing_.PARALLEL_TOOLS]:
+        fail(f"there is no tool {unknown[0]!r}", EXIT_USAGE)
+    sizes = resizing_.ResizeBenchConfig(repeats=repeats, work=work, tools=tools)
+    try:
+        figures, samples = resizing_.run_resize(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    print_report("resize", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+
+
+@group.command()
+def tracing(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Of no-ops, each time.")] = 10,
+) -> None:
+    """No-ops a second with every span exported and with none, in turns, on two systems of its own."""
+    sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds)
+    try:
+        figures, samples = run_trace_export(sizes, lambda line: stderr.print(line, markup=False))
+    except (TangramError, RuntimeError) as error:
+        fail(str(error))
+    load = {"seconds": seconds, "batch": sizes.batch, "batches": sizes.batches, "sampler": "always_on"}
+    print_report("tracing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+
+
+@group.command()
+def calls(
+    as_json: JsonOption = False,
+    short: Annotated[bool, typer.Option("--short", help="Two phases of fewer calls, once.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each policy has its turn.")] = 3,
+    retry_after: Annotated[bool, typer.Option(help="A 429 says when to come again.")] = True,
+) -> None:
+    """An external API's quota shared by one broker for all jobs, beside each job minding its own."""
+    from arl_bench.endpoints import quota_sharing as calls_
+
+    sizes = calls_.EndpointBenchConfig.short() if short else calls_.EndpointBenchConfig(repeats=repeats)
+    if not retry_after:
+        sizes = replace(sizes, retry_after_s=None)
+    try:
+        figures, samples = calls_.run_calls(sizes, print_progress)
+    except TangramError as error:
+        fail(str(error))
+    print_report("calls", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats)
+    if any(figures[f"failed_{way}"] for way in calls_.OUR_STRATEGIES):
+        raise typer.Exit(EXIT_FAILED)
+
+
+@group.command()
+def overhead(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of no-ops per repeat; the other rates take a quarter.")] = 20,
+    starts: Annotated[int, typer.Option(min=2, help="Idle starts per repeat.")] = 100,
+) -> None:
+    """Actions a second and CPU time a piece beside plain processes, on two systems of its own."""
+    sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds, starts=starts)
+    try:
+        figures, samples = run_overhead(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    print_report("overhead", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+
+
+@group.command("exec")
+def exec_(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each rate in a row.")] = 3,
+    concurrency: Annotated[list[int] | None, typer.Option(min=1, help="At once; may be given again.")] = None,
+    sandboxfusion: Annotated[str | None, typer.Option(help="URL of a SandboxFusion server.")] = None,
+    swerex: Annotated[str | None, typer.Option(help="URL of a SWE-ReX server.")] = None,
+    swerex_token: Annotated[str, typer.Option(envvar="SWEREX_TOKEN", help="Its token.")] = "",
+) -> None:
+    """Execs a second and CPU time a piece beside plain processes and other sandboxes."""
+    sizes = execution.ExecBenchConfig(repeats=repeats, seconds=seconds)
+    if concurrency:
+        sizes = replace(sizes, concurrencies=tuple(concurrency))
+    peers = [*_sandboxfusion_peers(sandboxfusion), *_swerex_peers(swerex, swerex_token)]
+    try:
+        figures, samples = run_exec(sizes, peers, lambda line: stderr.print(line, markup=False))
+    except (TangramError, httpx.HTTPError) as error:
+        fail(str(error))
+    print_report("exec", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+
+
+@group.command()
+def density(
+    as_json: JsonOption = False,
+    environments: Annotated[int, typer.Option(min=1, help="How many rest on the node.")] = 2000,
+    samples: Annotated[int, typer.Option(min=2, help="Execs on the node, empty and full.")] = 300,
+    idle_s: Annotated[float, typer.Option(min=1, help="For how long the full node is watched.")] = 20,
+) -> None:
+    """Very many resting environments on one node of its own: their memory, their CPU, and an exec beside them."""
+    sizes = density_.DensityBenchConfig(environments=environments, samples=samples, idle_s=idle_s)
+    try:
+        figures, found = density_.run_density(sizes, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    print_report("density", as_json=as_json, load=asdict(sizes), figures=figures, samples=found)
+
+
+class PaperMode(StrEnum):
+    SIM = "sim"  # the scheduler's policies on simulated nodes
+    CONTROL = "control"  # the whole control plane, nodes simulated, time compressed
+    REAL = "real"  # this machine's cores
+
+
+@dataclass(frozen=True, slots=True)
+class _PaperOptions:
+    short: bool
+    levels: tuple[float, ...]
+    compression: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class _ComparisonResult:
+    load: Mapping[str, Any]
+    figures: dict[str, float]
+    samples: dict[str, Any]
+    lines: Sequence[str]
+    repeats: int = 1
+
+
+@group.command()
+def paper(
+    as_json: JsonOption = False,
+    mode: Annotated[
+        PaperMode,
+        typer.Option(
+            help="`sim`: simulated nodes, the scheduler's own policies. `control`: the real control plane, nodes"
+            " simulated, time compressed. `real`: programs in sandboxes on this machine's cores."
+        ),
+    ] = PaperMode.SIM,
+    short: Annotated[bool, typer.Option("--short", help="Less of everything.")] = False,
+    level: Annotated[
+        list[float] | None, typer.Option(min=0.01, max=1, help="Part of the hardware; not of `real`.")
+    ] = None,
+    compression: Annotated[
+        float | None, typer.Option(min=1, max=10, help="Of `control`: so many times as fast.")
+    ] = None,
+) -> None:
+    """The paper's comparison: static provisioning and policies, simulated, on the control plane, or on real cores."""
+    if level and mode is PaperMode.REAL:
+        fail("--level: this machine has the cores that it has", EXIT_USAGE)
+    if compression and mode is not PaperMode.CONTROL:
+        fail("--compression: only `control` compresses time", EXIT_USAGE)
+    compare = {
+        PaperMode.SIM: _run_simulated_paper,
+        PaperMode.CONTROL: _run_control_plane_paper,
+        PaperMode.REAL: _run_real_cores_paper,
+    }[mode]
+    try:
+        found = compare(_PaperOptions(short, tuple(level or ()), compression))
+    except ModuleNotFoundError as missing:
+        # The simulator needs NumPy, which a client of the API does without.
+        fail(f"{missing.name} is not installed; `pip install 'arl-tangram-server'` brings it")
+    except NoSandbox as error:
+        fail(str(error), EXIT_NO_SANDBOX)
+    except (TangramError, RuntimeError) as error:
+        fail(str(error))
+    load = {"mode": mode, **found.load, "paper": PAPER_RESULTS}
+    lines = None if as_json else (*found.lines, *paper_result_lines())
+    samples, repeats = found.samples, found.repeats
+    print_report(
+        "paper", as_json=as_json, load=load, figures=found.figures, samples=samples, repeats=repeats, lines=lines
+    )
+
+
+def _run_simulated_paper(options: _PaperOptions) -> _ComparisonResult:
+    from arl_bench.paper import simulated as paper_
+
+    sizes = paper_.PaperBenchConfig.short() if options.short else paper_.PaperBenchConfig()
+    sizes = replace(sizes, levels=options.levels or sizes.levels)
+    figures, samples = paper_.run_simulated_paper(sizes, print_progress)
+    load = {"workload": "prototype", **asdict(sizes)}
+    lines = list(paper_.comparison_table(figures, sizes.levels))
+    return _ComparisonResult(load, figures, samples, lines, len(sizes.seeds) * sizes.steps)
+
+
+def _run_control_plane_paper(options: _PaperOptions) -> _ComparisonResult:
+    from arl_bench.paper import compressed_time
+
+    sizes = (
+        compressed_time.ControlPlaneBenchConfig.short() if options.short else compressed_time.ControlPlaneBenchConfig()
+    )
+    compression = options.compression or sizes.compression
+    sizes = replace(sizes, levels=options.levels or sizes.levels, compression=compression)
+    figures, samples = compressed_time.run_control_plane(sizes, print_progress)
+    load = {"workload": "prototype, its coding task", **asdict(sizes)}
+    return _ComparisonResult(load, figures, samples, list(compressed_time.comparison_table(samples["runs"])))
+
+
+def _run_real_cores_paper(options: _PaperOptions) -> _ComparisonResult:
+    sizes = real_cores.RealCoresBenchConfig.for_this_machine(short=options.short)
+    figures, samples = real_cores.run_real_cores(sizes, print_progress)
+    load = {"workload": "the demo's rollouts", **asdict(sizes), "think_scale": THINK_SCALE}
+    return _ComparisonResult(load, figures, samples, list(real_cores.comparison_table(figures, sizes)))
+
+
+@group.command()
+def rounds(
+    as_json: JsonOption = False,
+    short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
+    classes: Annotated[int, typer.Option(min=1, help="Of what waits, over 8 tasks.")] = 256,
+) -> None:
+    """What deciding costs under very many waiting actions, without Postgres; with it, how long reading them takes."""
+    sizes = replace(
+        rounds_.SchedulingRoundBenchConfig.short() if short else rounds_.SchedulingRoundBenchConfig(), classes=classes
+    )
+    try:
+        figures, samples = rounds_.run_scheduling_rounds(sizes, print_progress)
+    except (TangramError, RuntimeError, TimeoutError) as error:
+        fail(str(error) or type(error).__name__)
+    load = {**asdict(sizes), "policy": "spar_m"}
+    print_report("rounds", as_json=as_json, load=load, figures=figures, samples=samples, repeats=sizes.repeats)
+
+
+@group.command()
+def soak(
+    as_json: JsonOption = False,
+    actions: Annotated[int, typer.Option(min=1000, help="How many, in all.")] = 300_000,
+) -> None:
+    """Very many actions that do nothing, on a system of its own: memory, tables and latency over time."""
+    try:
+        figures, samples = run_soak(actions, lambda line: stderr.print(line, markup=False))
+    except TangramError as error:
+        fail(str(error))
+    load = {"actions": actions, "batch": BATCH, "batches_at_once": CONCURRENT_BATCHES, **RETENTION_SETTINGS}
+    print_report("soak", as_json=as_json, load=load, figures=figures, samples=samples)
+
+
+async def _run_false_timeouts(directory: Path) -> tuple[dict[str, float], dict[str, Any], int]:
+    connection = resolve_connection(directory=directory)
+    async with AsyncTangram(connection.url, connection.api_key) as client:
+        nodes = (await client.nodes()).items
+        cores = sum(node.capacity.get("cpu_milli", 0) for node in nodes if node.alive) // 1000
+        if not cores:
+            fail("no node is alive; `tangram status` says more")
+        figures, samples = await run_false_timeouts(client, cores=cores)
+    return figures, samples, cores
+
+
+def _sandboxfusion_peers(url: str | None) -> Iterator[PeerSandbox]:
+    if url is not None:
+        body = {"code": execution.PROGRAM, "language": "python"}
+        yield PeerSandbox(name="sandboxfusion", url=f"{url.rstrip('/')}/run_code", body=body)
+
+
+def _swerex_peers(url: str | None, token: str) -> Iterator[PeerSandbox]:
+    if url is not None:
+        body = {"command": ["python3", "-c", execution.PROGRAM]}
+        yield PeerSandbox(name="swerex", url=f"{url.rstrip('/')}/execute", body=body, headers={"X-API-Key": token})

@@ -1,0 +1,120 @@
+"""`bench`: what reward services cost, and what taking turns on a device does."""
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arl_bench.cli.report_output import print_report
+from arl_bench.rewards import device_sharing as sharing_
+from arl_bench.rewards import residency as residency_
+from arl_bench.rewards import reward_overhead as reward_
+from arl_bench.rewards import weight_restore as copies_
+from arl_bench.rewards.peer_servers import PeerName, peers_directory
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, JsonOption, fail, print_progress
+from arl_wire.errors import TangramError
+
+__all__ = ["register"]
+
+
+def register(group: typer.Typer) -> None:
+    """Add the commands of this module."""
+    for command in (reward, residency, restore, sharing):
+        group.command()(command)
+
+
+def reward(
+    as_json: JsonOption = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often all are measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Of each.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="At once.")] = 32,
+    items: Annotated[int, typer.Option(min=1, max=256, help="In one call of the second measurement.")] = 32,
+    peers: Annotated[bool, typer.Option("--peers", help="Beside all servers of others, too.")] = False,
+    peer: Annotated[list[PeerName] | None, typer.Option(help="Beside this one, too; may be given again.")] = None,
+    peers_dir: Annotated[Path | None, typer.Option(help="They are installed there; ~/.cache/tangram/peers.")] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Of a forward, beside others.")] = 1,
+) -> None:
+    """Scores a second, and what one costs beside its forward: one item a call and many, on a system of its own."""
+    from arl_bench.rewards import peer_comparison
+
+    sizes = reward_.RewardBenchConfig(repeats=repeats, seconds=seconds, clients=clients, items=items, threads=threads)
+    names = list(PeerName) if peers else peer or []
+    try:
+        figures, samples = reward_.run_reward_overhead(sizes, print_progress)
+        if names:
+            beside, found = peer_comparison.run_reward_peers(
+                sizes, names, peers_dir or peers_directory(), print_progress
+            )
+            figures, samples = figures | beside, samples | found
+    except TangramError as error:
+        fail(str(error))
+    load = asdict(sizes) | {"peers": names}
+    print_report("reward", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    if any(count for name, count in figures.items() if name.startswith(("wrong_answers", "lost"))):
+        raise typer.Exit(EXIT_FAILED)
+
+
+def residency(
+    as_json: JsonOption = False,
+    short: Annotated[bool, typer.Option("--short", help="A quarter of a minute, once.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
+    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 30,
+) -> None:
+    """Copies to a device that has room for 3 of 12 reward services, ours beside the least recently used one's."""
+    sizes = (
+        residency_.ResidencyBenchConfig(repeats=1, seconds=3, burst_s=2) if short else residency_.ResidencyBenchConfig()
+    )
+    if not short:
+        sizes = replace(sizes, repeats=repeats, seconds=seconds)
+    try:
+        figures, samples = residency_.run_residency(sizes, print_progress)
+    except TangramError as error:
+        fail(str(error))
+    print_report(
+        "residency", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=sizes.repeats
+    )
+    if figures["wrong_answers"] or figures["lost"]:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def restore(
+    as_json: JsonOption = False,
+    device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
+    repeats: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 5,
+    small_mib: Annotated[int, typer.Option(min=1, help="In place of 0.6 billion parameters.")] = copies_.SMALL_MIB,
+    large_mib: Annotated[int, typer.Option(min=1, help="In place of 8 billion.")] = copies_.LARGE_MIB,
+) -> None:
+    """Synthetic weights onto a device and off it, beside a plain copy: GB/s, eviction, time to a first score."""
+    sizes = copies_.WeightRestoreBenchConfig(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
+    try:
+        figures, samples = copies_.run_weight_restore(sizes, print_progress)
+    except TangramError as error:
+        fail(str(error))
+    print_report("restore", as_json=as_json, load=asdict(sizes), figures=figures, samples=samples, repeats=repeats)
+
+
+def sharing(
+    as_json: JsonOption = False,
+    device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
+    way: Annotated[list[str] | None, typer.Option(help="Only these: keep, sleep, reload, share.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each way is measured.")] = 1,
+    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 40,
+    room: Annotated[float, typer.Option(min=0.01, max=1, help="Part of all weights that the device may hold.")] = 0.5,
+    directory: Annotated[Path | None, typer.Option(help="For weights that are read anew, on a real disk.")] = None,
+) -> None:
+    """12 services of 0.6 to 8 billion parameters on one device: ours beside sleeping, reloading, and fixed shares."""
+    ways = tuple(way or sharing_.STRATEGIES)
+    if unknown := set(ways) - set(sharing_.STRATEGIES):
+        fail(f"--way: {', '.join(sorted(unknown))} is none of {', '.join(sharing_.STRATEGIES)}", EXIT_USAGE)
+    sizes = sharing_.DeviceSharingBenchConfig(device=device, ways=ways, repeats=repeats, seconds=seconds, room=room)
+    if directory is not None:
+        sizes = replace(sizes, directory=str(directory))
+    try:
+        figures, samples = sharing_.run_device_sharing(sizes, print_progress)
+    except TangramError as error:
+        fail(str(error))
+    load = sharing_.report_load(sizes)
+    print_report("sharing", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    if figures["wrong_answers"] or figures["lost"]:
+        raise typer.Exit(EXIT_FAILED)

@@ -1,0 +1,1 @@
+"""Benchmarks of the control plane: overhead, tracing, rounds, recovery, soak."""

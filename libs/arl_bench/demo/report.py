@@ -1,0 +1,146 @@
+"""What the demo found: figures for programs, a table for people."""
+
+from collections import Counter
+from collections.abc import Sequence
+from statistics import fmean, quantiles
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from arl_bench.demo.policies import PolicyRun, policy_figures
+from arl_bench.demo.rollout import DemoRollout
+from arl_wire.actions.action import Action
+
+__all__ = ["ISOLATION_CHECKS", "demo_figures", "print_policies", "print_results", "wrong_rewards"]
+
+SCORE_NAMES = {"similarity": "likeness", "relevance": "relevance", "classifier": "quality"}
+"""What is shown of each kind of reward service: likeness to the reference, nearness to the problem, quality."""
+ISOLATION_CHECKS = ("files", "net_isolation", "seccomp", "kill_tree")
+
+
+def demo_figures(rollouts: Sequence[DemoRollout], *, wall_s: float) -> dict[str, float]:
+    """Flat, name to number. Times in seconds; `sandbox_enforced` is 1 only if every single result says so."""
+    actions = [action for rollout in rollouts for action in rollout.actions]
+    hacks = [rollout for rollout in rollouts if rollout.plan.attempts[-1].kind == "hack"]
+    acts = sorted(action.times.act_s or 0.0 for action in actions)
+    cuts = quantiles(acts, n=100) if len(acts) > 1 else [0.0] * 99
+    return {
+        "trajectories": len(rollouts),
+        "rewarded": sum(rollout.reward == 1.0 for rollout in rollouts),
+        "wrong_rewarded": sum(rollout.reward == 1.0 and rollout.plan.deserved_reward == 0.0 for rollout in rollouts),
+        "right_unrewarded": sum(rollout.reward != 1.0 and rollout.plan.deserved_reward == 1.0 for rollout in rollouts),
+        "masked": sum(rollout.reward is None for rollout in rollouts),
+        "hacks_tried": len({rollout.plan.attempts[-1].name for rollout in hacks}),
+        "hack_trajectories": len(hacks),
+        "hacks_rewarded": sum(rollout.reward == 1.0 for rollout in hacks),
+        "sandbox_enforced": int(bool(actions) and all(_is_isolated(action) for action in actions)),
+        "scored": sum(bool(rollout.model_scores) for rollout in rollouts),
+        "reward_services": len(set().union(*(rollout.model_scores for rollout in rollouts))),
+        **_score_means(rollouts),
+        "actions": len(actions),
+        "act_mean_s": round(fmean(acts), 4) if acts else 0.0,
+        "act_p50_s": round(cuts[49], 4),
+        "act_p99_s": round(cuts[98], 4),
+        "queue_mean_s": _mean(actions, "queue_s"),
+        "run_mean_s": _mean(actions, "run_s"),
+        "overhead_mean_s": _mean(actions, "overhead_s"),
+        "cpu_s": round(sum(action.result.cpu_s for action in actions if action.result), 3),
+        "wall_s": round(wall_s, 2),
+    }
+
+
+def wrong_rewards(rollouts: Sequence[DemoRollout]) -> list[dict[str, Any]]:
+    """Trajectories whose reward is not what their code deserves, with the reason."""
+    return [
+        {
+            "trajectory": rollout.plan.name,
+            "handed_in": rollout.plan.attempts[-1].name,
+            "reward": rollout.reward,
+            "deserves": rollout.plan.deserved_reward,
+            "reason": rollout.reason,
+        }
+        for rollout in rollouts
+        if not rollout.is_correct
+    ]
+
+
+def print_results(console: Console, rollouts: Sequence[DemoRollout], figures: dict[str, float]) -> None:
+    table = Table(title="What was handed in, and what it earned", title_justify="left")
+    for heading in ("handed in", "trajectories", "rewarded", "deserved"):
+        table.add_column(heading, justify="left" if heading == "handed in" else "right")
+    by_name: dict[str, list[DemoRollout]] = {}
+    for rollout in rollouts:
+        last = rollout.plan.attempts[-1]
+        by_name.setdefault(f"hack: {last.name}" if last.kind == "hack" else last.name, []).append(rollout)
+    for name in sorted(by_name, key=lambda name: (name.startswith("hack"), name)):
+        group = by_name[name]
+        deserved = sum(int(rollout.plan.deserved_reward) for rollout in group)
+        table.add_row(name, str(len(group)), str(sum(r.reward == 1.0 for r in group)), str(deserved))
+    console.print(table)
+    outcomes = Counter(str(action.outcome) for rollout in rollouts for action in rollout.actions)
+    console.print("outcomes of actions: " + ", ".join(f"{name} {count}" for name, count in outcomes.most_common()))
+    if figures["scored"]:
+        said = "; ".join(
+            f"{name} {figures[f'{name}_right_mean']:.2f} and {figures[f'{name}_wrong_mean']:.2f}"
+            for name in SCORE_NAMES.values()
+        )
+        console.print(
+            f"{figures['reward_services']:g} reward services on one device, means of what was rewarded and of the"
+            f" rest: {said} ({figures['scored']:g} trajectories scored)"
+        )
+    console.print(
+        f"action completion time: mean {figures['act_mean_s']:.3f} s = queue {figures['queue_mean_s']:.3f}"
+        f" + run {figures['run_mean_s']:.3f} + overhead {figures['overhead_mean_s']:.3f};"
+        f" p50 {figures['act_p50_s']:.3f}, p99 {figures['act_p99_s']:.3f}"
+    )
+
+
+def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """A line for each policy: seconds, core-seconds, and what it did to the rewards."""
+    figures = policy_figures(runs)
+    table = Table(title="The same rollouts on the same cores, once under each policy", title_justify="left")
+    table.add_column("policy")
+    columns = {
+        "ACT mean": "act_mean_s",
+        "p50": "act_p50_s",
+        "p99": "act_p99_s",
+        "queue": "queue_mean_s",
+        "overhead": "overhead_mean_s",
+        "run": "run_mean_s",
+        "step": "step_s",
+        "core-s reserved": "reserved_core_s",
+        "used": "used_core_s",
+        "pod": "pod_cores",
+        "timeouts": "timeouts",
+        "wrong rewards": "wrong_rewards",
+        "masked": "masked",
+    }
+    for heading in columns:
+        table.add_column(heading, justify="right")
+    for run in runs:
+        table.add_row(run.policy, *(f"{figures[f'{run.policy}_{name}']:.4g}" for name in columns.values()))
+    console.print(table)
+
+
+def _score_means(rollouts: Sequence[DemoRollout]) -> dict[str, float]:
+    """Means over what was rewarded and over what was not; 0 where nobody was asked."""
+    means = {}
+    for kind, name in SCORE_NAMES.items():
+        for of, reward in (("right", 1.0), ("wrong", 0.0)):
+            known = [
+                each.model_scores[kind] for each in rollouts if each.reward == reward and kind in each.model_scores
+            ]
+            means[f"{name}_{of}_mean"] = round(fmean(known), 4) if known else 0.0
+    return means
+
+
+def _mean(actions: Sequence[Action], name: str) -> float:
+    values = [getattr(action.times, name) or 0.0 for action in actions]
+    return round(fmean(values), 4) if values else 0.0
+
+
+def _is_isolated(action: Action) -> bool:
+    if action.result is None or action.kind != "exec":
+        return True
+    return all(action.result.enforcement.get(wall) == "enforced" for wall in ISOLATION_CHECKS)

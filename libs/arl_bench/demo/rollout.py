@@ -1,0 +1,98 @@
+"""One trajectory: lives in its environment, writes attempts, runs tests, thinks, hands in, is rewarded."""
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from arl_bench.demo.attempts import TrajectoryPlan
+from arl_bench.demo.verdict import CODE_OUTCOMES, SolutionJudge, program_text
+from arl_tangram.client import AsyncTangram
+from arl_tangram.operations import expect_ok, fetched_files
+from arl_wire.actions.action import Action
+from arl_wire.errors import TangramError
+
+__all__ = ["ENVIRONMENT_MEMORY_MIB", "DemoRollout", "run_rollout"]
+
+TEST_TIMEOUT_S = 120.0
+TEST_CORES = (1.0, 2.0)
+"""Its tests run on so many."""
+TEST_PARALLEL_FRACTION = 0.9
+ENVIRONMENT_MEMORY_MIB = 96
+
+
+@dataclass(slots=True)
+class DemoRollout:
+    plan: TrajectoryPlan
+    reward: float | None = None
+    reason: str = ""
+    model_scores: dict[str, float] = field(default_factory=dict)
+    """Of reward models on what was handed in, by their kind; of those that there are."""
+    started_s: float = 0.0
+    """Monotonic, when its first action was sent."""
+    ended_s: float = 0.0
+    actions: list[Action] = field(default_factory=list)
+
+    @property
+    def is_correct(self) -> bool:
+        return self.reward == self.plan.deserved_reward
+
+
+async def run_rollout(
+    client: AsyncTangram,
+    judge: SolutionJudge,
+    plan: TrajectoryPlan,
+    *,
+    task: str,
+    run: str,
+    on_action: Callable[[Action], None],
+) -> DemoRollout:
+    """Never raises for what goes wrong in one trajectory: the reward stays None and the reason says why."""
+    rollout = DemoRollout(plan)
+    trajectory = f"{run}/{plan.name}"
+
+    def note(action: Action) -> Action:
+        rollout.actions.append(action)
+        on_action(action)
+        return action
+
+    rollout.started_s = time.monotonic()
+    try:
+        thinking = iter(plan.thinking_s)
+        note(await client.run(
+            task=task, trajectory=trajectory, argv=["ls", "-la"], files={"problem.py": plan.problem.prompt},
+            timeout_s=TEST_TIMEOUT_S, memory_mib=ENVIRONMENT_MEMORY_MIB,
+        ))  # fmt: skip
+        for attempt, cpu_s in zip(plan.attempts, plan.test_cpu_s, strict=True):
+            await asyncio.sleep(next(thinking))
+            request = json.dumps({"entry_point": plan.problem.entry_point, "cpu_s": cpu_s})
+            note(await client.run(
+                task=task, trajectory=trajectory, argv=["python3", "suite.py"], profile=f"tests:{plan.problem.task_id}",
+                files={"solution.py": attempt.code, "suite.py": program_text("suite"), "request.json": request},
+                timeout_s=TEST_TIMEOUT_S, memory_mib=ENVIRONMENT_MEMORY_MIB, cpu=TEST_CORES, parallel_fraction=TEST_PARALLEL_FRACTION,
+            ))  # fmt: skip
+        await asyncio.sleep(next(thinking))
+        handed_in = note(await client.run(
+            task=task, trajectory=trajectory, argv=["true"], files={"solution.py": plan.attempts[-1].code},
+            fetch=["solution.py"], memory_mib=ENVIRONMENT_MEMORY_MIB,
+        ))  # fmt: skip
+        solution = fetched_files(handed_in).get("solution.py")
+        if solution is None and handed_in.outcome in CODE_OUTCOMES:
+            rollout.reward, rollout.reason = 0.0, f"nothing handed in: {handed_in.outcome}"
+            await client.end_trajectory(task, trajectory)
+        else:
+            content = fetched_files(expect_ok(handed_in))["solution.py"].decode()
+            verdict = await judge.score(plan.problem, content, trajectory=trajectory)
+            for action in verdict.actions:
+                note(action)
+            rollout.reward, rollout.reason = verdict.reward, verdict.reason
+            # Its sandbox is not needed any more, and under static provisioning its cores are held until it ends.
+            await client.end_trajectory(task, trajectory)
+            rollout.model_scores, asked = await judge.model_scores(plan.problem, content, trajectory=trajectory)
+            for action in asked:
+                note(action)
+    except (TangramError, KeyError, ValueError) as error:
+        rollout.reason = f"{type(error).__name__}: {error}"
+    rollout.ended_s = time.monotonic()
+    return rollout

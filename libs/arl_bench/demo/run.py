@@ -1,0 +1,59 @@
+"""All trajectories at once, on whatever system the client is connected to."""
+
+import asyncio
+import os
+import time
+from collections.abc import Callable, Sequence
+from uuid import uuid4
+
+from arl_bench.demo.attempts import TrajectoryPlan
+from arl_bench.demo.rollout import ENVIRONMENT_MEMORY_MIB, DemoRollout, run_rollout
+from arl_bench.demo.verdict import MODEL_KINDS, SolutionJudge
+from arl_tangram.client import AsyncTangram
+from arl_wire.actions.action import Action
+
+__all__ = ["max_concurrent_trajectories", "run_demo"]
+
+TASK = "demo-coding"
+
+
+async def run_demo(
+    client: AsyncTangram,
+    plans: Sequence[TrajectoryPlan],
+    *,
+    on_action: Callable[[Action], None],
+    on_rollout: Callable[[DemoRollout], None],
+) -> tuple[list[DemoRollout], float]:
+    """Rollouts in the order of `plans`, and the wall time in seconds."""
+    judge = SolutionJudge(client, task=TASK, services=await _reward_services(client))
+    room = asyncio.Semaphore(await _max_trajectories(client))
+    run = f"demo-{uuid4().hex[:8]}"
+    begun = time.monotonic()
+
+    async def one(plan: TrajectoryPlan) -> DemoRollout:
+        async with room:
+            rollout = await run_rollout(client, judge, plan, task=TASK, run=run, on_action=on_action)
+        on_rollout(rollout)
+        return rollout
+
+    rollouts = await asyncio.gather(*(one(plan) for plan in plans))
+    return list(rollouts), time.monotonic() - begun
+
+
+async def _reward_services(client: AsyncTangram) -> dict[str, str]:
+    """The first of each kind, where this installation has one."""
+    offered = [service for service in await client.reward_services() if service.available]
+    found = {kind: next((each.name for each in offered if each.kind == kind), None) for kind in MODEL_KINDS}
+    return {kind: name for kind, name in found.items() if name is not None}
+
+
+async def _max_trajectories(client: AsyncTangram) -> int:
+    """Trajectories that may live at once: their environments hold half of the memory at most."""
+    memory_mib = sum(node.capacity.get("memory_mib", 0) for node in (await client.nodes()).items if node.alive)
+    return max(1, memory_mib // (2 * ENVIRONMENT_MEMORY_MIB))
+
+
+def max_concurrent_trajectories() -> int:
+    """The same for a system that is yet to come up on this machine, or a little less: a node offers nine tenths."""
+    memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
+    return max(1, int(0.9 * memory_mib) // (2 * ENVIRONMENT_MEMORY_MIB))

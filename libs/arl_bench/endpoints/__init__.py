@@ -1,0 +1,1 @@
+"""Benchmarks of external API calls that share a quota."""

@@ -1,0 +1,150 @@
+"""How fast a service comes onto a device and leaves it, beside a plain copy of the same bytes in the same run.
+
+`python -m arl_bench.gpu.copy_speed DEVICE MIB REPEATS`, figures as JSON on standard output. The weights are synthetic, random
+bytes of the size of a model in bfloat16: copies do not look at values. The forward is one product with each square
+layer of them, which is no model and reads every byte as one does.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from arl_gpu.devices.interface import Device
+from arl_gpu.models.weight_buffer import Chunk, load_private
+from arl_gpu.worker.host_memory import memory_limit_bytes
+from arl_gpu.worker.process import create_device
+from arl_gpu.worker.residency import DeviceResidency
+
+__all__ = ["measure_copies"]
+
+MIB = 1 << 20
+CHUNK_BYTES = 64 * MIB
+LAYER_WIDTH = 4096
+"""Of a layer; 8 billion parameters have it."""
+SERVICE_NAME = "synthetic"
+
+
+@dataclass
+class _RandomWeights:
+    content: memoryview
+
+
+def measure_copies(device: str, mib: int, repeats: int) -> dict[str, list[float]]:
+    """Seconds of each repeat. Raises where the device is not there, or has no room, or this machine no memory."""
+    # The weights, and on the CPU device their copy; on a GPU what is pinned for the plain one, which torch rounds up.
+    needed = 2 * mib * MIB if device == "cpu" else mib * MIB + (1 << (mib * MIB - 1).bit_length())
+    if needed > memory_limit_bytes():
+        raise MemoryError(
+            f"{needed // MIB} MiB are needed, and this machine has {memory_limit_bytes() // MIB}: ask for fewer"
+        )
+    measured = _CopyBenchmark(create_device(device, device_mib=mib), mib * MIB)
+    found = [measured.run_once() for _ in range(repeats)]
+    measured.close()
+    return {name: [each[name] for each in found] for name in found[0]}
+
+
+def _random_chunks(size: int) -> Iterator[Chunk]:
+    """Random bytes, the same ones again and again."""
+    numbers = np.random.default_rng(0).integers(0, 2**15, CHUNK_BYTES // 2, np.uint16).view(np.uint8).data
+    for start in range(0, size, CHUNK_BYTES):
+        yield start, numbers[: size - start]
+
+
+class _CopyBenchmark:
+    def __init__(self, device: Device, size: int) -> None:
+        self._device = device
+        self._residency = DeviceResidency(device)
+        self._weights = _RandomWeights(load_private(size, partial(_random_chunks, size)))
+        self._layer = min(2 * LAYER_WIDTH * LAYER_WIDTH, size)
+        began = time.monotonic()
+        self._residency.load(SERVICE_NAME, self._weights)
+        self.register_s = time.monotonic() - began
+        self._source = _pin(self._weights.content) if device.kind == "cuda" else self._weights.content
+        self._multiply: Callable[[Any], None] = _multiply_on_gpu if device.kind == "cuda" else _multiply_on_cpu
+
+    def run_once(self) -> dict[str, float]:
+        restore_s = _measure_s(lambda: self._enter_and_exit(self._residency.use(SERVICE_NAME)))
+        evict_s = _measure_s(lambda: self._residency.evict(SERVICE_NAME))
+        score_s = _measure_s(self._score)
+        self._residency.evict(SERVICE_NAME)
+        return {
+            "plain_s": self._plain_copy_s(),
+            "restore_s": restore_s,
+            "evict_s": evict_s,
+            "score_s": score_s,
+            "register_s": self.register_s,
+        }
+
+    def close(self) -> None:
+        self._residency.close()
+
+    def _enter_and_exit(self, using: Any) -> None:
+        with using:
+            pass
+
+    def _score(self) -> None:
+        with self._residency.use(SERVICE_NAME) as content:
+            for start in range(0, len(content), self._layer):
+                self._multiply(content[start : start + self._layer])
+            _synchronize(self._device)
+
+    def _plain_copy_s(self) -> float:
+        """One copy into one block, by the library alone: on a GPU from memory that it has pinned itself."""
+        block = self._device.alloc(len(self._weights.content))
+        try:
+            return _measure_s(lambda: _copy(self._device, block.view(), self._source))
+        finally:
+            self._device.free(block)
+
+
+def _pin(content: memoryview) -> Any:
+    import torch  # only where there is a GPU
+
+    pinned = torch.empty(len(content), dtype=torch.uint8, pin_memory=True)
+    return pinned.copy_(torch.frombuffer(content, dtype=torch.uint8))
+
+
+def _copy(device: Device, target: Any, content: Any) -> None:
+    if device.kind == "cuda":
+        import torch  # only where there is a GPU
+
+        target.copy_(content, non_blocking=True)
+        torch.cuda.synchronize()
+    else:
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(content, np.uint8))
+
+
+def _multiply_on_gpu(layer: Any) -> None:
+    import torch  # only where there is a GPU
+
+    square = layer[: layer.numel() // (2 * LAYER_WIDTH) * 2 * LAYER_WIDTH].view(torch.bfloat16).view(-1, LAYER_WIDTH)
+    torch.mv(square, torch.ones(LAYER_WIDTH, dtype=torch.bfloat16, device=layer.device))
+
+
+def _multiply_on_cpu(layer: Any) -> None:
+    np.frombuffer(layer, np.uint16).astype(np.uint64).sum()
+
+
+def _synchronize(device: Device) -> None:
+    if device.kind == "cuda":
+        import torch  # only where there is a GPU
+
+        torch.cuda.synchronize()
+
+
+def _measure_s(function: Callable[[], object]) -> float:
+    begun = time.monotonic()
+    function()
+    return time.monotonic() - begun
+
+
+if __name__ == "__main__":
+    found = measure_copies(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))
+    json.dump({"seconds": found, "median": {name: median(each) for name, each in found.items()}}, sys.stdout)

@@ -1,0 +1,151 @@
+"""Several services of synthetic weights on one device, by each way to have them there, under the same requests.
+
+`python -m arl_bench.gpu.sharing_driver`: a `Sharing` as JSON on standard input, a `Shared` on standard output. The product's own
+loop and planner in every case; only what a restore and an eviction do differs, or that all are there at once.
+"""
+
+import asyncio
+import json
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arl_bench.gpu.request_replay import CountingWorker, RequestReplayer, TimedRequest
+from arl_bench.gpu.synthetic_models import MIB, SharedWorkerConfig, SharingMode
+from arl_gpu.queue.batch_scheduler import BatchScheduler
+from arl_gpu.worker.client import WorkerDied
+
+__all__ = ["SharingResult", "SharingScenario", "run_sharing"]
+
+LIMIT_S = 900.0
+WORKER_COMMAND = (sys.executable, "-P", "-m", "arl_bench.gpu.synthetic_models")
+BATCH_TOKENS = 16_384
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingScenario:
+    """`mib`: of each service's weights. `requests`: when, of which, and how many tokens, in the order of their times.
+
+    `directory`: where files may lie that are read anew, on a real disk.
+    """
+
+    mib: Mapping[str, int]
+    requests: Sequence[tuple[float, str, int]]
+    way: str
+    device: str
+    device_mib: int
+    copy_mib_per_s: float | None
+    swap_wait_s: float
+    directory: str
+    threads: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharingResult:
+    """Of each request, in order, how long it took and what it found; and what came and went meanwhile."""
+
+    act_s: list[float]
+    scores: list[float | None]
+    lost: int
+    restored_s: list[float]
+    evicted: int
+    prepared_s: float
+    """Until every service could be asked."""
+
+
+async def run_sharing(scenario: SharingScenario) -> SharingResult:
+    """Raises `WorkerDied` where the device is not there, or has no room, and `OSError` where the disk has none."""
+    _check_disk_space(scenario)
+    way, begun = SharingMode(scenario.way), time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:
+        workers = _create_workers(scenario, way, Path(directory))
+        try:
+            for name, worker in workers.items():
+                answer = await worker.restore(name)
+                if "error" in answer:
+                    raise WorkerDied(f"{name} did not come to the device: {answer['error']}: {answer['message']}")
+                worker.reset_counters()
+            prepared_s = time.monotonic() - begun
+            longest = max((tokens for _, _, tokens in scenario.requests), default=1)
+            timed = RequestReplayer(workers, lambda: _create_scheduler(scenario), max_tokens=longest)
+            ended = await timed.run(
+                [
+                    TimedRequest(at, name, [_make_item(number, tokens)])
+                    for number, (at, name, tokens) in enumerate(scenario.requests)
+                ]
+            )
+        finally:
+            await asyncio.gather(*(worker.end() for worker in set(workers.values())))
+    return SharingResult(
+        act_s=[each.wait_s for each in ended],
+        scores=[each.scores[0] for each in ended],
+        lost=sum(not each.is_ok for each in ended),
+        restored_s=[took for worker in set(workers.values()) for took in worker.restored_s],
+        evicted=sum(worker.evicted for worker in set(workers.values())),
+        prepared_s=prepared_s,
+    )
+
+
+def _check_disk_space(scenario: SharingScenario) -> None:
+    needed, free = sum(scenario.mib.values()) * MIB, shutil.disk_usage(scenario.directory).free
+    if SharingMode(scenario.way) is SharingMode.RELOAD and needed > free:
+        raise OSError(
+            f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew"
+        )
+
+
+def _create_workers(scenario: SharingScenario, way: SharingMode, directory: Path) -> dict[str, CountingWorker]:
+    """One for all, or each its own with its share of the device."""
+    shares = len(scenario.mib) if way is SharingMode.SHARE else 1
+    options: dict[str, Any] = {"way": way, "shares": shares, "cuda": scenario.device.startswith("cuda")}
+    specs = {
+        name: {
+            "name": name,
+            "kind": "synthetic",
+            "directory": str(directory),
+            "options": options | {"name": name, "seed": number, "mib": mib},
+        }
+        for number, (name, mib) in enumerate(scenario.mib.items())
+    }
+    if way is SharingMode.SHARE:
+        return {
+            name: _create_worker(scenario, way, shares, {name: spec}, scenario.mib[name])
+            for name, spec in specs.items()
+        }
+    return dict.fromkeys(specs, _create_worker(scenario, way, shares, specs, scenario.device_mib))
+
+
+def _create_worker(
+    scenario: SharingScenario, way: SharingMode, shares: int, specs: dict[str, dict[str, Any]], mib: int
+) -> CountingWorker:
+    config = SharedWorkerConfig(
+        services=specs,
+        device=scenario.device,
+        device_mib=mib,
+        copy_mib_per_s=scenario.copy_mib_per_s,
+        way=way,
+        shares=shares,
+    )
+    return CountingWorker(config, threads=scenario.threads, limit_s=LIMIT_S, command=WORKER_COMMAND)
+
+
+def _create_scheduler(scenario: SharingScenario) -> BatchScheduler:
+    return BatchScheduler(
+        batch_tokens=BATCH_TOKENS, max_inflight_tokens=8 * BATCH_TOKENS, model_swap_delay_s=scenario.swap_wait_s
+    )
+
+
+def _make_item(number: int, tokens: int) -> dict[str, Any]:
+    """The same for all ways."""
+    return {"token_ids": np.random.default_rng(number).integers(0, 50_000, tokens).tolist()}
+
+
+if __name__ == "__main__":
+    json.dump(asdict(asyncio.run(run_sharing(SharingScenario(**json.load(sys.stdin))))), sys.stdout)

@@ -1,0 +1,274 @@
+"""Services with synthetic weights, and devices that bring them there in other ways than ours: for benchmarks alone.
+
+`python -m arl_bench.gpu.synthetic_models FD CONFIG` is a worker as `arl_gpu.worker.process` is, of services of kind `synthetic` and of one
+`way` to have several of them on one device. Copies and products do not look at values, so that weights of any size can
+stand in for a model's; a service still answers with numbers that no other one would find.
+"""
+
+import fcntl
+import json
+import mmap
+import os
+import socket
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from arl_gpu.devices.cuda_sync import wait_for_gpu
+from arl_gpu.devices.interface import CopyEvent, Device, DeviceBlock
+from arl_gpu.models import loader
+from arl_gpu.models.interface import Item, ModelOutput, RewardModel
+from arl_gpu.models.weight_buffer import AllocateFn
+from arl_gpu.worker.process import WorkerConfig, serve
+
+__all__ = ["SharedWorkerConfig", "SharingMode", "SyntheticModel"]
+
+MIB = 1 << 20
+CPU_WIDTH, GPU_WIDTH = 512, 4096
+"""Of a square layer; 8 billion parameters have the wider one."""
+
+
+class SharingMode(StrEnum):
+    """How services that do not fit together take turns on one device, or that they need not."""
+
+    KEEP = "keep"
+    """Ours: a copy in host memory for good, from which they come; what leaves is dropped."""
+    SLEEP = "sleep"
+    """Copied out when they leave and in when they come, as engines that sleep do."""
+    RELOAD = "reload"
+    """Read from their file whenever they come."""
+    SHARE = "share"
+    """All there at once, each with its part of the device: its forwards take so many times as long.
+
+    They compute in turns, so one that waits longer than that for others' turns is late.
+    """
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWorkerConfig(WorkerConfig):
+    """`shares`: of how many parts of the device this worker has one."""
+
+    way: SharingMode = SharingMode.KEEP
+    shares: int = 1
+
+    def open_device(self) -> Device:
+        """Raises where it is not there, or has less room than `device_mib`."""
+        if self.device == "cpu":
+            device = WorkerConfig.open_device(self)
+        else:
+            from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
+
+            device = CudaDevice(int(self.device.removeprefix("cuda:")), capacity=self.device_mib * MIB)
+        wrapped: Device = {SharingMode.SLEEP: _SwapOutDevice, SharingMode.RELOAD: _ReloadDevice}.get(
+            SharingMode(self.way), lambda same: same
+        )(device)
+        return wrapped
+
+
+@dataclass(slots=True)
+class _SyntheticWeights:
+    content: memoryview
+
+    def allocate(self, allocate_fn: AllocateFn) -> None:
+        """They are where their way wants them."""
+
+
+class SyntheticModel:
+    """Square layers, each the same one of the service's own; an item's `token_ids` are multiplied with all of them.
+
+    `options`: its `name` and `seed`, `mib` of weights, the `way`, whether a GPU computes (`cuda`), and of how many
+    `shares` of it this service has one.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        self._on_gpu, self._shares = bool(options["cuda"]), int(options["shares"])
+        self._width = GPU_WIDTH if self._on_gpu else CPU_WIDTH
+        layer = _make_layer(int(options["seed"]), self._width, on_gpu=self._on_gpu)
+        self._layers = max(1, int(options["mib"]) * MIB // len(layer))
+        content = bytearray(len(layer) * self._layers)
+        for start in range(0, len(content), len(layer)):
+            content[start : start + len(layer)] = layer
+        self._lock_path = directory / "turn"
+        on_disk = options["way"] == SharingMode.RELOAD
+        self.weights = _SyntheticWeights(
+            _write_to_disk(directory / options["name"], content) if on_disk else memoryview(content)
+        )
+
+    @property
+    def backend(self) -> str:
+        return "torch" if self._on_gpu else "numpy"
+
+    def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
+        begun = time.monotonic()
+        lengths = [len(item["token_ids"]) for item in items]
+        given = np.concatenate([np.asarray(item["token_ids"], np.float32) for item in items])
+        with _exclusive_device(self._lock_path if self._shares > 1 else None):
+            computes_since, cpu = time.monotonic(), time.process_time()
+            found = (self._gpu_forward if self._on_gpu else self._cpu_forward)(given, content)
+            took, used = time.monotonic() - computes_since, time.process_time() - cpu
+        ends = np.cumsum(lengths)
+        entries = [
+            {"score": float(found[end - length : end].mean())} for end, length in zip(ends, lengths, strict=True)
+        ]
+        # A share of the device takes so many times as long, whatever others compute meanwhile.
+        time.sleep(max(0.0, begun + self._shares * took - time.monotonic()))
+        return ModelOutput(entries, len(items), sum(lengths), 0.0, used, self._shares * took)
+
+    def _cpu_forward(self, given: Any, content: Any) -> Any:
+        hidden = np.cos(np.outer(given, np.arange(1, self._width + 1, dtype=np.float32)))
+        layers = np.frombuffer(content, np.float32).reshape(self._layers, self._width, self._width)
+        for layer in layers:
+            hidden = hidden @ layer
+        return hidden[:, 0]
+
+    def _gpu_forward(self, given: Any, content: Any) -> Any:
+        import torch  # only where there is a GPU
+
+        tokens = torch.from_numpy(given).to(content.device)
+        hidden = torch.cos(torch.outer(tokens, torch.arange(1, self._width + 1, device=content.device)))
+        hidden = hidden.to(torch.bfloat16)
+        layers = content.view(torch.bfloat16).view(self._layers, self._width, self._width)
+        for layer in layers:
+            # Rounding makes numbers smaller, layer by layer, until services could not be told apart.
+            hidden = torch.nn.functional.rms_norm(hidden @ layer, (self._width,))
+        wait_for_gpu()
+        return hidden[:, 0].float().cpu().numpy()
+
+
+def _make_layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
+    """An orthogonal matrix, as far as rounding goes, so that numbers neither vanish nor overflow in many layers.
+
+    A reflection: the identity less twice the projection onto a random direction, with its rows in another order.
+    """
+    rng = np.random.default_rng(seed)
+    direction = rng.standard_normal(width).astype(np.float32)
+    direction /= np.linalg.norm(direction)
+    matrix = np.eye(width, dtype=np.float32)[rng.permutation(width)]
+    matrix -= 2 * np.outer(matrix @ direction, direction)
+    if not on_gpu:
+        return matrix.tobytes()
+    # bfloat16 is the upper half of a float32.
+    return (matrix.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+
+
+@contextmanager
+def _exclusive_device(path: Path | None) -> Iterator[None]:
+    """Shares compute one after the other, each at full speed: how long one takes is known only alone."""
+    if path is None:
+        yield
+        return
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+class _DiskMapping(mmap.mmap):
+    """A file's bytes, as they are on the disk: what the system remembers of it can be forgotten."""
+
+    descriptor: int
+
+    def drop_cache(self) -> None:
+        self.madvise(mmap.MADV_DONTNEED)
+        os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _write_to_disk(path: Path, content: bytearray) -> memoryview:
+    with path.open("w+b") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+        mapped = _DiskMapping(file.fileno(), len(content))
+        mapped.descriptor = os.dup(file.fileno())
+    return memoryview(mapped)
+
+
+class _DeviceWrapper:
+    """Answers `arl_gpu.devices.interface.Device` with another one's answers."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._device, name)
+
+
+class _SwapOutDevice(_DeviceWrapper):
+    """What leaves is copied into registered memory that was made ready before, which is the best that engines do."""
+
+    def __init__(self, device: Device) -> None:
+        super().__init__(device)
+        self._host_buffers: dict[int, memoryview] = {}
+        """Room for what leaves, by its size."""
+
+    def register(self, content: memoryview) -> None:
+        self._device.register(content)
+        if len(content) not in self._host_buffers:
+            self._host_buffers[len(content)] = memoryview(bytearray(len(content)))
+            self._device.register(self._host_buffers[len(content)])
+
+    def free(self, block: DeviceBlock) -> None:
+        kept, view = self._host_buffers[block.size], block.view()
+        if self._device.kind == "cuda":
+            import torch  # only where there is a GPU
+
+            torch.frombuffer(kept, dtype=torch.uint8).copy_(view, non_blocking=True)
+            torch.cuda.synchronize()
+        else:
+            begun = time.monotonic()
+            np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(view, np.uint8))
+            # A bus of the same bandwidth both ways.
+            time.sleep(max(0.0, block.size * BUS_SPEED["s_per_byte"] - (time.monotonic() - begun)))
+        self._device.free(block)
+
+
+class _ReloadDevice(_DeviceWrapper):
+    """What comes is read from its file into plain memory, and goes on from there."""
+
+    def register(self, content: memoryview) -> None:
+        """Nothing stays in host memory."""
+
+    def unregister(self, content: memoryview) -> None:
+        """Nothing was."""
+
+    def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
+        assert isinstance(content.obj, _DiskMapping)
+        content.obj.drop_cache()
+        begun = time.monotonic()
+        read = memoryview(bytearray(content))
+        return _ReadThenCopyEvent(self._device.copy_async(block, read), time.monotonic() - begun)
+
+
+class _ReadThenCopyEvent:
+    """A copy, and what was done before it."""
+
+    def __init__(self, copied: CopyEvent, read_s: float) -> None:
+        self._copied, self._read_s = copied, read_s
+
+    def wait(self) -> None:
+        self._copied.wait()
+
+    @property
+    def took_s(self) -> float:
+        return self._read_s + self._copied.took_s
+
+
+BUS_SPEED = {"s_per_byte": 0.0}
+
+
+def _create_model(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    return SyntheticModel(directory, options)
+
+
+if __name__ == "__main__":
+    config = SharedWorkerConfig(**json.loads(sys.argv[2]))
+    if config.copy_mib_per_s:
+        BUS_SPEED["s_per_byte"] = 1 / (config.copy_mib_per_s * MIB)
+    loader.MODEL_FACTORIES = {**loader.MODEL_FACTORIES, "synthetic": _create_model}
+    serve(socket.socket(fileno=int(sys.argv[1])), config)

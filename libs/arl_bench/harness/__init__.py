@@ -1,0 +1,1 @@
+"""Parts that benchmarks share: a system of their own, CPU time, reports."""

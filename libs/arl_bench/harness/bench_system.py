@@ -1,0 +1,122 @@
+"""A system of a benchmark's own: fresh state, a driver of its choice, gone afterwards."""
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arl_bench.harness.process_usage import tree_cpu_s
+from arl_tangram.client import AsyncTangram
+from arl_wire.errors import Unavailable
+
+__all__ = ["BenchSystem", "NoSandbox", "bench_system"]
+
+START_TIMEOUT_S = 120.0
+STOP_TIMEOUT_S = 60.0
+POLL_INTERVAL_S = 0.05
+EXIT_NO_SANDBOX = 5
+
+
+class NoSandbox(Unavailable):
+    """No driver works on this machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class BenchSystem:
+    """Up and ready. `pid` is its supervisor's; every other process of it is a descendant."""
+
+    directory: Path
+    pid: int
+
+    def client(self) -> AsyncTangram:
+        """Of this system, whatever the environment says of another."""
+        return AsyncTangram(self.service_url("gateway"), (self.directory / "api_key").read_text())
+
+    def service_url(self, service: str) -> str:
+        """Where a service answers on this machine."""
+        found: dict[str, str] = json.loads((self.directory / "endpoints.json").read_text())
+        return found[service]
+
+    def process_pids(self) -> dict[str, int]:
+        """Pid of each process by name, the supervisor's too."""
+        found: dict[str, Any] = json.loads((self.directory / "processes.json").read_text())
+        return {"supervisor": self.pid} | {name: int(entry["pid"]) for name, entry in found["processes"].items()}
+
+    def cpu_s(self) -> dict[str, float]:
+        """CPU seconds used so far by each process with its descendants; the supervisor's without the others."""
+        used = {name: tree_cpu_s(pid) for name, pid in self.process_pids().items()}
+        used["supervisor"] -= sum(seconds for name, seconds in used.items() if name != "supervisor")
+        return used
+
+
+@contextmanager
+def bench_system(
+    *,
+    driver: str = "namespaces",
+    cores: int | None = None,
+    nodes: int = 1,
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[BenchSystem]:
+    """Simulated nodes may be several, of so many cores each.
+
+    Raises `Unavailable` with the system's last words if it does not come up.
+    """
+    with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
+        directory = Path(path)
+        command = [sys.executable, "-m", "arl_local", "--dir", path]
+        options = ["--driver", driver, "--nodes", str(nodes), *(("--cores", str(cores)) if cores else ())]
+        with (directory / "up.log").open("wb") as words:
+            process = subprocess.Popen(
+                [*command, *options, "--until-eof"],
+                stdin=subprocess.PIPE,
+                stdout=words,
+                stderr=words,
+                env=_inherited_environment() | dict(environment or {}),
+                start_new_session=True,
+            )
+        try:
+            _wait_until_ready(directory, process)
+            yield BenchSystem(directory, process.pid)
+        finally:
+            _stop(process)
+            subprocess.run([*command, "--purge"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=False)
+
+
+def _inherited_environment() -> dict[str, str]:
+    """Of this process, without a database that others use."""
+    return {name: value for name, value in os.environ.items() if name != "TANGRAM_DATABASE_URL"}
+
+
+def _wait_until_ready(directory: Path, process: subprocess.Popen[bytes]) -> None:
+    ends_at = time.monotonic() + START_TIMEOUT_S
+    while _read_phase(directory) != "ready":
+        if process.poll() is not None or time.monotonic() > ends_at:
+            words = (directory / "up.log").read_text(errors="replace").strip()
+            what = NoSandbox if process.returncode == EXIT_NO_SANDBOX else Unavailable
+            raise what(words or f"the system did not come up (exit code {process.returncode})")
+        time.sleep(POLL_INTERVAL_S)
+
+
+def _read_phase(directory: Path) -> str | None:
+    try:
+        return str(json.loads((directory / "processes.json").read_text())["phase"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """It drains when its standard input ends."""
+    if process.stdin is not None:
+        process.stdin.close()
+    try:
+        process.wait(STOP_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,1 @@
+"""Drivers that measure one component without the rest of the system."""

@@ -1,0 +1,1 @@
+"""The paper's comparison: simulated, on the control plane, on real cores."""

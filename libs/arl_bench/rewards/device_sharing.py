@@ -1,0 +1,175 @@
+"""Twelve services that do not fit on one device together, by four ways to have them there, under the same requests.
+
+Ours; copied out and in, as engines that sleep do; read from their files; and each with a twelfth of a device that has
+room for all. All four go through the manager's own loop and planner, so that what differs is what a restore and an
+eviction do. The weights are synthetic, of the sizes of models from 0.6 to 8 billion parameters, or on the CPU device as
+much smaller as its copies and products are slower.
+"""
+
+import json
+import math
+import random
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from statistics import fmean, median, quantiles
+from typing import Any
+
+from arl_bench.harness.error_summary import summarize_error
+from arl_wire.errors import Unavailable
+
+__all__ = ["STRATEGIES", "DeviceSharingBenchConfig", "report_load", "run_device_sharing"]
+
+MODEL_BILLIONS = (8.0, 4.0, 4.0, 1.7, 1.7, 1.7, 1.7, 0.6, 0.6, 0.6, 0.6, 0.6)
+"""Parameters, of 2 bytes each: 52 GB together."""
+MIB_PER_BILLION = 1907.35
+STRATEGIES = ("keep", "sleep", "reload", "share")
+OUR_STRATEGY = "keep"
+TOLERANCE = 0.2
+"""By the root of the tokens that an answer is the mean of: what products of bfloat16 in other batches may differ by.
+Another service's answer differs by less in 11 of 100 cases."""
+CPU_TOLERANCE = 1e-4
+TIMEOUT_S = 1800
+
+TimedSequenceRequest = tuple[float, str, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceSharingBenchConfig:
+    """The load: bursts of sequences for one service, as the rollouts of one prompt end one after the other."""
+
+    device: str = "cpu"
+    ways: Sequence[str] = STRATEGIES
+    repeats: int = 1
+    seconds: float = 40.0
+    room: float = 0.5
+    """Part of all weights that fit on the device at once, where services take turns."""
+    bursts_per_s: float = 1.0
+    burst_requests: int = 12
+    burst_s: float = 4.0
+    skew: float = 1.0
+    """Zipf's exponent: how much more often the first service is asked than the others."""
+    swap_wait_s: float = 1.5
+    seed: int = 0
+    directory: str = field(default_factory=tempfile.gettempdir)
+    """On a real disk, where files are that are read anew."""
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def mib(self) -> dict[str, int]:
+        """On the CPU device, 8 billion parameters are 64 MiB."""
+        of_a_billion = MIB_PER_BILLION if self.is_gpu else 8.0
+        return {f"{size}b-{number:02d}": max(1, int(of_a_billion * size)) for number, size in enumerate(MODEL_BILLIONS)}
+
+    @property
+    def tokens(self) -> tuple[int, int]:
+        """Of a sequence: the median, and the most."""
+        return (1024, 4096) if self.is_gpu else (24, 96)
+
+    @property
+    def copy_mib_per_s(self) -> float | None:
+        """A GPU has a bus; the CPU device is given one in proportion: 64 MiB in 0.3 s, as 16 GB take on PCIe 5."""
+        return None if self.is_gpu else 213.0
+
+
+def run_device_sharing(
+    config: DeviceSharingBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Figures and samples. Raises `Unavailable` where there is no such device, or no room."""
+    rows: dict[str, list[dict[str, Any]]] = {way: [] for way in config.ways}
+    for repeat in range(config.repeats):
+        requests = _generate_requests(config, seed=config.seed + repeat)
+        for way in config.ways:
+            report_progress(f"repeat {repeat + 1} of {config.repeats}: {len(requests)} requests, {way}")
+            rows[way].append(_run_strategy(config, requests, way))
+    return _figures(config, rows), {way: [_to_sample(row) for row in found] for way, found in rows.items()}
+
+
+def _generate_requests(config: DeviceSharingBenchConfig, *, seed: int) -> list[TimedSequenceRequest]:
+    """In order of their times. The larger a service is, the rarer: teachers of many domains, one of them general."""
+    rng = random.Random(seed)
+    names = [*reversed(config.mib)]
+    weights = [1 / (rank + 1) ** config.skew for rank in range(len(names))]
+    usual, most = config.tokens
+    found: list[TimedSequenceRequest] = []
+    begins = rng.expovariate(config.bursts_per_s)
+    while begins < config.seconds:
+        [name] = rng.choices(names, weights)
+        times = (begins + rng.uniform(0, config.burst_s) for _ in range(config.burst_requests))
+        found += [(at, name, min(most, max(1, int(usual * rng.lognormvariate(0, 0.6))))) for at in times]
+        begins += rng.expovariate(config.bursts_per_s)
+    return sorted(found)
+
+
+def _run_strategy(
+    config: DeviceSharingBenchConfig, requests: Sequence[TimedSequenceRequest], strategy: str
+) -> dict[str, Any]:
+    asked = {
+        "mib": config.mib,
+        "requests": requests,
+        "way": strategy,
+        "device": config.device,
+        "device_mib": max(max(config.mib.values()), int(config.room * sum(config.mib.values()))),
+        "copy_mib_per_s": config.copy_mib_per_s,
+        "swap_wait_s": config.swap_wait_s,
+        "directory": config.directory,
+    }
+    command = [sys.executable, "-P", "-m", "arl_bench.gpu.sharing_driver"]
+    done = subprocess.run(
+        command, input=json.dumps(asked), capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    if done.returncode:
+        raise Unavailable(summarize_error(done.stderr))
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def _figures(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
+    figures: dict[str, float] = {"lost": float(sum(row["lost"] for found in rows.values() for row in found))}
+    figures["wrong_answers"] = float(_count_wrong(config, rows))
+    for way, found in rows.items():
+        figures[f"act_mean_s_{way}"] = round(median(fmean(row["act_s"]) for row in found), 4)
+        figures[f"act_p99_s_{way}"] = round(median(quantiles(row["act_s"], n=100)[98] for row in found), 4)
+        figures[f"restores_{way}"] = median(len(row["restored_s"]) for row in found)
+        if OUR_STRATEGY in rows and way != OUR_STRATEGY:
+            pairs = zip(found, rows[OUR_STRATEGY], strict=True)
+            figures[f"act_over_ours_{way}"] = round(median(fmean(a["act_s"]) / fmean(b["act_s"]) for a, b in pairs), 3)
+    return figures
+
+
+def _count_wrong(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, Any]]]) -> int:
+    """Answers to one request that differ with the way: then another service's weights answered one of them."""
+    wrong = 0
+    for repeat in range(config.repeats):
+        requests = _generate_requests(config, seed=config.seed + repeat)
+        answers = zip(*(found[repeat]["scores"] for found in rows.values()), strict=True)
+        wrong += sum(
+            not _is_consistent(config, each, tokens) for each, (_, _, tokens) in zip(answers, requests, strict=True)
+        )
+    return wrong
+
+
+def _is_consistent(config: DeviceSharingBenchConfig, answers: Sequence[float | None], tokens: int) -> bool:
+    """None of them missing or no number."""
+    found = [each for each in answers if each is not None and math.isfinite(each)]
+    tolerance = TOLERANCE / math.sqrt(tokens) if config.is_gpu else CPU_TOLERANCE
+    return len(found) == len(answers) and max(found) - min(found) <= tolerance
+
+
+def _to_sample(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "act_s": [round(cut, 4) for cut in quantiles(row["act_s"], n=20)],
+        "restore_s": [round(took, 4) for took in row["restored_s"]],
+        "evictions": row["evicted"],
+        "prepared_s": round(row["prepared_s"], 2),
+    }
+
+
+def report_load(config: DeviceSharingBenchConfig) -> dict[str, Any]:
+    """What was asked, for the document."""
+    return asdict(config) | {"mib": config.mib, "copy_mib_per_s": config.copy_mib_per_s}

@@ -1,0 +1,236 @@
+"""What a score costs beside its forward: through the gateway, durable, one item a call and many.
+
+`single` and `batch` by the call that waits for its scores, which goes with others as one action; `action` by an action
+for each. `single_light` and `batch_light` ask a service whose forward is the length of a text: what the way there and
+back costs where no slow model keeps the rate, and with it what goes together, low.
+
+The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart: making tokens
+of texts too, which any server of this model does and which is also given by itself. Every score is compared with that
+of a forward without the system.
+"""
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from statistics import median
+from typing import Any
+
+import httpx
+
+from arl_bench.harness.bench_system import BenchSystem, bench_system
+from arl_bench.harness.process_usage import own_cpu_s
+from arl_bench.rewards.noop_reward import score
+from arl_core.domain.states import ActionOutcome
+from arl_tangram.client import AsyncTangram
+from arl_tangram.resources.reward_services import score_action
+from arl_wire.actions.action import Action
+from arl_wire.errors import Unavailable
+
+__all__ = ["MAX_ERROR", "SERVICE", "TASK", "TOLERANCE", "RewardBenchConfig", "run_reward_overhead", "score_directly"]
+
+SERVICE = "minilm"
+TASK = "reward"
+TOLERANCE = 1e-4
+MAX_ERROR = 2.0
+"""Of two cosines."""
+ScoreCall = Coroutine[Any, Any, "_ScoreBatch | None"]
+FORWARD_METRIC, MODEL_METRIC = "tangram_gpu_forward_cpu_seconds_total", "tangram_gpu_model_cpu_seconds_total"
+NOOP_SERVICE = "light"
+REWARD_FUNCTIONS = json.dumps({NOOP_SERVICE: "arl_bench.rewards.noop_reward:score"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardBenchConfig:
+    """How much of each."""
+
+    repeats: int = 3
+    seconds: float = 10.0
+    clients: int = 32
+    items: int = 32
+    """In one call of the second measurement."""
+    threads: int = 1
+    """Of a forward, beside servers of others."""
+
+
+@dataclass(frozen=True, slots=True)
+class _ScoreBatch:
+    first: int
+    """Number of its first item; the others follow."""
+    scores: list[float | None]
+
+
+@dataclass(slots=True)
+class _RewardRate:
+    """Items that were scored in some time, and what they cost."""
+
+    batches: list[_ScoreBatch]
+    requested: int
+    wall_s: float
+    cpu_s: dict[str, float]
+    forward_s: float
+    tokenizer_s: float
+    """CPU time of the model but for its forward."""
+
+    @property
+    def done(self) -> int:
+        return sum(len(answer.scores) for answer in self.batches)
+
+    @property
+    def overhead_ms(self) -> float:
+        system = sum(seconds for name, seconds in self.cpu_s.items() if name != "client")
+        return 1000 * (system - self.forward_s) / self.done
+
+    def per_item_ms(self, seconds: float) -> float:
+        """Milliseconds."""
+        return 1000 * seconds / self.done
+
+
+def run_reward_overhead(
+    config: RewardBenchConfig, report_progress: Callable[[str], None]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """Figures and samples, on a system of its own."""
+    with bench_system(driver="simulated", environment={"TANGRAM_CALLABLES": REWARD_FUNCTIONS}) as system:
+        rows = asyncio.run(_measure(system, config, report_progress))
+    report_progress("the same items without the system")
+    return _figures(rows), {name: [_to_sample(rate) for rate in rates] for name, rates in rows.items()}
+
+
+async def _measure(
+    system: BenchSystem, config: RewardBenchConfig, report_progress: Callable[[str], None]
+) -> dict[str, list[_RewardRate]]:
+    rows: dict[str, list[_RewardRate]] = {}
+    ways: tuple[tuple[str, Callable[..., ScoreCall], int], ...] = (
+        ("single", partial(_score_by_call, SERVICE), 1),
+        ("batch", partial(_score_by_call, SERVICE), config.items),
+        ("action", _score_by_action, 1),
+        ("single_light", partial(_score_by_call, NOOP_SERVICE), 1),
+        ("batch_light", partial(_score_by_call, NOOP_SERVICE), config.items),
+    )
+    numbers = itertools.count()
+    async with system.client() as client:
+        if SERVICE not in {service.name for service in await client.reward_services()}:
+            raise Unavailable(f"this machine has no {SERVICE}; `tangram doctor` says how to get it")
+        await asyncio.gather(*(_score_by_call(SERVICE, client, next(numbers), 1) for _ in range(config.clients)))
+        for repeat in range(config.repeats):
+            report_progress(f"repeat {repeat + 1} of {config.repeats}")
+            for name, ask, items in ways:
+                rows.setdefault(name, []).append(
+                    await _measure_rate(system, partial(ask, client), config, numbers, items)
+                )
+    return rows
+
+
+async def _measure_rate(
+    system: BenchSystem,
+    score_batch: "partial[ScoreCall]",
+    config: RewardBenchConfig,
+    numbers: "itertools.count[int]",
+    items: int,
+) -> _RewardRate:
+    before, (forward, model), own, begun = system.cpu_s(), await _model_cpu_s(system), own_cpu_s(), time.monotonic()
+    ends_at = begun + config.seconds
+
+    async def ask_again_and_again() -> tuple[int, list[_ScoreBatch]]:
+        asked, found = 0, []
+        while time.monotonic() < ends_at:
+            first, *_ = [next(numbers) for _ in range(items)]
+            asked += items
+            if (answer := await score_batch(first, items)) is not None:
+                found.append(answer)
+        return asked, found
+
+    parts = await asyncio.gather(*(ask_again_and_again() for _ in range(config.clients)))
+    wall_s, used_by_client = time.monotonic() - begun, own_cpu_s() - own
+    after = system.cpu_s()
+    used = {name: after[name] - before.get(name, 0.0) for name in after} | {"client": used_by_client}
+    answers = [answer for _, found in parts for answer in found]
+    forward_s, model_s = (now - was for now, was in zip(await _model_cpu_s(system), (forward, model), strict=True))
+    return _RewardRate(answers, sum(asked for asked, _ in parts), wall_s, used, forward_s, model_s - forward_s)
+
+
+async def _score_by_call(service: str, client: AsyncTangram, first: int, items: int) -> _ScoreBatch | None:
+    """By the call that waits for its scores; None where there were none."""
+    try:
+        scores = await client.score(service, [_make_pair(first + at) for at in range(items)], task=TASK)
+    except Unavailable:
+        return None
+    return _ScoreBatch(first, [score.score for score in scores])
+
+
+async def _score_by_action(client: AsyncTangram, first: int, items: int) -> _ScoreBatch | None:
+    """By an action of its own; None where it was lost or ended otherwise."""
+    action: Action = await client.run(score_action(SERVICE, [_make_pair(first + at) for at in range(items)], task=TASK))
+    if action.outcome is not ActionOutcome.OK or action.result is None or action.result.scores is None:
+        return None
+    return _ScoreBatch(first, [score.score for score in action.result.scores])
+
+
+async def _model_cpu_s(system: BenchSystem) -> tuple[float, float]:
+    """CPU time of all forwards so far, and of the models that made them."""
+    async with httpx.AsyncClient() as http:
+        lines = (await http.get(f"{system.service_url('gpu')}/metrics")).raise_for_status().text.splitlines()
+    found = dict(line.rsplit(" ", 1) for line in lines)
+    return float(found.get(FORWARD_METRIC, 0.0)), float(found.get(MODEL_METRIC, 0.0))
+
+
+def _make_pair(number: int) -> tuple[str, str]:
+    """No two are alike, so that each is computed."""
+    return f"Question {number}: the sum of both terms is {7 * number + 3}.", f"{7 * number + 3} is the right answer."
+
+
+def score_directly(pairs: Mapping[int, tuple[str, str]]) -> dict[int, float | None]:
+    """The score of each by the service's forward alone, in a process of its own. Raises `Unavailable`."""
+    command = [sys.executable, "-P", "-m", "arl_bench.gpu.direct_scores", SERVICE]
+    asked = json.dumps(list(pairs.values()))
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise Unavailable(done.stderr.strip())
+    return dict(zip(pairs, json.loads(done.stdout), strict=True))
+
+
+def _figures(rows: dict[str, list[_RewardRate]]) -> dict[str, float]:
+    rates = [rate for found in rows.values() for rate in found]
+    answered = _scores_by_item(rate for name, found in rows.items() if NOOP_SERVICE not in name for rate in found)
+    light = _scores_by_item(rate for name, found in rows.items() if NOOP_SERVICE in name for rate in found)
+    right = score_directly({number: _make_pair(number) for number in answered})
+    errors = [_abs_error(score, right[number]) for number, score in answered.items()]
+    errors += [_abs_error(found, score({"text": _make_pair(number)[0]})) for number, found in light.items()]
+    figures = {
+        "max_abs_error": max(errors, default=MAX_ERROR),
+        "wrong_answers": float(sum(error > TOLERANCE for error in errors)),
+        "lost": float(sum(rate.requested - rate.done for rate in rates)),
+    }
+    for name, found in rows.items():
+        figures[f"scores_per_s_{name}"] = round(median(rate.done / rate.wall_s for rate in found), 3)
+        figures[f"overhead_cpu_ms_{name}"] = round(median(rate.overhead_ms for rate in found), 3)
+        figures[f"forward_cpu_ms_{name}"] = round(median(rate.per_item_ms(rate.forward_s) for rate in found), 3)
+        figures[f"tokens_cpu_ms_{name}"] = round(median(rate.per_item_ms(rate.tokenizer_s) for rate in found), 3)
+        figures[f"client_cpu_ms_{name}"] = round(median(rate.per_item_ms(rate.cpu_s["client"]) for rate in found), 3)
+    return figures
+
+
+def _scores_by_item(rates: Iterable[_RewardRate]) -> dict[int, float | None]:
+    """By the number of the item."""
+    return {
+        answer.first + at: score for rate in rates for answer in rate.batches for at, score in enumerate(answer.scores)
+    }
+
+
+def _abs_error(score: float | None, right: float | None) -> float:
+    """What should be a score and is none is as wrong as can be."""
+    return abs(score - right) if score is not None and right is not None else MAX_ERROR
+
+
+def _to_sample(rate: _RewardRate) -> Any:
+    cpu = {name: round(rate.per_item_ms(seconds), 4) for name, seconds in rate.cpu_s.items()}
+    cpu |= {
+        "forward": round(rate.per_item_ms(rate.forward_s), 4),
+        "tokens": round(rate.per_item_ms(rate.tokenizer_s), 4),
+    }
+    return {"done": rate.done, "wall_s": round(rate.wall_s, 3), "cpu_ms_each": cpu}

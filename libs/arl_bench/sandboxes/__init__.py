@@ -1,0 +1,1 @@
+"""Benchmarks of sandboxes: execution, density, CPU allocation, resizing."""

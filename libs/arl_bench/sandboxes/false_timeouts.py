@@ -1,0 +1,111 @@
+"""How many of 64 programs of one CPU-second with a 10 s limit fail only because they were submitted at once?
+
+A server that starts them all at once fails them all on two cores: each gets 1/32 of a core. Here the
+limit counts from the start of execution and no more run at once than there are cores.
+"""
+
+import asyncio
+import os
+import resource
+import subprocess
+import sys
+import time
+from statistics import median
+from typing import Any
+
+from arl_tangram.client import AsyncTangram
+from arl_tangram.options import exec_action
+from arl_wire.actions.action import Action, SubmitActionRequest
+
+__all__ = ["CLIENTS", "run_false_timeouts"]
+
+CLIENTS = 64
+TIMEOUT_S = 10.0
+CPU_S = 1.0
+PROBE_INTERVAL_S = 0.5
+
+PROGRAM = """
+import time
+end = time.process_time() + {cpu_s}
+while time.process_time() < end:
+    for _ in range(10_000):
+        pass
+"""
+
+
+async def run_false_timeouts(client: AsyncTangram, *, cores: int) -> tuple[dict[str, float], dict[str, Any]]:
+    """Figures and samples. `cores` is what the node offers to actions."""
+    floor_cpu_s = _plain_cpu_s()
+    await client.run(_probe_action())
+    done = asyncio.Event()
+    probes = asyncio.create_task(_probe_until(client, done))
+    begun = time.monotonic()
+    actions = await asyncio.gather(*(client.run(_burner_action(number)) for number in range(CLIENTS)))
+    wall_s = time.monotonic() - begun
+    done.set()
+    others = await probes
+    floor_s = floor_cpu_s * CLIENTS / cores
+    figures = {
+        "ok_of_64": float(sum(action.outcome == "ok" for action in actions)),
+        "wall_s": round(wall_s, 3),
+        "floor_s": round(floor_s, 3),
+        "wall_over_floor": round(wall_s / floor_s, 4),
+        "program_cpu_s": round(floor_cpu_s, 4),
+        "other_p50_s": round(median(others), 4),
+        "other_p99_s": round(sorted(others)[min(len(others) - 1, int(len(others) * 0.99))], 4),
+        "run_max_s": round(max(action.times.run_s or 0.0 for action in actions), 3),
+        "queue_max_s": round(max(action.times.queue_s or 0.0 for action in actions), 3),
+        "cpu_in_sandboxes_s": round(sum(action.result.cpu_s for action in actions if action.result), 3),
+    }
+    return figures, {"actions": [_to_sample(action) for action in actions], "other_s": [round(s, 4) for s in others]}
+
+
+async def _probe_until(client: AsyncTangram, done: asyncio.Event) -> list[float]:
+    """`true` in other environments all the while; a higher priority is how a client says that it will not queue."""
+    durations = []
+    while not done.is_set():
+        begun = time.monotonic()
+        await client.run(_probe_action())
+        durations.append(time.monotonic() - begun)
+        try:
+            async with asyncio.timeout(PROBE_INTERVAL_S):
+                await done.wait()
+        except TimeoutError:
+            continue
+    return durations
+
+
+def _burner_action(number: int) -> SubmitActionRequest:
+    return exec_action(
+        task="false-timeouts",
+        trajectory=f"client-{number}",
+        scope="ephemeral",
+        argv=["python3", "-c", PROGRAM.format(cpu_s=CPU_S)],
+        timeout_s=TIMEOUT_S,
+        memory_mib=128,
+    )
+
+
+def _probe_action() -> SubmitActionRequest:
+    return exec_action(task="false-timeouts-probe", argv=["true"], memory_mib=64, priority=1, timeout_s=TIMEOUT_S)
+
+
+def _plain_cpu_s() -> float:
+    """CPU time of the same program as a plain process on this machine, median of three."""
+    samples = []
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-c", PROGRAM.format(cpu_s=CPU_S)], check=True, env={"PATH": os.defpath})
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        samples.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return median(samples)
+
+
+def _to_sample(action: Action) -> dict[str, Any]:
+    return {
+        "outcome": action.outcome,
+        "queue_s": action.times.queue_s,
+        "run_s": action.times.run_s,
+        "overhead_s": action.times.overhead_s,
+        "cpu_s": action.result.cpu_s if action.result else None,
+    }

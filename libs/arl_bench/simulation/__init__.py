@@ -1,0 +1,1 @@
+"""Recording of actions and plots for `tangram simulate`."""

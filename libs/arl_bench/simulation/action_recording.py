@@ -1,0 +1,49 @@
+"""Actions that ran, as a trace for the simulator. Only what ran to an end of its own is of use there."""
+
+from collections.abc import Iterable, Iterator
+
+from arl_core.domain.states import ActionOutcome
+from arl_sim.workloads.trace import RecordedAction
+from arl_wire.actions.action import Action, ElasticDemand
+
+__all__ = ["record_actions"]
+
+RAN_OUTCOMES = frozenset(
+    {ActionOutcome.OK, ActionOutcome.USER_ERROR, ActionOutcome.USER_TIMEOUT, ActionOutcome.LIMIT_EXCEEDED}
+)
+RECORDED_KINDS = frozenset({"exec", "score", "call"})
+_CORES_RESOURCE = "cpu_milli"
+
+
+def record_actions(actions: Iterable[Action]) -> Iterator[RecordedAction]:
+    """Settled actions that ran, and did more than make or change an environment."""
+    for action in actions:
+        if action.kind in RECORDED_KINDS and action.outcome in RAN_OUTCOMES and action.settled_at is not None:
+            yield RecordedAction(
+                task=action.task,
+                trajectory=action.trajectory,
+                alike=action.alike,
+                submitted_s=action.created_at.timestamp(),
+                ended_s=action.settled_at.timestamp(),
+                run_s=action.times.run_s or 0.0,
+                had=action.amounts or {},
+                demand=action.demand,
+                most=_max_units(action),
+                step=action.elastic.step if action.elastic is not None else 1,
+                parallel_fraction=_parallel_fraction(action.elastic),
+                in_environment=action.environment is not None,
+            )
+
+
+def _max_units(action: Action) -> int:
+    return action.elastic.max if action.elastic is not None else action.demand.get(_CORES_RESOURCE, 0)
+
+
+def _parallel_fraction(elastic: ElasticDemand | None) -> float:
+    """Of Amdahl's law; of a table the one that agrees with its first and last entry."""
+    declared = elastic.elasticity if elastic is not None else {}
+    if declared.get("model") == "table":
+        seconds = sorted((int(amount), float(value)) for amount, value in declared["seconds"].items())
+        (least, slow), (most, fast) = seconds[0], seconds[-1]
+        return min(1.0, max(0.0, (1.0 - fast / slow) / (1.0 - least / most))) if most > least else 0.0
+    return float(declared.get("parallel_fraction", 0.0))

@@ -1,0 +1,1 @@
+"""Resources of nodes and the fitting of demands to them."""

@@ -1,0 +1,111 @@
+"""Which waiting action gets which group of devices, where what it needs has to be brought to them first.
+
+Groups are aligned powers of two inside of a node. What an action left on its devices stays until others need them, so
+a group that already has an action's service starts it without a restore. Values in, values out.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from arl_core.capacity.ledger import fits
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ActionClass, Grant, NodeResources, QueuedAction, ResidentService, ResourceShape
+
+__all__ = ["DEVICE_RESOURCE", "DeviceGroup", "DeviceGroupFitter", "parallelism_degrees"]
+
+DEVICE_RESOURCE = "gpu"
+"""The resource whose amount is a number of whole devices."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceGroup:
+    """Free devices of a node that could be given to an action."""
+
+    node: int
+    devices: tuple[int, ...]
+    restore_s: float
+    """0 where the action's service is on exactly these devices."""
+    evicted: tuple[ResidentService, ...] = ()
+    """What would have to leave them."""
+
+    @property
+    def unused_since(self) -> float:
+        """When the one used last of those that would leave was used."""
+        return max((resident.used_at for resident in self.evicted), default=float("-inf"))
+
+
+class DeviceGroupFitter:
+    """What is left of each node's devices, and of what else such actions need there, while a round spends them."""
+
+    def __init__(self, nodes: Mapping[int, NodeResources]) -> None:
+        self._nodes = {
+            node: pool for node, pool in nodes.items() if pool.shape is ResourceShape.GROUP and _is_schedulable(pool)
+        }
+        self._available_devices = {node: set(pool.available_devices) for node, pool in self._nodes.items()}
+        self._available = {node: dict(pool.available) for node, pool in self._nodes.items()}
+        self._resident = {node: list(pool.resident_services) for node, pool in self._nodes.items()}
+
+    @property
+    def available_count(self) -> int:
+        """Of free devices, whoever may use them."""
+        return sum(len(devices) for devices in self._available_devices.values())
+
+    def groups_of_size(self, cls: ActionClass, count: int) -> Iterator[DeviceGroup]:
+        """The groups of `count` devices that an action of this class could start on, in order of node and device."""
+        amounts = {**cls.demand.minimum, DEVICE_RESOURCE: count}
+        for node, free in self._available_devices.items():
+            if not cls.requires <= self._nodes[node].enforced or not fits(amounts, self._available[node]):
+                continue
+            for start in sorted(device for device in free if count and device % count == 0):
+                devices = tuple(range(start, start + count))
+                if free.issuperset(devices):
+                    yield self._make_group(node, devices, cls)
+
+    def cheapest(self, cls: ActionClass, count: int) -> DeviceGroup | None:
+        """One that has the service, else one whose services were unused longest."""
+        return min(self.groups_of_size(cls, count), key=_cost_rank, default=None)
+
+    def allocate(self, action: QueuedAction) -> Grant | None:
+        """Its minimum, on the cheapest group; None where there is none."""
+        group = self.cheapest(action.cls, action.cls.demand.minimum.get(DEVICE_RESOURCE, 0))
+        return None if group is None else self.grant_group(action, group)
+
+    def grant_group(self, action: QueuedAction, group: DeviceGroup) -> Grant:
+        grant = _make_grant(action, group)
+        self._available_devices[group.node].difference_update(group.devices)
+        for resource, amount in grant.resources.items():
+            self._available[group.node][resource] -= amount
+        left = [resident for resident in self._resident[group.node] if resident not in group.evicted]
+        self._resident[group.node] = left
+        return grant
+
+    def _make_group(self, node: int, devices: tuple[int, ...], cls: ActionClass) -> DeviceGroup:
+        there = [resident for resident in self._resident[node] if not set(resident.devices).isdisjoint(devices)]
+        service = cls.service
+        if service is None:
+            return DeviceGroup(node, devices, 0.0, tuple(there))
+        if any(resident.service.name == service.name and resident.devices == devices for resident in there):
+            return DeviceGroup(node, devices, 0.0)
+        return DeviceGroup(node, devices, service.restore_s(len(devices)), tuple(there))
+
+
+def parallelism_degrees(cls: ActionClass) -> tuple[int, ...]:
+    """The numbers of devices that an action of this class can use, in rising order."""
+    elastic = cls.demand.elastic
+    if elastic is not None and elastic.resource == DEVICE_RESOURCE:
+        return elastic.amounts
+    return (cls.demand.minimum.get(DEVICE_RESOURCE, 0),)
+
+
+def _make_grant(action: QueuedAction, group: DeviceGroup) -> Grant:
+    amounts = {**action.cls.demand.minimum, DEVICE_RESOURCE: len(group.devices)}
+    fence = Fence(action.id, action.grant_no + 1)
+    return Grant(fence=fence, node=group.node, resources=amounts, devices=group.devices)
+
+
+def _is_schedulable(pool: NodeResources) -> bool:
+    return pool.is_schedulable and pool.is_serving
+
+
+def _cost_rank(group: DeviceGroup) -> tuple[bool, float, int, tuple[int, ...]]:
+    return (group.restore_s > 0, group.unused_since, group.node, group.devices)

@@ -1,0 +1,56 @@
+"""What nodes could run were they empty."""
+
+from collections.abc import Sequence
+
+from arl_core.capacity.ledger import fits
+from arl_core.domain.model import ActionClass, NodeResources, Resources, ResourceShape
+
+__all__ = ["FeasibilityCheck"]
+
+
+class FeasibilityCheck:
+    """Asked once of each class; mostly the first node answers, and seldom any node by itself."""
+
+    def __init__(self, nodes: Sequence[NodeResources]) -> None:
+        self._nodes = nodes
+        self._first_node = nodes[0] if nodes else None
+        self._cache: dict[int, bool] = {}
+        self._equivalent_nodes: dict[tuple[ResourceShape, frozenset[str]], list[NodeResources]] | None = None
+        """By what they have and enforce; made once the first one does not do."""
+        self._max_capacity: dict[tuple[ResourceShape, frozenset[str]], Resources] = {}
+        """Of each resource as much as any of those has: what is more fits none of them."""
+
+    def is_feasible(self, cls: ActionClass) -> bool:
+        """Whether any node has what an action of this class requires, and the capacity for it at its smallest."""
+        known = self._cache.get(cls.key)
+        if known is None:
+            known = self._cache[cls.key] = self._fits_first_node(cls) or self._fits_any_node(cls)
+        return known
+
+    def _fits_first_node(self, cls: ActionClass) -> bool:
+        pool = self._first_node
+        if pool is None or pool.shape is not cls.shape or not cls.requires <= pool.enforced:
+            return False
+        return fits(cls.demand.minimum, pool.capacity)
+
+    def _fits_any_node(self, cls: ActionClass) -> bool:
+        if self._equivalent_nodes is None:
+            self._equivalent_nodes = self._group_equivalent()
+        minimum = cls.demand.minimum
+        for key, pools in self._equivalent_nodes.items():
+            shape, enforces = key
+            may = shape is cls.shape and cls.requires <= enforces and fits(minimum, self._max_capacity[key])
+            if may and any(fits(minimum, pool.capacity) for pool in pools):
+                return True
+        return False
+
+    def _group_equivalent(self) -> dict[tuple[ResourceShape, frozenset[str]], list[NodeResources]]:
+        alike: dict[tuple[ResourceShape, frozenset[str]], list[NodeResources]] = {}
+        for pool in self._nodes:
+            alike.setdefault((pool.shape, pool.enforced), []).append(pool)
+        for key, pools in alike.items():
+            most: dict[str, int] = {}
+            for pool in pools:
+                most |= {name: amount for name, amount in pool.capacity.items() if amount > most.get(name, 0)}
+            self._max_capacity[key] = most
+        return alike

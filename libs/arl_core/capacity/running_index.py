@@ -1,0 +1,98 @@
+"""What runs where, so that a round looks only at nodes on which something happened."""
+
+from collections.abc import Iterable, Mapping
+from uuid import UUID
+
+from arl_core.domain.model import (
+    ENVIRONMENT_RESOURCES,
+    ActionClass,
+    Reservation,
+    ResizeSupport,
+    Resources,
+    RunningAction,
+)
+
+__all__ = ["RunningIndex", "is_resizable", "released_amount"]
+
+_NOTHING: Mapping[UUID, RunningAction] = {}
+_NO_RESOURCES: Resources = {}
+_NO_RESERVATIONS: Mapping[UUID, Reservation] = {}
+
+
+def is_resizable(cls: ActionClass | None) -> bool:
+    """Whether a running action of this class may be given other amounts at all; none of an unknown class may."""
+    return cls is not None and cls.resizable is not ResizeSupport.NONE
+
+
+def released_amount(running: RunningAction, resource: str) -> int:
+    """How much of it is free when this one ends."""
+    return 0 if running.in_environment and resource in ENVIRONMENT_RESOURCES else running.resources.get(resource, 0)
+
+
+class RunningIndex:
+    """Granted and running actions by node. Each id is at most once in it."""
+
+    def __init__(self) -> None:
+        self._by_node: dict[int, dict[UUID, RunningAction]] = {}
+        self._node_of: dict[UUID, int] = {}
+        self._shrinkable: dict[int, int] = {}
+        self._outside_environments: dict[int, dict[str, int]] = {}
+        self._dirty_nodes: set[int] = set()
+        self.reserved = _NO_RESERVATIONS
+        """What the last round reserved, by action."""
+
+    def __len__(self) -> int:
+        return len(self._node_of)
+
+    def on_node(self, node: int) -> Mapping[UUID, RunningAction]:
+        return self._by_node.get(node, _NOTHING)
+
+    def shrinkable_amount(self, node: int) -> int:
+        """What those who may be shrunk have there beyond their minimum, in amounts of what they are elastic in."""
+        return self._shrinkable.get(node, 0)
+
+    def outside_environments(self, node: int) -> Resources:
+        """Memory and disk that those hold there who run outside of environments: with them it comes back."""
+        return self._outside_environments.get(node, _NO_RESOURCES)
+
+    @property
+    def dirty_nodes(self) -> frozenset[int]:
+        """Nodes on which something began, ended or changed since `calm`."""
+        return frozenset(self._dirty_nodes)
+
+    def mark_clean(
+        self, *, except_nodes: Iterable[int] = (), reserved: Mapping[UUID, Reservation] = _NO_RESERVATIONS
+    ) -> None:
+        """A round has seen all; the next one is to look at these nodes again, and to keep to these reservations."""
+        self._dirty_nodes, self.reserved = set(except_nodes), reserved
+
+    def add(self, running: RunningAction) -> None:
+        """A new one, or new amounts of one that is known."""
+        action_id, node = running.fence.action_id, running.node
+        if action_id in self._node_of:
+            self.discard(action_id)
+        if node not in self._by_node:
+            self._by_node[node] = {}
+        self._by_node[node][action_id] = running
+        self._node_of[action_id] = node
+        self._dirty_nodes.add(node)
+        self._count(running, 1)
+
+    def discard(self, action_id: UUID) -> None:
+        node = self._node_of.pop(action_id, None)
+        if node is not None:
+            self._dirty_nodes.add(node)
+            self._count(self._by_node[node].pop(action_id), -1)
+
+    def _count(self, running: RunningAction, sign: int) -> None:
+        if not running.in_environment:
+            held = self._outside_environments.setdefault(running.node, {})
+            for resource in ENVIRONMENT_RESOURCES:
+                if amount := running.resources.get(resource):
+                    held[resource] = held.get(resource, 0) + sign * amount
+        cls = running.cls
+        if cls is None or cls.resizable is not ResizeSupport.ANY or running.resources is cls.demand.minimum:
+            return
+        if (elastic := cls.demand.elastic) is not None:
+            beyond = running.resources.get(elastic.resource, 0) - elastic.amounts[0]
+            self._shrinkable[running.node] = self._shrinkable.get(running.node, 0) + sign * beyond

@@ -1,0 +1,1 @@
+"""Control of request rates and concurrency."""

@@ -1,0 +1,1 @@
+"""Values of the domain: actions, demands, grants, states."""

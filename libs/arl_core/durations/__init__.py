@@ -1,0 +1,1 @@
+"""Estimates of run times and the speed-up of elastic actions."""

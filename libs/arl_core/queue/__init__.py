@@ -1,0 +1,1 @@
+"""The queue: order, fairness, quotas, gangs, reservations."""

@@ -1,0 +1,121 @@
+"""How many actions of a task may run at once, whatever is free: what its administrator allows, over all nodes."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from arl_core.domain.model import QueuedAction, Resources
+
+__all__ = ["QuotaRoom", "QuotaUsage", "TaskQuota"]
+
+ALL_ACTIONS = ""
+"""The name under which all actions of a task count, beside the names of resources."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskQuota:
+    """Actions that are granted or running at once, at most."""
+
+    actions: int | None = None
+    resources: Mapping[str, int] = field(default_factory=dict)
+    """Of those that hold some of it; a slot of a reward service, for instance, or a call of an endpoint."""
+
+    @property
+    def limits(self) -> dict[str, int]:
+        return {**self.resources, **({} if self.actions is None else {ALL_ACTIONS: self.actions})}
+
+
+class QuotaUsage:
+    """What the tasks that have a quota hold. Others are not counted."""
+
+    def __init__(self) -> None:
+        self._quotas: Mapping[int, TaskQuota] = {}
+        self._usage: dict[int, dict[str, int]] = {}
+
+    def __contains__(self, task: int) -> bool:
+        return task in self._usage
+
+    def set_quotas(self, quotas: Mapping[int, TaskQuota], allocated: Iterable[tuple[int, Resources]]) -> None:
+        """`held`: the task of each action that holds something, and what that is."""
+        if quotas == self._quotas:
+            return
+        self._quotas = quotas
+        self._usage = {task: dict.fromkeys(quota.limits, 0) for task, quota in quotas.items()}
+        for task, amounts in allocated:
+            self.add_usage(task, amounts)
+
+    def add_usage(self, task: int, resources: Resources) -> None:
+        if (held := self._usage.get(task)) is not None:
+            _add_counts(held, resources, +1)
+
+    def remove_usage(self, task: int, resources: Resources) -> None:
+        if (held := self._usage.get(task)) is not None:
+            _add_counts(held, resources, -1)
+
+    def room(self) -> "QuotaRoom | None":
+        """For one round; None where no task has a quota."""
+        if not self._usage:
+            return None
+        limits = {task: quota.limits for task, quota in self._quotas.items()}
+        left = {
+            task: {name: most - self._usage[task][name] for name, most in each.items()} for task, each in limits.items()
+        }
+        return QuotaRoom(limits, left)
+
+
+class QuotaRoom:
+    """What quotas leave in a round, less and less as it starts actions."""
+
+    def __init__(self, limits: Mapping[int, Mapping[str, int]], remaining: dict[int, dict[str, int]]) -> None:
+        """Both by task. `left` is below 0 where a quota was lowered: what runs goes on."""
+        self._limits, self._remaining = limits, remaining
+        self._blocked_tasks: set[int] = set()
+        """Tasks of which a gang is first that would fit, were nothing else of it started."""
+
+    def has_room(self, action: QueuedAction) -> bool:
+        """Whether it may start, and all that start with it. What comes after a gang may not eat up what that needs."""
+        left = self._remaining.get(action.task)
+        if left is None:
+            return True
+        if action.task in self._blocked_tasks:
+            return False
+        wanted = dict.fromkeys(left, 0)
+        for each in (action, *action.gang_members):
+            _add_counts(wanted, each.cls.demand.minimum, +1)
+        if _is_within(wanted, left):
+            return True
+        if action.gang_members and _is_within(wanted, self._limits[action.task]):
+            self._blocked_tasks.add(action.task)
+        return False
+
+    def consume(self, action: QueuedAction) -> None:
+        """It starts, with all that start with it."""
+        if action.task in self._remaining:
+            for each in (action, *action.gang_members):
+                self.consume_resources(each.task, each.cls.demand.minimum)
+
+    def consume_resources(self, task: int, resources: Resources) -> None:
+        """One starts."""
+        if (left := self._remaining.get(task)) is not None:
+            _add_counts(left, resources, -1)
+
+    def consume_up_to(self, action: QueuedAction, count: int) -> int:
+        """As many of so many alike as may start, which do."""
+        left, minimum = self._remaining.get(action.task, {}), action.cls.demand.minimum
+        taken = max(0, min((number for name, number in left.items() if _is_counted(name, minimum)), default=count))
+        taken = min(taken, count)
+        _add_counts(left, minimum, -taken)
+        return taken
+
+
+def _is_within(needed: Mapping[str, int], remaining: Mapping[str, int]) -> bool:
+    return all(number <= remaining[name] for name, number in needed.items() if number)
+
+
+def _add_counts(counts: dict[str, int], resources: Resources, by: int) -> None:
+    for name in counts:
+        if _is_counted(name, resources):
+            counts[name] += by
+
+
+def _is_counted(name: str, resources: Resources) -> bool:
+    return name == ALL_ACTIONS or bool(resources.get(name))

@@ -1,0 +1,1 @@
+"""Residency of model weights: placement and eviction."""

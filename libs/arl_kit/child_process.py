@@ -1,0 +1,81 @@
+"""Child processes that never outlive the process that started them."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+__all__ = ["UnixAccount", "spawn", "wait_for_exit"]
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class UnixAccount:
+    """Whom a child runs as: one user, one group, no supplementary groups."""
+
+    uid: int
+    gid: int
+
+
+def spawn(
+    argv: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    output: int | IO[bytes],
+    account: UnixAccount | None = None,
+    before_exec: Callable[[], None] | None = None,
+    pass_fds: Sequence[int] = (),
+) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own. The kernel kills it when the calling thread ends, however that ends.
+
+    Call it from the main thread: the kernel watches the thread that forks, not the process. `before_exec` runs in
+    the child as its final user.
+    """
+    return subprocess.Popen(
+        list(argv),
+        env=dict(env),
+        cwd="/",
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+        user=account.uid if account else None,
+        group=account.gid if account else None,
+        extra_groups=[] if account else None,
+        pass_fds=pass_fds,
+        preexec_fn=_parent_death_hook(
+            os.getpid(), before_exec
+        ),  # runs after the change of user, which clears the death signal
+    )
+
+
+async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
+    """Return when the child has ended. It stays unreaped, so that its pid still means this child."""
+    if process.returncode is not None:
+        return
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    pidfd = os.pidfd_open(process.pid)
+    try:
+        loop.add_reader(pidfd, ended.set)
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+        os.close(pidfd)
+
+
+def _parent_death_hook(parent: int, before_exec: Callable[[], None] | None) -> Callable[[], None]:
+    def arm() -> None:
+        if before_exec is not None:
+            before_exec()
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return arm

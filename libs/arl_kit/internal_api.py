@@ -1,0 +1,110 @@
+"""Routes between services: one pydantic body in, one or nothing out.
+
+They are routes of the service's app, so that its envelope and its problems hold for them too.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from arl_kit.body_streaming import RequestBodyDrainer
+from arl_kit.fast_route import FastRoute, serve_by_path
+from arl_kit.settings import ServiceSettings
+from arl_wire.errors import Unauthenticated
+
+__all__ = ["InternalApi", "cancel_on_disconnect", "mount_internal_apis"]
+
+RequestT = TypeVar("RequestT", bound=BaseModel)
+ResponseT = TypeVar("ResponseT")
+
+
+class InternalApi:
+    """What `callers` may ask of a service; each of them with its own token."""
+
+    def __init__(self, settings: ServiceSettings, *callers: str) -> None:
+        self._settings = settings
+        self._allowed_callers = frozenset(callers)
+        self.routes: list[Route] = []
+
+    def add_route(
+        self,
+        path: str,
+        body: type[RequestT],
+        handler: Callable[[RequestT], Coroutine[Any, Any, BaseModel | None]],
+        *,
+        long_poll: bool = False,
+    ) -> None:
+        """`POST path`: 200 with what `answer` returns, or 204. One that `waits` ends when its caller goes away."""
+
+        async def serve(asked: Any, caller: str, request: Request, response: Response) -> Response:
+            answered = await (cancel_on_disconnect(request, handler(asked)) if long_poll else handler(asked))
+            if answered is None:
+                return Response(status_code=204)
+            return Response(answered.model_dump_json(), media_type="application/json")
+
+        self.routes.append(_HopRoute(path, serve, body, self._check_caller))
+
+    def add_stream(self, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
+        """`POST path` with a body, and an answer, that are too long to be held."""
+
+        async def checked(request: Request) -> Response:
+            request.scope["route"] = route
+            self._check_caller(request)
+            return await handler(request)
+
+        route = Route(path, checked, methods=["POST"])
+        route.app = RequestBodyDrainer(route.app)
+        self.routes.append(route)
+
+    def _check_caller(self, request: Request) -> str:
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
+        if caller is None or caller not in self._allowed_callers:
+            raise Unauthenticated("this route is for other services of this installation")
+        return caller
+
+
+class _HopRoute(FastRoute):
+    def __init__(
+        self,
+        path: str,
+        endpoint: Callable[..., Awaitable[Response]],
+        body: type[BaseModel],
+        check: Callable[[Request], str],
+    ) -> None:
+        self._body, self._check = body, check
+        super().__init__(path, endpoint, methods=["POST"], response_model=None, include_in_schema=False)
+
+    async def admit(self, request: Request, response: Response) -> str:
+        return self._check(request)
+
+    def model(self) -> type[BaseModel]:
+        return self._body
+
+
+def mount_internal_apis(app: FastAPI, *apis: InternalApi) -> None:
+    """Make them the app's. Whoever asks with another method is answered by the framework."""
+    routes = [route for each in apis for route in each.routes]
+    app.router.routes.extend(routes)
+    serve_by_path(app, routes)
+
+
+async def cancel_on_disconnect(request: Request, pending: Awaitable[ResponseT]) -> ResponseT:
+    """Raises `ClientDisconnect` where the caller goes away before the answer. The body has to be read."""
+    asked, gone = asyncio.ensure_future(pending), asyncio.ensure_future(request.receive())
+    # What comes after a body is that the caller went away.
+    gone.add_done_callback(lambda _: asked.cancel())
+    try:
+        return await asked
+    except asyncio.CancelledError:
+        if gone.done() and asked.cancelled():
+            raise ClientDisconnect from None
+        raise
+    finally:
+        gone.cancel()

@@ -1,9 +1,0 @@
-"""Supervision of processes on one machine: started in order, restarted when they die, drained at the end.
-
-Nothing outlives the supervisor: the kernel kills its children when it ends, even by SIGKILL.
-"""
-
-from arl_kit.supervisor.spec import ProcessSpec, restart_delay_s
-from arl_kit.supervisor.supervisor import StartFailed, Supervisor
-
-__all__ = ["ProcessSpec", "StartFailed", "Supervisor", "restart_delay_s"]

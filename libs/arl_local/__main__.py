@@ -1,0 +1,99 @@
+"""`python -m arl_local`: run one machine in the foreground until it is told to stop."""
+
+import argparse
+import asyncio
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import asyncpg
+import sqlalchemy.exc
+
+from arl_kit.telemetry.otel import unknown_propagators
+from arl_local.env_routing import unknown_settings
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres, EmbeddedPostgresError
+from arl_local.process_plan import DEFAULT_COMMANDS, LAUNCHER_EXIT_NO_SANDBOX, LocalOptions
+from arl_local.state_dir import AlreadyUp, StateDir, default_directory
+from arl_local.supervisor import StartFailed
+from arl_local.up import run
+
+__all__ = ["main"]
+
+EXIT_FAILED = 1
+EXIT_ALREADY_UP = 4
+EXIT_NO_SANDBOX = 5
+
+_EXPECTED_ERRORS = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
+    """The exit code: 0 stopped as asked, 1 failed with a sentence, 4 already up, 5 no sandbox works here."""
+    chosen = _parse(arguments)
+    try:
+        with StateDir(chosen.dir).lock():
+            if chosen.purge:
+                _purge(chosen.dir)
+            else:
+                _print_warnings(unknown_settings(os.environ))
+                _print_warnings(
+                    [f"OTEL_PROPAGATORS: {name!r} is not installed" for name in unknown_propagators(os.environ)]
+                )
+                asyncio.run(run(_options(chosen), os.environ, until_eof=chosen.until_eof, commands=commands))
+    except AlreadyUp:
+        print(f"already up in {chosen.dir}", file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_ALREADY_UP
+    except StartFailed as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_NO_SANDBOX if error.exit_code == LAUNCHER_EXIT_NO_SANDBOX else EXIT_FAILED
+    except (*_EXPECTED_ERRORS, sqlalchemy.exc.SQLAlchemyError) as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a command line
+        return EXIT_FAILED
+    return 0
+
+
+def _print_warnings(sentences: Sequence[str]) -> None:
+    """`tangram up` shows it."""
+    for sentence in sentences:
+        print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - a command line
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m arl_local", description=__doc__)
+    parser.add_argument("--dir", type=Path, default=default_directory(os.environ))
+    parser.add_argument("--host", default="127.0.0.1", help="where the gateway listens")
+    parser.add_argument("--port", type=int, help="of the gateway; by default 8700, or any that is free")
+    parser.add_argument("--cores", help="how many cores actions may use")
+    parser.add_argument("--nodes", type=int, default=1, help="simulated nodes of so many cores each")
+    drivers = ("auto", "namespaces", "landlock", "unsafe-local", "simulated")
+    parser.add_argument("--driver", choices=drivers, default=os.environ.get("TANGRAM_DRIVER", "auto"))
+    parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
+    parser.add_argument("--until-eof", action="store_true", help="stop when standard input ends, too")
+    parser.add_argument("--take-over", action="store_true", help="the database may be another state directory's")
+    parser.add_argument("--purge", action="store_true", help="remove the state instead; nothing may run")
+    chosen = parser.parse_args(arguments)
+    if chosen.nodes < 1 or (chosen.nodes > 1 and chosen.driver != "simulated"):
+        parser.error("--nodes: only simulated nodes can share a machine")
+    return chosen
+
+
+def _options(chosen: argparse.Namespace) -> LocalOptions:
+    return LocalOptions(
+        directory=chosen.dir,
+        host=chosen.host,
+        port=chosen.port,
+        cores=chosen.cores,
+        nodes=chosen.nodes,
+        driver=chosen.driver,
+        database_url=os.environ.get("TANGRAM_DATABASE_URL"),
+        take_over=chosen.take_over,
+    )
+
+
+def _purge(directory: Path) -> None:
+    EmbeddedPostgres(directory).purge()
+    StateDir(directory).purge()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,1 @@
+"""The embedded Postgres of one machine."""

@@ -1,0 +1,209 @@
+"""Which processes make up one machine, and what each of them is told: only what it uses."""
+
+import asyncio
+import json
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+
+from arl_kit.child_env import child_environment
+from arl_kit.telemetry.otel import service_environment
+from arl_local.env_routing import forwarded_variables
+from arl_local.state_dir import StateDir
+from arl_local.supervisor import ProcessSpec
+
+__all__ = [
+    "ALLOWED_CALLERS",
+    "DEFAULT_COMMANDS",
+    "LAUNCHER_EXIT_NO_SANDBOX",
+    "SERVICES",
+    "LocalOptions",
+    "ProcessPlan",
+    "process_names",
+]
+
+SERVICES = ("admission", "scheduler", "cpu", "gpu", "api", "gateway")
+"""In the order in which they start. The broker of APIs does where it has endpoints."""
+
+LAUNCHER_EXIT_NO_SANDBOX = 3
+"""Exit code of a launcher whose driver does not work on this host."""
+
+ALLOWED_CALLERS = {
+    "admission": ("gateway",),
+    "scheduler": ("gateway", "admission", "cpu", "gpu", "api"),
+    "cpu": ("scheduler", "gateway"),
+    "gpu": ("scheduler",),
+    "api": ("scheduler",),
+    "gateway": (),
+}
+_STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "api": 3, "cpu-launcher": 4}
+_LOOPBACK = "127.0.0.1"
+_READINESS_MAX_AGE_S = 60
+"""How old an answer of the database may be for a service to count as ready; a connection that ends is noticed at once.
+Every look with a statement of its own would be most of what an idle system asks."""
+
+
+def _module_command(name: str) -> tuple[str, ...]:
+    return (sys.executable, "-P", "-m", name)
+
+
+DEFAULT_COMMANDS: Mapping[str, tuple[str, ...]] = {
+    "cpu-launcher": _module_command("arl_cpu.launcher"),
+    **{service: _module_command(f"arl_{service}") for service in SERVICES},
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalOptions:
+    """What the user may choose."""
+
+    directory: Path
+    host: str = _LOOPBACK
+    port: int | None = None
+    cores: str | None = None
+    nodes: int = 1
+    """Nodes of so many cores each; only simulated ones can share a machine."""
+    driver: str = "auto"
+    database_url: str | None = None
+    """Owner's URL of a Postgres that is already there; None: the embedded one."""
+    take_over: bool = False
+    """Whether the database may have belonged to another state directory, whose services are locked out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessPlan:
+    """The processes of one start; everything in it is decided."""
+
+    options: LocalOptions
+    state: StateDir
+    ports: Mapping[str, int]
+    database_urls: Mapping[str, str]
+    environment: Mapping[str, str]
+    commands: Mapping[str, tuple[str, ...]] = field(default_factory=lambda: DEFAULT_COMMANDS)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of everything that answers: `cpu-2` and so on are further nodes."""
+        return process_names(self.options.nodes, self.environment)
+
+    @property
+    def endpoints(self) -> dict[str, str]:
+        """Where each service answers, as seen from this machine."""
+        return {
+            name: f"http://{_bracketed_host(_reachable_host(self._host_of(name)))}:{self.ports[name]}"
+            for name in self.names
+        }
+
+    def specs(self) -> list[ProcessSpec]:
+        """In the order in which they start. Simulated nodes need no launcher."""
+        launcher = [] if self.options.driver == "simulated" else [self._launcher_spec()]
+        return [*launcher, *(self._service_spec(name) for name in self.names)]
+
+    @property
+    def _launcher_socket(self) -> Path:
+        return self.state.run_dir / "launcher.sock"
+
+    @property
+    def _templates_dir(self) -> str:
+        return self.environment.get("TANGRAM_TEMPLATES_DIR") or str(self.state.path / "templates")
+
+    def _launcher_spec(self) -> ProcessSpec:
+        env = {
+            **child_environment(self.environment),
+            **forwarded_variables("cpu-launcher", self.environment),
+            "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
+            "TANGRAM_LAUNCHER_DIR": str(self.state.path / "launcher"),
+            "TANGRAM_DRIVER": self.options.driver,
+            "TANGRAM_NODE_NAME": socket.gethostname(),
+            "TANGRAM_TEMPLATES_DIR": self._templates_dir,
+        }
+        ready = _socket_probe(self._launcher_socket)
+        return replace(
+            self._process_spec("cpu-launcher", env, ready=ready), fatal_exit_codes=frozenset({LAUNCHER_EXIT_NO_SANDBOX})
+        )
+
+    def _service_spec(self, name: str) -> ProcessSpec:
+        service = _service_of(name)
+        tokens = {caller: self.state.secret("tokens", caller) for caller in ALLOWED_CALLERS[service]}
+        env = {
+            **child_environment(self.environment, devices=service == "gpu", network=service == "api"),
+            **service_environment(self.environment, service),
+            "TANGRAM_HOST": self._host_of(name),
+            "TANGRAM_PORT": str(self.ports[name]),
+            "TANGRAM_DATABASE_URL": self.database_urls[service],
+            "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", service),
+            "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
+            **forwarded_variables(service, self.environment),
+            **self._service_variables(name),
+        }
+        return self._process_spec(name, env, ready=f"{self.endpoints[name]}/readyz?within_s={_READINESS_MAX_AGE_S}")
+
+    def _service_variables(self, name: str) -> dict[str, str]:
+        if name == "gateway":
+            return {
+                "TANGRAM_ADMISSION_URL": self.endpoints["admission"],
+                "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
+            }
+        if name == "admission":
+            return {"TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"]}
+        if name in ("gpu", "api"):
+            engines = {"TANGRAM_ENGINES_DIR": str(self.state.path / "engines")} if name == "gpu" else {}
+            return {
+                "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
+                "TANGRAM_NODE_NAME": f"{socket.gethostname()}-{name}",
+                **engines,
+            }
+        if _service_of(name) != "cpu":
+            return {}
+        return {
+            "TANGRAM_SCHEDULER_URL": self.endpoints["scheduler"],
+            "TANGRAM_NODE_NAME": socket.gethostname() + name.removeprefix("cpu"),
+            "TANGRAM_LAUNCHER_SOCKET": str(self._launcher_socket),
+            "TANGRAM_DRIVER": self.options.driver,
+            "TANGRAM_TEMPLATES_DIR": self._templates_dir,
+            "TANGRAM_SNAPSHOTS_DIR": str(self.state.path / "snapshots"),
+            **({"TANGRAM_CPU_CORES": self.options.cores} if self.options.cores else {}),
+        }
+
+    def _process_spec(
+        self, name: str, env: Mapping[str, str], *, ready: str | Callable[[], Awaitable[bool]]
+    ) -> ProcessSpec:
+        which = name if name in self.commands else _service_of(name)
+        return ProcessSpec(name=name, argv=self.commands[which], env=env, ready=ready, stop_order=_STOP_ORDER[which])
+
+    def _host_of(self, name: str) -> str:
+        return self.options.host if name == "gateway" else _LOOPBACK
+
+
+def process_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Of the services, one of them for each node. A broker without endpoints would have nothing to do."""
+    there = (name for name in SERVICES if name != "api" or environment.get("TANGRAM_ENDPOINTS"))
+    return (*there, *(f"cpu-{number}" for number in range(2, nodes + 1)))
+
+
+def _service_of(name: str) -> str:
+    return "cpu" if name.startswith("cpu-") else name
+
+
+def _socket_probe(path: Path) -> Callable[[], Awaitable[bool]]:
+    async def listens() -> bool:
+        try:
+            _, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return False
+        writer.close()
+        return True
+
+    return listens
+
+
+def _reachable_host(host: str) -> str:
+    """An address of this machine for a host that may mean all of them."""
+    return {"": _LOOPBACK, "0.0.0.0": _LOOPBACK, "::": "::1", "localhost": _LOOPBACK}.get(host, host)  # noqa: S104
+
+
+def _bracketed_host(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,75 @@
+"""`python -m arl_local.provision`: for installations that start their services themselves, containers for instance.
+
+Brings the database up to date and writes for each service what only it may know, as files that TANGRAM_SECRETS_DIR
+names. Secrets are made once and kept in the state directory; run again, it changes nothing that is there.
+"""
+
+import argparse
+import asyncio
+import json
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import quote, urlsplit, urlunsplit
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from arl_kit.settings import load_settings
+from arl_local.database import provision_database
+from arl_local.process_plan import ALLOWED_CALLERS, SERVICES
+from arl_local.state_dir import StateDir
+from arl_store.files import replace_file
+from arl_store.installation_repository import ForeignInstallation
+
+__all__ = ["ProvisionSettings", "write_service_secrets"]
+
+
+class ProvisionSettings(BaseSettings):
+    """`TANGRAM_*` environment variables, or files of TANGRAM_SECRETS_DIR."""
+
+    model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
+
+    database_url: SecretStr = Field(description="postgresql://… of the owner of the database")
+    database_password: SecretStr | None = Field(default=None, description="The owner's, where the URL has none")
+
+    @property
+    def owner_url(self) -> str:
+        url = self.database_url.get_secret_value()
+        if self.database_password is None:
+            return url
+        parts = urlsplit(url)
+        user, _, place = parts.netloc.rpartition("@")
+        password = quote(self.database_password.get_secret_value().strip(), safe="")
+        return urlunsplit(parts._replace(netloc=f"{user.partition(':')[0]}:{password}@{place}"))
+
+
+async def write_service_secrets(owner_url: str, state: StateDir, target: Path, *, take_over: bool = False) -> None:
+    """A directory for each service below `to`, readable by its owner only; the first API key is in the state."""
+    state.create()
+    urls = await provision_database(owner_url, state, take_over=take_over)
+    for service in SERVICES:
+        accept = {who: sha256(state.secret("tokens", who).encode()).hexdigest() for who in ALLOWED_CALLERS[service]}
+        own = target / service
+        own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_file(own / "tangram_database_url", urls[service])
+        replace_file(own / "tangram_service_token", state.secret("tokens", service))
+        replace_file(own / "tangram_accept", json.dumps(accept))
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description="Migrate the database and write each service's secrets.")
+    parser.add_argument("--state", type=Path, required=True, help="where secrets are kept")
+    parser.add_argument("--to", type=Path, required=True, help="a directory for each service is written there")
+    parser.add_argument("--take-over", action="store_true", help="the database may be another state's")
+    chosen = parser.parse_args()
+    settings = load_settings(ProvisionSettings)
+    try:
+        asyncio.run(
+            write_service_secrets(settings.owner_url, StateDir(chosen.state), chosen.to, take_over=chosen.take_over)
+        )
+    except ForeignInstallation as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,153 @@
+"""The state directory of one machine: its lock, its secrets, its ports."""
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from arl_local.postgres.postgres_paths import create_private_directory, short_enough_directory
+from arl_store.files import replace_file
+
+__all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
+
+_LOCK_ATTEMPTS = 10
+_RANDOM_PORT_ATTEMPTS = 3
+_OWN_ENTRIES = (
+    *("api_key", "endpoints.json", "engines", "launcher", "logs", "passwords", "processes.json", "run", "snapshots"),
+    *("templates", "tokens", "up.log", "processes.json.unfinished", "endpoints.json.unfinished", "lock"),
+)
+
+
+class AlreadyUp(Exception):
+    """Another supervisor holds the lock of this directory."""
+
+
+class StateDir:
+    """Everything one installation keeps, readable by its owner only."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path.absolute()
+        self.run_dir = short_enough_directory(self.path / "run")
+
+    def create(self) -> None:
+        """Make the directory and its parents, if missing."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        for name in ("logs", "passwords", "tokens"):
+            (self.path / name).mkdir(mode=0o700, exist_ok=True)
+        create_private_directory(self.run_dir)
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Hold the directory, with our pid in the lock file; raises AlreadyUp when another process does."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with open(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
+            for attempt in range(_LOCK_ATTEMPTS):
+                try:
+                    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if attempt == _LOCK_ATTEMPTS - 1:
+                        raise AlreadyUp from None
+                    time.sleep(0.02)  # whoever only looks holds it for an instant
+            file.truncate()
+            file.write(str(os.getpid()))
+            file.flush()
+            try:
+                yield
+            finally:
+                file.truncate(0)
+
+    def secret(self, kind: str, name: str) -> str:
+        """A random secret that is made at its first use and kept in `kind`/`name`."""
+        path = self.path / kind / name
+        if not path.exists():
+            replace_file(path, secrets.token_urlsafe(32))
+        return path.read_text()
+
+    def api_key(self) -> str:
+        """The key of the local user."""
+        path = self.path / "api_key"
+        if not path.exists():
+            replace_file(path, f"tk_{secrets.token_urlsafe(32)}")
+        return path.read_text()
+
+    def endpoints(self) -> dict[str, str]:
+        """The addresses of the last start; empty before the first."""
+        try:
+            return dict(json.loads((self.path / "endpoints.json").read_text()))
+        except (OSError, ValueError):
+            return {}
+
+    def publish_endpoints(self, endpoints: Mapping[str, str]) -> None:
+        """Tell clients where to find the services."""
+        replace_file(self.path / "endpoints.json", json.dumps(dict(endpoints), indent=1) + "\n")
+
+    def purge(self) -> None:
+        """Remove what the installation made, and the directory when nothing else is in it."""
+        mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
+        if below := [mount for mount in mounts if Path(mount).is_relative_to(self.path.resolve())]:
+            raise OSError(f"still mounted: {', '.join(below)}; unmount first")
+        for place in (self.run_dir, *(self.path / name for name in _OWN_ENTRIES)):
+            if place.is_dir() and not place.is_symlink():
+                shutil.rmtree(place)
+            else:
+                place.unlink(missing_ok=True)
+        if not any(self.path.iterdir()):
+            self.path.rmdir()
+
+
+def default_directory(environment: Mapping[str, str]) -> Path:
+    """Where the state lies when nobody says otherwise."""
+    if chosen := environment.get("TANGRAM_DIR"):
+        return Path(chosen)
+    home = environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "tangram"
+
+
+def choose_ports(preferences_by_name: Mapping[str, tuple[str, tuple[int, ...]]], reserved: ExitStack) -> dict[str, int]:
+    """A free port for each name, given its host and its preferences; all of them different.
+
+    Until `reserved` is closed no other system chooses them, though nothing listens on them yet.
+    """
+    chosen: dict[str, int] = {}
+    with ExitStack() as held:
+        for name, (host, preferences) in preferences_by_name.items():
+            for port in (*preferences, *[0] * _RANDOM_PORT_ATTEMPTS):
+                try:
+                    listener = held.enter_context(_bind(host, port))
+                    chosen[name] = listener.getsockname()[1]
+                    reserved.enter_context(_reserve_port(chosen[name]))
+                except OSError:
+                    continue
+                break
+            else:
+                raise OSError(f"no port can be bound on {host}")
+    return chosen
+
+
+def _reserve_port(port: int) -> socket.socket:
+    """An abstract name: as wide as ports are, and gone with its holder."""
+    reservation = socket.socket(socket.AF_UNIX)
+    try:
+        reservation.bind(f"\0tangram-port-{port}")
+    except OSError:
+        reservation.close()
+        raise
+    return reservation
+
+
+def _bind(host: str, port: int) -> socket.socket:
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+    except OSError:
+        bound.close()
+        raise
+    return bound

@@ -1,0 +1,154 @@
+"""One supervised process: started, watched, started again, stopped."""
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import UTC, datetime
+from random import SystemRandom
+from typing import Any, Literal
+
+from arl_kit.child_process import spawn, wait_for_exit
+from arl_local.supervisor.log_files import LogFile
+from arl_local.supervisor.readiness import is_http_ok
+from arl_local.supervisor.spec import ProcessSpec, restart_delay_s
+
+__all__ = ["SupervisedProcess"]
+
+_STABLE_AFTER_S = 10.0
+_READY_POLL_S = 0.05
+_UNREADY_POLL_S = 1.0
+_jitter = SystemRandom()
+_ProcessState = Literal["starting", "ready", "unready", "restarting", "stopping", "stopped"]
+
+log = logging.getLogger(__name__)
+
+
+class SupervisedProcess:
+    """Keeps one process running until it is stopped."""
+
+    def __init__(self, spec: ProcessSpec, log_file: LogFile, *, on_change: Callable[[], None]) -> None:
+        self.spec = spec
+        self.log_file = log_file
+        self.exits_before_ready = 0
+        self.exit_code: int | None = None
+        self.ready = asyncio.Event()
+        """Set with its first yes, for good."""
+        self._on_change = on_change
+        self._state: _ProcessState = "starting"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._restarts = 0
+        self._state_since = datetime.now(UTC)
+        self._last_exit: str | None = None
+        self._stopping = asyncio.Event()
+        self._finished = asyncio.Event()
+
+    def describe(self) -> dict[str, Any]:
+        """For `status`."""
+        return {
+            "pid": self._process.pid if self._process else None,
+            "state": self._state,
+            "restarts": self._restarts,
+            "since": self._state_since.isoformat(timespec="milliseconds"),
+            "last_exit": self._last_exit,
+        }
+
+    async def run(self) -> None:
+        """Return when the process was stopped; until then start it again, later and later while it keeps dying."""
+        deaths = 0
+        try:
+            while not self._stopping.is_set():
+                started_at = time.monotonic()
+                await self._run_once()
+                if self._stopping.is_set():
+                    return
+                deaths = 1 if time.monotonic() - started_at > _STABLE_AFTER_S else deaths + 1
+                delay_s = restart_delay_s(deaths, jitter=_jitter.random())
+                log.warning("%s ended (%s); starting it again in %.1f s", self.spec.name, self._last_exit, delay_s)
+                self._restarts += 1
+                self._set_state("restarting")
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(self._stopping.wait(), delay_s)
+        finally:
+            self._finished.set()
+            self._set_state("stopped")
+
+    async def stop(self) -> None:
+        """Ask it to end; end it after its timeout. Returns when it has gone."""
+        self._stopping.set()
+        if self._process is not None:
+            self._set_state("stopping")
+            os.kill(self._process.pid, self.spec.stop_signal)
+        try:
+            await asyncio.wait_for(self._finished.wait(), self.spec.stop_timeout_s)
+        except TimeoutError:
+            log.warning("%s did not end within %.0f s; killing it", self.spec.name, self.spec.stop_timeout_s)
+            if self._process is not None:
+                os.kill(self._process.pid, signal.SIGKILL)
+            await self._finished.wait()
+
+    async def _run_once(self) -> None:
+        self._set_state("starting")
+        try:
+            if self.spec.before_start is not None:
+                await self.spec.before_start()
+            if self._stopping.is_set():
+                return
+            with self.log_file.open() as output:
+                self._process = spawn(self.spec.argv, env=self.spec.env, output=output, account=self.spec.account)
+        except OSError as error:
+            self._last_exit = str(error)
+            self.exits_before_ready += not self.ready.is_set()
+            return
+        log.info("%s started, pid %d", self.spec.name, self._process.pid)
+        self._on_change()
+        watching = asyncio.create_task(self._watch_readiness())
+        try:
+            await wait_for_exit(self._process)
+        finally:
+            watching.cancel()
+            self._reap(self._process)
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        """What it left in its process group goes with it; its pid is still ours, so the group is too."""
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        self.exit_code = code = process.wait()
+        self._process = None
+        self._last_exit = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        self.exits_before_ready += not self.ready.is_set()
+
+    async def _watch_readiness(self) -> None:
+        """For as long as it runs: it may be unready for a while, as a service without its database is."""
+        while not self._stopping.is_set():
+            is_ready = await self._is_ready()
+            if self._stopping.is_set():
+                return
+            if is_ready and self._state != "ready":
+                self.ready.set()
+                self._set_state("ready")
+            elif not is_ready and self._state == "ready":
+                log.warning("%s is not ready any more", self.spec.name)
+                self._set_state("unready")
+            await asyncio.sleep(self._probe_interval_s())
+
+    def _probe_interval_s(self) -> float:
+        pauses_s = {"ready": self.spec.probe_interval_s, "unready": min(self.spec.probe_interval_s, _UNREADY_POLL_S)}
+        return pauses_s.get(self._state, _READY_POLL_S)
+
+    async def _is_ready(self) -> bool:
+        ready = self.spec.ready
+        try:
+            return await is_http_ok(ready) if isinstance(ready, str) else await ready()
+        except Exception as error:  # noqa: BLE001 - whatever it was, the next look must come
+            log.warning("whether %s is ready is not known: %s", self.spec.name, type(error).__name__)
+            return False
+
+    def _set_state(self, state: _ProcessState) -> None:
+        self._state = state
+        self._state_since = datetime.now(UTC)
+        self._on_change()

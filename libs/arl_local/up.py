@@ -1,0 +1,139 @@
+"""Bring one machine up, keep it up until told to stop, drain it."""
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import ExitStack
+from logging.handlers import RotatingFileHandler
+from urllib.parse import urlsplit
+
+from arl_local.database import ensure_embedded_database, postgres_spec, provision_database
+from arl_local.postgres.embedded_postgres import EmbeddedPostgres
+from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, process_names
+from arl_local.state_dir import StateDir, choose_ports
+from arl_local.supervisor import Supervisor
+
+__all__ = ["run"]
+
+_GATEWAY_PORT = 8700
+_RECOVERY_TIMEOUT_S = 600.0
+_START_TIMEOUT_S = 60.0
+
+log = logging.getLogger(__name__)
+
+
+async def run(
+    options: LocalOptions,
+    environment: Mapping[str, str],
+    *,
+    until_eof: bool = False,
+    commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS,
+) -> None:
+    """Return when everything was stopped, on SIGTERM, SIGINT or SIGHUP, or when standard input ends if asked so.
+
+    The caller holds the lock of the state directory.
+    """
+    state = StateDir(options.directory)
+    state.create()
+    _set_up_logging(state)
+    stop = _stop_event(until_eof=until_eof)
+    with ExitStack() as reserved:
+        ports = _choose_ports(state, options, environment, reserved)
+        await _run_until_stopped(state, options, environment, commands, ports=ports, stop=stop)
+
+
+async def _run_until_stopped(
+    state: StateDir,
+    options: LocalOptions,
+    environment: Mapping[str, str],
+    commands: Mapping[str, tuple[str, ...]],
+    *,
+    ports: Mapping[str, int],
+    stop: asyncio.Event,
+) -> None:
+    async with Supervisor(state.path) as supervisor:
+        bringing_up = asyncio.create_task(_start_all(supervisor, state, options, environment, commands, ports))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait((bringing_up, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if not bringing_up.done():
+            bringing_up.cancel()
+            await asyncio.wait((bringing_up,))
+            return
+        bringing_up.result()
+        await stopping
+
+
+async def _start_all(
+    supervisor: Supervisor,
+    state: StateDir,
+    options: LocalOptions,
+    environment: Mapping[str, str],
+    commands: Mapping[str, tuple[str, ...]],
+    ports: Mapping[str, int],
+) -> None:
+    owner_url = options.database_url or await _start_postgres(supervisor, state)
+    supervisor.report("starting", "bringing the schema up to date")
+    plan = ProcessPlan(
+        options=options,
+        state=state,
+        ports=ports,
+        database_urls=await provision_database(owner_url, state, take_over=options.take_over),
+        environment=environment,
+        commands=commands,
+    )
+    supervisor.report("starting", "starting the services")
+    specs = plan.specs()
+    for spec in specs:
+        supervisor.start(spec)
+    await supervisor.wait_ready(*(spec.name for spec in specs), timeout_s=_START_TIMEOUT_S)
+    state.publish_endpoints(plan.endpoints)
+    supervisor.report("ready")
+
+
+async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
+    supervisor.report("starting", "preparing PostgreSQL")
+    server = EmbeddedPostgres(state.path)
+    server.prepare()
+    supervisor.start(postgres_spec(server))
+    await supervisor.wait_ready("postgres", timeout_s=_RECOVERY_TIMEOUT_S)
+    return await ensure_embedded_database(server)
+
+
+def _choose_ports(
+    state: StateDir, options: LocalOptions, environment: Mapping[str, str], reserved: ExitStack
+) -> dict[str, int]:
+    """The ports of the last start where they are still free; a port that the user names has to be free."""
+    last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
+    names = process_names(options.nodes, environment)
+    wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in names}
+    preferences = (options.port,) if options.port else (*wanted["gateway"][1], _GATEWAY_PORT)
+    ports = choose_ports({**wanted, "gateway": (options.host, preferences)}, reserved)
+    if options.port and ports["gateway"] != options.port:
+        raise OSError(f"port {options.port} on {options.host} is taken; choose another with --port")
+    return ports
+
+
+def _stop_event(*, until_eof: bool) -> asyncio.Event:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, stop.set)
+    if until_eof:
+        stdin = sys.stdin.fileno()
+
+        def on_input() -> None:
+            if not os.read(stdin, 4096):
+                loop.remove_reader(stdin)
+                stop.set()
+
+        loop.add_reader(stdin, on_input)
+    return stop
+
+
+def _set_up_logging(state: StateDir) -> None:
+    handler = RotatingFileHandler(state.path / "logs" / "supervisor.log", maxBytes=5 << 20, backupCount=1)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler], force=True)

@@ -1,0 +1,384 @@
+"""The manager contract: grants taken, started after the running commit, settled once, ended when nobody wants them.
+
+What the node is made of, and which statements write its edges, is the service's: it answers `Hardware`.
+"""
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
+from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
+
+from arl_core.domain.fence import Fence
+from arl_core.domain.states import COMPLETED_OUTCOMES
+from arl_kit.batcher import Batcher
+from arl_kit.failpoints import Failpoints
+from arl_kit.loops import PollLoop
+from arl_kit.metrics import Metrics
+from arl_kit.service_client import ServiceClient
+from arl_node import repository
+from arl_node.heartbeat import LeaseHeartbeat
+from arl_node.metrics import ManagerMetrics
+from arl_node.node_names import wait_until_name_is_free
+from arl_node.settings import ManagerSettings
+from arl_store.tx import PostgresStore, Row, WriteTx, is_temporary
+from arl_store.wake import WakeNotifier
+from arl_wire.internal.admission import FencePayload, GrantPayload, ResourcesFreedNotification, RunReport
+
+__all__ = ["ActiveActionRow", "AttemptReport", "GrantLifecycle", "NodeBackend", "SettleResult", "fence_of", "grant_of"]
+
+SETTLE_RETRY_S = 0.5
+MAX_START_BATCH = 32
+"""Their specs come back with the running edge, and each may be megabytes."""
+
+log = logging.getLogger(__name__)
+
+ActiveActionRow = Mapping[str, Any]
+"""A granted or running row as a poll reads it: id, grant_no, state, amounts, amounts_seq, environment_id, cancel."""
+SettleResult = tuple[Set[Fence], Set[Fence]]
+"""Those that settled, and those that went back to the queue; a fence that was lost is in neither."""
+
+
+class AttemptReport(Protocol):
+    """How one attempt ended."""
+
+    @property
+    def fence(self) -> Fence: ...
+
+    @property
+    def outcome(self) -> str: ...
+
+    @property
+    def run_us(self) -> int: ...
+
+    @property
+    def cpu_us(self) -> int: ...
+
+    @property
+    def weight(self) -> int:
+        """Bytes in the statement that settles it."""
+        ...
+
+
+ReportT = TypeVar("ReportT", bound=AttemptReport)
+ReportT_contra = TypeVar("ReportT_contra", bound=AttemptReport, contravariant=True)
+
+
+class NodeBackend(Protocol[ReportT_contra]):
+    """One node's: what it holds, how its attempts run, and the statements of its edges."""
+
+    @property
+    def fences(self) -> frozenset[Fence]:
+        """Attempts that hold something."""
+        ...
+
+    def has(self, fence: Fence) -> bool:
+        """Whether it is one of these."""
+        ...
+
+    def allocate(self, grant: GrantPayload) -> bool:
+        """Hold what it needs, or say no. Waits for nothing."""
+        ...
+
+    def readopt(self, row: ActiveActionRow) -> None:
+        """Its row runs, so it holds, whatever our arithmetic says."""
+
+    def release(self, fence: Fence) -> None:
+        """It holds nothing any more. Twice is harmless."""
+
+    async def poll(self) -> bool:
+        """Look at the rows; whether there is anything to do."""
+        ...
+
+    async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
+        """Commit `granted -> running`; the rows for which that took."""
+        ...
+
+    async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        """Running rows of this node, as `start_rows` answers them."""
+        ...
+
+    async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        """Run what is running by its row and holds something. One that can't be is reported, and keeps no other."""
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        """End attempts; each still reports."""
+
+    async def settle(self, reports: Sequence[ReportT_contra]) -> SettleResult:
+        """Commit outcomes."""
+        ...
+
+    def on_settled(self, report: ReportT_contra) -> None:
+        """Its outcome is committed, and it is about to give back what it holds."""
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Their reports are durable."""
+
+
+class GrantLifecycle(Generic[ReportT]):
+    """A node has the last word on capacity: what it does not take goes back to the queue."""
+
+    def __init__(
+        self,
+        backend: NodeBackend[ReportT],
+        *,
+        store: PostgresStore,
+        service_client: ServiceClient,
+        notifier: WakeNotifier,
+        settings: ManagerSettings,
+        metrics: Metrics,
+    ) -> None:
+        self._backend = backend
+        self._store, self._service_client, self._notifier = store, service_client, notifier
+        self._settings = settings
+        self._failpoints = Failpoints(settings.failpoints)
+        self._killed: set[Fence] = set()
+        self._start_batcher: Batcher[Fence, None] = Batcher(self._start_batch, max_batch=MAX_START_BATCH)
+        self._settle_batcher: Batcher[ReportT, None] = Batcher(self._settle_batch, max_batch=200)
+        self._poll_loop = PollLoop(
+            "manager poll", backend.poll, busy_s=settings.poll_busy_s, idle_s=settings.poll_idle_s
+        )
+        self._metrics = ManagerMetrics(metrics)
+        metrics.track_total(self._metrics.poll_failures, lambda: self._poll_loop.failures_total)
+        metrics.add_scrape_hook(self._update_gauges)
+        self._heartbeat: LeaseHeartbeat | None = None
+        self._background_tasks: set[asyncio.Task[None]] = set()
+        self.node_id = 0
+        self.epoch = UUID(int=0)
+
+    @property
+    def fenced(self) -> str | None:
+        """Why this node may start nothing for good, if another has its lease."""
+        return self._heartbeat.fenced if self._heartbeat is not None else None
+
+    @property
+    def can_start(self) -> bool:
+        """Whether the node's lease counts, so that what it has is its own."""
+        return self._heartbeat is not None and self._heartbeat.can_start()
+
+    @property
+    def lease_lapses(self) -> int:
+        """How often the lease was lost and had again."""
+        return self._heartbeat.lease_lapses if self._heartbeat is not None else 0
+
+    async def wait_until_name_is_free(self, node: Mapping[str, Any]) -> None:
+        """Return when the node may register; raises NameTaken where another lives under its name."""
+        await wait_until_name_is_free(
+            self._store, node, ttl_s=self._settings.node_ttl_s, check_interval_s=self._settings.beat_s / 2
+        )
+
+    async def register(self, tx: WriteTx, node: Mapping[str, Any]) -> None:
+        """Make the node known; with the commit there are edges to write."""
+        self.node_id = await repository.register(tx, node, ttl_s=self._settings.node_ttl_s)
+        self.epoch = node["epoch"]
+
+    def start(self, *, name: str) -> None:
+        """Beat and poll; what an earlier life left is adopted by now."""
+        url, how = self._settings.database_url.get_secret_value(), self._settings
+        self._heartbeat = LeaseHeartbeat(
+            url, name=name, node_id=self.node_id, epoch=self.epoch, beat_s=how.beat_s, ttl_s=how.node_ttl_s
+        )
+        self._heartbeat.start()
+        self._poll_loop.start()
+        self.notify_freed([], requeued=[])
+
+    async def stop_polling(self) -> None:
+        await self._poll_loop.stop()
+
+    async def stop(self) -> None:
+        """Settle what has ended, and beat no more."""
+        if self._background_tasks:
+            await asyncio.wait(self._background_tasks, timeout=5.0)
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
+
+    async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
+        """A copy of granted rows. A fence already seen is nothing new; one that does not fit goes back."""
+        if epoch != self.epoch or not self.can_start:
+            return
+        refused = []
+        grants = list(grants)
+        if not grants:
+            # A hint that rows changed which only a poll reads: environments that are to end.
+            self._poll_loop.poll_now()
+        for grant in grants:
+            fence = fence_of(grant)
+            if self._backend.has(fence):
+                continue
+            if not self._backend.allocate(grant):
+                refused.append(fence)
+                continue
+            self._poll_loop.poll_soon()
+            self.run_in_background(self._start_batcher.submit(fence))
+        if refused:
+            self._metrics.refused.inc(len(refused))
+            async with self._store.write() as tx:
+                await repository.refuse(tx, refused, epoch=self.epoch)
+            self.notify_freed(refused, requeued=refused)
+
+    async def start_from_poll(
+        self, active_rows: Iterable[ActiveActionRow], *, allocated_before: frozenset[Fence]
+    ) -> dict[Fence, ActiveActionRow]:
+        """Start what a poll found and no hint brought; the running rows of that poll.
+
+        `before` is what held something when the poll was sent.
+        """
+        rows = {_fence_of_row(row): row for row in active_rows}
+        granted = [
+            grant_of(row) for fence, row in rows.items() if row["state"] == "granted" and fence not in allocated_before
+        ]
+        if granted:
+            await self.accept_grants(granted, epoch=self.epoch)
+        running = {fence: row for fence, row in rows.items() if row["state"] == "running"}
+        await self._start_stranded(running)
+        return running
+
+    async def kill_lost_or_cancelled(
+        self, active_rows: Iterable[ActiveActionRow], *, allocated_before: frozenset[Fence]
+    ) -> None:
+        """End what the same poll says is lost, or is to be cancelled."""
+        rows = {_fence_of_row(row): row for row in active_rows}
+        lost = {fence for fence in allocated_before if fence not in rows}
+        wished = {fence for fence, row in rows.items() if row["cancel"]}
+        await self.kill((lost | wished) & self._backend.fences)
+
+    async def launch_missing(self, fences: Sequence[Fence]) -> None:
+        """What is running by its row, and never reached whatever runs it."""
+        if not fences:
+            return
+        try:
+            rows = await self._backend.load([fence.action_id for fence in fences])
+        except Exception:
+            self.release_unlaunched(fences)
+            raise
+        found = {Fence(row.id, row.grant_no): row for row in rows}
+        for fence in fences:
+            if fence not in found:
+                self._release(fence)
+        await self._backend.launch(found)
+
+    def release_unlaunched(self, fences: Iterable[Fence]) -> None:
+        """Running by their rows, and not launched: held, they would be seen by no poll again. The next one has them."""
+        for fence in fences:
+            self._release(fence)
+
+    async def kill(self, fences: Set[Fence]) -> None:
+        """Each once."""
+        new = sorted(fences - self._killed)
+        if new:
+            self._killed.update(new)
+            await self._backend.kill(new)
+
+    def is_killed(self, fence: Fence) -> bool:
+        return fence in self._killed
+
+    async def settle(self, report: ReportT) -> None:
+        """Returns once the database took it."""
+        while True:
+            try:
+                await self._settle_batcher.submit(report, weight=report.weight)
+            except Exception as error:  # noqa: BLE001 - the report is kept until the database takes it
+                log.warning("settle of %s failed, trying again: %r", report.fence, error)
+                await asyncio.sleep(SETTLE_RETRY_S)
+            else:
+                return
+
+    def notify_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence], runs: Iterable[ReportT] = ()) -> None:
+        body = ResourcesFreedNotification(
+            fences=_fence_bodies(fences), requeued=_fence_bodies(requeued), runs=[_run_body(report) for report in runs]
+        )
+        self._service_client.notify(f"{self._settings.scheduler_url}/internal/freed", body)
+
+    def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._background_tasks.add(task)
+        task.add_done_callback(self._on_background_done)
+
+    async def _start_batch(self, fences: Sequence[Fence]) -> Sequence[None]:
+        """Nothing starts before its guarded `granted -> running` has committed."""
+        self._metrics.start_batch_size.observe(len(fences))
+        try:
+            rows = await self._backend.start_rows(fences)
+        except Exception:
+            # Not known whether it committed: the poll reads the rows and starts what is running and not here.
+            for fence in fences:
+                self._release(fence)
+            raise
+        self._failpoints.hit("manager.after_running")
+        started = {Fence(row.id, row.grant_no): row for row in rows}
+        for fence in fences:
+            if fence not in started:
+                self._release(fence)
+        await self._backend.launch(started)
+        return [None] * len(fences)
+
+    async def _settle_batch(self, reports: Sequence[ReportT]) -> Sequence[Exception | None]:
+        """One that can't be written must not keep the others: then each goes alone."""
+        try:
+            await self._settle_in_one_statement(reports)
+        except Exception as error:  # noqa: BLE001 - each reporter hears of it and tries again
+            if len(reports) == 1 or is_temporary(error):
+                return [error] * len(reports)
+            return [(await self._settle_batch([report]))[0] for report in reports]
+        return [None] * len(reports)
+
+    async def _settle_in_one_statement(self, reports: Sequence[ReportT]) -> None:
+        self._failpoints.hit("manager.after_exit_before_settle")
+        settled, requeued = await self._backend.settle(reports)
+        self._count_outcomes(reports, settled, requeued)
+        fences = [report.fence for report in reports]
+        for report in reports:
+            self._backend.on_settled(report)
+            self._release(report.fence)
+        self._notifier.notify()
+        runs = {each.fence: each for each in reports if each.fence in settled and each.outcome in COMPLETED_OUTCOMES}
+        self.notify_freed([each for each in fences if each not in runs], requeued=requeued, runs=runs.values())
+        await self._backend.acknowledge(fences)
+
+    def _count_outcomes(self, reports: Sequence[ReportT], settled: Set[Fence], requeued: Set[Fence]) -> None:
+        self._metrics.settle_batch_size.observe(len(reports))
+        self._metrics.requeued.inc(len(requeued))
+        for report in reports:
+            if report.fence in settled:
+                self._metrics.settled.labels(report.outcome).inc()
+
+    async def _update_gauges(self) -> None:
+        self._metrics.running.set(len(self._backend.fences))
+
+    def _release(self, fence: Fence) -> None:
+        self._backend.release(fence)
+        self._killed.discard(fence)
+
+    async def _start_stranded(self, running: Mapping[Fence, ActiveActionRow]) -> None:
+        """Rows that are running and unknown here: their commit was lost sight of, so nothing has started."""
+        missing = [fence for fence in running if not self._backend.has(fence)]
+        for fence in missing:
+            self._backend.readopt(running[fence])
+        await self.launch_missing(missing)
+
+    def _on_background_done(self, task: asyncio.Task[None]) -> None:
+        self._background_tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("background work failed: %r", error)
+
+
+def fence_of(grant: GrantPayload) -> Fence:
+    return Fence(grant.id, grant.grant_no)
+
+
+def grant_of(row: ActiveActionRow) -> GrantPayload:
+    """A row that is granted or running, as its hint was."""
+    return GrantPayload.model_validate({key: row[key] for key in GrantPayload.model_fields})
+
+
+def _fence_of_row(row: ActiveActionRow) -> Fence:
+    return Fence(UUID(row["id"]), row["grant_no"])
+
+
+def _fence_bodies(fences: Iterable[Fence]) -> list[FencePayload]:
+    return [FencePayload(id=fence.action_id, grant_no=fence.grant_no) for fence in fences]
+
+
+def _run_body(report: AttemptReport) -> RunReport:
+    fence = report.fence
+    return RunReport(id=fence.action_id, grant_no=fence.grant_no, run_us=report.run_us, cpu_us=report.cpu_us)

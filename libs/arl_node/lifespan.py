@@ -1,0 +1,50 @@
+"""The process of any manager: what it starts and ends with, and when it is ready."""
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Protocol
+
+from fastapi import FastAPI
+
+from arl_kit.service_client import ServiceClient
+from arl_store.tx import PostgresStore
+from arl_store.wake import WakeNotifier
+
+__all__ = ["make_lifespan", "make_readiness_check"]
+
+
+class NodeManager(Protocol):
+    failed: str | None
+    """Why it can do nothing."""
+
+    @property
+    def fenced(self) -> str | None: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def make_lifespan(
+    manager: NodeManager, *, store: PostgresStore, service_client: ServiceClient, notifier: WakeNotifier
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        await service_client.start()
+        await notifier.start()
+        await manager.start()
+        yield
+        await manager.stop()
+        await notifier.stop()
+        await service_client.stop()
+        await store.close()
+
+    return lifespan
+
+
+def make_readiness_check(manager: NodeManager, *, store: PostgresStore) -> Callable[[float], Awaitable[str | None]]:
+    async def ready(within_s: float) -> str | None:
+        await store.ping(within_s=within_s)
+        return manager.failed or manager.fenced
+
+    return ready

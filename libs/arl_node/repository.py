@@ -1,0 +1,190 @@
+"""The statements that all managers share. Every edge names the node's epoch and the fence."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from sqlalchemy import TextClause, text
+
+from arl_core.domain.fence import Fence
+from arl_store.tx import ReadTx, Row, WriteTx
+
+__all__ = [
+    "ACTIVE_ON_NODE",
+    "GRANTED_TO_NODE",
+    "NodeNameTaken",
+    "fence_columns",
+    "load_statement",
+    "other_name_holder",
+    "refuse",
+    "register",
+    "reported_edge",
+    "settled_and_requeued",
+    "start_statement",
+]
+
+LOCK_NODE_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
+
+OTHER_NAME_HOLDER = text("""
+    select n.url, b.last_beat
+      from nodes as n
+      join node_beats as b on b.node_id = n.id
+     where n.name = :name
+       and n.url <> :url
+       and b.epoch <> :epoch
+       and greatest(b.last_beat, pg_postmaster_start_time()) > now() - make_interval(secs => :ttl_s)
+""")
+"""Another node whose lease counts under a name; a lease counts only time in which a beat was possible."""
+
+REGISTER = text("""
+    insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
+    values (:name, :kind, :url, :epoch, :driver, cast(:capacity as jsonb), cast(:topology as jsonb),
+            cast(:enforced as jsonb), cast(:templates as jsonb))
+        on conflict (name) do update
+       set url = excluded.url, epoch = excluded.epoch, driver = excluded.driver, capacity = excluded.capacity,
+           topology = excluded.topology, enforced = excluded.enforced, templates = excluded.templates,
+           registered_at = now()
+ returning id
+""")
+
+FIRST_BEAT = text("""
+    insert into node_beats (node_id, epoch, last_beat)
+    values (:node_id, :epoch, now())
+        on conflict (node_id) do update
+       set epoch = excluded.epoch, last_beat = now()
+""")
+
+GRANTED_TO_NODE = """with ours as (
+        select a.id
+          from actions as a
+          join unnest(cast(:ids as uuid[]), cast(:grant_nos as int[])) as g (id, grant_no) using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state = 'granted'
+         order by a.id
+           for no key update of a
+    )"""
+"""How a statement of a granted edge begins."""
+
+ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
+              from (select id, grant_no, state, amounts, amounts_seq, environment_id,
+                           cancel_requested_at is not null as cancel
+                      from actions
+                     where node_id = :node_id
+                       and node_epoch = :epoch
+                       and state in ('granted', 'running')) as g"""
+"""What a node holds by its rows, as its poll reads it."""
+
+_SPEC_COLUMNS = "s.timeout_s, s.payload::text as payload"
+
+_REPORTED_EDGE = """ours as (
+        select a.id, r.outcome, r.reason, r.run_us,
+               r.outcome = 'infra_error' and a.failures < a.retries and a.cancel_requested_at is null
+               and {may_run_again} as retry
+          from actions as a
+          join report as r using (id, grant_no)
+         where a.node_epoch = :epoch
+           and a.state in ('granted', 'running')
+         order by a.id
+           for no key update of a
+    ), edge as (
+        update actions as a
+           set state = case when ours.retry then 'queued' else 'settled' end,
+               outcome = case when ours.retry then null else ours.outcome end,
+               reason = ours.reason,
+               failures = a.failures + (ours.outcome = 'infra_error')::int,
+               admitted_xid = case when ours.retry then pg_current_xact_id() else a.admitted_xid end,
+               run_us = case when ours.retry then null else ours.run_us end,
+               settled_at = case when ours.retry then null else now() end
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.state, a.environment_id
+    )"""
+
+REFUSE = text(f"""
+    {GRANTED_TO_NODE}
+    update actions as a
+       set state = 'queued', reason = 'refused', admitted_xid = pg_current_xact_id()
+      from ours
+     where a.id = ours.id
+""")  # noqa: S608 - constants of this module
+
+
+def start_statement(extra_columns: str) -> TextClause:
+    """`granted -> running` of the fences that are granted to us, answered with their specs.
+
+    `more` begins with a comma: further columns, of `action_specs` `s`.
+    """
+    return text(f"""
+    {GRANTED_TO_NODE}, started as (
+        update actions as a
+           set state = 'running', started_at = now()
+          from ours
+         where a.id = ours.id
+     returning a.id, a.grant_no, a.cancel_requested_at is not null as cancel
+    )
+    select started.id, started.grant_no, started.cancel, {_SPEC_COLUMNS}{extra_columns}
+      from started
+      join action_specs as s using (id)
+""")  # noqa: S608 - constants of modules
+
+
+def load_statement(extra_columns: str) -> TextClause:
+    """Running rows of this node, as `start_statement` answers them."""
+    return text(f"""
+    select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS}{extra_columns}
+      from actions as a
+      join action_specs as s using (id)
+     where a.id = any(cast(:ids as uuid[]))
+       and a.node_epoch = :epoch
+       and a.state = 'running'
+""")  # noqa: S608 - constants of modules
+
+
+def settled_and_requeued(rows: Sequence[Row]) -> tuple[frozenset[Fence], frozenset[Fence]]:
+    """Of what a `reported_edge` answers: the fences that settled, and those that went back to the queue."""
+    settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
+    return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
+
+
+def reported_edge(is_retryable: str = "true") -> str:
+    """The parts `ours` and `edge` of a statement that settles its part `report`, or queues again what may have a retry.
+
+    `report` has id, grant_no, outcome, reason and run_us; `may_run_again` is a condition on actions `a` and report `r`.
+    """
+    return _REPORTED_EDGE.format(may_run_again=is_retryable)
+
+
+class NodeNameTaken(RuntimeError):
+    """Another node, at another address, lives under the name; two of one name would take each other's lease."""
+
+    def __init__(self, name: str, url: str) -> None:
+        super().__init__(
+            f"the node at {url} lives under the name {name}; give this one a name of its own (TANGRAM_NODE_NAME),"
+            " or stop that one first"
+        )
+
+
+async def other_name_holder(tx: ReadTx, node: Mapping[str, Any], *, ttl_s: float) -> Row | None:
+    """`url` and `last_beat` of another node that has the name by its lease."""
+    return await tx.first(OTHER_NAME_HOLDER, {key: node[key] for key in ("name", "url", "epoch")} | {"ttl_s": ttl_s})
+
+
+async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int:
+    """Make a node known under its epoch, with a first beat; its id. Raises NameTaken for the name of another."""
+    await tx.first(LOCK_NODE_NAME, {"name": node["name"]})
+    holder = await other_name_holder(tx, node, ttl_s=ttl_s)
+    if holder is not None:
+        raise NodeNameTaken(node["name"], holder.url)
+    row = await tx.first(REGISTER, dict(node))
+    if row is None:
+        raise RuntimeError("a node's upsert returned no row")
+    await tx.execute(FIRST_BEAT, {"node_id": row.id, "epoch": node["epoch"]})
+    return int(row.id)
+
+
+async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
+    return await tx.execute(REFUSE, {**fence_columns(fences), "epoch": epoch})
+
+
+def fence_columns(fences: Sequence[Fence]) -> dict[str, Any]:
+    return {"ids": [fence.action_id for fence in fences], "grant_nos": [fence.grant_no for fence in fences]}

@@ -1,0 +1,81 @@
+"""A node whose resources only count, slots of services and calls of endpoints, and where nothing outlives it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Generic
+from uuid import UUID
+
+from arl_core.capacity.ledger import ResourceLedger, fits
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Resources
+from arl_node.grants import ActiveActionRow, GrantLifecycle, ReportT, fence_of, grant_of
+from arl_wire.internal.admission import GrantPayload
+
+__all__ = ["SlotNode"]
+
+_LEDGER_NODE = 0
+
+
+class SlotNode(Generic[ReportT]):
+    """What `arl_node.grants.Hardware` asks of any such node; how it starts, runs and settles is its service's."""
+
+    _grants: GrantLifecycle[ReportT]
+
+    def __init__(self) -> None:
+        self._ledger = ResourceLedger()
+        self._resources_by_fence: dict[Fence, frozenset[str]] = {}
+        """What each holds some of."""
+
+    @property
+    def node_id(self) -> int:
+        return self._grants.node_id
+
+    @property
+    def epoch(self) -> UUID:
+        return self._grants.epoch
+
+    @property
+    def fenced(self) -> str | None:
+        return self._grants.fenced
+
+    async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
+        """A copy of granted rows."""
+        await self._grants.accept_grants(grants, epoch=epoch)
+
+    @property
+    def fences(self) -> frozenset[Fence]:
+        return frozenset(self._resources_by_fence)
+
+    def has(self, fence: Fence) -> bool:
+        return fence in self._resources_by_fence
+
+    def allocate(self, grant: GrantPayload) -> bool:
+        if not fits(grant.amounts, self._ledger.available(_LEDGER_NODE)):
+            return False
+        self._allocate(grant)
+        return True
+
+    def readopt(self, row: ActiveActionRow) -> None:
+        self._allocate(grant_of(row))
+
+    def release(self, fence: Fence) -> None:
+        self._resources_by_fence.pop(fence, None)
+        self._ledger.release(fence)
+
+    def on_settled(self, report: ReportT) -> None:
+        """What is counted is all that it held."""
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Nobody but this process keeps reports."""
+
+    def set_capacity(self, capacity: Resources) -> None:
+        """From now on."""
+        self._ledger.set_capacity(_LEDGER_NODE, capacity)
+
+    @property
+    def capacity(self) -> Resources:
+        return self._ledger.capacity(_LEDGER_NODE)
+
+    def _allocate(self, grant: GrantPayload) -> None:
+        fence = fence_of(grant)
+        self._resources_by_fence[fence] = frozenset(grant.amounts)
+        self._ledger.allocate(fence, _LEDGER_NODE, grant.amounts)

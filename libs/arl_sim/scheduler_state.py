@@ -1,0 +1,238 @@
+"""What the scheduler would know, kept event by event as its index keeps it: who waits, who holds what and where."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from arl_core.capacity.ledger import ResourceLedger, fits
+from arl_core.capacity.running_index import RunningIndex
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
+    ActionClass,
+    Grant,
+    NodeResources,
+    PinnedEnvironment,
+    QueuedAction,
+    ResidentService,
+    Resources,
+    ResourceShape,
+    RunningAction,
+    SchedulingPlan,
+    TrajectoryName,
+    TrajectoryPod,
+)
+from arl_core.durations.curves import CurveCache, DurationModel
+from arl_core.policies.policy import SchedulingPolicy
+from arl_core.queue.fairness import ShareAccounting, total_resources
+from arl_core.queue.queue_index import QueueIndex
+
+__all__ = ["OverbookedError", "SimSchedulerState"]
+
+
+class OverbookedError(AssertionError):
+    """A policy gave more than there is."""
+
+
+@dataclass(slots=True)
+class _SimEnvironment:
+    environment_id: UUID
+    node: int | None = None
+    is_busy: bool = False
+
+
+class SimSchedulerState:
+    """Raises `Overbooked` at whatever would hold more than its node has, on any resource."""
+
+    def __init__(self, policy: SchedulingPolicy, nodes: Iterable[NodeResources], estimates: DurationModel) -> None:
+        self._policy = policy
+        self._curves = CurveCache(estimates)
+        self._accounts = ShareAccounting()
+        self._pools = {pool.node: pool for pool in nodes}
+        self._ledger = ResourceLedger()
+        for node, pool in self._pools.items():
+            self._ledger.set_capacity(node, pool.capacity)
+        self._accounts.total = total_resources(pool.capacity for pool in self._pools.values())
+        self._stale: set[int] = set()
+        self._queue = QueueIndex()
+        self._queued: dict[UUID, QueuedAction] = {}
+        self._running = RunningIndex()
+        self._devices: dict[UUID, tuple[int, ...]] = {}
+        self._environments: dict[TrajectoryName, _SimEnvironment] = {}
+        self._environment_of: dict[UUID, TrajectoryName] = {}
+        self._pods: dict[TrajectoryName, TrajectoryPod] = {}
+
+    @property
+    def queued_count(self) -> int:
+        return len(self._queued)
+
+    def capacity(self, node: int) -> Resources:
+        return self._pools[node].capacity
+
+    def queued_action(self, action_id: UUID) -> QueuedAction:
+        return self._queued[action_id]
+
+    def allocated_resources(self, node: int, action_id: UUID) -> Resources | None:
+        """What a running action holds by its last grant or resize; None if it does not run."""
+        running = self._running.on_node(node).get(action_id)
+        return running.resources if running is not None else None
+
+    def submit(self, action: QueuedAction, *, environment: UUID | None) -> None:
+        """`environment` names the one it runs in; made by the first action that is granted in it."""
+        if environment is not None and action.trajectory is not None:
+            home = self._environments.setdefault(action.trajectory, _SimEnvironment(environment))
+            self._environment_of[action.id] = action.trajectory
+            action = action._replace(environment=PinnedEnvironment(environment, home.node))
+        self._queued[action.id] = action
+        self._queue.add(action)
+        self._accounts.record_queued(action.task, action.cls.demand.minimum)
+
+    def apply_grant(self, grant: Grant, *, now: float) -> bool:
+        """Whether its service was resident on the granted devices already, where it is one of devices."""
+        action = self._queued.pop(grant.fence.action_id)
+        self._queue.discard(action.id)
+        name = self._environment_of.get(action.id)
+        held = self._policy.action_allocation(grant.resources, in_environment=name is not None, in_pod=False)
+        self._allocate(action.id, grant.node, held)
+        if name is not None:
+            self._enter_environment(self._environments[name], grant)
+            self._pods[name] = TrajectoryPod(grant.node, is_busy=True)
+        running = RunningAction(
+            fence=grant.fence,
+            cls=action.cls,
+            node=grant.node,
+            resources=grant.resources,
+            granted=now,
+            task=action.task,
+            started=now,
+            allocated_since=now,
+            in_environment=name is not None,
+        )
+        self._running.add(running)
+        share_s = self._curves.share_s(action.cls, grant.resources, self._accounts.total)
+        self._accounts.record_granted(action.id, action.task, share_s, grant.resources)
+        return self._occupy_devices(grant, action, now=now) if action.cls.shape is ResourceShape.GROUP else True
+
+    def begin_resize(self, fence: Fence, node: int, resources: Resources) -> None:
+        """Until it is confirmed the action holds the larger of both."""
+        running = self._running.on_node(node)[fence.action_id]
+        larger = {name: max(amount, running.resources.get(name, 0)) for name, amount in resources.items()}
+        self._update_allocation(running, larger)
+        self._running.add(running._replace(resizing_to=resources))
+
+    def end_resize(self, fence: Fence, node: int, *, now: float) -> None:
+        """From now on it holds what it was to have."""
+        running = self._running.on_node(node)[fence.action_id]
+        if running.resizing_to is None or running.cls is None:
+            return
+        worked = (now - running.allocated_since) / max(
+            _LEAST_S, self._curves.expected_s(running.cls, running.resources)
+        )
+        left = max(0.0, running.remaining_work - worked)
+        running = running._replace(
+            resources=running.resizing_to, resizing_to=None, allocated_since=now, remaining_work=left
+        )
+        self._update_allocation(running, running.resources)
+        self._running.add(running)
+
+    def release(self, node: int, action_id: UUID, *, now: float) -> None:
+        """It ended. Its environment stays."""
+        running = self._running.on_node(node)[action_id]
+        self._running.discard(action_id)
+        self._settle_share(running, now)
+        self._ledger.release(action_id)
+        self._stale.add(node)
+        name = self._environment_of.pop(action_id, None)
+        if name is not None:
+            self._environments[name].is_busy = False
+            self._pods[name] = TrajectoryPod(node, is_busy=False)
+        devices = self._devices.pop(action_id, ())
+        if devices:
+            pool = self._pools[node]
+            free = tuple(sorted(pool.available_devices + devices))
+            resident = tuple(replace(r, used_at=now) if r.devices == devices else r for r in pool.resident_services)
+            self._pools[node] = replace(pool, available_devices=free, resident_services=resident)
+
+    def end_environment(self, name: TrajectoryName) -> None:
+        home = self._environments.pop(name, None)
+        self._pods.pop(name, None)
+        if home is not None and home.node is not None:
+            self._ledger.release(home.environment_id)
+            pool = self._pools[home.node]
+            self._pools[home.node] = replace(pool, environments=pool.environments - 1)
+            self._stale.add(home.node)
+
+    def invalidate_estimates(self, cls: ActionClass) -> None:
+        """What is expected of its actions may have changed."""
+        self._curves.invalidate(cls.key)
+
+    def plan(self, policy: SchedulingPolicy, *, now: float) -> SchedulingPlan:
+        """One round."""
+        plan = policy.plan(self.snapshot(now=now))
+        self._running.mark_clean(except_nodes=plan.watched_nodes, reserved=plan.reserved)
+        return plan
+
+    def snapshot(self, *, now: float) -> CellSnapshot:
+        self._curves.now = now
+        for node in self._stale:
+            self._pools[node] = replace(self._pools[node], available=self._ledger.available(node))
+        self._stale.clear()
+        return CellSnapshot(
+            now=now,
+            queue=self._queue,
+            nodes=self._pools,
+            running=self._running,
+            pods=self._pods if self._policy.has_pods else {},
+            curves=self._curves,
+            shares=self._accounts.shares,
+            total=self._accounts.total,
+        )
+
+    def _allocate(self, holder: UUID, node: int, resources: Resources) -> None:
+        self._ledger.release(holder)
+        if not fits(resources, self._ledger.available(node)):
+            raise OverbookedError(
+                f"node {node} has {self._ledger.available(node)} free and is to give {dict(resources)}"
+            )
+        self._ledger.allocate(holder, node, resources)
+        self._stale.add(node)
+
+    def _enter_environment(self, environment: _SimEnvironment, grant: Grant) -> None:
+        if environment.is_busy:
+            raise OverbookedError(f"two actions at once in environment {environment.environment_id}")
+        environment.is_busy = True
+        if environment.node is None:
+            environment.node = grant.node
+            self._allocate(environment.environment_id, grant.node, self._policy.environment_allocation(grant.resources))
+            pool = self._pools[grant.node]
+            self._pools[grant.node] = replace(pool, environments=pool.environments + 1)
+
+    def _occupy_devices(self, grant: Grant, action: QueuedAction, *, now: float) -> bool:
+        """Put the action's service on its devices; what shared one of them is not resident any more."""
+        pool = self._pools[grant.node]
+        if len(grant.devices) != grant.resources["gpu"] or not set(grant.devices) <= set(pool.available_devices):
+            raise OverbookedError(f"devices {grant.devices} are to be given and {pool.available_devices} are free")
+        self._devices[action.id] = grant.devices
+        free = tuple(device for device in pool.available_devices if device not in grant.devices)
+        service = action.cls.service
+        if service is None:
+            self._pools[grant.node] = replace(pool, available_devices=free)
+            return True
+        there = any(r.service.name == service.name and r.devices == grant.devices for r in pool.resident_services)
+        others = tuple(r for r in pool.resident_services if not set(r.devices) & set(grant.devices))
+        resident = (*others, ResidentService(service, grant.devices, used_at=now))
+        self._pools[grant.node] = replace(pool, available_devices=free, resident_services=resident)
+        return there
+
+    def _update_allocation(self, running: RunningAction, resources: Resources) -> None:
+        at_home = running.fence.action_id in self._environment_of
+        held = self._policy.action_allocation(resources, in_environment=at_home, in_pod=False)
+        self._allocate(running.fence.action_id, running.node, held)
+
+    def _settle_share(self, running: RunningAction, now: float) -> None:
+        id, held_s = running.fence.action_id, now - running.granted
+        self._accounts.record_released(id, running.task, running.resources, allocated_s=held_s)
+        self._accounts.shares.remove_action(running.task)
+
+
+_LEAST_S = 1e-9

@@ -1,0 +1,39 @@
+"""Ids as the database's driver reads them."""
+
+import os
+import threading
+import time
+from uuid import UUID
+
+from asyncpg.pgproto import pgproto
+
+__all__ = ["parse_uuid", "to_driver_uuid", "uuid7"]
+
+
+def to_driver_uuid(id: UUID) -> UUID:
+    """Equal, and hashed once instead of at each look-up: the standard library's hashes in Python, 0.2 µs each time."""
+    return id if type(id) is pgproto.UUID else pgproto.UUID(id.bytes)
+
+
+def parse_uuid(text: str) -> UUID:
+    """Raises ValueError."""
+    found: UUID = pgproto.UUID(text)
+    return found
+
+
+_stamp_lock = threading.Lock()
+_last_stamp = 0
+
+
+def uuid7() -> UUID:
+    """48 bits of milliseconds, then a 12-bit counter (method 1 of §6.2), then 62 random bits.
+
+    A counter that overflows borrows from the milliseconds, so that order holds above 4096 a millisecond.
+    """
+    global _last_stamp
+    with _stamp_lock:
+        _last_stamp = max(_last_stamp + 1, (time.time_ns() // 1_000_000) << 12)
+        stamp = _last_stamp
+    random = int.from_bytes(os.urandom(8)) & ((1 << 62) - 1)
+    value = (stamp >> 12) << 80 | 0x7 << 76 | (stamp & 0xFFF) << 64 | 0b10 << 62 | random
+    return UUID(int=value)

@@ -1,0 +1,89 @@
+"""What the clients do for administrators: keys, queues, projects and nodes."""
+
+from urllib.parse import quote
+
+from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
+from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
+from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
+from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
+from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.admin.projects import ChangeProjectRequest, Project, ProjectListResponse
+from arl_wire.admin.queues import ChangeQueueRequest, Queue, QueueListResponse
+
+__all__ = [
+    "change_node",
+    "change_project",
+    "change_queue",
+    "create_key",
+    "list_keys",
+    "list_nodes",
+    "list_projects",
+    "list_queues",
+    "list_stragglers",
+    "plan_capacity",
+    "remove_node",
+    "revoke_key",
+]
+
+
+def list_nodes(*, retry_timeout_s: float) -> Operation[NodeListResponse]:
+    call = SdkRequest(method="GET", path="/v1/admin/nodes")
+    return NodeListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def create_key(request: CreateKeyRequest) -> Operation[CreateKeyResponse]:
+    """Sent once: a second try could not show the key that the first one made."""
+    call = SdkRequest(method="POST", path="/v1/admin/keys", body=request)
+    return CreateKeyResponse.model_validate_json((yield from call_with_retry(call, 0.0)))
+
+
+def list_keys(*, retry_timeout_s: float) -> Operation[list[ApiKey]]:
+    """Newest first, all pages."""
+    return (yield from list_all_pages("/v1/admin/keys", {}, KeyListResponse, retry_timeout_s))
+
+
+def revoke_key(id: int, *, retry_timeout_s: float) -> Operation[ApiKey]:
+    call = SdkRequest(method="DELETE", path=f"/v1/admin/keys/{id}")
+    return ApiKey.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def list_queues(*, retry_timeout_s: float) -> Operation[list[Queue]]:
+    """In order of their making, all pages."""
+    return (yield from list_all_pages("/v1/admin/queues", {}, QueueListResponse, retry_timeout_s))
+
+
+def change_queue(task: str, request: ChangeQueueRequest, *, retry_timeout_s: float) -> Operation[Queue]:
+    call = SdkRequest(method="PATCH", path=f"/v1/admin/queues/{quote(task, safe='')}", body=request, send_null=True)
+    return Queue.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def list_projects(*, retry_timeout_s: float) -> Operation[list[Project]]:
+    """In order of their making, all pages."""
+    return (yield from list_all_pages("/v1/admin/projects", {}, ProjectListResponse, retry_timeout_s))
+
+
+def change_project(name: str, request: ChangeProjectRequest, *, retry_timeout_s: float) -> Operation[Project]:
+    call = SdkRequest(method="PATCH", path=f"/v1/admin/projects/{quote(name, safe='')}", body=request)
+    return Project.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def change_node(name: str, request: ChangeNodeRequest, *, retry_timeout_s: float) -> Operation[NodeInfo]:
+    call = SdkRequest(method="PATCH", path=f"/v1/admin/nodes/{quote(name, safe='')}", body=request)
+    return NodeInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def remove_node(name: str, *, retry_timeout_s: float) -> Operation[None]:
+    yield from call_with_retry(
+        SdkRequest(method="DELETE", path=f"/v1/admin/nodes/{quote(name, safe='')}"), retry_timeout_s
+    )
+
+
+def plan_capacity(question: CapacityPlanQuery, *, retry_timeout_s: float) -> Operation[CapacityPlan]:
+    query = question.model_dump(exclude_defaults=True)
+    call = SdkRequest(method="GET", path="/v1/admin/plan", query=query)
+    return CapacityPlan.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def list_stragglers(*, retry_timeout_s: float) -> Operation[list[StragglerInfo]]:
+    call = SdkRequest(method="GET", path="/v1/admin/stragglers")
+    return StragglerListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).items

@@ -1,0 +1,108 @@
+"""Many actions in few requests, as operations: those that start each by itself, and those that start together."""
+
+from collections.abc import Generator, Iterable, Sequence
+from uuid import UUID, uuid4
+
+from pydantic import ValidationError
+
+from arl_tangram.operations import (
+    FIRST_RETRY_DELAY_S,
+    MAX_BATCH_ITEMS,
+    MAX_RETRY_DELAY_S,
+    RETRYABLE_STATUSES,
+    BatchRefused,
+    Operation,
+    RetryDelay,
+    SdkRequest,
+    SdkResponse,
+    call_with_retry,
+)
+from arl_tangram.options import to_validation_failed
+from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.actions.batches import BatchItemResult, SubmitBatchRequest, SubmitBatchResponse
+from arl_wire.errors import TangramError, error_from_problem
+
+__all__ = ["submit_gang", "submit_many"]
+
+MAX_BATCH_BYTES = 32 << 20
+"""Half of what a gateway takes."""
+
+
+def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: float) -> Operation[list[UUID]]:
+    """Ids in the order of `actions`. Raises `BatchRefused` if any was refused; the others run."""
+    accepted: dict[int, UUID] = {}
+    refused: dict[int, TangramError] = {}
+    for start, end in _split_batches(actions):
+        batch = SubmitBatchRequest(actions=list(actions[start:end]))
+        try:
+            items = yield from _submit_batch(batch, retry_timeout_s)
+        except TangramError as error:
+            if not accepted:
+                raise
+            # Or nobody would know the ids of those that run.
+            refused |= dict.fromkeys(range(start, len(actions)), error)
+            break
+        for index, item in enumerate(items, start):
+            if item.problem is not None:
+                refused[index] = error_from_problem(item.problem)
+            elif item.id is not None:
+                accepted[index] = item.id
+    if refused:
+        raise BatchRefused(accepted, refused)
+    return [accepted[index] for index in range(len(actions))]
+
+
+def _split_batches(actions: Sequence[SubmitActionRequest]) -> Iterable[tuple[int, int]]:
+    """Where each begins and ends: as many as one request may have, in number and in bytes."""
+    start = size = 0
+    for index, action in enumerate(actions):
+        large = _estimate_bytes(action)
+        if index > start and (index - start == MAX_BATCH_ITEMS or size + large > MAX_BATCH_BYTES):
+            yield start, index
+            start, size = index, 0
+        size += large
+    if start < len(actions):
+        yield start, len(actions)
+
+
+def _estimate_bytes(action: SubmitActionRequest) -> int:
+    """About, in JSON, of what can be large. Files are in base64 there."""
+    texts = (action.source or "", action.command or "", action.stdin, *(action.argv or ()), *action.env.values())
+    items = sum(item.characters for item in action.items)
+    return 1000 + 2 * (sum(map(len, texts)) + items) + sum(4 * len(content) // 3 for content in action.files.values())
+
+
+def submit_gang(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: float) -> Operation[list[UUID]]:
+    """Ids in the order of `actions`. Raises `BatchRefused`, and then none of them runs."""
+    try:
+        gang = SubmitBatchRequest(actions=list(actions), gang=True)
+    except ValidationError as error:
+        raise to_validation_failed(error) from None
+    items = yield from _submit_batch(gang, retry_timeout_s)
+    refused = {at: error_from_problem(item.problem) for at, item in enumerate(items) if item.problem is not None}
+    if refused:
+        raise BatchRefused({}, refused)
+    return [item.id for item in items if item.id is not None]
+
+
+def _submit_batch(
+    batch: SubmitBatchRequest, retry_timeout_s: float
+) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, list[BatchItemResult]]:
+    """Sent again under the same key while any item's answer is to come back later; accepted ones stay what they are."""
+    call = SdkRequest(
+        method="POST",
+        path="/v1/actions:batch",
+        body=batch,
+        headers={"idempotency-key": uuid4().hex},
+    )
+    waited, pause = 0.0, FIRST_RETRY_DELAY_S
+    while True:
+        items = SubmitBatchResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).items
+        later = any(item.problem is not None and item.problem.status in RETRYABLE_STATUSES for item in items)
+        if not later or waited >= retry_timeout_s:
+            return items
+        asked = [item.problem.retry_after_s or 0 for item in items if item.problem is not None]
+        seconds = max(pause, *asked)
+        yield RetryDelay(seconds)
+        waited += seconds
+        pause = min(pause * 2, MAX_RETRY_DELAY_S)

@@ -1,0 +1,1 @@
+"""Commands for operators: keys, queues, projects, nodes, capacity."""

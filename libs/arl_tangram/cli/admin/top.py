@@ -1,0 +1,84 @@
+"""`top`: what runs and what waits, looked at again and again."""
+
+import time
+from contextlib import suppress
+from typing import Annotated
+
+import typer
+from rich.console import Group, RenderableType
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.admin.nodes import node_table
+from arl_tangram.cli.local_state import DirOption
+from arl_tangram.cli.output import stdout
+from arl_tangram.client import Tangram
+from arl_wire.actions.explanations import StragglerInfo
+from arl_wire.admin.queues import Queue
+from arl_wire.errors import Unavailable
+
+__all__ = ["register", "stragglers_table"]
+
+MAX_QUEUES_SHOWN = 30
+MAX_STRAGGLERS_SHOWN = 10
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(top)
+
+
+def top(
+    directory: DirOption,
+    every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
+    once: Annotated[bool, typer.Option("--once", help="Look once and return.")] = False,
+) -> None:
+    """Show what nodes hold, what waits, and what runs far too long. Needs a key with `admin:read`; Ctrl-C ends it."""
+    with connected_client(directory) as tangram:
+        if once or not stdout.is_terminal:
+            stdout.print(_render(tangram))
+            return
+        with Live(_render(tangram), console=stdout, screen=True, auto_refresh=False) as live:
+            while True:
+                time.sleep(every_s)
+                live.update(_render(tangram), refresh=True)
+
+
+def _render(tangram: Tangram) -> RenderableType:
+    nodes, queues = tangram.nodes(), tangram.queues()
+    capacity = sum(node.capacity.get("cpu_milli", 0) for node in nodes.items if node.alive)
+    held = sum(node.held_cpu_milli for node in nodes.items if node.alive)
+    waiting, running = sum(queue.waiting for queue in queues), sum(queue.running for queue in queues)
+    summary = f"{held / 1000:g} of {capacity / 1000:g} cores given to {running} actions · {waiting} waiting"
+    shown: list[RenderableType] = [Text(summary), Text(), node_table(nodes), Text(), _queue_table(queues)]
+    with suppress(Unavailable):
+        if stragglers := tangram.stragglers():
+            shown += [Text(), stragglers_table(stragglers)]
+    return Group(*shown)
+
+
+def stragglers_table(stragglers: list[StragglerInfo]) -> Table:
+    """Those that run far longer than others like them."""
+    table = Table(box=None, pad_edge=False)
+    for heading in ("straggler", "task", "node", "runs for", "limit"):
+        table.add_column(heading, justify="right" if heading in ("runs for", "limit") else "left")
+    for each in stragglers[:MAX_STRAGGLERS_SHOWN]:
+        times = (f"{each.elapsed_s:.0f} s", f"{each.limit_s:.1f} s")
+        table.add_row(str(each.id), each.task, each.node or "-", *times)
+    if len(stragglers) > MAX_STRAGGLERS_SHOWN:
+        table.add_row(f"… {len(stragglers) - MAX_STRAGGLERS_SHOWN} more", "", "", "", "")
+    return table
+
+
+def _queue_table(queues: list[Queue]) -> Table:
+    table = Table(box=None, pad_edge=False)
+    for heading in ("task", "waiting", "running", "state"):
+        table.add_column(heading, justify="right" if heading in ("waiting", "running") else "left")
+    busiest = sorted(queues, key=lambda queue: (-queue.waiting - queue.running, queue.task))
+    for queue in busiest[:MAX_QUEUES_SHOWN]:
+        table.add_row(queue.task, str(queue.waiting), str(queue.running), "paused" if queue.paused else "open")
+    if len(busiest) > MAX_QUEUES_SHOWN:
+        table.add_row(f"… {len(busiest) - MAX_QUEUES_SHOWN} more", "", "", "")
+    return table

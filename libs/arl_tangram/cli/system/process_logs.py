@@ -1,0 +1,80 @@
+"""`logs`: what the processes wrote."""
+
+import json
+import sys
+import time
+from collections import deque
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from arl_tangram.cli.local_state import DirOption, LocalState
+from arl_tangram.cli.output import EXIT_NOT_RUNNING, EXIT_USAGE, FormatOption, OutputFormat, fail
+
+__all__ = ["register"]
+
+_POLL_INTERVAL_S = 0.2
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command of this module."""
+    app.command()(logs)
+
+
+def logs(
+    directory: DirOption,
+    service: Annotated[str | None, typer.Argument(help="One process; default all.")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is being written.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines of each.")] = 50,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Show the logs of the services, of Postgres and of the supervisor."""
+    known = LocalState(directory).logs()
+    if not known:
+        fail(f"nothing was ever started in {directory}", EXIT_NOT_RUNNING)
+    if service is not None and service not in known:
+        fail(f"there is no log of {service!r}; there are {', '.join(known)}", EXIT_USAGE)
+    chosen = [service] if service else list(known)
+    followed = [_LogTail(name, known[name], prefixed=len(chosen) > 1, output=output) for name in chosen]
+    try:
+        for log in followed:
+            log.print_last(lines)
+        while follow:
+            time.sleep(_POLL_INTERVAL_S)
+            for log in followed:
+                log.print_new()
+    except (KeyboardInterrupt, BrokenPipeError):
+        sys.stderr.close()  # nobody is left to read a complaint about the closed pipe
+
+
+class _LogTail:
+    """One log file, and how far it has been shown."""
+
+    def __init__(self, name: str, path: Path, *, prefixed: bool, output: OutputFormat) -> None:
+        self._name = name
+        self._path = path
+        self._prefix = f"{name} | " if prefixed else ""
+        self._output = output
+        self._offset = 0
+
+    def print_last(self, lines: int) -> None:
+        with self._path.open("rb") as file:
+            self._print_lines(deque(file, maxlen=lines))
+            self._offset = file.tell()
+
+    def print_new(self) -> None:
+        """A file that has become shorter was emptied: it is read from its beginning."""
+        size = self._path.stat().st_size
+        if size == self._offset:
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset if size > self._offset else 0)
+            self._print_lines(deque(file))
+            self._offset = file.tell()
+
+    def _print_lines(self, lines: deque[bytes]) -> None:
+        for line in lines:
+            text = line.decode(errors="replace").rstrip("\n")
+            shown = {"service": self._name, "line": text} if self._output is OutputFormat.JSON else None
+            print(json.dumps(shown) if shown else self._prefix + text, flush=True)

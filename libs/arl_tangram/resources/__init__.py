@@ -1,0 +1,1 @@
+"""Operations of the SDK by resource: reward services, endpoints, queues, files, output."""

@@ -1,0 +1,122 @@
+"""Calls of external APIs, for both clients: by way of a broker that shares their quotas among all jobs."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack
+
+from pydantic import ValidationError
+
+from arl_core.domain.states import ActionOutcome
+from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run
+from arl_tangram.options import check_option_names, invalid_field, to_validation_failed
+from arl_tangram.timeouts import with_timeout
+from arl_wire.actions.action import Action, SubmitActionRequest
+from arl_wire.calls import CallResponse, Endpoint, EndpointListResponse
+
+__all__ = ["AsyncEndpointMethods", "CallOptions", "EndpointMethods", "call_action", "response_of"]
+
+Value = TypeVar("Value")
+REQUEST_FIELDS = frozenset({"method", "query", "headers", "json_body", "body"})
+
+
+class CallOptions(TypedDict, total=False):
+    """The fields of `SubmitAction` that an action of kind `call` has, and those of its request."""
+
+    method: str
+    """GET where there is no body, else POST."""
+    query: Mapping[str, str | Sequence[str]]
+    headers: Mapping[str, str]
+    json_body: Any
+    """Sent as JSON; instead of `body`."""
+    body: str
+    task: str
+    trajectory: str | None
+    profile: str
+    """What is asked there, where the endpoint's name does not say how long it takes."""
+    step: int
+    timeout_s: float
+    priority: int
+    deadline_s: float
+    retries: int
+    idempotent: bool
+    """It may be sent again where it is not known whether it was carried out."""
+    labels: Mapping[str, str]
+
+
+def call_action(endpoint: str, path: str = "", **options: Unpack[CallOptions]) -> SubmitActionRequest:
+    """The action that sends this request. Raises `ValidationFailed` naming the field."""
+    check_option_names(options, CallOptions.__annotations__)
+    given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    request = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}
+    has_body = not request.keys().isdisjoint(("json_body", "body"))
+    request = {"path": path, "method": "POST" if has_body else "GET", **request}
+    try:
+        return SubmitActionRequest.model_validate(
+            {"task": "call", **given, "kind": "call", "endpoint": endpoint, "request": request}
+        )
+    except ValidationError as error:
+        raise to_validation_failed(error) from None
+
+
+def response_of(action: Action) -> CallResponse:
+    """What was answered, an error of the request (4xx) too. Raises `ActionFailed` where it was our trouble or theirs.
+
+    That is an `infra_error`, for instance: the endpoint has too much to do, or does not like our key.
+    """
+    response = action.result.response if action.result is not None else None
+    if response is None or action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_ERROR):
+        raise ActionFailed(action)
+    return response
+
+
+class EndpointMethods:
+    _retry_timeout_s: float
+
+    def call(
+        self, endpoint: str, path: str = "", *, wait_timeout_s: float | None = None, **options: Unpack[CallOptions]
+    ) -> CallResponse:
+        """Send a request and wait for the answer, whatever its status below 500 is.
+
+        Raises `ActionFailed` where there is none, and `WaitTimeout` where it goes on after `wait_timeout_s`.
+        """
+        return self._run(_call_endpoint(call_action(endpoint, path, **options), wait_timeout_s, self._retry_timeout_s))
+
+    def endpoints(self) -> list[Endpoint]:
+        """The external APIs that brokers have."""
+        return self._run(_list_endpoints(self._retry_timeout_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+class AsyncEndpointMethods:
+    """What each method does is said at `Endpoints`."""
+
+    _retry_timeout_s: float
+
+    async def call(
+        self, endpoint: str, path: str = "", *, wait_timeout_s: float | None = None, **options: Unpack[CallOptions]
+    ) -> CallResponse:
+        return await self._run(
+            _call_endpoint(call_action(endpoint, path, **options), wait_timeout_s, self._retry_timeout_s)
+        )
+
+    async def endpoints(self) -> list[Endpoint]:
+        return await self._run(_list_endpoints(self._retry_timeout_s))
+
+    @abstractmethod
+    async def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+def _call_endpoint(
+    action: SubmitActionRequest, wait_timeout_s: float | None, retry_timeout_s: float
+) -> Operation[CallResponse]:
+    if wait_timeout_s is not None and not wait_timeout_s > 0:
+        raise invalid_field("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
+    waiting = run(action, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
+    return response_of((yield from with_timeout(waiting, wait_timeout_s)))
+
+
+def _list_endpoints(retry_timeout_s: float) -> Operation[list[Endpoint]]:
+    content = yield from call_with_retry(SdkRequest(method="GET", path="/v1/endpoints"), retry_timeout_s)
+    return EndpointListResponse.model_validate_json(content).items

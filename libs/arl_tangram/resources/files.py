@@ -1,0 +1,172 @@
+"""File trees of kept environments and their snapshots, for both clients. Archives are packed and unpacked here."""
+
+import tarfile
+import tempfile
+from abc import abstractmethod
+from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
+from arl_wire.environments.environment import SnapshotInfo, SnapshotListResponse
+from arl_wire.environments.files import FileEntry, FileListResponse, UploadArchiveResponse
+
+__all__ = ["AsyncFileMethods", "FileMethods"]
+
+Value = TypeVar("Value")
+TRANSFER_TIMEOUT_S = 900.0
+"""Its turn among the environment's actions, and the time that a transfer may take."""
+
+
+class FileMethods:
+    """Paths are below the working directory; an empty one is all of it. Each has its turn among the actions there."""
+
+    _retry_timeout_s: float
+
+    def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]:
+        """What is in a directory, in the order of names."""
+        return self._run(_list_files(id, path, recursive, self._retry_timeout_s))
+
+    def upload_archive(self, id: UUID, archive: Path | str, path: str = "") -> UploadArchiveResponse:
+        """Unpack a tar archive there, plain or gzip. Where a member cannot be, those before it are there."""
+        return self._run(_upload(id, Path(archive), path, self._retry_timeout_s))
+
+    def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse:
+        """What is in it, its files, directories and links, beside what is there already."""
+        with _pack(Path(directory)) as archive:
+            return self._run(_upload(id, archive, path, self._retry_timeout_s))
+
+    def download_archive(self, id: UUID, target: Path | str, path: str = "") -> None:
+        """A directory, or a file, as a tar archive."""
+        self._run(_download(id, Path(target), path, self._retry_timeout_s))
+
+    def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None:
+        """Unpacked into `target`. Raises `tarfile.FilterError` for links that would lead out of it."""
+        with _temporary_archive() as archive:
+            self._run(_download(id, archive, path, self._retry_timeout_s))
+            _unpack(archive, Path(target))
+
+    def snapshot(self, id: UUID) -> SnapshotInfo:
+        """Keep all that was written in an environment; `CreateEnvironment.snapshot` makes others begin with it."""
+        return self._run(_take_snapshot(id, self._retry_timeout_s))
+
+    def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
+        """Newest first, all pages."""
+        return self._run(_list_snapshots(task, self._retry_timeout_s))
+
+    def delete_snapshot(self, id: UUID) -> None:
+        """What began with it goes on."""
+        self._run(_delete_snapshot(id, self._retry_timeout_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+class AsyncFileMethods:
+    """What each method does is said at `Trees`."""
+
+    _retry_timeout_s: float
+
+    async def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]:
+        return await self._run(_list_files(id, path, recursive, self._retry_timeout_s))
+
+    async def upload_archive(self, id: UUID, archive: Path | str, path: str = "") -> UploadArchiveResponse:
+        return await self._run(_upload(id, Path(archive), path, self._retry_timeout_s))
+
+    async def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse:
+        with _pack(Path(directory)) as archive:
+            return await self._run(_upload(id, archive, path, self._retry_timeout_s))
+
+    async def download_archive(self, id: UUID, target: Path | str, path: str = "") -> None:
+        await self._run(_download(id, Path(target), path, self._retry_timeout_s))
+
+    async def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None:
+        with _temporary_archive() as archive:
+            await self._run(_download(id, archive, path, self._retry_timeout_s))
+            _unpack(archive, Path(target))
+
+    async def snapshot(self, id: UUID) -> SnapshotInfo:
+        return await self._run(_take_snapshot(id, self._retry_timeout_s))
+
+    async def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
+        return await self._run(_list_snapshots(task, self._retry_timeout_s))
+
+    async def delete_snapshot(self, id: UUID) -> None:
+        await self._run(_delete_snapshot(id, self._retry_timeout_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Awaitable[Value]: ...
+
+
+def _list_files(id: UUID, path: str, recursive: bool, retry_timeout_s: float) -> Operation[list[FileEntry]]:
+    query = {"recursive": int(recursive), **_path_query(path)}
+    return (yield from list_all_pages(f"/v1/environments/{id}/files", query, FileListResponse, retry_timeout_s))
+
+
+def _upload(id: UUID, archive: Path, path: str, retry_timeout_s: float) -> Operation[UploadArchiveResponse]:
+    call = SdkRequest(
+        method="PUT",
+        path=f"/v1/environments/{id}/archive",
+        query=_path_query(path),
+        upload=archive,
+        timeout_s=TRANSFER_TIMEOUT_S,
+    )
+    return UploadArchiveResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def _download(id: UUID, target: Path, path: str, retry_timeout_s: float) -> Operation[None]:
+    call = SdkRequest(
+        method="GET",
+        path=f"/v1/environments/{id}/archive",
+        query=_path_query(path),
+        download=target,
+        timeout_s=TRANSFER_TIMEOUT_S,
+    )
+    yield from call_with_retry(call, retry_timeout_s)
+
+
+def _take_snapshot(id: UUID, retry_timeout_s: float) -> Operation[SnapshotInfo]:
+    """One that was taken and not heard of is another one, and in the list."""
+    call = SdkRequest(method="POST", path=f"/v1/environments/{id}/snapshots", timeout_s=TRANSFER_TIMEOUT_S)
+    return SnapshotInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def _list_snapshots(task: str | None, retry_timeout_s: float) -> Operation[list[SnapshotInfo]]:
+    query = {"task": task} if task is not None else {}
+    return (yield from list_all_pages("/v1/snapshots", query, SnapshotListResponse, retry_timeout_s))
+
+
+def _delete_snapshot(id: UUID, retry_timeout_s: float) -> Operation[None]:
+    yield from call_with_retry(SdkRequest(method="DELETE", path=f"/v1/snapshots/{id}"), retry_timeout_s)
+
+
+def _path_query(path: str) -> dict[str, Any]:
+    return {"path": path} if path else {}
+
+
+@contextmanager
+def _temporary_archive() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory(prefix="tangram-") as directory:
+        yield Path(directory) / "archive.tar"
+
+
+@contextmanager
+def _pack(directory: Path) -> Iterator[Path]:
+    with _temporary_archive() as path:
+        with tarfile.open(path, "w", format=tarfile.PAX_FORMAT) as archive:
+            archive.add(directory, arcname=".", filter=_filter_member)
+        yield path
+
+
+def _filter_member(member: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    return member if member.isreg() or member.isdir() or member.issym() or member.islnk() else None
+
+
+def _unpack(path: Path, target: Path) -> None:
+    if not hasattr(tarfile, "data_filter"):
+        raise RuntimeError("this Python cannot unpack what others have packed safely; 3.11.4 can")
+    target.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(path) as archive:
+        archive.extractall(target, filter="data")

@@ -1,0 +1,199 @@
+"""Output while it is written, and input for what runs. A stream that breaks off goes on after its last event."""
+
+import asyncio
+import time
+from base64 import b64encode
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from typing import Literal
+from uuid import UUID
+
+import httpx
+from pydantic import BaseModel
+
+from arl_tangram.operations import (
+    RETRYABLE_STATUSES,
+    Operation,
+    RetryDelay,
+    SdkRequest,
+    SdkResponse,
+    call_with_retry,
+    error_from_response,
+    get,
+)
+from arl_wire.actions.output_events import (
+    OutputChunk,
+    OutputEnd,
+    OutputRestart,
+    OutputTruncated,
+    SendInputRequest,
+    SendInputResponse,
+)
+from arl_wire.errors import NotRunning
+
+__all__ = ["OutputData", "OutputEvent", "OutputEventReader", "send_input", "stream_output", "stream_output_async"]
+
+STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)
+"""Something is heard at least every 15 s."""
+FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_POLL_DELAY_S = 0.1, 5.0, 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class OutputData:
+    """The next bytes of a stream."""
+
+    stream: Literal["stdout", "stderr"]
+    offset: int
+    data: bytes
+
+    @property
+    def text(self) -> str:
+        return self.data.decode(errors="backslashreplace")
+
+
+OutputEvent = OutputData | OutputTruncated | OutputRestart | OutputEnd
+_EVENT_TYPES: dict[str, type[OutputTruncated] | type[OutputRestart] | type[OutputEnd]] = {
+    "truncated": OutputTruncated,
+    "restart": OutputRestart,
+    "end": OutputEnd,
+}
+
+
+class OutputEventReader:
+    """Cuts bytes into events, and remembers the last one."""
+
+    def __init__(self) -> None:
+        self.last_id: str | None = None
+        self.ended = False
+        self._buffer = b""
+
+    def reset(self) -> None:
+        """Another answer: half an event of the last one is sent again."""
+        self._buffer = b""
+
+    def feed(self, data: bytes) -> Iterator[OutputEvent]:
+        *blocks, self._buffer = (self._buffer + data).split(b"\n\n")
+        for block in blocks:
+            fields = dict(_parse_field(line) for line in block.split(b"\n"))
+            if (event := _parse_event(fields)) is not None:
+                self.last_id = fields["id"]
+                self.ended = isinstance(event, OutputEnd)
+                yield event
+
+
+class _StreamRetry:
+    """One answer after the other, until the stream ends or patience does."""
+
+    def __init__(self, id: UUID, retry_timeout_s: float) -> None:
+        self.path = f"/v1/actions/{id}/output"
+        self.reader = OutputEventReader()
+        self._retry_timeout_s = retry_timeout_s
+        self._last_data_at = time.monotonic()
+        self._delay_s = FIRST_RETRY_DELAY_S
+
+    @property
+    def headers(self) -> dict[str, str]:
+        self.reader.reset()
+        return {"last-event-id": self.reader.last_id} if self.reader.last_id is not None else {}
+
+    def receive(self, data: bytes) -> Iterator[OutputEvent]:
+        self._last_data_at, self._delay_s = time.monotonic(), FIRST_RETRY_DELAY_S
+        yield from self.reader.feed(data)
+
+    def delay_after(self, reply: SdkResponse) -> float:
+        """Seconds until the next try. Raises what the reply stands for where there is none."""
+        is_final = reply.status not in (0, 200) and reply.status not in RETRYABLE_STATUSES
+        if is_final or (reply.status != 200 and time.monotonic() - self._last_data_at >= self._retry_timeout_s):
+            raise error_from_response(reply)
+        pause_s, self._delay_s = self._delay_s, min(2 * self._delay_s, MAX_RETRY_DELAY_S)
+        return max(pause_s, reply.retry_after_s or 0.0)
+
+
+def stream_output(http: httpx.Client, id: UUID, *, retry_timeout_s: float) -> Iterator[OutputEvent]:
+    """Up to and with the end."""
+    tries = _StreamRetry(id, retry_timeout_s)
+    while not tries.reader.ended:
+        try:
+            with http.stream("GET", tries.path, headers=tries.headers, timeout=STREAM_TIMEOUT) as response:
+                reply = SdkResponse(
+                    response.status_code, b"" if response.is_success else response.read(), _retry_after_s(response)
+                )
+                for data in response.iter_bytes() if response.is_success else ():
+                    yield from tries.receive(data)
+        except httpx.TransportError as error:
+            reply = SdkResponse(0, f"{type(error).__name__}: {error}".encode())
+        if not tries.reader.ended:
+            time.sleep(tries.delay_after(reply))
+
+
+async def stream_output_async(
+    http: httpx.AsyncClient, id: UUID, *, retry_timeout_s: float
+) -> AsyncIterator[OutputEvent]:
+    """Up to and with the end."""
+    tries = _StreamRetry(id, retry_timeout_s)
+    while not tries.reader.ended:
+        try:
+            async with http.stream("GET", tries.path, headers=tries.headers, timeout=STREAM_TIMEOUT) as response:
+                content = b"" if response.is_success else await response.aread()
+                reply = SdkResponse(response.status_code, content, _retry_after_s(response))
+                if response.is_success:
+                    async for data in response.aiter_bytes():
+                        for event in tries.receive(data):
+                            yield event
+        except httpx.TransportError as error:
+            reply = SdkResponse(0, f"{type(error).__name__}: {error}".encode())
+        if not tries.reader.ended:
+            await asyncio.sleep(tries.delay_after(reply))
+
+
+def send_input(
+    id: UUID, content: bytes | str, *, end: bool, offset: int | None, retry_timeout_s: float
+) -> Operation[int]:
+    """With the number of bytes sent before, asked for where the caller does not say, so that no try sends twice."""
+    if offset is None:
+        offset = yield from _input_offset_once_running(id, retry_timeout_s)
+    given = {"text": content} if isinstance(content, str) else {"base64": b64encode(content)}
+    return (
+        yield from _send_once(
+            id, SendInputRequest.model_validate({**given, "offset": offset, "end": end}), retry_timeout_s
+        )
+    )
+
+
+def _input_offset_once_running(id: UUID, retry_timeout_s: float) -> Operation[int]:
+    """Its queue may be long."""
+    pause_s = FIRST_RETRY_DELAY_S
+    while True:
+        try:
+            return (yield from _send_once(id, SendInputRequest(text=""), retry_timeout_s))
+        except NotRunning:
+            if (yield from get(id, wait_s=0, retry_timeout_s=retry_timeout_s)).settled_at is not None:
+                raise
+        yield RetryDelay(pause_s)
+        pause_s = min(2 * pause_s, MAX_POLL_DELAY_S)
+
+
+def _send_once(id: UUID, body: BaseModel, retry_timeout_s: float) -> Operation[int]:
+    call = SdkRequest(method="POST", path=f"/v1/actions/{id}/input", body=body)
+    return SendInputResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).offset
+
+
+def _parse_field(line: bytes) -> tuple[str, str]:
+    name, _, value = line.decode().partition(": ")
+    return name, value
+
+
+def _parse_event(fields: dict[str, str]) -> OutputEvent | None:
+    """None for a comment, and for what a later version may add."""
+    match fields.get("event"):
+        case "stdout" | "stderr" as stream:
+            chunk = OutputChunk.model_validate_json(fields["data"])
+            return OutputData(stream, chunk.offset, chunk.content())
+        case str(name) if name in _EVENT_TYPES:
+            return _EVENT_TYPES[name].model_validate_json(fields["data"])
+    return None
+
+
+def _retry_after_s(response: httpx.Response) -> float | None:
+    retry_after = response.headers.get("retry-after", "")
+    return float(retry_after) if retry_after.isdigit() else None

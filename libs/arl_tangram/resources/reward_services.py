@@ -1,0 +1,202 @@
+"""Reward services, for both clients: items in, an entry for each out, and nothing that was not computed."""
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict, TypeVar, Unpack
+from urllib.parse import quote
+
+from pydantic import ValidationError
+
+from arl_core.domain.states import ActionOutcome
+from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run
+from arl_tangram.options import check_option_names, invalid_field, to_validation_failed
+from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
+from arl_wire.actions.action import Action, SubmitActionRequest
+from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
+from arl_wire.reward_services.service import (
+    RegisterServiceRequest,
+    RewardService,
+    RewardServiceListResponse,
+    ServiceOperation,
+)
+from arl_wire.scores import Score, ScoreItem
+
+__all__ = ["AsyncRewardServiceMethods", "RewardServiceMethods", "ScoreOptions", "score_action", "scores_of"]
+
+Value = TypeVar("Value")
+COALESCABLE_OPTIONS = frozenset({"task", "trajectory", "step", "priority"})
+"""Options that do not need an action of one's own."""
+MAX_SCORE_WAIT_S = 600.0
+
+ScoreInput = ScoreItem | Mapping[str, Any] | tuple[str, str] | str
+"""A text, a text and its reference, or whatever else the service's kind takes, by the names of `ScoreItem`."""
+
+
+class ScoreOptions(TypedDict, total=False):
+    """The fields of `SubmitAction` that an action of kind `score` has besides its items."""
+
+    task: str
+    trajectory: str | None
+    profile: str
+    step: int | None
+    timeout_s: float
+    priority: int
+    deadline_s: float
+    retries: int
+    labels: Mapping[str, str]
+
+
+def score_action(service: str, items: Sequence[ScoreInput], **options: Unpack[ScoreOptions]) -> SubmitActionRequest:
+    """The action that scores these items, at most 256. Raises `ValidationFailed` naming the field."""
+    check_option_names(options, ScoreOptions.__annotations__)
+    body: dict[str, Any] = {"task": "score", **options, "kind": "score", "service": service}
+    body["items"] = _normalize_items(items)
+    try:
+        return SubmitActionRequest.model_validate(body)
+    except ValidationError as error:
+        raise to_validation_failed(error) from None
+
+
+def _normalize_items(items: Sequence[ScoreInput]) -> list[ScoreItem | Mapping[str, Any]]:
+    if isinstance(items, str | bytes | Mapping | ScoreItem):
+        raise invalid_field("items", f"a list of items is expected, and not one {type(items).__name__}")
+    found = [_normalize_item(at, item) for at, item in enumerate(items)]
+    if not found:
+        raise invalid_field("items", "there are none")
+    return found
+
+
+def _normalize_item(index: int, item: ScoreInput) -> ScoreItem | Mapping[str, Any]:
+    if isinstance(item, str):
+        return {"text": item}
+    if not isinstance(item, tuple):
+        return item
+    if len(item) != 2:
+        raise invalid_field(
+            f"items.{index}", f"a tuple is a text and its reference, and this one has {len(item)} entries"
+        )
+    return {"text": item[0], "reference": item[1]}
+
+
+def scores_of(action: Action) -> list[Score]:
+    """An entry for each item: a score, or why there is none. Raises `ActionFailed` where nothing was scored at all.
+
+    That is what an `infra_error` is, for instance: our trouble, which must not become a reward.
+    """
+    scores = action.result.scores if action.result is not None else None
+    if scores is None or action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_ERROR):
+        raise ActionFailed(action)
+    return scores
+
+
+class RewardServiceMethods:
+    _retry_timeout_s: float
+
+    def score(
+        self,
+        service: str,
+        items: Sequence[ScoreInput],
+        *,
+        wait_timeout_s: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> list[Score]:
+        """Score items and wait for it: an entry for each, in their order. An entry without a score has an `error`.
+
+        With what others of the task ask for meanwhile it goes as one action; `Unavailable` where nothing came of it by
+        the service's fault or in `wait_timeout_s`, all tries together, which is 600 where it is None. With an option
+        that belongs to an action, or a longer wait, it is one by itself: raises `ActionFailed` where nothing was
+        scored, and `WaitTimeout` where it goes on.
+        """
+        return self._run(_score(service, items, wait_timeout_s, self._retry_timeout_s, options))
+
+    def reward_services(self) -> list[RewardService]:
+        """The reward services that nodes offer."""
+        return self._run(_list_reward_services(self._retry_timeout_s))
+
+    def register_reward_service(self, request: RegisterServiceRequest) -> RewardService:
+        """Offer a model on every node that has its files. Raises `Conflict` where the name is taken."""
+        return self._run(_register(request, self._retry_timeout_s))
+
+    def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
+        """Load, pin, unpin, drain or resume it; the nodes obey at their next look."""
+        return self._run(_change(name, verb, self._retry_timeout_s))
+
+    def remove_reward_service(self, name: str) -> None:
+        """Raises `Conflict` while actions that name it have not settled."""
+        self._run(_remove(name, self._retry_timeout_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+class AsyncRewardServiceMethods:
+    """What each method does is said at `Rewards`."""
+
+    _retry_timeout_s: float
+
+    async def score(
+        self,
+        service: str,
+        items: Sequence[ScoreInput],
+        *,
+        wait_timeout_s: float | None = None,
+        **options: Unpack[ScoreOptions],
+    ) -> list[Score]:
+        return await self._run(_score(service, items, wait_timeout_s, self._retry_timeout_s, options))
+
+    async def reward_services(self) -> list[RewardService]:
+        return await self._run(_list_reward_services(self._retry_timeout_s))
+
+    async def register_reward_service(self, request: RegisterServiceRequest) -> RewardService:
+        return await self._run(_register(request, self._retry_timeout_s))
+
+    async def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
+        return await self._run(_change(name, verb, self._retry_timeout_s))
+
+    async def remove_reward_service(self, name: str) -> None:
+        await self._run(_remove(name, self._retry_timeout_s))
+
+    @abstractmethod
+    async def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+def _list_reward_services(retry_timeout_s: float) -> Operation[list[RewardService]]:
+    call = SdkRequest(method="GET", path="/v1/services")
+    return RewardServiceListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).items
+
+
+def _score(
+    service: str,
+    items: Sequence[ScoreInput],
+    wait_timeout_s: float | None,
+    retry_timeout_s: float,
+    options: ScoreOptions,
+) -> Operation[list[Score]]:
+    if wait_timeout_s is not None and not wait_timeout_s > 0:
+        raise invalid_field("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
+    action = score_action(service, items, **options)
+    within_s = MAX_SCORE_WAIT_S if wait_timeout_s is None else wait_timeout_s
+    if within_s > MAX_SCORE_WAIT_S or not options.keys() <= COALESCABLE_OPTIONS:
+        waiting = run(action, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
+        return scores_of((yield from with_timeout(waiting, wait_timeout_s)))
+    body = ScoreRequest(service=service, items=action.items, within_s=within_s, **{"task": "score", **options})
+    call = SdkRequest(method="POST", path="/v1/scores", body=body, timeout_s=within_s + RESPONSE_GRACE_S)
+    return ScoreResponse.model_validate_json(
+        (yield from with_timeout(call_with_retry(call, retry_timeout_s), within_s))
+    ).scores
+
+
+def _register(request: RegisterServiceRequest, retry_timeout_s: float) -> Operation[RewardService]:
+    call = SdkRequest(method="POST", path="/v1/services", body=request)
+    return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def _change(name: str, verb: ServiceOperation, retry_timeout_s: float) -> Operation[RewardService]:
+    call = SdkRequest(method="POST", path=f"/v1/services/{quote(name, safe='')}/{verb.value}")
+    return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def _remove(name: str, retry_timeout_s: float) -> Operation[None]:
+    yield from call_with_retry(
+        SdkRequest(method="DELETE", path=f"/v1/services/{quote(name, safe='')}"), retry_timeout_s
+    )

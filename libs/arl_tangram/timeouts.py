@@ -1,0 +1,69 @@
+"""An operation that ends in time, whatever it waits for: its calls, its pauses and those who answer it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from math import inf
+from typing import TypeVar
+from uuid import UUID
+
+from arl_tangram.operations import (
+    WAIT_CHUNK_S,
+    Operation,
+    RetryDelay,
+    SdkRequest,
+    SdkResponse,
+    WaitTimeout,
+    error_from_response,
+)
+from arl_wire.actions.action import WaitRequest
+from arl_wire.errors import Unavailable
+from arl_wire.reward_services.score_requests import ScoreRequest
+
+__all__ = ["RESPONSE_GRACE_S", "with_timeout"]
+
+Value = TypeVar("Value")
+RESPONSE_GRACE_S = 1.0
+"""So much later an answer may come than it was asked for."""
+
+
+def with_timeout(operation: Operation[Value], timeout_s: float | None) -> Operation[Value]:
+    """Each call is told what is left; what would be tried again only after that is `Unavailable`.
+
+    Raises `WaitTimeout` where that is the wait for an action that is there.
+    """
+    left_s = inf if timeout_s is None else timeout_s
+    reply: SdkResponse | None = None
+    waits_for: Sequence[UUID] = ()
+    while True:
+        try:
+            step = operation.send(reply)
+        except StopIteration as end:
+            value: Value = end.value
+            return value
+        if isinstance(step, RetryDelay):
+            if step.seconds >= left_s and waits_for:
+                raise WaitTimeout(waits_for)
+            if step.seconds >= left_s:
+                raise Unavailable(f"no answer within {timeout_s:g} s{_last_error_suffix(reply)}")
+            reply = yield step
+            left_s -= step.seconds
+        else:
+            waits_for = step.body.ids if isinstance(step.body, WaitRequest) else ()
+            reply = yield _limit_to_remaining(step, max(0.0, left_s))
+            left_s -= reply.elapsed_s if reply is not None else 0.0
+
+
+def _last_error_suffix(reply: SdkResponse | None) -> str:
+    return "" if reply is None else f"; the last answer: {error_from_response(reply)}"
+
+
+def _limit_to_remaining(call: SdkRequest, remaining_s: float) -> SdkRequest:
+    """Nor does whoever answers it hold it for longer."""
+    body, query = call.body, call.query
+    if isinstance(body, ScoreRequest):
+        body = body.model_copy(update={"within_s": min(body.within_s, remaining_s)})
+    elif isinstance(body, WaitRequest):
+        body = body.model_copy(update={"timeout_s": min(body.timeout_s, remaining_s)})
+    elif query is not None:
+        query = {**query, "wait": min(WAIT_CHUNK_S, remaining_s)}
+    return replace(call, body=body, query=query, timeout_s=min(call.timeout_s, remaining_s + RESPONSE_GRACE_S))

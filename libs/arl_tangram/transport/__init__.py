@@ -1,0 +1,1 @@
+"""Connections, HTTP channels, shared waiting and trace context of the SDK."""

@@ -1,0 +1,166 @@
+"""HTTP clients of one process and one event loop, made anew where another one asks.
+
+Two processes that share a connection read each other's answers, and one whose event loop has ended answers nobody. So
+a client may be made before a fork, be used by one `asyncio.run` after another, and be pickled for another process.
+"""
+
+import asyncio
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+import httpx
+
+from arl_tangram.transport.connection import ConnectionConfig
+from arl_tangram.transport.shared_wait import FetchSettled, SharedWait
+from arl_tangram.transport.trace_context import add_trace_context, add_trace_context_async
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+__all__ = ["AsyncHttpChannel", "SyncHttpChannel"]
+
+MAX_CONNECTIONS = 2000
+CONNECTION_LIMITS = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=200)
+LOOPBACK_PREFIXES = ("127.", "localhost", "::1")
+
+
+class SyncHttpChannel:
+    """Its client is safe to share between threads."""
+
+    def __init__(self, connection: ConnectionConfig) -> None:
+        self._connection = connection
+        self._owner_pid = 0
+        self._client: httpx.Client | None = None
+        self._client_lock = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._connection,)
+
+    @property
+    def http(self) -> httpx.Client:
+        if self._owner_pid != os.getpid():
+            # A thread of the parent may have had the old one at the fork.
+            self._client, self._client_lock, self._owner_pid = None, threading.Lock(), os.getpid()
+        if self._client is None:
+            with self._client_lock:
+                if self._client is None:
+                    self._client = httpx.Client(
+                        **_client_options(self._connection),
+                        limits=CONNECTION_LIMITS,
+                        event_hooks={"request": [add_trace_context]},
+                    )
+        return self._client
+
+    def close(self) -> None:
+        """What a parent process has open is left to it."""
+        if self._client is not None and self._owner_pid == os.getpid():
+            self._client.close()
+
+
+@dataclass(slots=True)
+class _LoopState:
+    """What belongs to one event loop."""
+
+    client: httpx.AsyncClient
+    shared_wait: SharedWait
+    sessions: "list[ClientSession]"
+
+    def detach(self) -> None:
+        """Its loop is another process's, or has ended: nobody can close it in form any more."""
+        for session in self.sessions:
+            session.detach()
+
+
+class AsyncHttpChannel:
+    def __init__(self, connection: ConnectionConfig) -> None:
+        self._connection = connection
+        self._owner_pid = 0
+        self._loop_states: dict[asyncio.AbstractEventLoop, _LoopState] = {}
+        self.dedicated_waits = 0
+        """Calls that wait for the outcome of an action, each by a connection of its own."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._connection,)
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        """That of the running event loop."""
+        return self._current_loop_state().client
+
+    def shared_wait(self, fetch_settled: FetchSettled) -> SharedWait:
+        """That of the running event loop; `ask`: how it asks."""
+        wait = self._current_loop_state().shared_wait
+        wait.fetch_settled = fetch_settled
+        return wait
+
+    async def close(self) -> None:
+        """What other event loops have open is left to them."""
+        here = self._loop_states.pop(asyncio.get_running_loop(), None) if self._owner_pid == os.getpid() else None
+        if here is not None:
+            await here.shared_wait.close()
+            await here.client.aclose()
+
+    def _current_loop_state(self) -> _LoopState:
+        if self._owner_pid != os.getpid():
+            for other in self._loop_states.values():
+                other.detach()
+            self._loop_states, self._owner_pid, self.dedicated_waits = {}, os.getpid(), 0
+        loop = asyncio.get_running_loop()
+        if (here := self._loop_states.get(loop)) is None:
+            self._drop_closed_loops()
+            sessions: list[ClientSession] = []
+            client = httpx.AsyncClient(
+                **_client_options(self._connection),
+                transport=_make_transport(self._connection.url, sessions),
+                event_hooks={"request": [add_trace_context_async]},
+            )
+            here = self._loop_states[loop] = _LoopState(client, SharedWait(), sessions)
+        return here
+
+    def _drop_closed_loops(self) -> None:
+        """A client holds its event loop."""
+        for loop in [loop for loop in self._loop_states if loop.is_closed()]:
+            self._loop_states.pop(loop).detach()
+
+
+def _client_options(connection: ConnectionConfig) -> dict[str, Any]:
+    """A proxy of the environment is not meant for this machine, and would be told the key."""
+    return {
+        "base_url": connection.url,
+        "headers": {"authorization": f"Bearer {connection.api_key}"},
+        "trust_env": not _is_loopback(connection.url),
+    }
+
+
+def _is_loopback(url: str) -> bool:
+    return (urlsplit(url).hostname or "").startswith(LOOPBACK_PREFIXES)
+
+
+def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBaseTransport:
+    """For many calls at once: httpx's own pool looks at all its connections for each call, 7 CPU-ms with 32 of them."""
+    # Only who needs it pays for the import, which takes as long as that of all the rest.
+    from aiohttp import ClientSession, DummyCookieJar, TCPConnector
+    from httpx_aiohttp import AiohttpTransport
+
+    class Connector(TCPConnector):
+        made_in = os.getpid()
+
+        def __del__(self, *_: Any) -> None:
+            """In a child it would take the parent's sockets out of the selector, which a fork shares."""
+            if os.getpid() == self.made_in and not self._loop.is_closed():
+                super().__del__()
+
+    def session() -> ClientSession:
+        # Its certificates take 20 CPU-ms to read.
+        ssl = httpx.create_ssl_context() if url.startswith("https:") else True
+        connector = Connector(limit=MAX_CONNECTIONS, ssl=ssl)
+        trust_env = not _is_loopback(url) and bool(getproxies())
+        made = ClientSession(connector=connector, cookie_jar=DummyCookieJar(), trust_env=trust_env)
+        sessions.append(made)
+        return made
+
+    return AiohttpTransport(client=session)

@@ -1,0 +1,1 @@
+"""Models of actions, batches, output, traces and explanations."""

@@ -1,0 +1,52 @@
+"""What more of a resource brings, as clients say it."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from arl_wire.validation import StrictModel
+
+__all__ = ["MAX_CPU_CORES", "AmdahlElasticity", "NoElasticity", "TableElasticity"]
+
+MAX_CPU_CORES = 4096
+
+
+class _ResizableElasticity(StrictModel):
+    resizable: Literal["none", "grow", "any"] = Field(
+        default="none",
+        description="Whether its cores may change while it runs. `any`: it starts workers for its maximum and goes on "
+        "with fewer cores. `grow`: only more of them help it",
+    )
+
+
+class AmdahlElasticity(_ResizableElasticity):
+    """d(k) = d(1) * ((1 - f) + f / k)."""
+
+    model: Literal["amdahl"]
+    parallel_fraction: float = Field(ge=0, le=1)
+
+
+class TableElasticity(_ResizableElasticity):
+    """Measured seconds by number of cores."""
+
+    model: Literal["table"]
+    seconds: dict[str, Annotated[float, Field(ge=1e-4, le=1e7, allow_inf_nan=False)]] = Field(
+        min_length=1, max_length=64, examples=[{"1": 8.0, "2": 4.4, "4": 2.9}]
+    )
+
+    @model_validator(mode="after")
+    def _check_core_counts(self) -> "TableElasticity":
+        for cores in self.seconds:
+            try:
+                ok = 0.01 <= float(cores) <= MAX_CPU_CORES
+            except ValueError:
+                ok = False
+            if not ok:
+                raise ValueError(f"{cores!r} is not a number of cores")
+        return self
+
+
+class NoElasticity(_ResizableElasticity):
+    """More cores bring nothing."""
+
+    model: Literal["none"]

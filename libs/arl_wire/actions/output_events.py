@@ -1,0 +1,93 @@
+"""What an action writes while it runs, as events, and what it is given to read."""
+
+from base64 import b64decode
+from typing import Literal
+
+from pydantic import BaseModel, Field, model_validator
+
+from arl_core.domain.states import ActionOutcome, ActionState
+from arl_wire.actions.action import Text
+from arl_wire.validation import Base64, StrictModel
+
+__all__ = [
+    "MAX_INPUT_BYTES",
+    "OutputChunk",
+    "OutputEnd",
+    "OutputRestart",
+    "OutputTruncated",
+    "SendInputRequest",
+    "SendInputResponse",
+]
+
+MAX_INPUT_BYTES = 1 << 20
+"""Bytes that may wait for a program that has not read them yet."""
+
+
+class OutputChunk(BaseModel):
+    """Events `stdout` and `stderr`: the next bytes of that stream. Characters come whole."""
+
+    offset: int = Field(description="Of the first byte in its stream")
+    text: str = Field(description="UTF-8; bytes that are not are written as \\xNN")
+    base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
+
+    def content(self) -> bytes:
+        return b64decode(self.base64) if self.base64 is not None else self.text.encode()
+
+
+class OutputTruncated(BaseModel):
+    """Event `truncated`: from here on the stream is counted and not kept."""
+
+    stream: Literal["stdout", "stderr"]
+    kept_bytes: int
+    total_bytes: int = Field(description="So far; the event `end` has the last count")
+
+
+class OutputRestart(BaseModel):
+    """Event `restart`: another attempt began, so what came before is void; both streams begin at 0 again."""
+
+    grant_no: int
+
+
+class OutputEnd(BaseModel):
+    """Event `end`, the last: the action has settled."""
+
+    state: ActionState
+    outcome: ActionOutcome
+    reason: str | None = None
+    message: str | None = None
+    exit_code: int | None = None
+    signal: int | None = None
+    stdout_bytes: int = 0
+    stderr_bytes: int = 0
+
+
+class SendInputRequest(StrictModel):
+    """Bytes for the standard input of a running action, as `text` or as `base64`."""
+
+    text: Text | None = Field(default=None, max_length=MAX_INPUT_BYTES)
+    base64: Base64 | None = Field(default=None, description="Instead of `text`, for any bytes")
+    offset: int | None = Field(
+        default=None,
+        ge=0,
+        le=2**62,
+        description="How many bytes were sent to this attempt before; what it has already is not given to it again, "
+        "so that a repeated request is harmless. Left out: they come after all others",
+    )
+    end: bool = Field(default=False, description="Nothing comes after these bytes: the program reads to the end")
+
+    @model_validator(mode="after")
+    def _check_size(self) -> "SendInputRequest":
+        if self.text is not None and self.base64 is not None:
+            raise ValueError("give one of text and base64")
+        if len(self.content()) > MAX_INPUT_BYTES:
+            raise ValueError(f"more than {MAX_INPUT_BYTES} bytes; send them in parts")
+        return self
+
+    def content(self) -> bytes:
+        return self.base64 if self.base64 is not None else (self.text or "").encode()
+
+
+class SendInputResponse(BaseModel):
+    """The program gets them as soon as it reads."""
+
+    offset: int = Field(description="Bytes sent to this attempt so far; the `offset` of what comes next")

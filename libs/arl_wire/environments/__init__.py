@@ -1,0 +1,1 @@
+"""Models of environments, files and snapshots."""

@@ -1,0 +1,1 @@
+"""Models of reward services, scores and judges."""

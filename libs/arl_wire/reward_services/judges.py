@@ -1,0 +1,124 @@
+"""What a judge is asked, and how its answer becomes a score."""
+
+import re
+from collections.abc import Iterator
+from string import Formatter
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, model_validator
+
+from arl_wire.validation import StrictModel, validate_no_nul, validate_small_json
+
+__all__ = ["TEMPLATE_FIELDS", "JudgeOptions", "parse_template"]
+
+TEMPLATE_FIELDS = {"prompt": "prompt", "response": "text", "reference": "reference"}
+"""What a template may name, and which field of an item it is."""
+REPEAT_OPERATORS = ("MAX_REPEAT", "MIN_REPEAT")
+
+
+def parse_template(template: str) -> Iterator[tuple[str, str | None]]:
+    """Literal text, and the name that follows it or None. Raises `ValueError` for what names anything else."""
+    for literal, name, spec, conversion in Formatter().parse(template):
+        if name is not None and (name not in TEMPLATE_FIELDS or spec or conversion):
+            raise ValueError(
+                f"{{{name}}} is none of {', '.join(f'{{{each}}}' for each in TEMPLATE_FIELDS)}; write braces twice"
+            )
+        yield literal, name
+
+
+def _check_template(template: str) -> str:
+    if "response" not in [name for _, name in parse_template(template)]:
+        raise ValueError("has to name {response}, which is judged")
+    return template
+
+
+def _check_pattern(pattern: str) -> str:
+    try:
+        compiled = re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"is no regular expression: {error}") from None
+    if compiled.groups != 1:
+        raise ValueError(f"has {compiled.groups} groups; the verdict is the one group")
+    if _has_nested_repeat(pattern):
+        raise ValueError("repeats a repetition without bounds, which takes for ever on some texts")
+    return pattern
+
+
+def _has_nested_repeat(pattern: str) -> bool:
+    """As `(a+)*` does: what it does not match it tries in exponentially many ways."""
+    from re import _constants, _parser  # type: ignore[attr-defined]  # nothing public tells how a pattern is built
+
+    def has(node: Any, *, inside: bool) -> bool:
+        if isinstance(node, tuple) and node and str(node[0]) in REPEAT_OPERATORS:
+            _, (_, most, repeated) = node
+            unbounded = most == _constants.MAXREPEAT
+            return (inside and unbounded) or has(repeated, inside=inside or unbounded)
+        if isinstance(node, tuple | list | _parser.SubPattern):
+            return any(has(each, inside=inside) for each in node)
+        return False
+
+    return has(_parser.parse(pattern), inside=False)
+
+
+def _check_distinct_words(words: Any) -> Any:
+    if not isinstance(words, dict):
+        return words
+    seen: dict[str, str] = {}
+    for word in (each for each in words if isinstance(each, str)):
+        if (same := seen.setdefault(word.strip().lower(), word)) is not word:
+            raise ValueError(f"{same!r} and {word!r} are one word: neither case nor the space around it matters")
+    return words
+
+
+_TemplateText = Annotated[str, StringConstraints(min_length=1, max_length=32 << 10), AfterValidator(validate_no_nul)]
+_VerdictWord = Annotated[str, StringConstraints(min_length=1, max_length=256, strip_whitespace=True, to_lower=True)]
+_FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class JudgeOptions(StrictModel):
+    """A template, how often it is asked, and how a verdict is found in an answer and what it is worth."""
+
+    prompt: Annotated[_TemplateText, AfterValidator(_check_template)] = Field(
+        description="What the model is asked. `{prompt}`, `{response}` and `{reference}` stand for an item's `prompt`,"
+        " `text` and `reference`; braces are written twice"
+    )
+    system: _TemplateText | None = Field(default=None, description="The system's message before it")
+    samples: int = Field(default=1, ge=1, le=64, description="Answers to one item")
+    temperature: _FiniteFloat | None = Field(default=None, ge=0, le=2, description="Left out: the engine's own")
+    top_p: _FiniteFloat | None = Field(default=None, gt=0, le=1)
+    max_tokens: int = Field(default=2048, ge=1, le=128 << 10, description="Of one answer")
+    extra: Annotated[dict[str, Any], AfterValidator(validate_small_json)] = Field(
+        default_factory=dict, description="Further fields of the engine's requests, as `chat_template_kwargs`"
+    )
+    pattern: Annotated[_TemplateText, AfterValidator(_check_pattern)] | None = Field(
+        default=None, description="A regular expression whose one group is the verdict; of several matches the last"
+    )
+    json_field: _TemplateText | None = Field(
+        default=None, description="Instead: a field of the last JSON object that the answer has"
+    )
+    words: Annotated[dict[_VerdictWord, _FiniteFloat] | None, BeforeValidator(_check_distinct_words)] = Field(
+        default=None, min_length=1, max_length=256, description="What verdicts are worth; case does not matter"
+    )
+    minimum: _FiniteFloat | None = Field(
+        default=None, description="Instead of words: the verdict is a number from here"
+    )
+    maximum: _FiniteFloat | None = Field(default=None, description="to here, and the score")
+    aggregate: Literal["mean", "majority", "min", "max"] = Field(
+        default="mean", description="Of the verdicts' scores; of majorities that tie it is their mean"
+    )
+    min_verdicts: int = Field(
+        default=1, ge=1, le=64, description="An item with fewer answers that could be read has an error and no score"
+    )
+
+    @model_validator(mode="after")
+    def _check_verdict_source(self) -> "JudgeOptions":
+        if (self.pattern is None) == (self.json_field is None):
+            raise ValueError("give one of pattern and json_field")
+        bounds = [self.minimum, self.maximum].count(None)
+        if bounds == 1 or (self.words is None) == (bounds == 2):
+            raise ValueError("give either words, or minimum and maximum")
+        if self.minimum is not None and self.maximum is not None and self.minimum >= self.maximum:
+            raise ValueError("minimum has to be below maximum")
+        if self.min_verdicts > self.samples:
+            raise ValueError(f"min_verdicts is {self.min_verdicts}, of {self.samples} samples")
+        return self

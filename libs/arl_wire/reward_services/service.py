@@ -1,0 +1,139 @@
+"""Reward services, as clients see them."""
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
+
+from arl_core.residency.occupancy import ResidencyState
+from arl_wire.reward_services.judges import JudgeOptions
+from arl_wire.reward_services.kinds import VERIFIERS
+from arl_wire.scores import ServiceName
+from arl_wire.validation import StrictModel, validate_no_nul, validate_relative_path
+
+__all__ = [
+    "HEALTH_NOT_HERE",
+    "RegisterServiceRequest",
+    "RewardService",
+    "RewardServiceListResponse",
+    "ServiceOperation",
+    "ServiceOptions",
+    "ServiceReplica",
+]
+
+HEALTH_NOT_HERE = "not_here"
+"""How the health begins of what a node has no files for, or nothing that computes it."""
+TENSOR_PARALLEL_KINDS = ("sequence-classifier", "reranker", "logprobs")
+"""Kinds whose weights several devices may have a part of each."""
+
+_Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
+Source = Annotated[_Path, AfterValidator(validate_no_nul), AfterValidator(validate_relative_path)]
+
+
+class ServiceOptions(StrictModel):
+    """What a kind takes beside its files."""
+
+    activation: bool | None = Field(
+        default=None,
+        description="Whether scores are probabilities and not raw logits; left out, they are those of `classifier`",
+    )
+    max_tokens: int | None = Field(default=None, ge=1, le=128 << 10, description="An item is cut there, and says so")
+    dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
+        default=None, description="Of the weights in memory; as the files have it, where it is left out"
+    )
+    tensor_parallel: int | None = Field(
+        default=None,
+        ge=1,
+        le=8,
+        description="Devices of a node that have a part of the weights each, and compute every batch together; of the"
+        " kinds that torch computes",
+    )
+    judge: JudgeOptions | None = Field(
+        default=None, description="What a judge is asked; left out, it answers chats and judges nothing"
+    )
+
+
+class RegisterServiceRequest(StrictModel):
+    """A model whose files, or whose engine, are on the nodes. It is code of nobody: safetensors and a configuration."""
+
+    name: ServiceName
+    kind: Literal["sequence-classifier", "reranker", "logprobs", "similarity", "relevance", "classifier", "judge"] = (
+        Field(
+            description="By a sentence encoder: `similarity`, `relevance`, and `classifier` with a head in"
+            " `head.safetensors`. By torch: `sequence-classifier`, labels or a scalar reward of a text, a conversation"
+            " or tokens; `reranker`, of a text and a query; `logprobs`, of each token, by a causal language model. By"
+            " an engine that generates: `judge`"
+        )
+    )
+    source: Source = Field(
+        description="Directory in the layout of Hugging Face, below the one that the nodes have for models; of a judge,"
+        " the name that nodes have for its engine"
+    )
+    options: ServiceOptions = ServiceOptions()
+
+    @model_validator(mode="after")
+    def _check_options(self) -> "RegisterServiceRequest":
+        if self.name in VERIFIERS:
+            raise ValueError(f"{self.name} is the name of a verifier that every deployment has")
+        if self.kind == "logprobs" and self.options.activation is not None:
+            raise ValueError("a service of kind `logprobs` has no activation")
+        options = self.options.model_dump(exclude_none=True, exclude_unset=True)
+        if self.kind == "judge" and (given := options.keys() - {"judge"}):
+            raise ValueError(f"a judge's engine has its own {', '.join(sorted(given))}")
+        if self.options.tensor_parallel is not None and self.kind not in TENSOR_PARALLEL_KINDS:
+            raise ValueError(f"a service of kind `{self.kind}` is not split; it takes no options.tensor_parallel")
+        if self.kind != "judge" and self.options.judge is not None:
+            raise ValueError(f"a service of kind `{self.kind}` is asked nothing; it takes no options.judge")
+        return self
+
+
+class ServiceOperation(StrEnum):
+    """What may be asked of a service that there is."""
+
+    LOAD = "load"
+    """Bring its weights onto a device now, before anybody scores."""
+    PIN = "pin"
+    """Once there, it leaves the device for no other service."""
+    UNPIN = "unpin"
+    DRAIN = "drain"
+    """What runs ends, what comes waits; then it leaves the device."""
+    RESUME = "resume"
+
+
+class ServiceReplica(BaseModel):
+    """One node's copy of a service."""
+
+    node: str
+    available: bool = Field(description="The node lives, and takes new actions")
+    state: ResidencyState = Field(description="Where its weights are")
+    device: str
+    slots: int = Field(description="Actions that may be in flight; none where it can't be had here, as `health` says")
+    in_flight: int
+    batches: int = Field(description="Since the start of its manager")
+    scores: int = Field(description="Items scored since then")
+    health: str = Field(description="`ok`, or the code of what went wrong, and after a colon what was said of it")
+
+
+class RewardService(BaseModel):
+    """A model that scores items. Actions of kind `score` name it."""
+
+    name: str
+    kind: str = Field(description="What its items have to have and its scores mean; see the README")
+    model: str | None = Field(
+        default=None,
+        description="What it is made of: a package, a directory, a function or an engine. Only for administrators of"
+        " project `default`, as are `options.judge` and the sentence of a node's `health`",
+    )
+    max_tokens: int | None = Field(
+        default=None, description="A longer text is cut, and its score says so. Absent while no node has it"
+    )
+    registered: bool = Field(default=False, description="By `POST /v1/services`; others come along with their nodes")
+    pinned: bool = False
+    drained: bool = Field(default=False, description="It takes nothing new until it is resumed")
+    options: dict[str, Any] = Field(default_factory=dict)
+    available: bool = Field(description="A node with it lives; otherwise actions wait for one")
+    nodes: list[ServiceReplica]
+
+
+class RewardServiceListResponse(BaseModel):
+    items: list[RewardService]

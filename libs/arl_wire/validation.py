@@ -1,0 +1,118 @@
+"""What text and bytes have to be, wherever they are sent."""
+
+import binascii
+import json
+import posixpath
+from base64 import b64decode, b64encode
+from collections.abc import Iterable
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, EncodedBytes, EncoderProtocol
+from pydantic_core import PydanticCustomError
+
+__all__ = [
+    "Base64",
+    "StrictBase64",
+    "StrictModel",
+    "is_too_deep",
+    "validate_argument",
+    "validate_no_nul",
+    "validate_relative_path",
+    "validate_small_json",
+    "validate_unicode",
+]
+
+
+MAX_ARGUMENT_BYTES = (128 << 10) - 130
+"""Bytes: with its end, and with the name before the value of a variable."""
+MAX_JSON_CHARACTERS = 64 << 10
+MAX_DEPTH = 64
+"""Of arrays and objects in each other: whatever reads JSON by recursion can read it."""
+
+
+def validate_no_nul(text: str) -> str:
+    if "\x00" in text:
+        raise ValueError("NUL characters are not allowed")
+    return validate_unicode(text)
+
+
+def validate_unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be valid Unicode; lone surrogates are not") from None
+    return text
+
+
+def validate_argument(text: str) -> str:
+    """Of a program, or the value of a variable: Linux starts none with a longer one (MAX_ARG_STRLEN in execve(2))."""
+    if (length := len(text.encode())) > MAX_ARGUMENT_BYTES:
+        raise ValueError(f"has {length} bytes; Linux takes no more than {MAX_ARGUMENT_BYTES}, use files or stdin")
+    return text
+
+
+def validate_small_json(document: dict[str, Any]) -> dict[str, Any]:
+    """What Postgres can keep, of at most 64 KiB."""
+    if is_too_deep(document):
+        raise ValueError(f"is nested more than {MAX_DEPTH} deep")
+    written = json.dumps(document, ensure_ascii=False, allow_nan=False)
+    if len(written) > MAX_JSON_CHARACTERS:
+        raise ValueError(f"has {len(written)} characters as JSON; {MAX_JSON_CHARACTERS} are allowed")
+    _validate_storable(document)
+    return document
+
+
+def is_too_deep(value: Any) -> bool:
+    """It is nested more than 64 deep."""
+    level = [value]
+    for _ in range(MAX_DEPTH):
+        level = [each for whole in level for each in _children(whole)]
+    return any(isinstance(each, dict | list) for each in level)
+
+
+def _children(value: Any) -> Iterable[Any]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
+
+
+def _validate_storable(value: Any) -> None:
+    if isinstance(value, str):
+        validate_no_nul(value)
+    elif isinstance(value, dict | list):
+        for each in [*value, *value.values()] if isinstance(value, dict) else value:
+            _validate_storable(each)
+
+
+def validate_relative_path(path: str) -> str:
+    if path.startswith("/") or ".." in path.split("/") or posixpath.normpath(path) == ".":
+        raise ValueError("must be a relative path below the working directory, without `..`")
+    return path
+
+
+class StrictBase64(EncoderProtocol):
+    """RFC 4648 §4. Pydantic's own decoder drops characters that are none, and so changes files silently."""
+
+    @classmethod
+    def decode(cls, data: bytes) -> bytes:
+        try:
+            return b64decode(data, validate=True)
+        except binascii.Error as error:
+            raise PydanticCustomError("base64_decode", "is not base64: {reason}", {"reason": str(error)}) from None
+
+    @classmethod
+    def encode(cls, value: bytes) -> bytes:
+        return b64encode(value)
+
+    @classmethod
+    def get_json_format(cls) -> str:
+        return "base64"
+
+
+Base64 = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]
+
+
+class StrictModel(BaseModel):
+    """What clients send: unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)

@@ -1,0 +1,1 @@
+"""Checks of a submission: fleet, environment, reward service."""

@@ -1,0 +1,62 @@
+"""Living environments: what those who come later may ask of one."""
+
+from dataclasses import dataclass
+
+from arl_admission.checks.fleet import demand_impossible, required_capabilities, requirement_not_enforced
+from arl_admission.normalise import demand_of
+from arl_core.capacity.ledger import fits
+from arl_core.domain.model import action_resources
+from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.errors import DemandImpossible, FieldError, RequirementNotEnforced, Unprocessable, ValidationFailed
+
+__all__ = ["SIZE_FIELDS", "ExistingEnvironment", "check_compatible"]
+
+SIZE_FIELDS = ("memory_mib", "disk_mib", "pids")
+"""What the first use of an environment sets."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingEnvironment:
+    """A living environment, as its first use made it."""
+
+    template: str
+    size: dict[str, int]
+    capacity: dict[str, int]
+    """Of the node where it lives."""
+    enforced: frozenset[str]
+    """On that node."""
+
+
+def check_compatible(action: SubmitActionRequest, existing: ExistingEnvironment | None) -> Unprocessable | None:
+    """Why an action can't run in the environment that it names."""
+    if existing is None:
+        return None
+    if action.environment.template not in (None, existing.template):
+        message = f"the environment was made from {existing.template!r}; end the trajectory for another"
+        return ValidationFailed(message, errors=[FieldError(field="environment.template", message=message)])
+    errors = [
+        FieldError(
+            field=f"demand.{name}", message=f"asks for {getattr(action.demand, name)}, the environment has {has}"
+        )
+        for name, has in existing.size.items()
+        if getattr(action.demand, name) > has
+    ]
+    if not errors:
+        return _node_capacity_error(action, existing) or _enforcement_error(action, existing)
+    detail = "; ".join(f"{error.field} {error.message}" for error in errors)
+    return DemandImpossible(f"{detail}; its first action set its size, end the trajectory for another", errors=errors)
+
+
+def _node_capacity_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> DemandImpossible | None:
+    """Its environment stays where it is, and so it would wait for ever."""
+    needed = action_resources(demand_of(action))
+    if fits(needed, existing.capacity):
+        return None
+    return demand_impossible(needed, [existing.capacity], subject="the node where its environment lives")
+
+
+def _enforcement_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> RequirementNotEnforced | None:
+    """Likewise."""
+    if required_capabilities(action) <= existing.enforced:
+        return None
+    return requirement_not_enforced(action, "the node where its environment lives does not enforce")

@@ -1,0 +1,214 @@
+"""What the registered nodes have and enforce, for refusing what can never run."""
+
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arl_admission.normalise import CAPABILITY_OF, demand_of
+from arl_admission.verifiers.payloads import is_verified
+from arl_core.capacity.gangs import can_gang_fit
+from arl_core.capacity.ledger import fits
+from arl_core.domain.model import ENVIRONMENT_RESOURCES
+from arl_store.tx import Row
+from arl_wire.actions.action import HOST_TEMPLATE, SubmitActionRequest
+from arl_wire.errors import (
+    DemandImpossible,
+    EndpointUnknown,
+    FieldError,
+    RequirementNotEnforced,
+    ServiceUnknown,
+    TangramError,
+    TemplateUnknown,
+    ValidationFailed,
+)
+from arl_wire.internal.admission import AdmitItem
+from arl_wire.reward_services.kinds import VERIFIERS, item_form_error
+
+__all__ = [
+    "FleetCatalog",
+    "demand_impossible",
+    "enforced_capabilities",
+    "required_capabilities",
+    "requirement_not_enforced",
+]
+
+
+@dataclass(slots=True)
+class _NodeCapabilities:
+    capacity: dict[str, int]
+    enforced: frozenset[str]
+    templates: set[str]
+
+
+@dataclass(slots=True)
+class FleetCatalog:
+    """Nothing is refused while no node is registered: it waits for one."""
+
+    nodes: list[_NodeCapabilities] = field(default_factory=list)
+    services: dict[str, str] | None = None
+    """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
+    registered: frozenset[str] = frozenset()
+    """Services that may be removed."""
+    endpoints: dict[str, list[str]] | None = None
+    """Methods by name, which all brokers take that have it; None where there is no broker."""
+    read_at: float = float("-inf")
+    removals: int = 0
+    """How often a service was forgotten: what was read before that may still name it."""
+
+    def update(self, rows: Iterable[Row], registered: Mapping[str, str]) -> None:
+        """`registered`: kinds of services by name, which may wait for a node that has their files."""
+        rows = list(rows)
+        self.nodes = [
+            _NodeCapabilities(
+                json.loads(row.capacity),
+                enforced_capabilities(row),
+                {HOST_TEMPLATE, *(entry["name"] for entry in json.loads(row.templates))},
+            )
+            for row in rows
+            if row.kind == "cpu"
+        ]
+        offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
+        along = {e["name"]: e["kind"] for offer in offers for e in offer if not e.get("registered", False)}
+        self.services = {**along, **registered} if offers else None
+        self.registered = frozenset(registered)
+        brokers = [json.loads(row.endpoints) for row in rows if row.kind == "api"]
+        self.endpoints = _methods_by_endpoint([each for there in brokers for each in there]) if brokers else None
+
+    def forget_service(self, service: str) -> None:
+        """It was removed; a node may still say that it has it."""
+        self.removals += 1
+        if self.services is not None:
+            self.services.pop(service, None)
+
+    def has_all(self, items: Sequence[AdmitItem]) -> bool:
+        """Or whether a template, service or endpoint that they name may have come since the last look."""
+        known = {None}.union(*(node.templates for node in self.nodes))
+        services, endpoints = {None, *(self.services or ())}, {None, *(self.endpoints or ())}
+        return all(
+            action.environment.template in known
+            and (action.service in services or is_verified(action))
+            and action.endpoint in endpoints
+            for action in (item.action for item in items)
+        )
+
+    def refusal(self, action: SubmitActionRequest) -> TangramError | None:
+        """Why no node could ever run it."""
+        if action.kind == "call":
+            return _unknown_endpoint(action, self.endpoints)
+        if action.kind == "score" and (refused := self._item_form_error(action) or self._unknown_service(action)):
+            return refused
+        if action.kind == "score" and not is_verified(action):
+            return None
+        if not self.nodes:
+            return None
+        needed = demand_of(action)
+        template = action.environment.template or HOST_TEMPLATE
+        having = [node for node in self.nodes if template in node.templates]
+        if not having:
+            return _unknown_template(template, self.nodes)
+        wide_enough = [node for node in having if fits(needed, node.capacity)]
+        if not wide_enough:
+            return demand_impossible(needed, [node.capacity for node in having])
+        wanted = required_capabilities(action)
+        if not any(wanted <= node.enforced for node in wide_enough):
+            return requirement_not_enforced(action, "no node that is large enough enforces")
+        return None
+
+    def _item_form_error(self, action: SubmitActionRequest) -> TangramError | None:
+        name = action.service or ""
+        kind = name if is_verified(action) else (self.services or {}).get(name)
+        return item_form_error(kind, action.items) if kind is not None else None
+
+    def _unknown_service(self, action: SubmitActionRequest) -> TangramError | None:
+        return None if is_verified(action) else _unknown_service(action.service, self.services)
+
+    def gang_refusal(self, actions: Sequence[SubmitActionRequest]) -> TangramError | None:
+        """Why the nodes could never run all of these at once, where each by itself would find one."""
+        if not self.nodes:
+            return None
+        demands = [(demand_of(action), self._suitable_nodes(action)) for action in actions]
+        if can_gang_fit(demands, {at: node.capacity for at, node in enumerate(self.nodes)}):
+            return None
+        message = f"the nodes have no room for all {len(actions)} at once, were they empty"
+        return DemandImpossible(f"gang: {message}", errors=[FieldError(field="gang", message=message)])
+
+    def _suitable_nodes(self, action: SubmitActionRequest) -> list[int]:
+        template, wanted = action.environment.template or HOST_TEMPLATE, required_capabilities(action)
+        return [at for at, node in enumerate(self.nodes) if template in node.templates and wanted <= node.enforced]
+
+
+def enforced_capabilities(row: Row) -> frozenset[str]:
+    """Capabilities of a node, of its row."""
+    return frozenset(entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced")
+
+
+def requirement_not_enforced(action: SubmitActionRequest, subject: str) -> RequirementNotEnforced:
+    """`why`: what enforces none of what follows it, or not all."""
+    message = f"{subject} {', '.join(sorted(action.require))}"
+    detail = f"{message}; `tangram doctor` says what is enforced and why"
+    return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
+
+
+def required_capabilities(action: SubmitActionRequest) -> set[str]:
+    """Capabilities that it requires of its node."""
+    return {CAPABILITY_OF[name] for name in action.require}
+
+
+def _unknown_template(name: str, nodes: Sequence[_NodeCapabilities]) -> TemplateUnknown:
+    there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
+    message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
+    return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
+
+
+def _unknown_service(name: str | None, known: Collection[str] | None) -> ServiceUnknown | None:
+    if known is None or name in known:
+        return None
+    more = "" if known else "; `tangram doctor` says how to get models"
+    message = f"no node has {name!r}; there is {', '.join(sorted({*known, *VERIFIERS}))}{more}"
+    return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
+
+
+def _methods_by_endpoint(endpoints: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for each in endpoints:
+        known = found.get(each["name"], each["methods"])
+        found[each["name"]] = [method for method in known if method in each["methods"]]
+    return found
+
+
+def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, Sequence[str]] | None) -> TangramError | None:
+    """Or one that does not take its method."""
+    if known is None or action.endpoint is None or action.request is None:
+        return None
+    if action.endpoint not in known:
+        there = ", ".join(sorted(known)) or "none"
+        message = f"no broker has {action.endpoint!r}; there is {there}; TANGRAM_ENDPOINTS names them"
+        return EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
+    methods = known[action.endpoint]
+    if action.request.method in methods:
+        return None
+    message = f"{action.endpoint} takes {', '.join(methods)}, and no {action.request.method}"
+    return ValidationFailed(message, errors=[FieldError(field="request.method", message=message)])
+
+
+def demand_impossible(
+    needed: Mapping[str, int], capacities: Sequence[Mapping[str, int]], *, subject: str = "the largest node"
+) -> DemandImpossible:
+    largest = {resource: max(capacity.get(resource, 0) for capacity in capacities) for resource in needed}
+    names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
+    errors = [
+        FieldError(
+            field=names.get(resource, f"demand.resources.{resource}"),
+            message=f"asks for {_format_amount(resource, amount)}, {subject} has {_format_amount(resource, largest[resource])}",
+        )
+        for resource, amount in needed.items()
+        if amount > largest[resource]
+    ] or [FieldError(field="demand", message="no single node has all of it at once")]
+    return DemandImpossible("; ".join(f"{error.field} {error.message}" for error in errors), errors=errors)
+
+
+def _format_amount(resource: str, amount: int) -> str:
+    if resource == "cpu_milli":
+        return f"{amount / 1000:g} cores"
+    return f"{amount} MiB" if resource in ENVIRONMENT_RESOURCES else str(amount)

@@ -1,0 +1,77 @@
+"""How many actions wait in each queue, and how many more it takes, without a count per action."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from arl_admission import queries
+from arl_store.tx import PostgresStore
+
+__all__ = ["QueueBacklog"]
+
+NEAR_LIMIT_COUNT_INTERVAL_S = 1.0
+COUNT_INTERVAL_S = 10.0
+COUNT_INTERVAL_FACTOR = 20
+"""A count that took t comes again after 20 t at the earliest."""
+
+
+@dataclass(slots=True)
+class _QueueCount:
+    limit: int
+    waiting: int
+
+
+class QueueBacklog:
+    """What was counted last and what was inserted here since: never less than what waits of this admission's.
+
+    One query counts all queues, over the partial index of queued rows: each second at most while a
+    queue that is used is more than half full, each 10 s at most otherwise, never while nothing comes in.
+    Actions that leave the queue, and those that another admission inserts, are seen at the next count.
+    """
+
+    def __init__(
+        self, store: PostgresStore, *, default_limit: int, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._default = default_limit
+        self._clock = clock
+        self._queues: dict[int, _QueueCount] = {}
+        self._counted_at = float("-inf")
+        self._count_time_s = 0.0
+
+    async def refresh(self, by_queue: Mapping[int, int]) -> None:
+        """Count anew if it is time for these numbers of new actions by queue."""
+        near = any(2 * (queue.waiting + new) > queue.limit for queue, new in self._queue_counts(by_queue))
+        pause_s = max(
+            NEAR_LIMIT_COUNT_INTERVAL_S if near else COUNT_INTERVAL_S, COUNT_INTERVAL_FACTOR * self._count_time_s
+        )
+        began = self._clock()
+        if began - self._counted_at < pause_s:
+            return
+        async with self._store.read() as tx:
+            rows = await queries.count_queued(tx)
+        self._queues = {row.id: _QueueCount(row.max_queued or self._default, row.queued) for row in rows}
+        self._counted_at = self._clock()
+        self._count_time_s = self._counted_at - began
+
+    def remaining(self, queue_id: int) -> int:
+        queue = self._queue(queue_id)
+        return max(0, queue.limit - queue.waiting)
+
+    def limit(self, queue_id: int) -> int:
+        return self._queue(queue_id).limit
+
+    def invalidate(self) -> None:
+        """The next look counts, and reads the limits with it."""
+        self._counted_at = float("-inf")
+
+    def record_inserted(self, by_queue: Mapping[int, int]) -> None:
+        for queue, new in self._queue_counts(by_queue):
+            queue.waiting += new
+
+    def _queue_counts(self, by_queue: Mapping[int, int]) -> list[tuple[_QueueCount, int]]:
+        return [(self._queue(queue_id), new) for queue_id, new in by_queue.items()]
+
+    def _queue(self, queue_id: int) -> _QueueCount:
+        """One that the last count did not see was made since."""
+        return self._queues.setdefault(queue_id, _QueueCount(self._default, 0))

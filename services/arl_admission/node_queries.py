@@ -1,0 +1,89 @@
+"""The statements about nodes."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+
+from arl_admission.queries import LOCK_DESIRED_STATE
+from arl_store.tx import ReadTx, Row, WriteTx
+from arl_wire.internal.admission import InternalChangeNodeRequest
+
+__all__ = ["change_node", "node_capacities", "remove_node"]
+
+NODE_TTL_S = 10.0
+
+# One that was removed has no beats.
+CHANGE_NODE = text("""
+    update nodes
+       set cordoned_at = case when :cordoned then coalesce(cordoned_at, now()) end,
+           drain_requested_at = case when cast(:drain_deadline_s as float8) is not null then now()
+                                     when :cordoned then drain_requested_at end,
+           drain_deadline_at = case when cast(:drain_deadline_s as float8) is not null
+                                    then now() + make_interval(secs => :drain_deadline_s)
+                                    when :cordoned then drain_deadline_at end
+     where name = :name
+       and exists (select from node_beats where node_id = nodes.id)
+""")
+
+# Who registers holds the row until the commit of its first beat.
+LOCK_NODE = text("""
+    select n.id
+      from nodes as n
+      join node_beats as b on b.node_id = n.id
+     where n.name = :name
+       for no key update of n
+""")
+
+COUNT_NODE_USE = text("""
+    select (select count(*) from actions where node_id = :id and state in ('granted', 'running')) as actions,
+           (select count(*) from environments
+             where node_id = :id and ended_at is null and lost_at is null) as environments
+""")
+
+# Without its beats it has no lease, and is in no list; its row stays for what ran there.
+REMOVE_DEAD_NODE = text("""
+    delete from node_beats
+     where node_id = :id
+       and last_beat < now() - make_interval(secs => :ttl_s)
+""")
+
+CLEAR_NODE_REQUESTS = text("""
+    update nodes set cordoned_at = null, drain_requested_at = null, drain_deadline_at = null where id = :id
+""")
+
+NODE_CAPACITIES = text("""
+    select n.kind, n.capacity::text as capacity, n.enforced::text as enforced, n.templates::text as templates,
+           n.services::text as services, n.endpoints::text as endpoints
+      from nodes as n
+      join node_beats as b on b.node_id = n.id
+     where b.last_beat > now() - make_interval(secs => :silent_s)
+     order by n.id
+""")
+
+
+async def change_node(tx: WriteTx, request: InternalChangeNodeRequest) -> int:
+    """1, or 0 where there is no such node. No grant that did not know of it commits afterwards."""
+    await tx.first(LOCK_DESIRED_STATE)
+    return await tx.execute(CHANGE_NODE, request.model_dump())
+
+
+async def remove_node(tx: WriteTx, name: str) -> str | None:
+    """What keeps it, or None once it is removed. Raises LookupError where there is no such node."""
+    await tx.first(LOCK_DESIRED_STATE)
+    node = await tx.first(LOCK_NODE, {"name": name})
+    if node is None:
+        raise LookupError(name)
+    left = await tx.first(COUNT_NODE_USE, {"id": node.id})
+    if left is not None and left.actions:
+        return f"{left.actions} actions there have not settled"
+    if left is not None and left.environments:
+        return f"{left.environments} environments there are not lost"
+    if not await tx.execute(REMOVE_DEAD_NODE, {"id": node.id, "ttl_s": NODE_TTL_S}):
+        return "it is alive"
+    await tx.execute(CLEAR_NODE_REQUESTS, {"id": node.id})
+    return None
+
+
+async def node_capacities(tx: ReadTx, *, silent_s: float) -> Sequence[Row]:
+    """Of the nodes that may still come back: those that beat within so many seconds."""
+    return await tx.fetch(NODE_CAPACITIES, {"silent_s": silent_s})

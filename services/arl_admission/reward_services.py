@@ -1,0 +1,51 @@
+"""Reward services that operators register, and what they wish of any. GPU managers read it in their polls."""
+
+import asyncio
+from collections.abc import Sequence
+
+from arl_admission import reward_service_queries
+from arl_admission.checks.fleet import FleetCatalog
+from arl_store.tx import PostgresStore
+from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.internal.admission import (
+    AffectedRowsResponse,
+    InternalRegisterServiceRequest,
+    RemoveServiceRequest,
+    RemoveServiceResponse,
+    ServiceOperationRequest,
+)
+
+__all__ = ["RewardServiceRegistry"]
+
+
+class RewardServiceRegistry:
+    """`inserting` is held by whoever inserts actions: none is let in that names what is being removed."""
+
+    def __init__(self, store: PostgresStore, fleet: FleetCatalog, *, insert_lock: asyncio.Lock) -> None:
+        self._store, self._fleet, self._insert_lock = store, fleet, insert_lock
+
+    async def register(self, request: InternalRegisterServiceRequest) -> AffectedRowsResponse:
+        """Nodes that have its files offer it from their next poll on; its actions wait for one."""
+        async with self._store.write() as tx:
+            count = await reward_service_queries.register_service(tx, request.service)
+        self._fleet.read_at = float("-inf")
+        return AffectedRowsResponse(count=count)
+
+    async def change(self, request: ServiceOperationRequest) -> AffectedRowsResponse:
+        async with self._store.write() as tx:
+            count = await reward_service_queries.change_service(tx, request)
+        return AffectedRowsResponse(count=count)
+
+    async def remove(self, request: RemoveServiceRequest) -> RemoveServiceResponse:
+        """Refused while an action waits for it or is scored by it: none is left without an outcome."""
+        async with self._insert_lock:
+            async with self._store.write() as tx:
+                removed, unsettled = await reward_service_queries.remove_service(tx, request.name)
+            if removed:
+                self._fleet.forget_service(request.name)
+        return RemoveServiceResponse(removed=bool(removed), unsettled=unsettled)
+
+    def removal_refusals(self, actions: Sequence[SubmitActionRequest]) -> dict[int, Exception]:
+        """Refusals of scores by what was removed since they were looked at: nothing would ever settle them."""
+        refusals = {at: self._fleet.refusal(each) for at, each in enumerate(actions) if each.kind == "score"}
+        return {at: refusal for at, refusal in refusals.items() if refusal is not None}

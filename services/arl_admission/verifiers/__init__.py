@@ -1,0 +1,1 @@
+"""Verifiers: rewards computed by a program in the sandbox."""

@@ -1,0 +1,43 @@
+"""Verifiable rewards: a score by a verifier is a program in a sandbox, on a core, and on no device."""
+
+import json
+from base64 import b64encode
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.reward_services.kinds import VERIFIERS
+
+__all__ = ["is_verified", "verifier_payload"]
+
+TIMEOUT_FRACTION = 0.9
+"""Of an action's time that its interpreter's start and its items have; the rest is for saying what became of them."""
+
+
+def is_verified(action: SubmitActionRequest) -> bool:
+    return action.service in VERIFIERS
+
+
+def verifier_payload(action: SubmitActionRequest) -> dict[str, Any]:
+    """Its payload, as an exec has one; what comes out on standard output are the entries."""
+    request = {
+        "kind": action.service,
+        "items": [item.model_dump(exclude_none=True) for item in action.items],
+        "within_s": TIMEOUT_FRACTION * action.timeout_s,
+    }
+    return {
+        "service": action.service,
+        "argv": None,
+        "source": _program_source(),
+        "stdin": b64encode(json.dumps(request).encode()).decode(),
+        "env": {},
+        "cwd": None,
+        "files": {},
+        "fetch": [],
+    }
+
+
+@cache
+def _program_source() -> str:
+    return files("arl_admission.verifiers.programs").joinpath("verify.py").read_text()

@@ -1,0 +1,116 @@
+"""An endpoint's turns: so many requests at once, so many a second, and none while it wants none."""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from arl_api.settings import EndpointSettings
+from arl_api.verdicts import CallVerdict
+from arl_core.control.rate_limits import ConcurrencyWindow, TokenBucket, rate_at_sender
+
+__all__ = ["EndpointQueue"]
+
+MAX_BLOCKED_S = 900.0
+"""Whatever it asks for: then somebody looks whether it is so."""
+ARRIVAL_JITTER_S = 0.05
+"""By so much some requests may arrive later than others: they wait for a connection, say."""
+REPEAT_THROTTLE_WINDOW_S = 5.0
+"""Within this time a second answer that it is too much says that what is told of the rate is not the reason."""
+
+
+class EndpointQueue:
+    """All requests of this process to one endpoint, those that are tried again too, go by it.
+
+    The scheduler counts calls and knows the rate; what it can't know are further tries, and what the endpoint bears.
+    """
+
+    def __init__(self, settings: EndpointSettings) -> None:
+        self.settings = settings
+        self.window = ConcurrencyWindow(settings.concurrency)
+        rate = rate_at_sender(settings.rate, max_delay_s=ARRIVAL_JITTER_S) if settings.rate is not None else None
+        self._bucket = TokenBucket(rate, now=time.monotonic()) if rate is not None else None
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._blocked_until = self._throttled_at = float("-inf")
+        self._timer: asyncio.TimerHandle | None = None
+        self.in_flight = 0
+        self.requests = 0
+        """That were sent."""
+        self.throttled = 0
+        self.health = "ok"
+
+    @property
+    def blocked_for_s(self) -> float:
+        """How long it has asked for nothing more to be sent."""
+        return max(0.0, self._blocked_until - time.monotonic())
+
+    @asynccontextmanager
+    async def acquire_slot(self, *, is_retry: bool) -> AsyncIterator[None]:
+        """While a request is under way. Who comes `again` goes before those who have not begun."""
+        await self._wait_for_slot(is_retry=is_retry)
+        try:
+            yield
+        finally:
+            self.in_flight -= 1
+            self._release_waiting()
+
+    def record_result(self, verdict: CallVerdict, message: str, *, sent_at: float, retry_after_s: float | None) -> None:
+        """How a request ended that was sent then; `asked_for_s`: in how long the next one may come."""
+        now = time.monotonic()
+        if verdict in (CallVerdict.ANSWERED, CallVerdict.USER_ERROR):
+            self.window.responded(now)
+            self.health = "ok"
+        else:
+            self.health = f"{verdict.value}: {message}"
+        if verdict is CallVerdict.THROTTLED:
+            self.throttled += 1
+            if not self._is_rate_exhausted(now, sent_at=sent_at):
+                self.window.throttled(sent=sent_at, now=now)
+            self._throttled_at = now
+            self._blocked_until = max(self._blocked_until, now + min(retry_after_s or 0.0, MAX_BLOCKED_S))
+        self._release_waiting()
+
+    async def _wait_for_slot(self, *, is_retry: bool) -> None:
+        mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        (self._waiting.appendleft if is_retry else self._waiting.append)(mine)
+        self._release_waiting()
+        try:
+            await mine
+        except asyncio.CancelledError:
+            if mine.done() and not mine.cancelled():
+                self.in_flight -= 1
+            self._release_waiting()
+            raise
+
+    def _release_waiting(self) -> None:
+        """As many as may be sent now; where only time keeps the others, it is looked at again then."""
+        now = time.monotonic()
+        while self._waiting and self.in_flight < self.window.size and self._available_at(now) <= now:
+            mine = self._waiting.popleft()
+            if mine.done():  # whoever waited has gone
+                continue
+            self.in_flight += 1
+            if self._bucket is not None:
+                self._bucket.take(1, now=now)
+            mine.set_result(None)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._waiting and self.in_flight < self.window.size:
+            self._timer = asyncio.get_running_loop().call_later(
+                max(0.0, self._available_at(now) - now), self._release_waiting
+            )
+
+    def _is_rate_exhausted(self, now: float, *, sent_at: float) -> bool:
+        """Its tokens are used up, so that what was too much is how soon it was and not how many there are.
+
+        Unless it is so again, of a request that was sent since that was heard.
+        """
+        is_again = sent_at > self._throttled_at and now - self._throttled_at <= REPEAT_THROTTLE_WINDOW_S
+        return self._bucket is not None and self._bucket.available(now) < 1 and not is_again
+
+    def _available_at(self, now: float) -> float:
+        if self._bucket is None:
+            return self._blocked_until
+        return max(self._blocked_until, self._bucket.available_at(1, now=now))

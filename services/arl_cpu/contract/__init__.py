@@ -1,0 +1,1 @@
+"""The contract between node manager and launcher, with its drivers."""

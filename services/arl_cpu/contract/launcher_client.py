@@ -1,0 +1,261 @@
+"""The manager's side of the launcher's socket."""
+
+import asyncio
+import itertools
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import (
+    AttemptResize,
+    CapturedOutput,
+    EnvironmentLostEvent,
+    ExecSpec,
+    ExecutorEvent,
+    ExecutorState,
+    FeedResult,
+    FileOperation,
+    FileOperationError,
+)
+from arl_cpu.contract.launcher_protocol import (
+    FrameReader,
+    decode_feed_result,
+    decode_fence,
+    decode_output,
+    decode_report,
+    decode_state,
+    encode_feed,
+    encode_fence,
+    encode_frame,
+    encode_resize,
+    encode_spec,
+)
+from arl_cpu.launcher.files.worker_stream import ABORTED_LENGTH, CHUNK_LENGTH, MAX_CHUNK, MAX_RESPONSE
+
+__all__ = ["LauncherClient", "LauncherFileOperation"]
+
+_READ_BYTES = 1 << 20
+_CONNECT_TIMEOUT_S, _RETRY_DELAY_S = 5.0, 0.01
+
+
+class LauncherClient:
+    """An `Executor` whose attempts live in the launcher: they outlive this object and its process."""
+
+    def __init__(self, socket_path: Path) -> None:
+        self._path = socket_path
+        self._connection: _LauncherConnection | None = None
+        self._session = ""
+
+    async def connect(self) -> ExecutorState:
+        """Take over the launcher; whoever was connected before is cut off. Call it again after a loss."""
+        await self.close()
+        reader, writer = await _connect(self._path)
+        self._connection = _LauncherConnection(reader, writer)
+        answer = await self._connection.request({"op": "hello"})
+        self._session = answer["session"]
+        return decode_state(answer["state"], answer["reports"])
+
+    async def start(self, specs: Sequence[ExecSpec]) -> None:
+        # One frame each: a specification may be tens of megabytes, and a frame is bounded.
+        for spec in specs:
+            await self._require_connection().send({"op": "start", "specs": [encode_spec(spec)]})
+
+    async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
+        answer = await self._require_connection().request(
+            {"op": "resize", "resizes": [encode_resize(resize) for resize in resizes]}
+        )
+        return frozenset(decode_fence(fence) for fence in answer["done"])
+
+    async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
+        """On a connection of its own, whose other end is the very process that does it."""
+        reader, writer = await _connect(self._path)
+        said = {"fence": encode_fence(fence), "environment": str(environment), "work": dict(request)}
+        writer.write(encode_frame({"op": "work", "session": self._session, **said}))
+        return LauncherFileOperation(reader, writer, lambda: self.kill([fence]))
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        await self._require_connection().send({"op": "kill", "fences": [encode_fence(fence) for fence in fences]})
+
+    async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
+        question = {"op": "follow", "fence": encode_fence(fence), "stdout": stdout, "stderr": stderr}
+        answer = await self._require_connection().request(question, cancellation={"op": "unfollow"})
+        return decode_output(answer["output"])
+
+    async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
+        answer = await self._require_connection().request(
+            {"op": "feed", **encode_feed(fence, data, offset=offset, end=end)}
+        )
+        return decode_feed_result(answer["fed"])
+
+    async def destroy(self, environments: Sequence[UUID]) -> None:
+        await self._require_connection().request(
+            {"op": "destroy", "environments": [str(each) for each in environments]}
+        )
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        await self._require_connection().send(
+            {"op": "acknowledge", "fences": [encode_fence(fence) for fence in fences]}
+        )
+
+    async def events(self) -> AsyncIterator[ExecutorEvent]:
+        connection = self._require_connection()
+        while (event := await connection.events.get()) is not None:
+            yield event
+        connection.events.put_nowait(None)
+        raise ConnectionError("the launcher closed the connection")
+
+    async def close(self) -> None:
+        if self._connection is not None:
+            connection, self._connection = self._connection, None
+            await connection.close()
+
+    def _require_connection(self) -> "_LauncherConnection":
+        if self._connection is None:
+            raise ConnectionError("not connected to the launcher")
+        return self._connection
+
+
+async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Tries again while it is only starting, and while more wait for it than it has room for, which asyncio takes for
+    connected."""
+    tries_until = time.monotonic() + _CONNECT_TIMEOUT_S
+    connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    connecting.setblocking(False)
+    try:
+        while True:
+            try:
+                connecting.connect(str(path))
+                break
+            except (BlockingIOError, FileNotFoundError, ConnectionRefusedError) as error:
+                if time.monotonic() > tries_until:
+                    raise ConnectionError(f"the launcher takes no connection: {error.strerror}") from None
+                await asyncio.sleep(_RETRY_DELAY_S)
+        return await asyncio.open_unix_connection(sock=connecting, limit=_READ_BYTES)
+    except BaseException:
+        connecting.close()
+        raise
+
+
+class LauncherFileOperation:
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill: Callable[[], Awaitable[None]]
+    ) -> None:
+        self._reader, self._writer, self._kill = reader, writer, kill
+
+    async def read_response(self) -> Mapping[str, Any]:
+        message = json.loads(await self._read_exactly(await self._read_length(), max_bytes=MAX_RESPONSE))
+        if "refused" in message:
+            raise FileOperationError(message["refused"], message["message"])
+        ok: Mapping[str, Any] = message["ok"]
+        return ok
+
+    async def send(self, data: bytes) -> None:
+        view = memoryview(data)
+        while view:
+            self._writer.write(CHUNK_LENGTH.pack(len(view[:MAX_CHUNK])) + view[:MAX_CHUNK])
+            await self._writer.drain()
+            view = view[MAX_CHUNK:]
+        if not data:
+            self._writer.write(CHUNK_LENGTH.pack(0))
+
+    async def output(self) -> AsyncIterator[bytes]:
+        while size := await self._read_length():
+            if size == ABORTED_LENGTH:
+                await self.read_response()
+                return
+            yield await self._read_exactly(size, max_bytes=MAX_CHUNK)
+
+    async def close(self) -> None:
+        """The launcher holds the other end until it has reaped the process."""
+        with suppress(OSError):
+            # The kill comes on another connection, and may come before the work: then this ends that.
+            self._writer.write_eof()
+            await self._kill()
+            while await self._reader.read(_READ_BYTES):
+                pass
+        self._writer.close()
+
+    async def _read_length(self) -> int:
+        size: int = CHUNK_LENGTH.unpack(await self._read_exactly(CHUNK_LENGTH.size, max_bytes=MAX_CHUNK))[0]
+        return size
+
+    async def _read_exactly(self, size: int, *, max_bytes: int) -> bytes:
+        if size > max_bytes:
+            raise ConnectionError("what is at work on the files says what cannot be understood")
+        try:
+            return await self._reader.readexactly(size)
+        except asyncio.IncompleteReadError:
+            raise ConnectionError("what was at work on the files has ended") from None
+
+
+class _LauncherConnection:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.events: asyncio.Queue[ExecutorEvent | None] = asyncio.Queue()
+        self._reader, self._writer = reader, writer
+        self._request_ids = itertools.count(1)
+        self._responses: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
+        self._reports: dict[int, list[dict[str, Any]]] = {}
+        """Reports that precede the answer to `hello`, each a frame of its own."""
+        self._read_task = asyncio.create_task(self._read())
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        if self._read_task.done():
+            raise ConnectionError("the launcher closed the connection")
+        self._writer.write(encode_frame(message))
+        await self._writer.drain()
+
+    async def request(
+        self, message: Mapping[str, Any], *, cancellation: Mapping[str, Any] | None = None
+    ) -> Mapping[str, Any]:
+        """A question that is cancelled is withdrawn, where there is a way to say so."""
+        number = next(self._request_ids)
+        answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+        self._responses[number] = answer
+        try:
+            await self.send({**message, "id": number})
+            return await answer
+        except asyncio.CancelledError:
+            if cancellation is not None and not self._read_task.done():
+                self._writer.write(encode_frame({**cancellation, "id": number}))
+            raise
+        finally:
+            self._responses.pop(number, None)
+
+    async def close(self) -> None:
+        self._writer.close()
+        self._read_task.cancel()
+        await asyncio.wait([self._read_task])
+
+    async def _read(self) -> None:
+        frames = FrameReader()
+        try:
+            while data := await self._reader.read(_READ_BYTES):
+                for message in frames.feed(data):
+                    self._receive(message)
+        except (OSError, ValueError):
+            pass  # a reset, or what is no frame, is an end like any other; it is told below
+        finally:
+            self._writer.close()
+            self.events.put_nowait(None)
+            for answer in self._responses.values():
+                if not answer.done():
+                    answer.set_exception(ConnectionError("the launcher closed the connection"))
+
+    def _receive(self, message: Mapping[str, Any]) -> None:
+        match message:
+            case {"id": number, "report": report}:
+                self._reports.setdefault(number, []).append(report)
+            case {"report": report}:
+                self.events.put_nowait(decode_report(report))
+            case {"lost": identifier, "reason": reason}:
+                self.events.put_nowait(EnvironmentLostEvent(id=UUID(identifier), lost_reason=reason))
+            case {"id": number}:
+                answer = self._responses.get(number)
+                if answer is not None and not answer.done():
+                    answer.set_result({**message, "reports": self._reports.pop(number, [])})

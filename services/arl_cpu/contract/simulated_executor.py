@@ -1,0 +1,260 @@
+"""An executor without processes: attempts only take time. A benchmark instrument, not a sandbox."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+from uuid import UUID, uuid4
+
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import (
+    AttemptResize,
+    CapturedOutput,
+    CapturedStream,
+    ExecSpec,
+    ExecutionReport,
+    ExecutorEvent,
+    ExecutorState,
+    FeedResult,
+    FileOperation,
+    FileOperationError,
+    NodeCapability,
+    RunningAttempt,
+)
+
+__all__ = ["SimulatedExecutor"]
+
+MAX_ACKNOWLEDGED_FENCES = 10_000
+_CAPABILITIES = (
+    "uid_separation",
+    "files",
+    "net_isolation",
+    "seccomp",
+    "kill_tree",
+    "cpu_quota",
+    "cpuset",
+    "memory",
+    "pids",
+    "freeze",
+    "disk_total",
+    "oom_events",
+)
+_ENFORCEMENT = {**dict.fromkeys(_CAPABILITIES, "absent"), "driver": "simulated"}
+
+
+class SimulatedExecutor:
+    """Nothing is really run: `sleep SECONDS` takes that long whatever it has, and everything else ends at once, but
+    `work SECONDS FRACTION CORES` takes as long as so much work of one core does on what it has of so many cores.
+    """
+
+    def __init__(self) -> None:
+        self._node_epoch = uuid4()
+        self._environments: set[UUID] = set()
+        self._busy: set[UUID] = set()
+        self._running: dict[Fence, _SimulatedAttempt] = {}
+        self._reports: dict[Fence, ExecutionReport] = {}
+        self._acknowledged: dict[Fence, None] = {}
+        self._events: asyncio.Queue[ExecutorEvent | None] = asyncio.Queue()
+
+    async def connect(self) -> ExecutorState:
+        self._events = asyncio.Queue()
+        return ExecutorState(
+            node_epoch=self._node_epoch,
+            environments=tuple(self._environments),
+            running=tuple(attempt.running_attempt(fence) for fence, attempt in self._running.items()),
+            reports=tuple(self._reports.values()),
+            capabilities=tuple(
+                NodeCapability(name=name, level="absent", mechanism="simulated", reason="nothing is run")
+                for name in _CAPABILITIES
+            ),
+            driver="simulated",
+        )
+
+    async def start(self, specs: Sequence[ExecSpec]) -> None:
+        for spec in specs:
+            if not any(spec.fence in known for known in (self._running, self._reports, self._acknowledged)):
+                self._begin(spec)
+
+    async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
+        found = [resize for resize in resizes if resize.fence in self._running]
+        for resize in found:
+            attempt = self._running[resize.fence]
+            if resize.amounts_seq > attempt.allocation.amounts_seq:
+                attempt.advance(time.monotonic())
+                attempt.allocation = resize
+                self._schedule_end(resize.fence, attempt)
+        return frozenset(resize.fence for resize in found)
+
+    async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
+        del fence, environment, request
+        raise FileOperationError("unsupported", "a simulated environment has no files")
+
+    async def kill(self, fences: Sequence[Fence]) -> None:
+        for fence in fences:
+            if fence in self._running:
+                self._end(ExecutionReport(fence=fence, outcome="cancelled"))
+
+    async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
+        """There never is any; only the end is told."""
+        if (attempt := self._running.get(fence)) is not None:
+            await attempt.ended.wait()
+        elif fence not in self._reports:
+            return None
+        return CapturedOutput(
+            CapturedStream(b"", 0).chunk_from(stdout), CapturedStream(b"", 0).chunk_from(stderr), ended=True
+        )
+
+    async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
+        """Taken, and read by nobody."""
+        if (attempt := self._running.get(fence)) is None:
+            return FeedResult("absent")
+        if not attempt.stdin_open:
+            return FeedResult("unopened")
+        attempt.fed_bytes = max(attempt.fed_bytes, (attempt.fed_bytes if offset is None else offset) + len(data))
+        return FeedResult("taken", attempt.fed_bytes)
+
+    async def destroy(self, environments: Sequence[UUID]) -> None:
+        gone = frozenset(environments)
+        await self.kill([fence for fence, each in self._running.items() if each.environment in gone])
+        self._environments -= gone
+
+    async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        for fence in fences:
+            if self._reports.pop(fence, None) is not None:
+                self._acknowledged[fence] = None
+        while len(self._acknowledged) > MAX_ACKNOWLEDGED_FENCES:
+            del self._acknowledged[next(iter(self._acknowledged))]
+
+    async def events(self) -> AsyncIterator[ExecutorEvent]:
+        events = self._events
+        while (event := await events.get()) is not None:
+            yield event
+        raise ConnectionError("the simulated executor was closed")
+
+    async def close(self) -> None:
+        self._events.put_nowait(None)
+
+    def _begin(self, spec: ExecSpec) -> None:
+        identifier = spec.environment.id
+        if identifier in self._busy:
+            busy = ExecutionReport(fence=spec.fence, outcome="infra_error", reason="environment_busy")
+            self._end(busy)
+            return
+        if spec.environment.scope == "trajectory":
+            self._environments.add(identifier)
+        self._busy.add(identifier)
+        now = time.monotonic()
+        given = AttemptResize(fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.resize_seq)
+        attempt = _SimulatedAttempt(spec, _SimulatedProgram.from_spec(spec), given, started_at=now, updated_at=now)
+        self._running[spec.fence] = attempt
+        self._schedule_end(spec.fence, attempt)
+
+    def _schedule_end(self, fence: Fence, attempt: "_SimulatedAttempt") -> None:
+        """As long as it has what it has now."""
+        if attempt.timer is not None:
+            attempt.timer.cancel()
+        left_s = attempt.remaining * attempt.program.duration_s(attempt.allocation.cpu_milli)
+        timeout_s = attempt.started_at + attempt.spec.timeout_s - attempt.updated_at
+        attempt.timer = asyncio.get_running_loop().call_later(
+            max(0.0, min(left_s, timeout_s)), self._finish, fence, left_s > timeout_s
+        )
+
+    def _finish(self, fence: Fence, is_timeout: bool) -> None:
+        missing = self._running[fence].spec.fetch
+        if is_timeout:
+            self._end(ExecutionReport(fence=fence, outcome="user_timeout", missing_files=missing))
+        else:
+            self._end(ExecutionReport(fence=fence, outcome="ok", exit_code=0, missing_files=missing))
+
+    def _end(self, report: ExecutionReport) -> None:
+        attempt = self._running.pop(report.fence, None)
+        if attempt is not None:
+            if attempt.timer is not None:
+                attempt.timer.cancel()
+            attempt.advance(time.monotonic())
+            attempt.ended.set()
+            self._busy.discard(attempt.environment)
+            report = replace(report, run_us=attempt.run_us, cpu_us=attempt.cpu_us)
+        report = replace(report, enforcement=_ENFORCEMENT)
+        self._reports[report.fence] = report
+        self._events.put_nowait(report)
+
+
+@dataclass(frozen=True, slots=True)
+class _SimulatedProgram:
+    """How long it takes on how much of the cores."""
+
+    seconds: float = 0.0
+    """On one core."""
+    parallel_fraction: float = 0.0
+    cores: float = 1.0
+    """More than so many it can't use."""
+    uses_cpu: bool = False
+    """Else it only waits, and cores make no difference."""
+
+    @classmethod
+    def from_spec(cls, spec: ExecSpec) -> "_SimulatedProgram":
+        match spec.argv:
+            case ("sleep", seconds):
+                return cls(float(seconds))
+            case ("work", seconds, fraction, cores):
+                return cls(float(seconds), float(fraction), float(cores), uses_cpu=True)
+        return cls()
+
+    def duration_s(self, cpu_milli: int) -> float:
+        """Amdahl's law (1967); on a part of a core it is slower in proportion."""
+        cores = min(cpu_milli / 1000, self.cores)
+        if not self.uses_cpu or self.seconds == 0.0:
+            return self.seconds
+        if cores < 1.0:
+            return self.seconds / cores if cores > 0.0 else math.inf
+        return self.seconds * ((1.0 - self.parallel_fraction) + self.parallel_fraction / cores)
+
+
+@dataclass(slots=True)
+class _SimulatedAttempt:
+    spec: ExecSpec
+    program: _SimulatedProgram
+    allocation: AttemptResize
+    started_at: float
+    updated_at: float
+    """When `left` was last looked at; monotonic, as `started_at` is."""
+    remaining: float = 1.0
+    """The part of its work."""
+    timer: asyncio.TimerHandle | None = None
+    fed_bytes: int = 0
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    @property
+    def environment(self) -> UUID:
+        return self.spec.environment.id
+
+    @property
+    def stdin_open(self) -> bool:
+        return self.spec.stdin_open
+
+    def advance(self, now: float) -> None:
+        """It ran on what it has until now."""
+        duration_s = self.program.duration_s(self.allocation.cpu_milli)
+        done = (now - self.updated_at) / duration_s if duration_s > 0.0 else 1.0
+        self.remaining, self.updated_at = max(0.0, self.remaining - done), now
+
+    @property
+    def run_us(self) -> int:
+        """Until `since`."""
+        return int((self.updated_at - self.started_at) * 1_000_000)
+
+    @property
+    def cpu_us(self) -> int:
+        return int(self.program.seconds * (1.0 - self.remaining) * 1_000_000) if self.program.uses_cpu else 0
+
+    def running_attempt(self, fence: Fence) -> RunningAttempt:
+        return RunningAttempt(
+            fence,
+            self.environment,
+            self.allocation.cores,
+            self.allocation.cpu_milli,
+            amounts_seq=self.allocation.amounts_seq,
+        )

@@ -1,0 +1,1 @@
+"""The process inside a sandbox that starts programs, in Python and in C."""

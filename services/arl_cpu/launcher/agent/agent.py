@@ -1,0 +1,336 @@
+"""Pid 1 of an environment: raises the walls, then runs one action at a time and keeps its processes in hand.
+
+It holds no secret: an action may be a fork of it. The end of its channel is its own end.
+"""
+
+import contextlib
+import errno
+import fcntl
+import os
+import resource
+import select
+import signal
+import socket
+import time
+from typing import NoReturn
+
+from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.agent.process_spawn import (
+    fork_source,
+    spawn_by_fork,
+    spawn_interpreter,
+    spawn_process,
+    spawn_session,
+)
+from arl_cpu.launcher.agent.python_source import reset_interpreter
+from arl_cpu.launcher.files import workspace
+from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, TemplateLayers
+from arl_cpu.launcher.linux.packet_channel import PacketChannel
+from arl_cpu.launcher.linux.processes import ProcessInfo, signal_each
+
+__all__ = ["run_agent"]
+
+CHANNEL_FD = 3
+_NATIVE_FD = _OOM_SCORE_FD = 4  # one after the other
+_POLL_S = 0.1
+_KILL_GRACE_S = 0.2
+_KILL_TIMEOUT_S = 2.5
+_KILL_POLL_S = 0.0005
+_MIB = 1 << 20
+_PEAK_MARGIN_KIB = 1024
+_MAX_MESSAGE = 2000
+_OOM_SCORE_FIRST, _OOM_SCORE_LAST = b"1000", b"0"
+_NOT_FOUND, _NOT_EXECUTABLE = 127, 126
+_DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+
+
+def run_agent(agent_end: int, isolation: Isolation, native: int | None = None) -> NoReturn:
+    """Be the agent on this end of a channel, or `native` after the walls. Never returns to who it was forked from."""
+    try:
+        _close_other_files(agent_end, native)
+        _redirect_standard_files_to_null()
+        channel = PacketChannel(socket.socket(fileno=CHANNEL_FD))
+        _prepare_and_serve(channel, isolation)
+    finally:
+        os._exit(1)
+
+
+def _prepare_and_serve(channel: PacketChannel, isolation: Isolation) -> None:
+    try:
+        if (received := channel.receive()) is None:
+            return
+        message, files = received
+        os.setsid()
+        oom_score = open_oom_score()
+        isolation.prepare(message["base_prefix"], TemplateLayers.from_message(message, files))
+    except OSError as error:
+        _send_failure(channel, error)
+        return
+    channel.send({"op": "prepared"})
+    if (received := channel.receive()) is not None:
+        setup = {key: value for key, value in received[0].items() if key != "op"}
+        serve(channel, isolation, AgentSetup.from_message(setup), oom_score)
+
+
+def open_oom_score() -> int:
+    """Before the walls: later these files of the agent are closed to its own uid."""
+    return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+
+
+def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
+    """Raise the last walls and obey until the channel ends."""
+    try:
+        isolation.apply_setup(setup)
+        if setup.is_native:
+            _exec_native_agent(isolation, setup, oom_score)
+        reset_interpreter(setup.base_prefix if setup.is_host else None)
+        agent = _SandboxAgent(channel, isolation, setup, oom_score)
+    except OSError as error:
+        _send_failure(channel, error)
+        return
+    try:
+        channel.send({"op": "ready"})
+        agent.serve()
+    finally:  # the launcher may end while it is being told something, and nobody else knows whose these are
+        isolation.signal_all(signal.SIGKILL)
+
+
+def _exec_native_agent(isolation: Isolation, setup: AgentSetup, oom_score: int) -> NoReturn:
+    program = os.dup(_NATIVE_FD)
+    os.dup2(oom_score, _OOM_SCORE_FD)
+    os.set_inheritable(CHANNEL_FD, True)
+    kept = "keep" if setup.keeps_processes else "sweep"
+    os.execve(program, ["agent", setup.workspace, isolation.write_area, kept], {})  # noqa: S606
+
+
+def _send_failure(channel: PacketChannel, error: OSError) -> None:
+    channel.send({"op": "failed", "message": f"{error.strerror or error}: {error.filename}"})
+
+
+class _SandboxAgent:
+    def __init__(self, channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
+        self._channel, self._isolation, self._setup, self._oom_score = channel, isolation, setup, oom_score
+        self._workspace = workspace.AgentWorkspace(setup.workspace)
+        self._action: _ActiveAction | None = None
+        self._has_leftovers = False
+        woken, waker = socket.socketpair()
+        for end in (woken, waker):
+            end.setblocking(False)
+        self._woken, self._waker = woken, waker
+        signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda _number, _frame: None)
+        self._poller = select.poll()
+        self._poller.register(channel.socket, select.POLLIN)
+        self._poller.register(woken, select.POLLIN)
+
+    def serve(self) -> None:
+        while True:
+            polled = self._action is not None and (self._setup.watches_memory or self._setup.watches_files)
+            for fd, _ in self._poller.poll(_POLL_S * 1000 if polled else None):
+                if fd == self._woken.fileno():
+                    self._woken.recv(4096)
+                elif not self._handle_message():
+                    return
+            self._reap()
+            if polled and self._action is not None:
+                self._check_limits(self._action)
+
+    def _handle_message(self) -> bool:
+        received = self._channel.receive()
+        if received is None:
+            return False
+        message, files = received
+        if message["op"] == "start":
+            self._start(*files)
+        elif message["op"] == "kill" and self._action is not None:
+            self._kill(self._action)
+        elif message["op"] == "finish" and self._action is not None:
+            action, self._action = self._action, None
+            self._finish(action, status=0, peak_kib=0)
+        return True
+
+    def _start(self, payload: int, *stdio: int) -> None:
+        try:
+            order = AgentRequest.unpack(os.dup(payload))
+            self._workspace.check_paths([*order.files, *order.fetch])
+            self._workspace.write_files(order.files)
+            self._workspace.check_directory(order.cwd)
+        except MemoryError:
+            self._channel.send({"op": "exited", "limit": "memory", "message": "its input files do not fit in memory"})
+        except (OSError, ValueError) as error:
+            if getattr(error, "errno", None) in _DISK_FULL:
+                self._channel.send({"op": "exited", "limit": "disk", "message": "its input files do not fit on disk"})
+            else:
+                self._send_refusal(str(error))
+        else:
+            if order.mode == "files":
+                message = self._workspace.send_files(order.fetch, self._channel)
+                self._channel.send({"op": "exited", "status": 0, "message": message})
+            else:
+                self._launch(order, payload, stdio)
+        for fd in (payload, *stdio):
+            os.close(fd)
+
+    def _launch(self, request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> None:
+        # Where nobody was left behind nobody can have come: the environment stood still.
+        action = _ActiveAction(
+            frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
+        )
+        if not self._setup.has_cgroup:
+            self._isolation.signal_all(signal.SIGCONT)
+        # The kernel's choice among processes of this environment must fall on the action, not on the agent.
+        self._set_oom_score(_OOM_SCORE_FIRST)
+        try:
+            if request.mode == "watch":
+                pass
+            elif request.mode == "session":
+                spawn_session(request, stdio, self._isolation)
+            elif request.mode == "source" and self._setup.is_host:
+                action.pid = fork_source(request, stdio, self._isolation)
+            elif request.mode == "source":
+                action.pid = spawn_interpreter(request, payload, stdio)
+            elif self._isolation.confines_actions:
+                action.pid = spawn_by_fork(request, stdio, self._isolation)
+            else:
+                action.pid = spawn_process(request, stdio)
+        except (OSError, ValueError) as error:
+            self._report_unstarted(action, error, stdio[2])
+            return
+        finally:
+            self._set_oom_score(_OOM_SCORE_LAST)
+        self._channel.send({"op": "started"})
+        if request.mode == "session":
+            self._finish(action, status=0, peak_kib=0)
+        else:
+            self._action = action
+
+    def _set_oom_score(self, score: bytes) -> None:
+        with contextlib.suppress(PermissionError):  # a host may have set a higher floor
+            os.pwrite(self._oom_score, score, 0)
+
+    def _send_refusal(self, message: str) -> None:
+        self._channel.send({"op": "exited", "refused": message[:_MAX_MESSAGE]})
+
+    def _report_unstarted(self, action: "_ActiveAction", error: Exception, stderr: int) -> None:
+        """As a shell would: 127 for a command that is not there, 126 for one that cannot be run."""
+        if isinstance(error, BlockingIOError):
+            self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
+            return
+        if action.request.mode == "source" and isinstance(error, FileNotFoundError):
+            self._channel.send({"op": "exited", "no_interpreter": True})
+            return
+        code = _NOT_FOUND if isinstance(error, FileNotFoundError) else _NOT_EXECUTABLE
+        message = f"cannot run {action.request.argv[0]!r}: {error}"
+        os.write(stderr, f"{message}\n".encode())
+        self._channel.send({"op": "exited", "status": code << 8, "message": message[:_MAX_MESSAGE]})
+
+    def _reap(self) -> None:
+        """Every dead child, orphans too; the action's end is told when no zombie is left beside it."""
+        ended: tuple[_ActiveAction, int, int] | None = None
+        with contextlib.suppress(ChildProcessError):
+            while (dead := os.wait4(-1, os.WNOHANG))[0] != 0:
+                pid, status, usage = dead
+                if self._action is not None and pid == self._action.pid:
+                    ended = self._action, status, usage.ru_maxrss
+        if ended is not None:
+            self._action = None
+            self._finish(*ended)
+
+    def _finish(self, action: "_ActiveAction", status: int, peak_kib: int) -> None:
+        others = self._isolation.other_processes()
+        self._has_leftovers = self._setup.keeps_processes and bool(others)
+        left = [process for process in others if process not in action.earlier_processes]
+        if not self._setup.has_cgroup:
+            self._isolation.signal_all(signal.SIGSTOP)
+        message = self._workspace.send_files(action.request.fetch, self._channel)
+        # A child starts with the agent's own pages, which say nothing about the action.
+        peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
+        near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
+        limit = "memory" if action.is_over_memory or (near_limit and self._setup.watches_memory) else None
+        if limit is None:
+            limit = action.exceeded_limit or ("disk" if self._isolation.write_area_is_full() else None)
+        self._channel.send(
+            {
+                "op": "exited",
+                "status": status,
+                "peak_kib": peak_kib,
+                "cpu_us": _children_cpu_us() - action.cpu_us_before,
+                "left_behind": len(left) if self._setup.keeps_processes else 0,
+                "message": message,
+                "limit_if_failed": limit,
+                "over_memory": action.is_over_memory,
+            }
+        )
+
+    def _kill(self, action: "_ActiveAction") -> None:
+        """Returns when nothing of the action runs. What was there before it stays, unless that takes too long."""
+        if not self._setup.has_cgroup:
+            # Nothing multiplies, or competes for the processor, while it is looked for; it would stop now anyway.
+            self._isolation.signal_all(signal.SIGSTOP)
+        deadline = time.monotonic() + (_KILL_GRACE_S if action.earlier_processes else 0)
+        while fresh := [
+            process for process in self._isolation.other_processes() if process not in action.earlier_processes
+        ]:
+            if time.monotonic() < deadline:
+                signal_each(fresh, signal.SIGKILL)
+            else:
+                self._isolation.signal_all(signal.SIGKILL)
+            if time.monotonic() > deadline + _KILL_TIMEOUT_S:
+                return  # the launcher's next stage ends the whole environment
+            time.sleep(_KILL_POLL_S)
+        if action.request.mode == "watch" and not self._setup.has_cgroup:
+            self._isolation.signal_all(signal.SIGCONT)  # what was there before has to tell how it ended
+
+    def _check_limits(self, action: "_ActiveAction") -> None:
+        action.exceeded_limit = action.exceeded_limit or self._isolation.exceeded_limit()
+        if action.exceeded_limit is not None:
+            self._kill(action)  # again where the first time did not get everything
+        elif self._setup.watches_memory:
+            self._check_memory(action)
+
+    def _check_memory(self, action: "_ActiveAction") -> None:
+        each = [process.memory() for process in self._isolation.other_processes()]
+        # Mapped files of the write area are shared memory too; counted once.
+        shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())
+        used = sum(anonymous for anonymous, _ in each) + shared
+        action.peak_kib = max(action.peak_kib, used >> 10)
+        if used > self._setup.memory_mib * _MIB:
+            action.is_over_memory = True
+            self._kill(action)
+
+
+class _ActiveAction:
+    """The action that runs now."""
+
+    def __init__(self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest) -> None:
+        self.earlier_processes, self.request = earlier_processes, request
+        self.pid = 0
+        self.peak_kib = 0
+        self.is_over_memory = False
+        self.exceeded_limit: str | None = None
+        self.cpu_us_before = _children_cpu_us()
+
+
+def _own_peak_kib() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
+def _children_cpu_us() -> int:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
+
+
+def _close_other_files(channel: int, native: int | None) -> None:
+    """At their numbers, which may be each other's now."""
+    kept = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _NATIVE_FD + 1) for each in (channel, native) if each is not None]
+    for number, file in enumerate(kept, CHANNEL_FD):
+        os.dup2(file, number, inheritable=False)
+    os.closerange(CHANNEL_FD + len(kept), os.sysconf("SC_OPEN_MAX"))
+
+
+def _redirect_standard_files_to_null() -> None:
+    null = os.open("/dev/null", os.O_RDWR)
+    for number in range(3):
+        os.dup2(null, number)
+    if null > 2:
+        os.close(null)

@@ -1,0 +1,88 @@
+"""What an agent is told to do: one sealed file in memory, laid out so that a few lines of C can read it too."""
+
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from arl_cpu.launcher.linux.packet_channel import create_sealed_file
+
+__all__ = ["AgentRequest", "RequestMode"]
+
+RequestMode = Literal["run", "source", "files", "session", "watch"]
+_NUMBER = struct.Struct("=I")
+_MAX_QUOTED = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentRequest:
+    """In the file: each field in this order as a count and its items, an item as its length, its bytes and a zero."""
+
+    mode: RequestMode
+    """`run` starts `argv`; `source` runs `source` by the interpreter that `argv` starts; `files` starts nothing.
+
+    `session` starts `argv` with all the files beside it as 0, 1, 2 …, the first its controlling terminal, and leaves it
+    behind at once. `watch` starts nothing and lasts until `finish`: whatever comes meanwhile is the action's.
+    """
+    argv: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str = ""
+    fetch: Sequence[str] = ()
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    source: bytes = b""
+
+    def pack(self) -> int:
+        """A new file descriptor. Raises ValueError for text that no program can be given."""
+        for name in self.env:
+            if "=" in name or not name:
+                raise ValueError(f"{name[:_MAX_QUOTED]!r} cannot be the name of a variable")
+        variables = [f"{name}={value}" for name, value in self.env.items()]
+        encoded = [[_encode_text(each) for each in texts] for texts in ([self.mode], self.argv, variables, [self.cwd])]
+        # What cannot be there is only not found.
+        encoded.append([each.encode(errors="surrogatepass") for each in self.fetch])
+        encoded.append([_encode_text(each) for each in self.files])
+        parts: list[bytes] = []
+        for items in (*encoded, list(self.files.values()), [self.source]):
+            parts.append(_NUMBER.pack(len(items)))
+            for item in items:
+                parts += (_NUMBER.pack(len(item)), item, b"\0")
+        return create_sealed_file(b"".join(parts))
+
+    @classmethod
+    def unpack(cls, file: int) -> "AgentRequest":
+        """What was packed. Closes the file."""
+        with os.fdopen(file, "rb") as stream:
+            content = stream.read()
+        lists, at = [], 0
+        for _ in range(8):
+            items, at = _unpack_items(content, at)
+            lists.append(items)
+        (mode,), argv, variables, (cwd,), paths = ([os.fsdecode(each) for each in lists[at]] for at in (0, 1, 2, 3, 5))
+        return cls(
+            mode=mode,  # type: ignore[arg-type]  # as it was packed
+            argv=tuple(argv),
+            env=dict(each.split("=", 1) for each in variables),
+            cwd=cwd,
+            fetch=[each.decode(errors="surrogatepass") for each in lists[4]],
+            files=dict(zip(paths, lists[6], strict=True)),
+            source=lists[7][0],
+        )
+
+
+def _encode_text(text: str) -> bytes:
+    if "\0" in text:
+        raise ValueError(f"{text[:_MAX_QUOTED]!r} contains a zero byte")
+    return os.fsencode(text)
+
+
+def _unpack_items(content: bytes, at: int) -> tuple[list[bytes], int]:
+    (count,) = _NUMBER.unpack_from(content, at)
+    at += _NUMBER.size
+    items = []
+    for _ in range(count):
+        (length,) = _NUMBER.unpack_from(content, at)
+        at += _NUMBER.size
+        items.append(content[at : at + length])
+        at += length + 1
+    return items, at

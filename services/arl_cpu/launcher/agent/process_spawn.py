@@ -1,0 +1,102 @@
+"""Making an action's first process, in each of the ways that there are. Raises OSError where there is none."""
+
+import errno
+import fcntl
+import os
+import signal
+import socket
+import subprocess
+import termios
+
+from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.agent.python_source import run_source
+from arl_cpu.launcher.isolation.isolation import Isolation
+
+__all__ = ["fork_source", "spawn_by_fork", "spawn_interpreter", "spawn_process", "spawn_session"]
+
+
+def spawn_process(request: AgentRequest, stdio: tuple[int, ...]) -> int:
+    """By vfork: copying this interpreter's page tables would cost more than the command."""
+    os.chdir(request.cwd)
+    ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
+    # The interpreter ignores these two; what it starts must not.
+    defaults = [signal.SIGPIPE, signal.SIGXFSZ]
+    program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
+    return os.posix_spawn(program, request.argv, request.env, file_actions=ends, setsid=True, setsigdef=defaults)
+
+
+def spawn_interpreter(request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> int:
+    """One that runs this source and ends."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        pid = spawn_process(request, (*stdio, theirs.fileno()))
+        socket.send_fds(ours, [b"once"], [payload])
+    return pid
+
+
+def _find_program(name: str, search: str) -> str:
+    """As a shell finds it. Raises FileNotFoundError, or PermissionError for a file that may not be executed."""
+    if "/" in name:
+        return name
+    found = [path for each in search.split(":") if os.path.isfile(path := os.path.join(each or ".", name))]
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+    return next((path for path in found if os.access(path, os.X_OK)), found[0])
+
+
+def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
+    """For an action with walls of its own: between fork and exec it enters them."""
+    stdin, stdout, stderr = stdio
+    process = subprocess.Popen(
+        request.argv,
+        stdin=stdin,
+        stdout=stdout,
+        stderr=stderr,
+        cwd=request.cwd,
+        env=request.env,
+        start_new_session=True,
+        preexec_fn=isolation.confine_action,  # there is one thread
+    )
+    process.returncode = 0  # reaped by the agent, not by this object
+    return process.pid
+
+
+def fork_source(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
+    source = request.source.decode(errors="surrogatepass")
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            os.setsid()
+            for number, fd in enumerate(stdio):
+                os.dup2(fd, number)
+            isolation.confine_action()
+            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
+            os.chdir(request.cwd)
+            run_source(source, request.env)
+        finally:
+            os._exit(1)
+    return pid
+
+
+def spawn_session(request: AgentRequest, files: tuple[int, ...], isolation: Isolation) -> int:
+    """By fork: a controlling terminal is taken in the process that shall have it."""
+    program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
+    pid = os.fork()
+    if pid == 0:
+        try:
+            signal.set_wakeup_fd(-1)
+            for ours in (signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
+                signal.signal(ours, signal.SIG_DFL)
+            os.setsid()
+            os.chdir(request.cwd)
+            for number, fd in enumerate(files):
+                os.dup2(fd, number)
+            fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+            isolation.confine_action()
+            os.closerange(len(files), os.sysconf("SC_OPEN_MAX"))
+            os.execve(program, request.argv, request.env)  # noqa: S606
+        finally:
+            os._exit(126)
+    return pid

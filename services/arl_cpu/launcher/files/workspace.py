@@ -1,0 +1,109 @@
+"""An environment's files, moved by its own agent: a race against it can only hit the sandbox."""
+
+import errno
+import os
+import posixpath
+import stat
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from arl_cpu.launcher.linux.packet_channel import PacketChannel
+from arl_cpu.launcher.linux.syscalls import open_beneath
+
+__all__ = ["FETCH_LIMIT_BYTES", "AgentWorkspace", "mode_of"]
+
+FETCH_LIMIT_BYTES = 8 << 20
+_UNFINISHED = ".tangram-unfinished"
+
+
+class AgentWorkspace:
+    """Paths are relative to the working directory, or absolute below it."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def check_paths(self, paths: Iterable[str]) -> None:
+        """Raises ValueError for a path that leads out."""
+        for path in paths:
+            self._relative_path(path)
+
+    def check_directory(self, path: str) -> None:
+        """Where an action starts: any directory it can see. Raises ValueError."""
+        if not os.path.isdir(path):
+            raise ValueError(f"cwd {path!r} is not a directory of the environment")
+
+    def write_files(self, files: Mapping[str, bytes]) -> None:
+        for path, content in files.items():
+            relative = self._relative_path(path)
+            parent, name = posixpath.split(relative)
+            os.makedirs(f"{self._root}/{parent}", exist_ok=True)
+            directory = open_beneath(self._directory, parent or ".", os.O_PATH | os.O_DIRECTORY)
+            try:
+                before = mode_of(directory, name)
+                if before is not None and stat.S_ISLNK(before):
+                    self._write_through(relative, content)
+                else:
+                    _replace_file(directory, name, content, before)
+            finally:
+                os.close(directory)
+
+    def _write_through(self, link: str, content: bytes) -> None:
+        """Into the file that a link leads to, if that lies below the working directory."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
+        with os.fdopen(open_beneath(self._directory, link, flags, 0o644), "wb") as file:
+            file.write(content)
+
+    def send_files(self, paths: Sequence[str], channel: PacketChannel) -> str | None:
+        """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
+        message = None
+        left = FETCH_LIMIT_BYTES
+        for number, path in enumerate(paths):
+            try:
+                file = open_beneath(self._directory, self._relative_path(path), os.O_RDONLY | os.O_NONBLOCK)
+            except (OSError, ValueError):
+                continue
+            found = os.fstat(file)
+            if stat.S_ISREG(found.st_mode) and found.st_size > left:
+                message = f"fetch is limited to {FETCH_LIMIT_BYTES} bytes in all; {path!r} has {found.st_size}"
+            elif stat.S_ISREG(found.st_mode):
+                left -= found.st_size
+                try:
+                    channel.send({"op": "file", "number": number, "size": found.st_size}, [file])
+                except OSError as error:
+                    if error.errno != errno.ETOOMANYREFS:
+                        raise
+                    message = message or "too many open files are on their way between processes of this user"
+            os.close(file)
+        return message
+
+    def _relative_path(self, path: str) -> str:
+        relative = posixpath.relpath(posixpath.join(self._root, path), self._root)
+        if relative == "." or relative.startswith("../") or relative == ".." or "\0" in path:
+            raise ValueError(f"path {path!r} is not inside the working directory")
+        return relative
+
+
+def mode_of(directory: int, name: str) -> int | None:
+    """None where there is nothing."""
+    try:
+        return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
+    except FileNotFoundError:
+        return None
+
+
+def _replace_file(directory: int, name: str, content: bytes, before: int | None) -> None:
+    """All of it or, where it does not fit, what was there before. A file keeps its mode."""
+    if before is not None and stat.S_ISDIR(before):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
+    with suppress(FileNotFoundError):
+        os.unlink(_UNFINISHED, dir_fd=directory)  # an action may have put anything there, a pipe that blocks too
+    file = os.open(_UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    try:
+        with os.fdopen(file, "wb") as stream:
+            stream.write(content)
+            os.fchmod(stream.fileno(), stat.S_IMODE(before) if before is not None and stat.S_ISREG(before) else 0o644)
+        os.rename(_UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
+    except BaseException:
+        os.unlink(_UNFINISHED, dir_fd=directory)
+        raise

@@ -1,0 +1,1 @@
+"""Isolation by namespaces, landlock, seccomp and resource limits."""

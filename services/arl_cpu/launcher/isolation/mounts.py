@@ -1,0 +1,195 @@
+"""The file tree of a sandbox: read-only system directories of the host, one bounded writable area, nothing else."""
+
+import os
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.launcher.linux.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
+
+__all__ = [
+    "WORKSPACE",
+    "WRITABLE_PATHS",
+    "RootSources",
+    "build_root",
+    "make_mounts_private",
+    "mount_proc",
+    "mount_write_area",
+    "open_devices",
+    "open_sources",
+    "populate_dev",
+    "write_area_options",
+]
+
+WORKSPACE = "/workspace"
+
+_WRITE_AREA = "/tmp"  # noqa: S108  # inside
+WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "tmp": _WRITE_AREA}  # noqa: S108  # inside
+"""Part of the area → where it is seen."""
+_ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
+SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
+ETC_PATHS = (
+    "alternatives",
+    "ca-certificates",
+    "debian_version",
+    *(f"java-{version}-openjdk" for version in (8, 11, 17, 21, 25)),  # Debian's, without which no Java starts
+    "ld.so.cache",
+    "ld.so.conf",
+    "ld.so.conf.d",
+    "localtime",
+    "mime.types",
+    "os-release",
+    "pki/tls",
+    "protocols",
+    "services",
+    "ssl/certs",
+)
+GENERATED_FILES = {
+    "etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000::/workspace:/bin/sh\n"
+    "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
+}
+DEVICES = ("null", "zero", "full", "random", "urandom")
+DEV_LINKS = {
+    "fd": "/proc/self/fd",
+    "stdin": "/proc/self/fd/0",
+    "stdout": "/proc/self/fd/1",
+    "stderr": "/proc/self/fd/2",
+}
+MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
+_READ_ONLY_PROC = ("sys", "irq", "bus", "fs")
+_MIN_INODES, _MAX_INODES, _INODES_PER_MIB = 4096, 65536, 128
+
+
+@dataclass(frozen=True, slots=True)
+class RootSources:
+    """What of the host will be shown: opened while this process may still reach it. Path below the root → file."""
+
+    binds: dict[str, int]
+    links: dict[str, str]
+    copies: dict[str, bytes]
+    devices: dict[str, int]
+
+
+def open_sources(base_prefix: str) -> RootSources:
+    """Look at the host's tree in this mount namespace, before the uid that may is given up."""
+    make_mounts_private()
+    sources = RootSources({}, {}, {}, open_devices())
+    for path in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS)):
+        _open_source(sources, path)
+    if base_prefix == "/":
+        raise OSError("the interpreter's prefix is the whole host")
+    if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
+        sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
+    return sources
+
+
+def make_mounts_private() -> None:
+    """What is mounted from here on nobody outside sees."""
+    syscalls.mount("none", "/", None, MS_REC | MS_PRIVATE)
+
+
+def open_devices() -> dict[str, int]:
+    return {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES}
+
+
+def build_root(sources: RootSources) -> None:
+    """Put the tree together, make it the root and let go of the host's. Nothing in it can be written yet."""
+    syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
+    _mount_sources(sources)
+    os.mkdir(f"{_ROOT}/dev")
+    populate_dev(_ROOT, sources.devices)
+    os.mkdir(f"{_ROOT}/proc")
+    mount_proc(_ROOT)
+    for place in WRITABLE_PATHS.values():
+        os.makedirs(f"{_ROOT}{place}")
+    syscalls.pivot_root(_ROOT)
+    syscalls.make_readonly("/", recursive=False)
+
+
+def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
+    """One tmpfs under every writable place, so that its size bounds their sum, in bytes and in inodes."""
+    options = write_area_options(disk_mib=disk_mib, memory_mib=memory_mib)
+    syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
+    files = {}
+    for name, place in WRITABLE_PATHS.items():
+        os.mkdir(f"{_WRITE_AREA}/{name}")
+        os.chmod(f"{_WRITE_AREA}/{name}", 0o755 if place == WORKSPACE else 0o1777)
+        files[place] = os.open(f"{_WRITE_AREA}/{name}", os.O_PATH | os.O_CLOEXEC)
+    # The place that the area itself is mounted on is among them, and comes last: from then on only parts are seen.
+    for place, file in files.items():
+        syscalls.bind_mount(file, place)
+        os.close(file)
+    os.chdir(WORKSPACE)
+
+
+def write_area_options(*, disk_mib: int, memory_mib: int) -> str:
+    """Of the tmpfs that holds all that can be written."""
+    inodes = min(_MAX_INODES, max(_MIN_INODES, memory_mib * _INODES_PER_MIB))
+    return f"size={disk_mib}m,nr_inodes={inodes},mode=0755"
+
+
+def _open_source(sources: RootSources, path: str) -> None:
+    try:
+        mode = os.lstat(f"/{path}").st_mode
+        if stat.S_ISLNK(mode):
+            sources.links[path] = os.readlink(f"/{path}")
+        elif stat.S_ISDIR(mode):
+            sources.binds[path] = os.open(f"/{path}", os.O_PATH | os.O_CLOEXEC)
+        else:
+            with open(f"/{path}", "rb") as file:
+                sources.copies[path] = file.read()
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return  # hosts differ; what is missing outside is missing inside
+
+
+def _mount_sources(sources: RootSources) -> None:
+    for path, source in sources.binds.items():
+        target = f"{_ROOT}/{path}"
+        os.makedirs(target, exist_ok=True)
+        syscalls.bind_mount(source, target)
+        syscalls.make_readonly(target)
+        os.close(source)
+    for path, link in sources.links.items():
+        os.symlink(link, _create_target(path))
+    written = {path: text.encode() for path, text in GENERATED_FILES.items()}
+    for path, content in {**sources.copies, **written}.items():
+        with open(_create_target(path), "wb") as file:
+            file.write(content)
+
+
+def populate_dev(root: str, devices: Mapping[str, int]) -> None:
+    """The few that every program may use. Closes what was opened."""
+    for name, source in devices.items():
+        target = f"{root}/dev/{name}"
+        os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
+        syscalls.bind_mount(source, target)
+        os.close(source)
+    for name, link in DEV_LINKS.items():
+        os.symlink(link, f"{root}/dev/{name}")
+
+
+def mount_proc(root: str) -> None:
+    """Of this pid namespace, without what tells of the host or changes it. The directory has to be there."""
+    proc = f"{root}/proc"
+    syscalls.mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    null = os.open(f"{root}/dev/null", os.O_PATH | os.O_CLOEXEC)
+    for name in MASKED_FILES:
+        if os.path.exists(f"{proc}/{name}"):
+            syscalls.bind_mount(null, f"{proc}/{name}")
+    os.close(null)
+    for name in _READ_ONLY_PROC:
+        if os.path.exists(f"{proc}/{name}"):
+            file = os.open(f"{proc}/{name}", os.O_PATH | os.O_CLOEXEC)
+            syscalls.bind_mount(file, f"{proc}/{name}")
+            os.close(file)
+            syscalls.make_readonly(f"{proc}/{name}")
+
+
+def _create_target(path: str) -> str:
+    target = f"{_ROOT}/{path}"
+    os.makedirs(os.path.dirname(target), exist_ok=True)
+    return target

@@ -1,0 +1,87 @@
+"""The walls of a sandbox: its own user, pid, mount, network, ipc and host-name namespaces, and nothing it may undo."""
+
+import os
+import signal
+
+from arl_cpu.launcher.isolation import mounts, overlay, seccomp
+from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers
+from arl_cpu.launcher.isolation.resource_limits import apply_limits, lower_priority
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes
+
+__all__ = ["NamespaceIsolation"]
+
+_INSIDE_ID = 1000
+
+
+class NamespaceIsolation:
+    """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
+
+    confines_actions = False
+    write_area = mounts.WORKSPACE
+
+    def __init__(self) -> None:
+        self._template: overlay.TemplateRoot | None = None
+
+    def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
+        # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
+        syscalls.unshare(syscalls.CLONE_NEWCGROUP)
+        if layers is not None:
+            self._template = overlay.TemplateRoot.open_layers(layers)
+            self.write_area = "/"  # its user may remove any other directory
+            _switch_to_sandbox_uid()
+        else:
+            sources = mounts.open_sources(base_prefix)
+            _switch_to_sandbox_uid()
+            mounts.build_root(sources)
+        syscalls.bring_loopback_up()
+        syscalls.set_hostname("sandbox")
+
+    def apply_setup(self, setup: AgentSetup) -> None:
+        if self._template is not None:
+            sizes = {"disk_mib": setup.disk_mib, "memory_mib": setup.memory_mib}
+            self._template.build(**sizes, workspace=setup.workspace)
+        else:
+            mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
+        apply_limits(setup, processes=setup.pids + 1)
+        if not setup.has_cgroup:
+            lower_priority()
+        syscalls.drop_capabilities()
+        syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
+        syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
+        # After the last change of uid, which would clear it. The parent is the launcher by now.
+        syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
+        seccomp.install_default_filter(has_cgroup=setup.has_cgroup)
+
+    def confine_action(self) -> None:
+        pass
+
+    def other_processes(self) -> list[ProcessInfo]:
+        return [process for process in all_processes() if process.pid != 1]
+
+    def signal_all(self, number: int) -> None:
+        """One system call; the kernel lets no process fork out of it."""
+        try:
+            os.kill(-1, number)
+        except ProcessLookupError:
+            return
+
+    def write_area_is_full(self) -> bool:
+        state = os.statvfs(self.write_area)
+        return state.f_bavail == 0 or state.f_favail == 0
+
+    def write_area_used_bytes(self) -> int:
+        state = os.statvfs(self.write_area)
+        return (state.f_blocks - state.f_bfree) * state.f_frsize
+
+    def exceeded_limit(self) -> str | None:
+        return None
+
+
+def _switch_to_sandbox_uid() -> None:
+    """Capabilities over the namespaces stay: none of the ids here is root."""
+    with open("/proc/self/setgroups") as file:
+        if file.read().strip() == "allow":
+            os.setgroups([])
+    os.setresgid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)
+    os.setresuid(_INSIDE_ID, _INSIDE_ID, _INSIDE_ID)

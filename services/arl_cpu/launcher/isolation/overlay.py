@@ -1,0 +1,114 @@
+"""The file tree of a sandbox that begins with a template: its layers below, all that is written in one bounded area.
+
+overlayfs keeps what is written, and marks of what is removed, in the environment's own tmpfs; the layers on disk are
+never written. Only the devices, /proc and /dev/shm are not the template's.
+"""
+
+import os
+import stat
+from dataclasses import dataclass
+
+from arl_cpu.launcher.isolation import mounts
+from arl_cpu.launcher.isolation.isolation import TemplateLayers
+from arl_cpu.launcher.isolation.mounts import WORKSPACE
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.launcher.linux.syscalls import MS_NODEV, MS_NOSUID
+
+__all__ = ["TemplateRoot", "expose_upper_directory"]
+
+_STAGE = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
+_ROOT, _WRITE_AREA, _LAYERS = f"{_STAGE}/root", f"{_STAGE}/area", f"{_STAGE}/layers"
+_NEW_MOUNTS = 0x00020000
+_MOUNT_POINTS = ("dev", "proc", "tmp")
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateRoot:
+    """What of the host it needs: opened before the uid that may is given up."""
+
+    layers: TemplateLayers
+    directory: int
+    devices: dict[str, int]
+
+    @classmethod
+    def open_layers(cls, layers: TemplateLayers) -> "TemplateRoot":
+        mounts.make_mounts_private()
+        directory = layers.idmapped_mount
+        if directory is None:
+            directory = os.open(layers.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return cls(layers, directory, mounts.open_devices())
+
+    def build(self, *, disk_mib: int, memory_mib: int, workspace: str) -> None:
+        """Put it together, make it the root and let go of the host's."""
+        syscalls.mount("tmpfs", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=0755")
+        for path in (_ROOT, _WRITE_AREA, _LAYERS):
+            os.mkdir(path)
+        self._mount_layers()
+        options = mounts.write_area_options(disk_mib=disk_mib, memory_mib=memory_mib)
+        syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
+        self._mount_overlay()
+        syscalls.unmount(_LAYERS)
+        for name in _MOUNT_POINTS:
+            _make_mount_point(name)
+        self._mount_dev()
+        mounts.mount_proc(_ROOT)
+        syscalls.pivot_root(_ROOT)
+        # From here on links of the template lead nowhere else.
+        os.makedirs(WORKSPACE, exist_ok=True)
+        os.makedirs(workspace, exist_ok=True)
+        os.chdir(workspace)
+
+    def _mount_layers(self) -> None:
+        if self.layers.idmapped_mount is not None:
+            syscalls.attach_mount(self.directory, _LAYERS)
+        else:
+            syscalls.bind_mount(self.directory, _LAYERS)
+        os.close(self.directory)
+
+    def _mount_overlay(self) -> None:
+        for name, mode in (("upper", 0o755), ("work", 0o700), ("shm", 0o1777)):
+            os.mkdir(f"{_WRITE_AREA}/{name}")
+            os.chmod(f"{_WRITE_AREA}/{name}", mode)
+        # Options have to fit in a page, and each layer has a long name.
+        os.chdir(_STAGE)
+        for number, tree in enumerate(self.layers.trees):
+            os.symlink(f"{_LAYERS}/{tree}", f"{_STAGE}/{number}")
+        below = ":".join(str(number) for number in range(len(self.layers.trees)))
+        options = f"lowerdir={below},upperdir=area/upper,workdir=area/work,userxattr"
+        syscalls.mount("overlay", _ROOT, "overlay", MS_NOSUID | MS_NODEV, options)
+
+    def _mount_dev(self) -> None:
+        """Below it, out of everybody's sight who may not take mounts away, lies what is written: for snapshots."""
+        written = os.open(_WRITE_AREA, os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind_mount(written, f"{_ROOT}/dev")
+        os.close(written)
+        syscalls.mount("tmpfs", f"{_ROOT}/dev", "tmpfs", MS_NOSUID, "size=64k,nr_inodes=64,mode=0755")
+        mounts.populate_dev(_ROOT, self.devices)
+        shared_memory = f"{_ROOT}{mounts.WRITABLE_PATHS['shm']}"
+        os.mkdir(shared_memory)
+        area = os.open(f"{_WRITE_AREA}/shm", os.O_PATH | os.O_CLOEXEC)
+        syscalls.bind_mount(area, shared_memory)
+        os.close(area)
+        syscalls.make_readonly(f"{_ROOT}/dev", recursive=False)
+
+
+def expose_upper_directory() -> str:
+    """The directory of what was written over the layers, in a copy of the mount namespace that is this process's own.
+
+    Called in the environment's mount namespace, with the capabilities that go with it.
+    """
+    syscalls.unshare(_NEW_MOUNTS)
+    syscalls.unmount("/dev")
+    return "/dev/upper"
+
+
+def _make_mount_point(name: str) -> None:
+    """A directory, and nothing that leads elsewhere, for what is mounted on it."""
+    path = f"{_ROOT}/{name}"
+    try:
+        if stat.S_ISDIR(os.lstat(path).st_mode):
+            return
+        os.unlink(path)
+    except FileNotFoundError:
+        pass
+    os.mkdir(path)

@@ -1,0 +1,59 @@
+"""No walls at all: a plain process in a directory of its own. Only by explicit choice, for code you wrote yourself."""
+
+import os
+import signal
+
+from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.launcher.linux.processes import (
+    MAX_SWEEPS,
+    ProcessInfo,
+    all_processes,
+    descendants,
+    signal_each,
+    signal_until_gone,
+)
+
+__all__ = ["UnsafeLocalIsolation", "kill_strays"]
+
+
+class UnsafeLocalIsolation:
+    """Finds what an action started by its ancestors: orphans become the agent's children."""
+
+    confines_actions = False
+    write_area = ""
+
+    def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
+        del base_prefix, layers
+        syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
+
+    def apply_setup(self, setup: AgentSetup) -> None:
+        os.chdir(setup.workspace)
+
+    def confine_action(self) -> None:
+        pass
+
+    def other_processes(self) -> list[ProcessInfo]:
+        return descendants(os.getpid())
+
+    def signal_all(self, number: int) -> None:
+        signal_until_gone(self.other_processes, number)
+
+    def write_area_is_full(self) -> bool:
+        return False
+
+    def write_area_used_bytes(self) -> int:
+        return 0
+
+    def exceeded_limit(self) -> str | None:
+        return None
+
+
+def kill_strays(excluded_pids: set[int]) -> None:
+    """Kill children of the launcher, a subreaper, that lost their agent, with all below them."""
+    for _ in range(MAX_SWEEPS):
+        strays = [each for each in all_processes() if each.parent_pid == os.getpid() and each.pid not in excluded_pids]
+        if not strays:
+            return
+        for stray in strays:
+            signal_each([stray, *descendants(stray.pid)], signal.SIGKILL)

@@ -1,0 +1,1 @@
+"""Operating system interfaces: cgroups, processes, system calls."""

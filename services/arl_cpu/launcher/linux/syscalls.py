@@ -1,0 +1,198 @@
+"""The few system calls that the standard library lacks. Each raises OSError as `os` would."""
+
+import ctypes
+import fcntl
+import os
+import platform
+import socket
+import struct
+
+__all__ = [
+    "AARCH64",
+    "CLONE_ALL",
+    "CLONE_NEWCGROUP",
+    "MACHINE",
+    "X86_64",
+    "attach_mount",
+    "bind_mount",
+    "bring_loopback_up",
+    "create_idmapped_mount",
+    "drop_capabilities",
+    "empty_bounding_set",
+    "empty_capability_sets",
+    "enter_namespace",
+    "make_readonly",
+    "mount",
+    "open_beneath",
+    "open_in_root",
+    "owner_of_namespace",
+    "pivot_root",
+    "prctl",
+    "raw_syscall",
+    "set_hostname",
+    "sync_file_system",
+    "unmount",
+    "unshare",
+]
+
+X86_64, AARCH64 = "x86_64", "aarch64"
+MACHINE = platform.machine()
+
+CLONE_ALL = 0x00020000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000
+"""CLONE_NEWNS | NEWUTS | NEWIPC | NEWUSER | NEWPID | NEWNET"""
+CLONE_NEWCGROUP = 0x02000000
+
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_PRIVATE = 0x2, 0x4, 0x8, 0x1000, 0x4000, 0x40000
+MNT_DETACH = 2
+PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 36, 38
+
+_PIVOT_ROOT = {X86_64: 155, AARCH64: 41}
+_CAPSET = {X86_64: 126, AARCH64: 91}
+_OPEN_TREE, _MOVE_MOUNT, _OPENAT2, _MOUNT_SETATTR = 428, 429, 437, 442
+_AT_RECURSIVE, _AT_FDCWD, _AT_EMPTY_PATH = 0x8000, -100, 0x1000
+_ATTR_RDONLY, _ATTR_NOSUID, _ATTR_NODEV, _ATTR_IDMAP = 0x1, 0x2, 0x4, 0x100000
+_OPEN_TREE_CLONE, _MOVE_EMPTY_PATH = 1, 4
+_RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x01, 0x02, 0x08, 0x10
+_CAPABILITY_VERSION_3 = 0x20080522
+_NS_GET_USERNS = 0xB701
+_SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def unshare(flags: int) -> None:
+    _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
+
+
+def enter_namespace(namespace: int, kind: int) -> None:
+    """One that is open, of that kind (CLONE_NEW…). A mount namespace also brings its root and working directory."""
+    _check_result(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), "setns")
+
+
+def owner_of_namespace(namespace: int) -> int:
+    """The user namespace that it belongs to, opened."""
+    return fcntl.ioctl(namespace, _NS_GET_USERNS)
+
+
+def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    encoded = (source.encode(), target.encode(), kind.encode() if kind else None)
+    _check_result(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind or source} on {target}")
+
+
+def bind_mount(source_fd: int, target: str) -> None:
+    """Show the opened file or directory at `target` too, with what is mounted below it."""
+    mount(f"/proc/self/fd/{source_fd}", target, None, MS_BIND | MS_REC)
+
+
+def make_readonly(target: str, *, devices: bool = False, recursive: bool = True) -> None:
+    """No write, no set-uid and, unless asked for, no device below `target`, in every mount of it."""
+    attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
+    wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
+    flags = _AT_RECURSIVE if recursive else 0
+    _check_result(
+        _libc.syscall(_MOUNT_SETATTR, _AT_FDCWD, target.encode(), ctypes.c_uint(flags), wanted, len(wanted)),
+        f"mount_setattr {target} (needs Linux 5.12)",
+    )
+
+
+def create_idmapped_mount(path: str, user_namespace: int) -> int:
+    """A read-only mount of `path` that is attached nowhere, in which files belong to whom that namespace says.
+
+    Needs root where the file system was mounted, and one that can be mapped.
+    """
+    copy = raw_syscall(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
+    wanted = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV | _ATTR_IDMAP, 0, 0, user_namespace)
+    try:
+        raw_syscall(_MOUNT_SETATTR, f"idmapped mount of {path}", copy, b"", _AT_EMPTY_PATH, wanted, len(wanted))
+    except OSError:
+        os.close(copy)
+        raise
+    return copy
+
+
+def attach_mount(detached_mount: int, target: str) -> None:
+    """Attach what `mapped_copy` has made."""
+    raw_syscall(
+        _MOVE_MOUNT, f"move_mount to {target}", detached_mount, b"", _AT_FDCWD, target.encode(), _MOVE_EMPTY_PATH
+    )
+
+
+def pivot_root(new_root: str) -> None:
+    """Make `new_root` the root and let go of the old one."""
+    os.chdir(new_root)
+    _check_result(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
+    unmount(".")
+    os.chdir("/")
+
+
+def unmount(target: str) -> None:
+    _check_result(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def set_hostname(name: str) -> None:
+    _check_result(_libc.sethostname(name.encode(), len(name)), "sethostname")
+
+
+def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char] | bytes, more: object = 0) -> None:
+    first = ctypes.c_ulong(argument) if isinstance(argument, int) else argument
+    second = ctypes.c_ulong(more) if isinstance(more, int) else more
+    _check_result(_libc.prctl(option, first, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
+
+
+def drop_capabilities() -> None:
+    """Empty every capability set of this process, the bounding set included."""
+    empty_bounding_set()
+    empty_capability_sets()
+
+
+def empty_bounding_set() -> None:
+    """Needs CAP_SETPCAP: nothing executed later gains a capability."""
+    with open("/proc/sys/kernel/cap_last_cap") as file:
+        last = int(file.read())
+    for capability in range(last + 1):
+        prctl(PR_CAPBSET_DROP, capability)
+
+
+def empty_capability_sets() -> None:
+    header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
+    _check_result(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
+
+
+def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
+    """Open `path` below the directory; no symbolic link leads out of it, nor through /proc to this process."""
+    return _openat2(directory, path, flags, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
+
+
+def open_in_root(directory: int, path: str, flags: int) -> int:
+    """Open `path` as if the directory were the root: absolute links and `..` stay in it, other mounts are closed."""
+    return _openat2(directory, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV)
+
+
+def sync_file_system(file: int) -> None:
+    """All of the file system that it lies on is on its device."""
+    _check_result(_libc.syncfs(ctypes.c_int(file)), "syncfs")
+
+
+def bring_loopback_up() -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        request = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
+        flags = struct.unpack("16sH14x", request)[1] | _IFF_UP
+        fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags))
+
+
+def raw_syscall(number: int, description: str, *arguments: object) -> int:
+    """A call that has no function of its own here; integers are passed as longs."""
+    converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+    return _check_result(_libc.syscall(ctypes.c_long(number), *converted), description)
+
+
+def _openat2(directory: int, path: str, flags: int, mode: int, resolve: int) -> int:
+    how = struct.pack("QQQ", flags | os.O_CLOEXEC, mode, resolve)
+    return _check_result(_libc.syscall(_OPENAT2, directory, os.fsencode(path), how, len(how)), path)
+
+
+def _check_result(result: int, description: str) -> int:
+    if result < 0:
+        errno = ctypes.get_errno()
+        raise OSError(errno, os.strerror(errno), description)
+    return result

@@ -1,0 +1,1 @@
+"""Sandboxes, attempts, sessions and their output."""

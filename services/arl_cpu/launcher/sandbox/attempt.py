@@ -1,0 +1,234 @@
+"""One attempt as the launcher sees it: its output, how it was stopped, and what that makes of it."""
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from arl_cpu.contract.executor import AttemptResize, CapturedChunk, CapturedStream, ExecSpec, ExecutionReport
+from arl_cpu.launcher.linux.cgroups import CgroupUsage
+from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
+from arl_cpu.launcher.linux.packet_channel import create_sealed_file
+from arl_cpu.launcher.sandbox.output_followers import OutputFollowers
+from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
+
+__all__ = ["AttemptEnd", "OutputCapture", "SandboxAttempt", "StopCause", "outcome_of"]
+
+StopCause = Literal["cancelled", "timeout", "output", "setup", "stopped"]
+AttemptOutcome = Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
+_READ_BYTES = 256 << 10
+_OUTCOME_BY_CAUSE: Mapping[StopCause, tuple[AttemptOutcome, str | None]] = {
+    "cancelled": ("cancelled", None),
+    "timeout": ("user_timeout", None),
+    "output": ("limit_exceeded", "output"),
+    "setup": ("infra_error", "setup_failed"),
+    "stopped": ("infra_error", "node_stopped"),
+}
+
+
+class OutputCapture:
+    """A pipe's read end: the first bytes kept, the rest counted."""
+
+    def __init__(self, keep_bytes: int) -> None:
+        self.read_end, self.write_end = os.pipe()
+        os.set_blocking(self.read_end, False)
+        self._keep_bytes = keep_bytes
+        self._retained = bytearray()
+        self.total_bytes = 0
+        self.is_open = True
+
+    def read(self) -> int | None:
+        """Take what is there, at most one portion: how many bytes, None when nothing is there now, 0 at the end."""
+        try:
+            data = os.read(self.read_end, _READ_BYTES) if self.is_open else b""
+        except BlockingIOError:
+            return None
+        self.append(data)
+        return len(data)
+
+    def append(self, data: bytes) -> None:
+        self._retained += data[: self._keep_bytes - len(self._retained)]
+        self.total_bytes += len(data)
+
+    def stream(self) -> CapturedStream:
+        return CapturedStream(bytes(self._retained), self.total_bytes)
+
+    def chunk_from(self, offset: int) -> CapturedChunk:
+        return CapturedChunk.from_buffer(self._retained, self.total_bytes, offset)
+
+    def close_write_end(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def close(self) -> None:
+        self.close_write_end()
+        if self.is_open:
+            os.close(self.read_end)
+            self.is_open = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptEnd:
+    """What is known when an attempt is over."""
+
+    cause: StopCause | None = None
+    """Why the launcher stopped it, if it did."""
+    exit_status: int | None = None
+    """As `os.waitstatus_to_exitcode` says; None when nobody saw it end."""
+    refused: bool = False
+    oom_kills: int = 0
+    over_memory: bool = False
+    pids_refused: int = 0
+    limit_if_failed: str | None = None
+    limit: str | None = None
+
+
+def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
+    """The outcome and its reason. A limit that was met counts only where the attempt failed."""
+    seen_to_end = end.exit_status is not None and end.exit_status != -signal.SIGKILL
+    if end.refused:
+        return "user_error", None
+    if end.limit is not None:
+        return "limit_exceeded", end.limit
+    if end.cause is not None and not seen_to_end:
+        return _OUTCOME_BY_CAUSE[end.cause]
+    if end.exit_status == 0:
+        return "ok", None
+    if end.oom_kills or end.over_memory:
+        return "limit_exceeded", "memory"
+    if end.exit_status is None:
+        return "infra_error", "environment_lost"
+    if end.pids_refused:
+        return "limit_exceeded", "pids"
+    if end.limit_if_failed is not None:
+        return "limit_exceeded", end.limit_if_failed
+    return "user_error", None
+
+
+class SandboxAttempt:
+    """Mutable record of a running attempt."""
+
+    def __init__(self, spec: ExecSpec) -> None:
+        self.spec = spec
+        self.allocation = AttemptResize(
+            fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.resize_seq
+        )
+        """What it has now; its first amounts are like a resize that nobody asked for."""
+        self.cause: StopCause | None = None
+        self.stdout = OutputCapture(spec.output_keep_bytes)
+        self.stderr = OutputCapture(spec.output_keep_bytes)
+        self.followers = OutputFollowers(self.stdout.chunk_from, self.stderr.chunk_from)
+        self.stdin_feed = _stdin_feed_of(spec)
+        self.started_at: float | None = None
+        self.leftover_bytes = 0
+        """Written meanwhile by what earlier actions left behind: reading it costs as much."""
+        self.usage_before = CgroupUsage()
+        self.files: dict[str, bytes] = {}
+        self.exit_message: dict[str, Any] | None = None
+        self.timer: LoopTimer | None = None
+        self._deadline: float | None = None
+
+    @property
+    def captures(self) -> tuple[OutputCapture, OutputCapture]:
+        return self.stdout, self.stderr
+
+    def time_left_s(self) -> float:
+        """Of its timeout, which goes from the first time that something of it was begun."""
+        now = time.monotonic()
+        self._deadline = self._deadline or now + self.spec.timeout_s
+        return max(0.0, self._deadline - now)
+
+    def set_timer(self, loop: EventLoop, delay_s: float, call: Callable[[], None]) -> None:
+        """The one thing that happens next if nothing else does: set-up limit, timeout, or the next stage of a kill."""
+        self.cancel_timer()
+        self.timer = loop.call_later(delay_s, call)
+
+    def cancel_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+            self.timer = None
+
+    def is_over_output(self) -> bool:
+        written = self.stdout.total_bytes + self.stderr.total_bytes + self.leftover_bytes
+        return written > self.spec.output_kill_bytes
+
+    def open_stdin(self, loop: EventLoop, owner_uid: int | None) -> int:
+        """What it reads from, a file to be closed when it was handed over."""
+        if self.stdin_feed is not None:
+            return self.stdin_feed.open_pipe(loop, owner_uid)
+        return create_sealed_file(self.spec.stdin) if self.spec.stdin else os.open("/dev/null", os.O_RDONLY)
+
+    def read(self, capture: OutputCapture) -> int | None:
+        """As the capture says; and whoever follows hears of it."""
+        taken = capture.read()
+        if taken:
+            self.followers.notify()
+        return taken
+
+    def append_output(self, data: bytes) -> bool:
+        """Somebody else has read it; whether that is too much."""
+        self.stdout.append(data)
+        self.followers.notify()
+        return self.is_over_output()
+
+    def finish(self) -> None:
+        """Take everything written so far: the writers are dead or frozen, so this ends. Nobody reads input any more."""
+        for capture in self.captures:
+            while capture.read():
+                pass
+        self.followers.notify(ended=True)
+        if self.stdin_feed is not None:
+            self.stdin_feed.close()
+
+    def report(
+        self, usage: CgroupUsage, peak_kib: int, *, lost: bool, enforcement: Mapping[str, str]
+    ) -> ExecutionReport:
+        message = self.exit_message or {}
+        status = message.get("status")
+        exit_status = os.waitstatus_to_exitcode(status) if status is not None else None
+        refused = message.get("refused")
+        outcome, reason = outcome_of(
+            AttemptEnd(
+                cause=self.cause,
+                exit_status=exit_status,
+                refused=refused is not None,
+                oom_kills=usage.oom_kills - self.usage_before.oom_kills,
+                over_memory=message.get("over_memory", False),
+                pids_refused=usage.pids_refused - self.usage_before.pids_refused,
+                limit_if_failed=message.get("limit_if_failed"),
+                limit=message.get("limit"),
+            )
+        )
+        stderr = self.stderr.stream()
+        if refused is not None:
+            text = f"{refused}\n".encode(errors="backslashreplace")
+            stderr = CapturedStream(text, len(text))
+        return ExecutionReport(
+            fence=self.spec.fence,
+            outcome=outcome,
+            reason=reason,
+            message=refused or message.get("message"),
+            exit_code=exit_status if exit_status is not None and exit_status >= 0 else None,
+            signal=-exit_status if exit_status is not None and exit_status < 0 else None,
+            stdout=self.stdout.stream(),
+            stderr=stderr,
+            files=self.files,
+            missing_files=tuple(path for path in self.spec.fetch if path not in self.files),
+            run_us=int((time.monotonic() - self.started_at) * 1_000_000) if self.started_at is not None else 0,
+            cpu_us=usage.cpu_us - self.usage_before.cpu_us or message.get("cpu_us", 0),
+            peak_memory_kib=peak_kib or message.get("peak_kib", 0),
+            left_behind=message.get("left_behind", 0),
+            environment_lost=lost,
+            enforcement=enforcement,
+        )
+
+
+def _stdin_feed_of(spec: ExecSpec) -> StdinFeed | None:
+    """What is written to it while it runs: all that is typed on a terminal, elsewhere only what can be continued."""
+    is_typed = spec.session is not None
+    if not spec.stdin_open and not (is_typed and spec.stdin):
+        return None
+    return StdinFeed(spec.stdin, is_terminal=is_typed, is_complete=not spec.stdin_open)

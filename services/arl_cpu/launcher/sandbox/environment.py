@@ -1,0 +1,399 @@
+"""One environment: the agent that is its pid 1, its cgroup, and the attempt that runs in it now."""
+
+import os
+import socket
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from arl_cpu.contract.executor import AttemptResize, EnvironmentSpec, ExecutionReport
+from arl_cpu.launcher.agent import interpreter
+from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.agent.native import AUTO, PYTHON
+from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.isolation.isolation import AgentSetup
+from arl_cpu.launcher.isolation.mounts import WORKSPACE
+from arl_cpu.launcher.linux.packet_channel import read_file
+from arl_cpu.launcher.linux.processes import ProcessInfo, pin_to_cores
+from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
+from arl_cpu.launcher.sandbox.environment_template import template_variables
+from arl_cpu.launcher.sandbox.request_builder import build_request, host_variables
+from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
+from arl_cpu.launcher.sandbox.shell_manager import ShellManager
+from arl_cpu.templates.template_store import OpenTemplate
+
+__all__ = ["SandboxEnvironment"]
+
+_SETUP_LIMIT_S = 30.0
+_INTERRUPT_STAGE_S, _KILL_STAGE_S = 0.2, 3.0
+_FREEZE_LIMIT_S, _FREEZE_POLL_S = 2.0, 0.0001
+_AGENT_PROCESSES, _NATIVE_PROCESSES = 1, 2
+"""Beside those of actions: the agent, and the interpreter that the one in C may start."""
+_AGENT_CPU_MILLI = 1000
+"""What the agent itself may use where the attempt runs nothing."""
+
+
+class SandboxEnvironment:
+    """Made at once, ready later. It ends when its pid 1 is reaped: then the kernel has ended all others in it."""
+
+    def __init__(
+        self,
+        spec: EnvironmentSpec,
+        host: SandboxHost,
+        pool: SandboxPool,
+        on_report: Callable[[ExecutionReport], None],
+        on_removed: Callable[["SandboxEnvironment", str | None], None],
+        template: OpenTemplate | None = None,
+        *,
+        runs_source: bool = False,
+    ) -> None:
+        self.spec, self._host, self._template = spec, host, template
+        self._on_report, self._on_removed = on_report, on_removed
+        self.attempt: SandboxAttempt | None = None
+        self.is_ending = False
+        self._is_ready = False
+        self._loss_reason: str | None = None
+        self._variables: dict[str, str] = {}
+        """Of every action in it."""
+        self._leftover_captures: list[OutputCapture] = []
+        self._has_leftovers = False
+        # For a single source the agent in Python forks itself, where the one in C would have to start an interpreter.
+        forks_itself = runs_source and spec.scope == "ephemeral" and template is None and host.agent_kind == AUTO
+        self._is_native = host.agent_kind != PYTHON and not forks_itself
+        self._shell_manager = ShellManager(
+            host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
+        )
+        self._pool = pool
+        self._acquire_sandbox(pool.acquire if template is None else partial(pool.create, template=template))
+
+    @property
+    def idle_sandbox(self) -> tuple[Sandbox, str] | None:
+        """Where it lives, and its working directory there, while nothing runs in it."""
+        return (self._sandbox, self._workspace()) if self._is_ready and not (self.attempt or self.is_ending) else None
+
+    def begin(self, attempt: SandboxAttempt) -> None:
+        """Run it as soon as the environment is ready. There must be no other."""
+        self.attempt = attempt
+        if self._sandbox.pid is not None:
+            self._limit_setup(attempt)
+        if self._is_ready:
+            self._start(attempt)
+
+    def stop(self, cause: StopCause) -> None:
+        """End the running attempt, in stages: the agent, then pid 1 and the whole environment with it."""
+        attempt = self.attempt
+        if attempt is None or attempt.cause is not None or attempt.exit_message is not None:
+            return
+        attempt.cause = cause
+        if not self._is_ready:
+            self.end()
+        elif self._shell_manager.interrupt():
+            attempt.set_timer(self._host.loop, _INTERRUPT_STAGE_S, partial(self._kill, attempt))
+        else:
+            self._kill(attempt)
+
+    def _kill(self, attempt: SandboxAttempt) -> None:
+        self._raise_quota(attempt.allocation)
+        self._send({"op": "kill"})
+        attempt.set_timer(self._host.loop, _KILL_STAGE_S, self._sandbox.kill)
+        self._shell_manager.attempt_killed()
+
+    def resize(self, resize: AttemptResize) -> bool:
+        """Whether the attempt has this now, or a later one. One that has not started yet starts with it.
+
+        One that ended or is being ended keeps what it has; so does one for which it could not be written.
+        """
+        attempt = self.attempt
+        if attempt is None or attempt.exit_message is not None or attempt.cause is not None:
+            return False
+        before = attempt.allocation
+        if resize.amounts_seq <= before.amounts_seq:
+            return True
+        try:
+            if attempt.started_at is not None:
+                self._apply_allocation(resize, is_for_all=True)
+        except OSError:
+            with suppress(OSError):
+                self._apply_allocation(before, is_for_all=True)
+            return False
+        attempt.allocation = resize
+        return True
+
+    def end(self, cause: StopCause = "cancelled") -> None:
+        """End everything in the environment, a running attempt for that cause; then `on_gone` is called."""
+        if self.is_ending:
+            return
+        self.is_ending = True
+        if self.attempt is not None and self.attempt.exit_message is None:
+            self.attempt.cause = self.attempt.cause or cause
+        if self._sandbox.pid is None:
+            return
+        if self._host.driver.dies_with_init or self._host.cgroup_tree is not None:
+            self._sandbox.kill()
+        else:
+            # The agent knows its descendants best: it ends them at the end of its channel.
+            self._sandbox.channel.socket.shutdown(socket.SHUT_WR)
+            self._host.loop.call_later(_KILL_STAGE_S, self._sandbox.kill)
+
+    def died(self) -> None:
+        """Pid 1 was reaped."""
+        if self._was_pooled and not self._is_ready and not self.is_ending:
+            # It died in the pool, before it could be told to anybody; nothing of the attempt has run.
+            dead = self._sandbox
+            try:
+                self._acquire_sandbox(self._pool.create)
+            except OSError as failure:
+                self._loss_reason = f"cannot make the environment: {failure}"
+            else:
+                dead.remove(lambda: None)
+                return
+        if self.attempt is not None:
+            self._settle(self.attempt, lost=self.spec.scope == "trajectory")
+        elif not self.is_ending:
+            self._loss_reason = "its first process ended"
+        self.is_ending = True
+        self._sandbox.remove(self._sandbox_removed)
+
+    def _acquire_sandbox(self, acquire: Callable[[SandboxOwner], Sandbox]) -> None:
+        self._sandbox = acquire(self)
+        self._was_pooled = self._sandbox.is_prepared
+        if self._was_pooled:
+            self.prepared()
+
+    def processes(self) -> list[ProcessInfo]:
+        """Every living process of it on the host, its first one included."""
+        return self._sandbox.processes()
+
+    def created(self) -> None:
+        """The agent lives; from here on set-up takes its own time."""
+        if self.attempt is not None:
+            self._limit_setup(self.attempt)
+        if self.is_ending:
+            self._sandbox.kill()
+
+    def prepared(self) -> None:
+        """The cell stands: give it its sizes and the last walls."""
+        try:
+            self._sandbox.cgroup.set_limits(
+                memory_mib=self.spec.memory_mib,
+                pids=self.spec.pids + (_NATIVE_PROCESSES if self._is_native else _AGENT_PROCESSES),
+            )
+            self._sandbox.channel.send({"op": "bind", **asdict(self._setup())})
+        except ConnectionError:
+            self._sandbox.kill()  # the agent is gone already; its death is told like any other
+        except OSError as failure:
+            self.failed(f"cannot set up the environment: {failure}")
+
+    def _limit_setup(self, attempt: SandboxAttempt) -> None:
+        """From here on; the wait for other environments that are being made is nobody's failure."""
+        attempt.set_timer(self._host.loop, _SETUP_LIMIT_S, lambda: self.stop("setup"))
+
+    def _setup(self) -> AgentSetup:
+        if not self._host.driver.dies_with_init:
+            workdir.create(self._sandbox.work_dir, self._sandbox.own_uid)
+        return AgentSetup(
+            workspace=self._workspace(),
+            is_host=self._template is None,
+            base_prefix=self._host.base_prefix,
+            memory_mib=self.spec.memory_mib,
+            disk_mib=self.spec.disk_mib,
+            pids=self.spec.pids,
+            keeps_processes=self.spec.scope == "trajectory",
+            has_cgroup=self._host.cgroup_tree is not None,
+            watches_memory=self._host.driver.is_isolated and self._host.cgroup_tree is None,
+            host_id=self._sandbox.own_uid,
+            watches_files=self._host.driver.name == "landlock",
+            is_native=self._is_native,
+        )
+
+    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
+        """What the agent tells of itself and of the attempt."""
+        match message["op"]:
+            case "ready":
+                self._is_ready = True
+                if self.attempt is not None:
+                    self._start(self.attempt)
+            case "started" if self.attempt is not None:
+                self._started(self.attempt)
+            case "file" if self.attempt is not None:
+                path = self.attempt.spec.fetch[message["number"]]
+                self.attempt.files[path] = read_file(files[0], message["size"])
+            case "exited" if self.attempt is not None:
+                self._exited(self.attempt, message)
+
+    def _start(self, attempt: SandboxAttempt) -> None:
+        try:
+            self._apply_allocation(attempt.allocation, is_for_all=self._has_leftovers)
+            self._sandbox.cgroup.thaw()
+            attempt.usage_before = self._sandbox.usage or self._sandbox.cgroup.usage()
+            self._sandbox.cgroup.reset_peak()
+            self._send_start(attempt)
+        except ConnectionError:
+            self._sandbox.kill()  # the agent is gone already; its death is told like any other
+        except OSError as failure:
+            self.failed(f"cannot start the action: {failure}")
+        except ValueError as mistake:
+            self._exited(attempt, {"refused": str(mistake)})
+
+    def _apply_allocation(self, allocation: AttemptResize, *, is_for_all: bool) -> None:
+        """Quota and cores; without a cgroup an affinity, of all processes or of the first, which hands it down."""
+        self._sandbox.cgroup.set_cpu(cpu_milli=allocation.cpu_milli or _AGENT_CPU_MILLI, cores=allocation.cores)
+        if self._host.cgroup_tree is not None or self._sandbox.pid is None:
+            return
+        cores = allocation.cores or os.sched_getaffinity(0)
+        if is_for_all:
+            pin_to_cores(self.processes, cores)
+        else:
+            os.sched_setaffinity(self._sandbox.pid, cores)
+
+    def _send_start(self, attempt: SandboxAttempt) -> None:
+        spec = attempt.spec
+        if spec.argv is None and spec.source is None and spec.env:
+            self._variables = dict(spec.env)
+        order = build_request(spec, self._workspace(), self._template_variables(), self._variables)
+        host_id = self._sandbox.host_id
+        attempt.started_at = time.monotonic()
+        if spec.session is not None:
+            self._has_leftovers = True
+            self._shell_manager.begin(attempt, order, host_id)
+            return
+        stdin = attempt.open_stdin(self._host.loop, host_id)
+        try:
+            for capture in attempt.captures:
+                if host_id is not None:
+                    os.fchown(capture.write_end, host_id, -1)  # so that /dev/stdout can be opened inside
+                self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
+            ends = [capture.write_end for capture in attempt.captures]
+            self._send_order(order, [stdin, *ends])
+        finally:
+            os.close(stdin)
+        for capture in attempt.captures:
+            capture.close_write_end()
+
+    def _send_order(self, order: AgentRequest, files: Sequence[int]) -> None:
+        payload = order.pack()
+        try:
+            self._sandbox.channel.send({"op": "start"}, [payload, *files])
+        finally:
+            os.close(payload)
+
+    def _template_variables(self) -> Mapping[str, str]:
+        workspace = self._workspace()
+        if self._template is not None:
+            return template_variables(self._template, workspace)
+        return host_variables(self._host.base_prefix, workspace)
+
+    def _workspace(self) -> str:
+        if self._template is not None and self._template.template.workdir is not None:
+            return self._template.template.workdir
+        return WORKSPACE if self._host.driver.dies_with_init else workdir.workspace_path(self._sandbox.work_dir)
+
+    def _started(self, attempt: SandboxAttempt) -> None:
+        if attempt.cause is None:
+            attempt.set_timer(self._host.loop, attempt.time_left_s(), lambda: self.stop("timeout"))
+        self._shell_manager.started()
+
+    def _append_terminal_output(self, data: bytes) -> None:
+        """What a session's terminal shows."""
+        if self.attempt is not None and self.attempt.append_output(data):
+            self.stop("output")
+
+    def _read(self, attempt: SandboxAttempt, capture: OutputCapture) -> None:
+        if attempt.read(capture) == 0:
+            self._host.loop.unwatch(capture.read_end)
+        elif attempt.is_over_output():
+            self.stop("output")
+
+    def _exited(self, attempt: SandboxAttempt, message: dict[str, Any]) -> None:
+        if self._shell_manager.handle_exit(message):
+            return
+        if message.pop("no_interpreter", False):
+            message["refused"] = interpreter.MISSING_PYTHON
+        attempt.exit_message = message
+        attempt.cancel_timer()
+        if self.spec.scope == "ephemeral":
+            self.end()
+        else:
+            self._settle_once_frozen(attempt, time.monotonic() + _FREEZE_LIMIT_S)
+
+    def _settle_once_frozen(self, attempt: SandboxAttempt, deadline: float) -> None:
+        """A process freezes when it next runs, and until then others are served."""
+        if self.attempt is not attempt:
+            return  # its environment died meanwhile, and that was told
+        if self._sandbox.freeze():
+            self._settle(attempt, lost=False)
+        elif time.monotonic() > deadline:
+            self._sandbox.kill()
+        else:
+            time.sleep(_FREEZE_POLL_S)  # the loop's own timers are ten times as coarse
+            self._host.loop.call_later(0, partial(self._settle_once_frozen, attempt, deadline))
+
+    def _settle(self, attempt: SandboxAttempt, *, lost: bool) -> None:
+        """Report. Nothing of the attempt runs any more: it is dead, or frozen."""
+        self.attempt = None
+        attempt.cancel_timer()
+        attempt.finish()
+        usage, peak_kib = attempt.usage_before, 0
+        with suppress(OSError):  # with no file left to open, what it used is not known, and its end is told
+            self._sandbox.usage = usage = self._sandbox.cgroup.usage()
+            peak_kib = self._sandbox.cgroup.peak_kib()
+        self._has_leftovers |= bool(attempt.exit_message and attempt.exit_message.get("left_behind"))
+        for capture in attempt.captures:
+            if not capture.is_open:
+                continue
+            self._host.loop.unwatch(capture.read_end)
+            if attempt.exit_message and attempt.exit_message.get("left_behind") and not lost:
+                self._keep_reading(capture)
+            else:
+                capture.close()
+        self._on_report(attempt.report(usage, peak_kib, lost=lost, enforcement=self._host.enforcement))
+
+    def _keep_reading(self, capture: OutputCapture) -> None:
+        """What was left behind may write on; closing the pipe would kill it by SIGPIPE."""
+        self._leftover_captures.append(capture)
+
+        def discard() -> None:
+            taken = capture.read()
+            if taken == 0:
+                self._host.loop.unwatch(capture.read_end)
+                capture.close()
+                self._leftover_captures.remove(capture)
+            elif taken and self.attempt is not None:
+                self.attempt.leftover_bytes += taken
+                if self.attempt.is_over_output():
+                    self.stop("output")
+
+        self._host.loop.watch(capture.read_end, discard)
+
+    def failed(self, message: str) -> None:
+        """Set-up did not work; the environment ends and its first attempt with it."""
+        attempt, self.attempt = self.attempt, None
+        if attempt is not None:
+            attempt.cause, attempt.exit_message = attempt.cause or "setup", {"message": message}
+            self._settle(attempt, lost=self._is_ready and self.spec.scope == "trajectory")
+        self.end()
+        if self._sandbox.pid is None:
+            self._sandbox.remove(self._sandbox_removed)
+
+    def _raise_quota(self, allocation: AttemptResize) -> None:
+        """The agent shares its quota with what it has to kill."""
+        with suppress(OSError):  # it is only slower
+            self._sandbox.cgroup.set_cpu(cpu_milli=max(allocation.cpu_milli, 1000), cores=allocation.cores)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        try:
+            self._sandbox.channel.send(message)
+        except OSError:
+            self._sandbox.kill()
+
+    def _sandbox_removed(self) -> None:
+        self._shell_manager.close()
+        for capture in self._leftover_captures:
+            self._host.loop.unwatch(capture.read_end)
+            capture.close()
+        if self._template is not None:
+            self._template.close()
+        self._on_removed(self, self._loss_reason)

@@ -1,0 +1,72 @@
+"""A template as an environment uses it: its layers for the agent, and what it asks of every process."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from arl_cpu.launcher.isolation.drivers import IsolationDriver
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.templates.template import HOST_TEMPLATE
+from arl_cpu.templates.template_store import LAYER_TREE, OpenTemplate, TemplateStore, UnknownTemplate
+
+__all__ = ["TemplateUnavailable", "layers_message", "open_template", "template_variables"]
+
+# As container runtimes have it.
+_VARIABLES = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "TMPDIR": "/tmp",  # noqa: S108  # its own
+}
+
+
+class TemplateUnavailable(Exception):
+    """The message says why this node cannot make such an environment."""
+
+
+def open_template(store: TemplateStore | None, driver: IsolationDriver, name: str) -> OpenTemplate | None:
+    """None for `host`. Its layers stay until it is closed. Raises NoTemplate."""
+    if name == HOST_TEMPLATE:
+        return None
+    if not driver.has_templates:
+        raise TemplateUnavailable(
+            f"the {driver.name} driver has no template but `host`; {name!r} needs the namespaces driver"
+        )
+    if store is None:
+        raise TemplateUnavailable(f"this node has no template {name!r}: TANGRAM_TEMPLATES_DIR is not set")
+    try:
+        return store.open(name)
+    except UnknownTemplate:
+        there = ", ".join([HOST_TEMPLATE, *(each.name for each in store.list_templates())])
+        raise TemplateUnavailable(f"this node has no template {name!r}; it has {there}") from None
+    except ValueError as error:
+        raise TemplateUnavailable(f"the template {name!r} cannot be read: {error}; import it again") from None
+
+
+def layers_message(opened: OpenTemplate, agent_pid: int) -> tuple[dict[str, Any], int | None]:
+    """What the agent is told, and the layers' directory mounted so that the files are its own, where that can be done.
+
+    Else, or where the files belong to its uid as they are, it finds them by the path.
+    """
+    trees = [f"{layer}/{LAYER_TREE}" for layer in reversed(opened.template.layers)]
+    said = {"directory": str(opened.layers.absolute()), "trees": trees}
+    if os.geteuid() != 0:
+        return said, None
+    try:
+        return said, _idmapped_layers(opened.layers, agent_pid)
+    except OSError:
+        return said, None
+
+
+def template_variables(opened: OpenTemplate, workspace: str) -> Mapping[str, str]:
+    """Of every process, under what the action itself asks for."""
+    template = opened.template
+    return {**_VARIABLES, "HOME": template.home or workspace, **template.env}
+
+
+def _idmapped_layers(directory: Path, agent_pid: int) -> int:
+    namespace = os.open(f"/proc/{agent_pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return syscalls.create_idmapped_mount(str(directory), namespace)
+    finally:
+        os.close(namespace)

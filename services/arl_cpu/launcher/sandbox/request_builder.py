@@ -1,0 +1,63 @@
+"""From what a manager asks for to what an agent is told."""
+
+import posixpath
+from collections.abc import Mapping
+
+from arl_cpu.contract.executor import ExecSpec
+from arl_cpu.launcher.agent import interpreter
+from arl_cpu.launcher.agent.agent_request import AgentRequest, RequestMode
+from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.isolation.mounts import WORKSPACE
+
+__all__ = ["build_request", "host_variables"]
+
+_THREAD_VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "OPENBLAS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "PYTHON_CPU_COUNT",
+)
+
+
+def build_request(
+    spec: ExecSpec, workspace: str, template_variables: Mapping[str, str], environment_variables: Mapping[str, str]
+) -> AgentRequest:
+    """`given` are the variables of the template, `kept` those of the environment."""
+    return AgentRequest(
+        mode=_mode_of(spec),
+        argv=spec.argv or interpreter.RESIDENT_COMMAND,
+        env={
+            **template_variables,
+            **_thread_variables(max(spec.cpu_milli, spec.max_cpu_milli)),
+            **environment_variables,
+            **spec.env,
+        },
+        cwd=posixpath.join(workspace, spec.cwd or ""),
+        fetch=spec.fetch,
+        files=spec.files,
+        source=(spec.source or "").encode(errors="surrogatepass"),
+    )
+
+
+def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
+    """Of the template `host`."""
+    prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
+    return {
+        "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
+        "HOME": workspace,
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # its own
+    }
+
+
+def _mode_of(spec: ExecSpec) -> RequestMode:
+    if spec.session is not None:
+        return "watch"
+    if spec.argv is not None:
+        return "run"
+    return "source" if spec.source is not None else "files"
+
+
+def _thread_variables(cpu_milli: int) -> dict[str, str]:
+    return dict.fromkeys(_THREAD_VARIABLES, str(max(1, cpu_milli // 1000)))

@@ -1,0 +1,395 @@
+"""Agents behind their first walls, and a few of them that stand ready.
+
+What takes long about an environment, its processes, namespaces, file tree and cgroup, does not depend on who will use
+it. It is done before anybody asks; sizes and the last walls come when an environment takes the cell over.
+"""
+
+import errno
+import os
+import signal
+import socket
+import traceback
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from arl_cpu.launcher.agent.native import PYTHON
+from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.isolation import unsafe_local
+from arl_cpu.launcher.isolation.drivers import IsolationDriver
+from arl_cpu.launcher.linux.cgroups import Cgroup, CgroupTree, CgroupUsage, NoCgroup, wait_until
+from arl_cpu.launcher.linux.event_loop import EventLoop
+from arl_cpu.launcher.linux.packet_channel import PacketChannel
+from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes, descendants
+from arl_cpu.launcher.sandbox.environment_template import layers_message
+from arl_cpu.launcher.sandbox.zygote import Zygote
+from arl_cpu.templates.template_store import OpenTemplate, TemplateStore
+
+__all__ = ["Sandbox", "SandboxHost", "SandboxOwner", "SandboxPool", "SandboxWorker"]
+
+_FREEZE_LIMIT_S = 0.5
+_REMOVE_RETRY_S = 0.05
+_STRAYS_RETRY_S = 0.05
+_REFILL_S = 0.02
+_REFILL_AFTER_FAILURE_S = 5.0
+
+
+@dataclass(kw_only=True)
+class SandboxHost:
+    """What all environments of this launcher share."""
+
+    loop: EventLoop
+    zygote: Zygote
+    cgroup_tree: CgroupTree | None
+    driver: IsolationDriver
+    first_host_id: int | None
+    """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
+    work_dir: Path
+    base_prefix: str
+    templates: TemplateStore | None = None
+    agent_kind: str = PYTHON
+    """Which program is pid 1 of environments."""
+    sandboxes: dict[int, "Sandbox"] = field(default_factory=dict)
+    workers: dict[int, Callable[[int], None]] = field(default_factory=dict)
+    """Processes at work on files, and what hears with which status they end."""
+    enforcement: Mapping[str, str] = field(default_factory=dict)
+    used_numbers: set[int] = field(default_factory=set)
+
+    @property
+    def ready_file(self) -> Path:
+        """Names what stands ready, for who looks at this machine from outside."""
+        return self.work_dir.with_name("ready")
+
+    def take_number(self) -> int:
+        """The smallest that no living environment has: names its cgroup, its directory and its uid."""
+        number = next(each for each in range(len(self.used_numbers) + 1) if each not in self.used_numbers)
+        self.used_numbers.add(number)
+        return number
+
+    def kill_strays(self) -> None:
+        """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
+        if self.zygote.is_idle:
+            unsafe_local.kill_strays(excluded_pids={self.zygote.pid, *self.sandboxes, *self.workers})
+        else:
+            self.loop.call_later(_STRAYS_RETRY_S, self.kill_strays)
+
+
+class SandboxOwner(Protocol):
+    """Who hears what becomes of a cell."""
+
+    def created(self) -> None:
+        """Its agent lives."""
+        ...
+
+    def prepared(self) -> None:
+        """It can be bound."""
+        ...
+
+    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
+        """The agent said something else."""
+        ...
+
+    def failed(self, message: str) -> None:
+        """It did not work; it is to be ended."""
+        ...
+
+    def died(self) -> None:
+        """Its pid 1 was reaped: the kernel has ended all others in it."""
+        ...
+
+
+class SandboxWorker(Protocol):
+    def kill(self) -> None:
+        """It ends soon, and then is among the cell's no more."""
+        ...
+
+
+class Sandbox:
+    """Made at once, prepared later, removed after its death. Raises OSError where none can be made."""
+
+    def __init__(self, host: SandboxHost, owner: SandboxOwner, template: OpenTemplate | None = None) -> None:
+        self._host, self.owner, self._template = host, owner, template
+        self.is_prepared = False
+        self.pid: int | None = None
+        self.cgroup: Cgroup = NoCgroup()
+        self.workers: set[SandboxWorker] = set()
+        """At work on its files; it is not removed before they have ended."""
+        self.usage: CgroupUsage | None = None
+        """After the last attempt. While it is frozen only workers use anything, and after them it is not known."""
+        self._mounts: int | None = None
+        self.number = host.take_number()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.channel = PacketChannel(ours)
+        try:
+            if host.cgroup_tree is not None:
+                self.cgroup = host.cgroup_tree.make(self.name)
+            host.zygote.fork_agent(theirs, self.host_id, self.cgroup.join_files, self._created)
+        except OSError:
+            theirs.close()
+            self.channel.close()
+            self.cgroup.remove()
+            host.used_numbers.discard(self.number)
+            raise
+
+    @property
+    def name(self) -> str:
+        """Of its cgroup and its directory."""
+        return f"e{self.number}"
+
+    @property
+    def host_id(self) -> int | None:
+        """The uid that its processes have on the host; None where that is the launcher's own, without walls."""
+        if not self._host.driver.is_isolated:
+            return None
+        first = self._host.first_host_id
+        return os.getuid() if first is None else first + self.number
+
+    @property
+    def own_uid(self) -> int | None:
+        """The one of the range that is this environment's alone; None where there is no range."""
+        return self.host_id if self._host.first_host_id is not None else None
+
+    @property
+    def work_dir(self) -> Path:
+        """Its files, where they do not live in a file system of its own."""
+        return self._host.work_dir / self.name
+
+    @property
+    def template_digest(self) -> str | None:
+        """Of the template over whose layers all is written; None without one."""
+        return self._template.template.digest if self._template is not None else None
+
+    def processes(self) -> list[ProcessInfo]:
+        """Every living process of it on the host, its first one included."""
+        if self.pid is None:
+            return []
+        return [*descendants(self.pid), *(each for each in all_processes() if each.pid == self.pid)]
+
+    def open_mounts(self) -> int | None:
+        """Its mount namespace; None where it has none of its own. Raises OSError."""
+        if not self._host.driver.dies_with_init:
+            return None
+        if self._mounts is not None:
+            return os.dup(self._mounts)
+        if self.pid is None:
+            raise ProcessLookupError(errno.ESRCH, "its first process is gone")
+        return os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
+
+    def kill(self) -> None:
+        """The kernel's guarantee: with pid 1 everything in its pid namespace dies. Without one, what is frozen."""
+        if self.pid is None:
+            return
+        if not self._host.driver.dies_with_init:
+            wait_until(self.freeze, _FREEZE_LIMIT_S)
+        with suppress(OSError):  # pid 1 is dying in any case
+            os.kill(self.pid, signal.SIGKILL)
+            self.cgroup.kill()
+
+    def freeze(self) -> bool:
+        """Whether nothing in it runs any more; otherwise that is asked again."""
+        try:
+            return self.cgroup.freeze()
+        except OSError:
+            return False
+
+    def reaped(self) -> None:
+        """Its pid 1 is no more."""
+        self.pid = None
+        self._unwatch_channel()
+        if not self._host.driver.dies_with_init:
+            self._host.kill_strays()
+        self.owner.died()
+
+    def remove(self, done: Callable[[], None]) -> None:
+        """Give back what it had on the host; `done` when nothing is left."""
+        for worker in tuple(self.workers):
+            worker.kill()
+        if self.workers or not self.cgroup.remove():
+            with suppress(OSError):  # what was forked while it was killed
+                self.cgroup.kill()
+            self._host.loop.call_later(_REMOVE_RETRY_S, lambda: self.remove(done))
+            return
+        self._unwatch_channel()
+        self.channel.close()
+        if self._mounts is not None:
+            os.close(self._mounts)
+            self._mounts = None
+        if not self._host.driver.dies_with_init:
+            workdir.remove(self.work_dir)
+        self._host.used_numbers.discard(self.number)
+        done()
+
+    def _created(self, pid: int, error: str) -> None:
+        if pid == 0:
+            self.owner.failed(error)
+            return
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            self.owner.failed("the agent died at once")
+            return
+        self.pid = pid
+        self._host.sandboxes[pid] = self
+        self._host.loop.watch(self.channel.socket.fileno(), self._receive)
+        self.owner.created()
+        try:
+            self._prepare(pid)
+        except OSError:
+            self.kill()  # the agent is gone already; its death is told like any other
+
+    def _prepare(self, pid: int) -> None:
+        said: dict[str, Any] = {"op": "prepare", "base_prefix": self._host.base_prefix}
+        if self._template is None:
+            self.channel.send(said)
+            return
+        said["layers"], copy = layers_message(self._template, pid)
+        try:
+            self.channel.send(said, [copy] if copy is not None else [])
+        finally:
+            if copy is not None:
+                os.close(copy)
+
+    def _receive(self) -> None:
+        """Whatever goes wrong with what one agent says ends its cell, and no other."""
+        try:
+            if (received := self.channel.receive()) is not None:
+                self._handle(*received)
+                return
+        except Exception:  # noqa: BLE001 - whatever it is, it is this environment's
+            traceback.print_exc()
+        self._unwatch_channel()
+        self.kill()
+
+    def _handle(self, message: dict[str, Any], files: list[int]) -> None:
+        try:
+            match message["op"]:
+                case "prepared":
+                    self.is_prepared = True
+                    self._retain_mounts()
+                    self.owner.prepared()
+                case "failed":
+                    self.owner.failed(message["message"])
+                case _:
+                    self.owner.message_received(message, files)
+        finally:
+            for file in files:
+                os.close(file)
+
+    def _retain_mounts(self) -> None:
+        """An ordinary user gets at the namespaces of a process only as long as that lets itself be looked at."""
+        if self._host.driver.has_zygote_namespaces and os.geteuid() != 0:
+            self._mounts = self.open_mounts()
+
+    def _unwatch_channel(self) -> None:
+        if self.channel.socket.fileno() >= 0:
+            self._host.loop.unwatch(self.channel.socket.fileno())
+
+
+class SandboxPool:
+    """Keeps some cells ready."""
+
+    def __init__(self, host: SandboxHost, size: int) -> None:
+        self._host, self._size = host, size
+        self._ready: deque[_PooledSandbox] = deque()
+        self._is_filling = False
+        self.is_ended = False
+        self._done: Callable[[], None] = _do_nothing
+
+    def acquire(self, owner: SandboxOwner) -> Sandbox:
+        """One that is ready, else one in the making, else a new one, of the template `host`. Raises OSError."""
+        if not self._ready:
+            return self.create(owner)
+        waiting = next((each for each in self._ready if each.sandbox.is_prepared), self._ready[0])
+        self._ready.remove(waiting)
+        self._write_ready_file()
+        self._fill_later(_REFILL_S)
+        waiting.sandbox.owner = owner
+        return waiting.sandbox
+
+    def create(self, owner: SandboxOwner, template: OpenTemplate | None = None) -> Sandbox:
+        """One that is made for this owner. Raises OSError."""
+        return Sandbox(self._host, owner, template)
+
+    def fill(self) -> None:
+        """Bring it to its size, one after the other: an action that starts meanwhile waits for one at most."""
+        self._is_filling = False
+        if self.is_ended or len(self._ready) >= self._size:
+            return
+        waiting = _PooledSandbox(self)
+        try:
+            waiting.sandbox = Sandbox(self._host, waiting)
+        except OSError:
+            self._fill_later(_REFILL_AFTER_FAILURE_S)
+            return
+        self._ready.append(waiting)
+        self._write_ready_file()
+
+    def end(self, done: Callable[[], None]) -> None:
+        """Kill all that stand ready; `done` when nothing of them is left."""
+        self.is_ended = True
+        self._done = done
+        for waiting in tuple(self._ready):
+            waiting.sandbox.kill()
+        self._check_done()
+
+    def remove(self, pooled: "_PooledSandbox") -> None:
+        """It died before anybody used it."""
+        if pooled in self._ready:
+            self._ready.remove(pooled)
+            self._write_ready_file()
+        self._check_done()
+        self._fill_later(_REFILL_AFTER_FAILURE_S)
+
+    def sandbox_prepared(self) -> None:
+        """One more is ready."""
+        self._fill_later(_REFILL_S)
+
+    def _fill_later(self, delay_s: float) -> None:
+        if not self._is_filling and not self.is_ended and len(self._ready) < self._size:
+            self._is_filling = True
+            self._host.loop.call_later(delay_s, self.fill)
+
+    def _check_done(self) -> None:
+        if self.is_ended and not self._ready:
+            self._done()
+            self._done = _do_nothing
+
+    def _write_ready_file(self) -> None:
+        if self._size:
+            self._host.ready_file.write_text("".join(f"{each.sandbox.name}\n" for each in self._ready))
+
+
+class _PooledSandbox:
+    """The owner of a cell that nobody uses yet."""
+
+    sandbox: Sandbox
+
+    def __init__(self, pool: SandboxPool) -> None:
+        self._pool = pool
+
+    def created(self) -> None:
+        if self._pool.is_ended:
+            self.sandbox.kill()
+
+    def prepared(self) -> None:
+        self._pool.sandbox_prepared()
+
+    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
+        del message, files
+
+    def failed(self, message: str) -> None:
+        del message
+        if self.sandbox.pid is None:
+            self.died()
+        else:
+            self.sandbox.kill()
+
+    def died(self) -> None:
+        self.sandbox.remove(lambda: self._pool.remove(self))
+
+
+def _do_nothing() -> None:
+    pass

@@ -1,0 +1,325 @@
+"""Shells that stay open between actions: each has a terminal, is given commands, and tells how they ended."""
+
+import fcntl
+import os
+import re
+import secrets
+import signal
+import termios
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
+from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
+
+__all__ = ["KILLED_STATUS", "NO_SHELL_MESSAGE", "SHELL_ARGV", "SHELL_VARIABLES", "ShellSession", "TerminalUnavailable"]
+
+# Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
+# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes to file 4 `r:NUMBER` when it has read one,
+# `NUMBER:STATUS` when that has ended, and at its own end `x:NUMBER:STATUS` with the number of the command it was in, if
+# it was in any. Commands get neither file. Ended jobs are forgotten, so that the next one is %1. Functions, aliases,
+# IFS and TMOUT of a command change nothing of this, and what it traces is not shown.
+_READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tangram%% *}" >&4
+\builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
+\builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
+while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__tangram%% *}" &&
+\builtin printf 'r:%s\0' "$__tangram_now" >&4; } 2>&-; do
+\builtin eval "${__tangram#* }" 3<&- 4>&-
+{ \builtin printf '%s:%d\0' "$__tangram_now" "$?" >&4; \builtin jobs >/dev/null
+\builtin unset __tangram __tangram_now; } 2>&-
+done; \builtin exit"""
+SHELL_ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
+SHELL_VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
+NO_SHELL_MESSAGE = (
+    "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
+)
+KILLED_STATUS = int(signal.SIGKILL)
+"""The wait status of what did not end by itself."""
+
+_NOT_READ_REASON = "its shell ended before it read it"
+_NOT_ANSWERED_REASON = "its shell did not answer"
+_STATUS_MESSAGE = re.compile(rb"r:\d+|\d+:\d{1,3}|x:\d*:\d{1,3}")
+_GET_PEER, _GET_SESSION, _SIGNAL_GROUP = 0x5441, 0x5429, 0x40045436
+_MAX_STATUS_BYTES = 64
+_READ_BYTES = 64 << 10
+_DRAIN_LIMIT_S, _LEADER_CHECK_S = 0.2, 1.0
+_ROWS_AND_COLUMNS = (50, 200)
+
+
+class TerminalUnavailable(Exception):
+    """The message says why a session could not be opened."""
+
+
+class ShellSession:
+    """One shell. Its command's output is everything that the terminal shows from its beginning to its end.
+
+    Raises NoTerminal where there is none to be had.
+    """
+
+    def __init__(self, loop: EventLoop, owner_uid: int | None) -> None:
+        self._loop = loop
+        self._files: list[int] = []
+        self._commands = StdinFeed()
+        try:
+            self._open_terminal(owner_uid)
+        except (OSError, termios.error) as failure:
+            self._commands.close()
+            self._close_files(*self._files)
+            raise TerminalUnavailable(f"there is no terminal to be had for a session: {failure}") from failure
+        self.is_open = True
+        self.not_run_reason: str | None = None
+        """Of the last command, unless its shell has read it, or may have."""
+        self.can_retry = False
+        """The last command was certainly not begun, and never will be."""
+        self._has_exited = self._is_dead = False
+        self._number = 0
+        self._partial_status = b""
+        self._on_ended: Callable[[int], None] | None = None
+        self._on_output: Callable[[bytes], None] = _discard_output
+        self._stdin_feed: StdinFeed | None = None
+        self._drain_marker = b""
+        self._unwritten_marker = b""
+        self._tail = b""
+        self._status: int | None = None
+        self._timer: LoopTimer | None = None
+
+    def _open_terminal(self, owner: int | None) -> None:
+        self._terminal, self._shell_end = self._track_files(*os.openpty())
+        os.set_blocking(self._terminal, False)
+        # Ours is another file than the shell's, which has to block.
+        how = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
+        (self._peer,) = self._track_files(fcntl.ioctl(self._terminal, _GET_PEER, how))
+        self._modes = _set_terminal_modes(self._peer)
+        termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
+        if owner is not None:
+            os.fchown(self._shell_end, owner, -1)  # so that /dev/stdout can be opened inside
+        self._statuses, self._status_end = self._track_files(*os.pipe())
+        os.set_blocking(self._statuses, False)
+        (self._commands_end,) = self._track_files(self._commands.open_pipe(self._loop, None))
+
+    def _track_files(self, *files: int) -> tuple[int, ...]:
+        """Until the session is closed."""
+        self._files += files
+        return files
+
+    def _close_files(self, *files: int) -> None:
+        for file in files:
+            self._files.remove(file)
+            os.close(file)
+
+    @property
+    def shell_files(self) -> list[int]:
+        """What the shell gets as its files 0 to 4."""
+        return [self._shell_end] * 3 + [self._commands_end, self._status_end]
+
+    def close_shell_files(self) -> None:
+        """The shell has its own copies. The terminal's is kept: whether it blocks is a matter of all its copies."""
+        self._close_files(self._commands_end, self._status_end)
+
+    def run(
+        self,
+        command: str,
+        on_output: Callable[[bytes], None],
+        on_ended: Callable[[int], None],
+        stdin_feed: StdinFeed | None,
+    ) -> None:
+        """`ended` is called once, with a wait status, after the last output was shown.
+
+        Without a feed whoever reads is at the end. A command that can run elsewhere has its whole feed there.
+        """
+        self._number += 1
+        self._on_output, self._on_ended, self._stdin_feed = on_output, on_ended, stdin_feed
+        self._status, self.not_run_reason, self.can_retry = None, _NOT_READ_REASON, False
+        try:
+            self._prepare_terminal(has_input=stdin_feed is not None)
+        except (OSError, termios.error) as failure:
+            self.not_run_reason, self.can_retry = f"its terminal cannot be used any more: {failure}", True
+            self.abandon()
+            return
+        self._loop.watch(self._terminal, self._read)
+        self._loop.watch(self._statuses, self._on_status_readable)
+        self._timer = self._loop.call_later(_LEADER_CHECK_S, self._check_leader)
+        if stdin_feed is not None:
+            stdin_feed.attach_terminal(self._terminal, self._loop)
+        text = f"{self._number} {command}".encode(errors="surrogatepass")
+        self._commands.append(text + b"\0", offset=None, end=False)
+
+    def _prepare_terminal(self, *, has_input: bool) -> None:
+        """As it was for the first command. Raises termios.error where programs have made something else of it."""
+        os.set_blocking(self._shell_end, True)
+        termios.tcflow(self._peer, termios.TCOON)
+        termios.tcflush(self._peer, termios.TCIFLUSH)
+        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes if has_input else _modes_without_input(self._modes))
+
+    def has_died(self) -> bool:
+        """Between two commands."""
+        self._read_statuses()
+        return self._has_exited or self._has_lost_leader()
+
+    def interrupt(self) -> None:
+        """As Ctrl-C does, also where a program has turned that off."""
+        # By the kernel: the number of a group may be another's by the time that it is used.
+        with suppress(OSError):
+            fcntl.ioctl(self._terminal, _SIGNAL_GROUP, signal.SIGINT)
+
+    def abandon(self) -> None:
+        """The shell does not answer: end the command without it, and the session."""
+        if self._on_ended is not None and self._status is None:
+            self._read_statuses()
+            if self.not_run_reason is _NOT_READ_REASON:
+                self.not_run_reason = _NOT_ANSWERED_REASON
+            self._status = KILLED_STATUS
+            self.close()
+
+    def close(self) -> None:
+        """The shell is hung up on. A command that runs has ended with what is known."""
+        if not self.is_open:
+            return
+        self.is_open = False
+        self._stop_watching()
+        self._commands.close()
+        self._close_files(*self._files)
+        self._notify_end()
+
+    def _on_status_readable(self) -> None:
+        self._read_statuses()
+        if self._has_exited and self._status is None:
+            self._status = KILLED_STATUS
+        if self._status is not None and not self._drain_marker:
+            self._start_drain()
+
+    def _read_statuses(self) -> None:
+        try:
+            said = os.read(self._statuses, _READ_BYTES)
+        except BlockingIOError:
+            return
+        *whole, self._partial_status = (self._partial_status + said).split(b"\0")
+        for each in whole:
+            self._handle_status(each)
+        # Only the shell has the other end, and it says nothing long unless it was made to.
+        self._is_dead |= not said
+        self._has_exited |= not said or len(self._partial_status) > _MAX_STATUS_BYTES
+        self._partial_status = self._partial_status[:_MAX_STATUS_BYTES]
+
+    def _handle_status(self, message: bytes) -> None:
+        own = b"%d" % self._number
+        # What a program wrote there may hide what the shell says.
+        if message == b"r:" + own or not _STATUS_MESSAGE.fullmatch(message):
+            self._mark_command_read()
+        number, _, status = message.removeprefix(b"x:").partition(b":")
+        if number == own and status.isdigit() and len(status) <= 3:
+            self._mark_command_read()
+            self._status = (int(status) & 0xFF) << 8
+        self._has_exited |= message.startswith(b"x:")
+
+    def _mark_command_read(self) -> None:
+        if self.not_run_reason is not None:
+            self.not_run_reason = None
+            if self._stdin_feed is not None:
+                self._stdin_feed.reader_started()
+
+    def _has_lost_leader(self) -> bool:
+        """That was the shell: the kernel takes its terminal's session away, whoever else has its files."""
+        try:
+            fcntl.ioctl(self._terminal, _GET_SESSION, bytes(4))
+        except OSError:
+            return True
+        return False
+
+    def _check_leader(self) -> None:
+        """A job that was left behind may hide the end of the shell's files."""
+        self._timer = self._loop.call_later(_LEADER_CHECK_S, self._check_leader)
+        self._has_exited |= self._has_lost_leader()
+        self._on_status_readable()
+
+    def _start_drain(self) -> None:
+        """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
+        self._drain_marker = self._unwritten_marker = secrets.token_hex(16).encode()
+        self._loop.unwatch(self._statuses)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(_DRAIN_LIMIT_S, self._finish_drain)
+        self._read()
+
+    def _read(self) -> None:
+        self._write_marker()
+        try:
+            data = self._tail + os.read(self._terminal, _READ_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            # Hung up: the shell is gone, whoever else has its files. It may have told before.
+            self._read_statuses()
+            self._has_exited = self._is_dead = True
+            self._finish_drain()
+            return
+        self._tail = b""
+        if not self._drain_marker:
+            self._on_output(data)
+            return
+        shown, mark, _ = data.partition(self._drain_marker)
+        if mark:
+            self._on_output(shown)
+            self._finish_drain()
+            return
+        kept = min(len(self._drain_marker) - 1, len(data))
+        self._tail = data[len(data) - kept :]
+        self._on_output(data[: len(data) - kept])
+
+    def _write_marker(self) -> None:
+        """Where output stands still, or is in the way, the time limit ends it."""
+        if self._unwritten_marker:
+            with suppress(OSError):
+                self._unwritten_marker = self._unwritten_marker[os.write(self._peer, self._unwritten_marker) :]
+
+    def _finish_drain(self) -> None:
+        if self._tail:
+            self._on_output(self._tail)
+        if self._has_exited:
+            # Whatever else says that it ended may be forged, by a program that it outlives.
+            self._read_statuses()
+            is_unread = self.not_run_reason is not None and not self._partial_status
+            self.can_retry = is_unread and (self._is_dead or self._has_lost_leader())
+        self._stop_watching()
+        if self._has_exited:
+            self.close()
+        self._notify_end()
+
+    def _stop_watching(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._stdin_feed is not None and self.can_retry:
+            self._stdin_feed.detach_terminal()
+        elif self._stdin_feed is not None:
+            self._stdin_feed.close()
+        self._loop.unwatch(self._terminal)
+        self._loop.unwatch(self._statuses)
+        self._drain_marker = self._unwritten_marker = self._tail = b""
+        self._timer = self._stdin_feed = None
+
+    def _notify_end(self) -> None:
+        ended, self._on_ended = self._on_ended, None
+        if ended is not None:
+            ended(KILLED_STATUS if self._status is None else self._status)
+
+
+def _discard_output(_data: bytes) -> None:
+    """Between two commands nobody looks."""
+
+
+def _set_terminal_modes(terminal: int) -> list[Any]:
+    """No echo, and a line ends with a newline alone."""
+    modes = termios.tcgetattr(terminal)
+    modes[1] &= ~termios.ONLCR
+    modes[3] &= ~termios.ECHO
+    termios.tcsetattr(terminal, termios.TCSANOW, modes)
+    return modes
+
+
+def _modes_without_input(modes: list[Any]) -> list[Any]:
+    """Whoever reads finds the end at once, each time: it is still a terminal, but one that does not wait."""
+    iflag, oflag, cflag, lflag, ispeed, ospeed, characters = modes
+    characters = [*characters]
+    characters[termios.VMIN] = characters[termios.VTIME] = 0
+    return [iflag, oflag, cflag, lflag & ~termios.ICANON, ispeed, ospeed, characters]

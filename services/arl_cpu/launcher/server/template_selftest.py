@@ -1,0 +1,112 @@
+"""Whether environments of this node can begin with templates, found by making one and changing a file of it."""
+
+import os
+import zlib
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from uuid import uuid4
+
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
+from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
+from arl_cpu.launcher.server.launcher_node import LauncherNode
+from arl_cpu.templates.template import Template
+from arl_cpu.templates.template_store import LAYER_TREE, TemplateStore, layer_owner
+
+__all__ = ["CAPABILITY_NAME", "run_template_selftest"]
+
+CAPABILITY_NAME = "templates"
+_NAME, _FILE, _WORKDIR = "probe", "written", "/place"
+_LIMIT_S, _NOT_FOUND = 5.0, 127
+_MECHANISM = "overlayfs, written to the environment's own tmpfs"
+_FIX = "overlayfs in user namespaces (Linux 5.11) with user xattrs on tmpfs (6.6)"
+_ADVICE = "keep the templates on a file system that can be idmapped (ext4, xfs, btrfs); Linux 5.19"
+
+
+def run_template_selftest(host: SandboxHost, directory: Path) -> NodeCapability:
+    """`best_effort`: an environment can be made, but what it begins with can only be read in it."""
+    if not host.driver.has_templates:
+        reason = f"the {host.driver.name} driver has none but `host`"
+        return NodeCapability(
+            name=CAPABILITY_NAME, level="absent", mechanism="none", reason=reason, fix="use the namespaces driver"
+        )
+    # In the place of the real ones: not every file system can be mounted so. The launcher's directory is locked.
+    place = host.templates.directory if host.templates is not None else directory
+    scratch = place / f"probe.{zlib.crc32(os.fsencode(directory)):08x}"
+    try:
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        workdir.remove(scratch)  # of one that was killed
+        scratch.mkdir(mode=0o755)
+        can_read, can_write = _try_template(host, scratch)
+    except OSError as error:
+        return _absent_capability(str(error))
+    finally:
+        with suppress(OSError):  # a place that cannot be used has been told
+            workdir.remove(scratch)
+    if not can_read:
+        return _absent_capability("no environment could be made from one")
+    if can_write:
+        return NodeCapability(name=CAPABILITY_NAME, level="enforced", mechanism=_MECHANISM)
+    reason = "files of a template can be read but not changed: its layers cannot be mounted as the environment's own"
+    return NodeCapability(name=CAPABILITY_NAME, level="best_effort", mechanism=_MECHANISM, reason=reason, fix=_ADVICE)
+
+
+def _absent_capability(reason: str) -> NodeCapability:
+    return NodeCapability(name=CAPABILITY_NAME, level="absent", mechanism="none", reason=reason, fix=_FIX)
+
+
+def _try_template(host: SandboxHost, scratch: Path) -> tuple[bool, bool]:
+    """The command is not there: that it is missed tells that everything else was."""
+    store = _create_store(scratch)
+    reports: list[ExecutorEvent] = []
+    trial = replace(host, templates=store)
+    node = LauncherNode(trial, SandboxPool(trial, 0), reports.append)
+    environment = EnvironmentSpec(id=uuid4(), scope="trajectory", template=_NAME, memory_mib=48, disk_mib=4, pids=4)
+
+    def is_missed(files: dict[str, bytes]) -> bool:
+        reports.clear()
+        node.start([_missing_command(environment, files)])
+        host.loop.run_until(lambda: bool(reports), 2 * _LIMIT_S)
+        return any(isinstance(event, ExecutionReport) and event.exit_code == _NOT_FOUND for event in reports)
+
+    gone: list[bool] = []
+    try:
+        return is_missed({}), is_missed({_FILE: b"above"})
+    finally:
+        node.end_all(lambda: gone.append(True))
+        host.loop.run_until(lambda: bool(gone), _LIMIT_S)
+
+
+def _create_store(scratch: Path) -> TemplateStore:
+    store = TemplateStore(scratch / "store")
+    store.create_directories()
+    root = store.layers_dir / _NAME / LAYER_TREE
+    place = root / _WORKDIR.lstrip("/")
+    place.mkdir(parents=True)
+    (place / _FILE).write_text("below")
+    if (owner := layer_owner()) is not None:
+        for path in (root, place, place / _FILE):
+            with suppress(OSError):  # as when an image is unpacked
+                os.chown(path, owner, owner)
+    template = Template(name=_NAME, digest="", source="", layers=(_NAME,), bytes=0, workdir=_WORKDIR)
+    store.record_path(_NAME).write_text(template.dumps())
+    return store
+
+
+def _missing_command(environment: EnvironmentSpec, files: dict[str, bytes]) -> ExecSpec:
+    return ExecSpec(
+        fence=Fence(uuid4(), 1),
+        environment=environment,
+        argv=("/missing",),
+        source=None,
+        env={},
+        cwd=None,
+        stdin=b"",
+        files=files,
+        fetch=(),
+        timeout_s=_LIMIT_S,
+        cpu_milli=1000,
+        cores=tuple(sorted(os.sched_getaffinity(0))[:1]),
+    )

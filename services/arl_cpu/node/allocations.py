@@ -1,0 +1,197 @@
+"""What this node holds right now: attempts, the amounts and cores they have, and its persistent environments."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from uuid import UUID
+
+from arl_core.capacity.ledger import ResourceLedger, fits
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Resources, action_resources, environment_resources
+from arl_cpu.node.core_map import CoreMap
+
+__all__ = ["AttemptAllocation", "NodeAllocations", "PendingResize"]
+
+_NODE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptAllocation:
+    fence: Fence
+    resources: Resources
+    environment: UUID | None
+    """A persistent one; None for an ephemeral one, which the attempt's own amounts include."""
+    resize_seq: int = 0
+    """The last resize that was confirmed."""
+
+    @property
+    def cpu_milli(self) -> int:
+        return self.resources.get("cpu_milli", 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PendingResize:
+    """A resize that was begun. What the attempt had and what it shall have are both held until its end is known."""
+
+    previous: AttemptAllocation
+    previous_cores: tuple[int, ...]
+    cpu_milli: int
+    cores: tuple[int, ...]
+
+    @property
+    def fence(self) -> Fence:
+        return self.previous.fence
+
+
+class NodeAllocations:
+    """The manager's last word on capacity. Nothing here waits, so no two takes interleave."""
+
+    def __init__(
+        self,
+        capacity: Resources,
+        cores: tuple[int, ...],
+        numa_nodes: Mapping[int, int] | None = None,
+        *,
+        shares_cores: bool = False,
+    ) -> None:
+        """With `shares_cores` any number of attempts is taken as far as cores go, and each gets all of them."""
+        self._shares_cores = shares_cores
+        self._ledger = ResourceLedger()
+        self._ledger.set_capacity(_NODE, capacity)
+        self._core_map = CoreMap(cores, numa_nodes, shared=shares_cores)
+        self._attempts: dict[Fence, AttemptAllocation] = {}
+        self._busy: dict[UUID, Fence] = {}
+        self._environments: set[UUID] = set()
+        self._creating: dict[UUID, Fence] = {}
+        self._ending: set[UUID] = set()
+
+    @property
+    def capacity(self) -> Resources:
+        return self._ledger.capacity(_NODE)
+
+    @property
+    def available(self) -> Resources:
+        return self._ledger.available(_NODE)
+
+    @property
+    def fences(self) -> frozenset[Fence]:
+        return frozenset(self._attempts)
+
+    @property
+    def environments(self) -> frozenset[UUID]:
+        """Persistent environments that are here."""
+        return frozenset(self._environments)
+
+    @property
+    def recorded_environments(self) -> frozenset[UUID]:
+        """Those whose row is known to be committed."""
+        return frozenset(self._environments - self._creating.keys())
+
+    def get(self, fence: Fence) -> AttemptAllocation | None:
+        return self._attempts.get(fence)
+
+    def is_busy(self, environment: UUID) -> bool:
+        return environment in self._busy
+
+    def allocate(self, attempt: AttemptAllocation) -> bool:
+        """Hold what an attempt needs, or say no: full, its environment busy or about to end."""
+        environment = attempt.environment
+        if environment is not None and (environment in self._busy or environment in self._ending):
+            return False
+        living = environment is not None and environment in self._environments
+        needed = action_resources(attempt.resources) if living else dict(attempt.resources)
+        if self._shares_cores:
+            needed.pop("cpu_milli", None)
+        if not fits(needed, self._ledger.available(_NODE)):
+            return False
+        self._record(attempt)
+        return True
+
+    def readopt(self, attempt: AttemptAllocation, cores: tuple[int, ...]) -> None:
+        """It runs, so it holds, whatever our arithmetic says."""
+        self._record(attempt)
+        self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
+
+    def assign_cores(self, attempt: AttemptAllocation) -> tuple[int, ...]:
+        return self._core_map.assign(attempt.fence, attempt.cpu_milli)
+
+    def has_cores(self, fence: Fence) -> bool:
+        """Whether it was handed to the executor."""
+        return bool(self._core_map.cores_of(fence))
+
+    def begin_resize(self, attempt: AttemptAllocation, cpu_milli: int) -> PendingResize | None:
+        """Take what it shall have beside what it has; None where that much is not free."""
+        growth = cpu_milli - attempt.cpu_milli
+        if growth > max(0, self.available.get("cpu_milli", 0)) and not self._shares_cores:
+            return None
+        before = self._core_map.cores_of(attempt.fence)
+        cores = self._core_map.assign(attempt.fence, cpu_milli)
+        if cpu_milli > attempt.cpu_milli:
+            self._set_cpu(attempt, cpu_milli)
+        return PendingResize(previous=attempt, previous_cores=before, cpu_milli=cpu_milli, cores=cores)
+
+    def finish_resize(self, pending: PendingResize, *, resize_seq: int) -> None:
+        """It was confirmed: what the attempt no longer has is free. Nothing where it has ended meanwhile."""
+        if pending.fence in self._attempts:
+            self._set_cpu(replace(pending.previous, resize_seq=resize_seq), pending.cpu_milli)
+            self._core_map.replace(pending.fence, pending.cores, pending.cpu_milli)
+
+    def undo_resize(self, pending: PendingResize) -> None:
+        """It did not happen."""
+        if pending.fence in self._attempts:
+            self._set_cpu(pending.previous, pending.previous.cpu_milli)
+            self._core_map.replace(pending.fence, pending.previous_cores, pending.previous.cpu_milli)
+
+    def mark_recorded(self, environment: UUID | None) -> None:
+        """The environment's row is committed."""
+        if environment is not None:
+            self._creating.pop(environment, None)
+
+    def release(self, fence: Fence) -> None:
+        """Only what this very fence holds, and an environment whose row its lost start never made."""
+        attempt = self._attempts.pop(fence, None)
+        if attempt is None:
+            return
+        self._ledger.release(fence)
+        self._core_map.release(fence)
+        environment = attempt.environment
+        if environment is None:
+            return
+        if self._busy.get(environment) == fence:
+            del self._busy[environment]
+        if self._creating.get(environment) == fence:
+            self.release_environment(environment)
+
+    def adopt_environment(self, environment: UUID, resources: Resources) -> None:
+        self._environments.add(environment)
+        self._ledger.allocate(environment, _NODE, resources)
+
+    def release_environment(self, environment: UUID) -> None:
+        self._environments.discard(environment)
+        self._creating.pop(environment, None)
+        self._ledger.release(environment)
+
+    def begin_termination(self, environments: frozenset[UUID]) -> None:
+        """From now on nothing is taken into these."""
+        self._ending |= environments
+
+    def end_termination(self, environments: frozenset[UUID]) -> None:
+        self._ending -= environments
+
+    def _set_cpu(self, attempt: AttemptAllocation, cpu_milli: int) -> None:
+        changed = replace(attempt, resources={**attempt.resources, "cpu_milli": cpu_milli})
+        self._attempts[attempt.fence] = changed
+        own = changed.resources if changed.environment is None else action_resources(changed.resources)
+        self._ledger.allocate(attempt.fence, _NODE, own)
+
+    def _record(self, attempt: AttemptAllocation) -> None:
+        self._attempts[attempt.fence] = attempt
+        environment = attempt.environment
+        if environment is None:
+            self._ledger.allocate(attempt.fence, _NODE, attempt.resources)
+            return
+        self._busy[environment] = attempt.fence
+        self._ledger.allocate(attempt.fence, _NODE, action_resources(attempt.resources))
+        if environment not in self._environments:
+            self._environments.add(environment)
+            self._creating[environment] = attempt.fence
+            self._ledger.allocate(environment, _NODE, environment_resources(attempt.resources))

@@ -1,0 +1,113 @@
+"""Resizes of running actions: nothing is free before the executor confirmed that it is not used any more."""
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import AttemptResize, Executor
+from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
+from arl_wire.internal.admission import ResizePayload, ResizeResult
+
+__all__ = ["AttemptResizer"]
+
+
+class AttemptResizer:
+    """One batch at a time, its shrinks before its growths. A batch that is broken off frees nothing."""
+
+    def __init__(self, allocations: NodeAllocations, executor: Executor) -> None:
+        self._allocations, self._executor = allocations, executor
+        self._lock = asyncio.Lock()
+
+    async def apply(self, requests: Sequence[ResizePayload]) -> list[ResizeResult]:
+        """An answer for each, in their order."""
+        async with self._lock:
+            news = [body for body in requests if self._is_newer(_fence_of(body), body.amounts_seq)]
+            newest = {_fence_of(body): body for body in sorted(news, key=lambda body: body.amounts_seq)}
+            shrinks = [body for fence, body in newest.items() if body.cpu_milli < self._cpu_milli(fence)]
+            growths = [body for body in newest.values() if body not in shrinks]
+            full = await self._resize_all(shrinks) | await self._resize_all(growths)
+            return [self._response(body, is_full=_fence_of(body) in full) for body in requests]
+
+    async def apply_rows(self, rows: Mapping[Fence, Mapping[str, Any]]) -> None:
+        """Make true what running rows say and is not so here yet."""
+        news = [
+            ResizePayload(
+                cpu_milli=row["amounts"]["cpu_milli"], **{k: row[k] for k in ("id", "grant_no", "amounts_seq")}
+            )
+            for fence, row in rows.items()
+            if self._is_newer(fence, row["amounts_seq"])
+        ]
+        if news:
+            await self.apply(news)
+
+    def absent_response(self, request: ResizePayload) -> ResizeResult:
+        """For another node than this."""
+        return ResizeResult(
+            id=request.id,
+            grant_no=request.grant_no,
+            status="absent",
+            free_cpu_milli=self._allocations.available["cpu_milli"],
+        )
+
+    def _is_newer(self, fence: Fence, resize_seq: int) -> bool:
+        """Whether it runs here and has not yet what the resize of this number says."""
+        attempt = self._running_allocation(fence)
+        return attempt is not None and resize_seq > attempt.resize_seq
+
+    async def _resize_all(self, requests: Iterable[ResizePayload]) -> set[Fence]:
+        """Take, confirm, give back. The fences for which there was not enough to take."""
+        begun: list[tuple[PendingResize, int]] = []
+        full: set[Fence] = set()
+        for body in requests:
+            if (attempt := self._running_allocation(_fence_of(body))) is None:
+                continue
+            if (change := self._allocations.begin_resize(attempt, body.cpu_milli)) is None:
+                full.add(attempt.fence)
+            else:
+                begun.append((change, body.amounts_seq))
+        if begun:
+            await self._confirm(begun)
+        return full
+
+    async def _confirm(self, pending: Sequence[tuple[PendingResize, int]]) -> None:
+        confirmed = await self._executor.resize(
+            [
+                AttemptResize(
+                    fence=change.fence, cpu_milli=change.cpu_milli, cores=change.cores, amounts_seq=amounts_seq
+                )
+                for change, amounts_seq in pending
+            ]
+        )
+        for change, amounts_seq in pending:
+            if change.fence in confirmed:
+                self._allocations.finish_resize(change, resize_seq=amounts_seq)
+            else:
+                self._allocations.undo_resize(change)
+
+    def _response(self, request: ResizePayload, *, is_full: bool) -> ResizeResult:
+        attempt = self._running_allocation(_fence_of(request))
+        is_news = attempt is not None and request.amounts_seq > attempt.resize_seq
+        if attempt is None or (is_news and not is_full):
+            return self.absent_response(request)
+        is_done = (request.cpu_milli, request.amounts_seq) == (attempt.cpu_milli, attempt.resize_seq)
+        return ResizeResult(
+            id=request.id,
+            grant_no=request.grant_no,
+            status="full" if is_news else "done" if is_done else "stale",
+            cpu_milli=attempt.cpu_milli,
+            amounts_seq=attempt.resize_seq,
+            free_cpu_milli=self._allocations.available["cpu_milli"],
+        )
+
+    def _running_allocation(self, fence: Fence) -> AttemptAllocation | None:
+        """Handed to the executor, and not known to have ended."""
+        return self._allocations.get(fence) if self._allocations.has_cores(fence) else None
+
+    def _cpu_milli(self, fence: Fence) -> int:
+        attempt = self._running_allocation(fence)
+        return attempt.cpu_milli if attempt is not None else 0
+
+
+def _fence_of(request: ResizePayload) -> Fence:
+    return Fence(request.id, request.grant_no)

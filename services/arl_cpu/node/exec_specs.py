@@ -1,0 +1,78 @@
+"""From a row's spec to what an executor runs, or to why it must not."""
+
+import json
+from base64 import b64decode
+from uuid import UUID
+
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
+from arl_cpu.node.allocations import AttemptAllocation
+from arl_store.tx import Row
+from arl_wire.internal.admission import GrantPayload
+
+__all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report"]
+
+
+def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | None:
+    """The report of an attempt that must not start: cancelled, its environment gone, a wall missing."""
+    fence = Fence(row.id, row.grant_no)
+    if row.cancel:
+        return ExecutionReport(fence=fence, outcome="cancelled")
+    environment = json.loads(row.environment)
+    named = environment.get("id")
+    is_another = named is not None and UUID(named) != row.environment_id
+    if is_another or not row.environment_live:
+        return ExecutionReport(
+            fence=fence,
+            outcome="infra_error",
+            reason="environment_lost",
+            message="the trajectory's environment is gone; end the trajectory to begin anew",
+            # One that was named before it ended says nothing of what has its name now.
+            environment_lost=not is_another,
+        )
+    if row.kind == "environment.create" and not row.may_make:
+        return ExecutionReport(
+            fence=fence, outcome="user_error", reason="environment_exists", message="it is there already"
+        )
+    missing = set(environment.get("require", ())) - enforced
+    if missing:
+        message = f"this node does not enforce {', '.join(sorted(missing))}"
+        return ExecutionReport(fence=fence, outcome="infra_error", reason="not_enforced", message=message)
+    return None
+
+
+def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, ...]) -> ExecSpec:
+    environment = json.loads(row.environment)
+    payload = json.loads(row.payload)
+    return ExecSpec(
+        fence=Fence(row.id, row.grant_no),
+        environment=EnvironmentSpec(
+            # An ephemeral environment is its action's own and carries its id.
+            id=row.environment_id or row.id,
+            scope=environment["scope"],
+            template=environment["template"],
+            memory_mib=environment["memory_mib"],
+            disk_mib=environment["disk_mib"],
+            pids=environment["pids"],
+            may_make=row.may_make,
+        ),
+        argv=tuple(payload["argv"]) if payload["argv"] is not None else None,
+        source=payload["source"],
+        env=payload["env"],
+        cwd=payload["cwd"],
+        stdin=b64decode(payload["stdin"]),
+        stdin_open=payload.get("stdin_open", False),
+        session=payload.get("session"),
+        command=payload.get("command"),
+        files={path: b64decode(content) for path, content in payload["files"].items()},
+        fetch=tuple(payload["fetch"]),
+        timeout_s=row.timeout_s,
+        cpu_milli=attempt.cpu_milli,
+        cores=cores,
+        max_cpu_milli=row.widest_cpu_milli,
+        resize_seq=attempt.resize_seq,
+    )
+
+
+def allocation_from_grant(grant: GrantPayload) -> AttemptAllocation:
+    return AttemptAllocation(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)

@@ -1,0 +1,98 @@
+"""File trees into environments and out of them, as the gateway passes them on."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+from uuid import UUID
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response
+
+from arl_cpu.contract.executor import FileOperation
+from arl_cpu.node.log_streams import AttemptStreams
+from arl_cpu.node.manager import CpuManager
+from arl_cpu.node.snapshots import NodeSnapshots
+from arl_cpu.node.transfers import FileTransfers
+from arl_kit.body_streaming import StreamedResponse
+from arl_kit.internal_api import InternalApi
+from arl_wire.errors import Unavailable
+from arl_wire.internal.admission import (
+    GrantBatchRequest,
+    ReadOutputRequest,
+    ResizeBatchRequest,
+    ResizeBatchResponse,
+    WriteInputRequest,
+)
+
+__all__ = ["TRANSFER_HEADER", "TRANSFER_PATH", "add_manager_routes", "add_stream_routes", "add_transfer_routes"]
+
+
+TRANSFER_PATH = "/internal/work/"
+TRANSFER_HEADER = "tangram-work"
+"""The header that says what is to be done; the body is an archive."""
+
+
+def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: NodeSnapshots) -> None:
+    async def work(request: Request) -> Response:
+        """In the turn of the action that is named: what the work says, or the archive that it packs."""
+        asked, action = json.loads(request.headers[TRANSFER_HEADER]), UUID(request.path_params["action"])
+        async with AsyncExitStack() as held:
+            at_work = await held.enter_async_context(transfers.open_transfer(action, asked))
+            if asked.get("whole"):
+                return JSONResponse(await snapshots.take(action, at_work))
+            said = await at_work.read_response()
+            if asked["op"] == "unpack":
+                said = await _receive_archive(at_work, request)
+            if asked["op"] != "pack":
+                return JSONResponse(said)
+            return StreamedResponse(at_work.output(), held.pop_all(), media_type="application/x-tar", headers={})
+        raise AssertionError("the stack swallows nothing")
+
+    api.add_stream(f"{TRANSFER_PATH}{{action}}", work)
+
+
+async def _receive_archive(operation: FileOperation, request: Request) -> Mapping[str, Any]:
+    """What it says at its end, which may come before that of the archive."""
+    feeding = asyncio.create_task(_send_archive(operation, request.stream()))
+    answering = asyncio.create_task(_read_response(operation))
+    try:
+        await asyncio.wait((feeding, answering), return_when=asyncio.FIRST_COMPLETED)
+        if not answering.done() and isinstance(feeding.exception(), ClientDisconnect):
+            raise Unavailable("the archive broke off", retry_after_s=1)
+        return await answering
+    finally:
+        feeding.cancel()
+        answering.cancel()
+        await asyncio.gather(feeding, answering, return_exceptions=True)
+
+
+async def _send_archive(operation: FileOperation, archive: AsyncIterator[bytes]) -> None:
+    async for chunk in archive:
+        if chunk:
+            await operation.send(chunk)
+    await operation.send(b"")
+
+
+async def _read_response(operation: FileOperation) -> Mapping[str, Any]:
+    return await operation.read_response()
+
+
+def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
+    async def grants(batch: GrantBatchRequest) -> None:
+        """A faster copy of granted rows; the manager's poll finds them too."""
+        await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
+
+    async def resizes(batch: ResizeBatchRequest) -> ResizeBatchResponse:
+        """Answered when they hold: only then may what a shrink frees be given to another."""
+        return ResizeBatchResponse(answers=await manager.resize(batch.resizes, epoch=batch.node_epoch))
+
+    api.add_route("/internal/grants", GrantBatchRequest, grants)
+    api.add_route("/internal/resizes", ResizeBatchRequest, resizes)
+
+
+def add_stream_routes(api: InternalApi, streams: AttemptStreams) -> None:
+    """What the gateway asks of running attempts, on behalf of who may see them."""
+    api.add_route("/internal/output", ReadOutputRequest, streams.poll_output, long_poll=True)
+    api.add_route("/internal/input", WriteInputRequest, streams.feed_stdin)

@@ -1,0 +1,186 @@
+"""Snapshots that lie on this node: taken, given to new environments, removed.
+
+A file is there under its name once all of it is on the disk; its row follows. What has no row is nobody's.
+"""
+
+import asyncio
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from uuid import UUID
+
+from arl_core.domain.fence import Fence
+from arl_cpu.contract.executor import ExecutionReport, Executor, FileOperation, FileOperationError
+from arl_cpu.node import repository
+from arl_cpu.node.transfers import report_for_error
+from arl_store.tx import PostgresStore, Row
+from arl_wire.errors import Conflict, TooLarge
+
+__all__ = ["NodeSnapshots"]
+
+PARTIAL_PREFIX = ".partial-"
+_SNAPSHOT_NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tar")
+BLOCK_BYTES = 1 << 20
+MEMBER_OVERHEAD_BYTES = 2560
+"""Of a member, besides its content and its names."""
+ARCHIVE_OVERHEAD_BYTES = 8 * MEMBER_OVERHEAD_BYTES
+"""Of the archive's own."""
+RESTORE_TIMEOUT_S = 600
+
+
+class NodeSnapshots:
+    def __init__(
+        self, directory: Path | None, *, node_name: str, max_mib: int, store: PostgresStore, executor: Executor
+    ) -> None:
+        # A directory may be of several nodes, on one machine or a shared file system.
+        self._directory = None if directory is None else directory / f"node-{quote(node_name, safe='')}"
+        self._max_bytes = max_mib << 20
+        self._store, self._executor = store, executor
+        self._pending_restores: dict[Fence, tuple[UUID, UUID]] = {}
+        """Environments that are being made, and the snapshots that they begin with."""
+        self._reserved: dict[UUID, int] = {}
+        self.epoch = UUID(int=0)
+
+    async def start(self, *, node_id: int, epoch: UUID) -> None:
+        """Remove what an earlier life has left unfinished, and nothing that no life of this node could have made."""
+        self.epoch = epoch
+        if self._directory is None:
+            return
+        self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        async with self._store.read() as tx:
+            known = {f"{id}.tar" for id in await repository.list_snapshots(tx, node_id=node_id)}
+        for path in self._directory.iterdir():
+            if path.name not in known and _is_snapshot_file(path):
+                path.unlink()
+
+    async def take(self, action: UUID, operation: FileOperation) -> Mapping[str, Any]:
+        """Keep what the work packs. Raises TooLarge where the node's budget has no room for it."""
+        if self._directory is None:
+            raise Conflict("this node keeps no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
+        size = await operation.read_response()
+        most = size["bytes"] + size["names"] + size["members"] * MEMBER_OVERHEAD_BYTES + ARCHIVE_OVERHEAD_BYTES
+        self._reserve(action, most)
+        partial = self._directory / f"{PARTIAL_PREFIX}{action}"
+        try:
+            await _write_archive(operation, partial, most)
+            partial.rename(self._path(action))
+            await asyncio.to_thread(_sync_directory, self._directory)
+            await self._record(action, size)
+        finally:
+            partial.unlink(missing_ok=True)
+            del self._reserved[action]
+        return {"id": str(action)}
+
+    def expect_restore(self, row: Row) -> None:
+        """The environment that this action makes begins with a snapshot, if its row says so."""
+        if (snapshot := json.loads(row.environment).get("snapshot")) is not None:
+            self._pending_restores[Fence(row.id, row.grant_no)] = row.environment_id, UUID(snapshot)
+
+    async def complete_restore(self, report: ExecutionReport, *, is_killed: Callable[[], bool]) -> ExecutionReport:
+        """What becomes of an action that made an environment, once that holds its snapshot; other reports as is.
+
+        One that does not hold all of it is no environment: it is destroyed before its action settles.
+        """
+        environment, snapshot = self._pending_restores.pop(report.fence, (None, None))
+        if environment is None or snapshot is None or report.outcome != "ok":
+            return report
+        failed = await self._restore_error(report.fence, environment, snapshot)
+        if is_killed():
+            failed = ExecutionReport(fence=report.fence, outcome="cancelled")
+        if failed is None:
+            return report
+        with suppress(ConnectionError):  # then the launcher is gone, and its environments with it
+            await self._executor.destroy([environment])
+        return replace(failed, run_us=report.run_us, environment_lost=True)
+
+    async def _restore_error(self, fence: Fence, environment: UUID, snapshot: UUID) -> ExecutionReport | None:
+        try:
+            await self._restore(fence, environment, snapshot)
+        except FileOperationError as refused:
+            return report_for_error(fence, refused)
+        except FileNotFoundError:
+            return ExecutionReport(fence=fence, outcome="user_error", message="its snapshot is not there any more")
+        except OSError as error:
+            message = f"the snapshot was not restored: {error}"
+            return ExecutionReport(fence=fence, outcome="infra_error", reason="restore_failed", message=message)
+        return None
+
+    async def remove(self, ids: Iterable[UUID]) -> None:
+        """Their rows last: a row without a file can be asked for again, a file without a row cannot."""
+        gone = sorted(ids)
+        for id in gone:
+            if self._directory is not None:
+                self._path(id).unlink(missing_ok=True)
+        async with self._store.write() as tx:
+            await repository.delete_snapshots(tx, gone)
+
+    async def _restore(self, fence: Fence, environment: UUID, snapshot: UUID) -> None:
+        asked = {"op": "unpack", "path": "", "whole": True, "limit_s": RESTORE_TIMEOUT_S}
+        if self._directory is None:
+            raise FileNotFoundError("TANGRAM_SNAPSHOTS_DIR is not set any more")
+        with self._path(snapshot).open("rb") as file:
+            work = await self._executor.start_file_operation(fence, environment, asked)
+            try:
+                await work.read_response()
+                while block := await asyncio.to_thread(file.read, BLOCK_BYTES):
+                    await work.send(block)
+                await work.send(b"")
+                await work.read_response()
+            finally:
+                await work.close()
+
+    async def _record(self, action: UUID, size: Mapping[str, int]) -> None:
+        async with self._store.write() as tx:
+            counts = {"members": size["members"], "bytes": size["bytes"]}
+            recorded = await repository.record_snapshot(tx, action, epoch=self.epoch, size=counts)
+        if not recorded:
+            self._path(action).unlink()
+            raise Conflict("the action that took the snapshot was not ours any more")
+
+    def _reserve(self, action: UUID, count: int) -> None:
+        assert self._directory is not None
+        used = sum(
+            path.stat().st_size for path in self._directory.iterdir() if _SNAPSHOT_NAME.fullmatch(path.name)
+        ) + sum(self._reserved.values())
+        if used + count > self._max_bytes:
+            raise TooLarge(
+                f"the snapshot needs {count >> 20} MiB and the node has {max(0, self._max_bytes - used) >> 20} left of "
+                f"the {self._max_bytes >> 20} it keeps (TANGRAM_SNAPSHOTS_MIB); delete others first"
+            )
+        self._reserved[action] = count
+
+    def _path(self, id: UUID) -> Path:
+        assert self._directory is not None
+        return self._directory / f"{id}.tar"
+
+
+async def _write_archive(operation: FileOperation, path: Path, max_bytes: int) -> None:
+    """Raises TooLarge for more than was said before."""
+    left = max_bytes
+    with path.open("xb", buffering=0) as file:
+        async for chunk in operation.output():
+            left -= len(chunk)
+            if left < 0:
+                raise TooLarge(f"the snapshot came to more than the {max_bytes} bytes that were reserved for it")
+            await asyncio.to_thread(file.write, chunk)
+        await asyncio.to_thread(os.fsync, file.fileno())
+
+
+def _is_snapshot_file(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    return path.name.startswith(PARTIAL_PREFIX) or _SNAPSHOT_NAME.fullmatch(path.name) is not None
+
+
+def _sync_directory(directory: Path) -> None:
+    opened = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -1,0 +1,85 @@
+"""Bytes on their way: counted against a limit, digested, decompressed."""
+
+import gzip
+import hashlib
+import importlib
+import io
+import sys
+from typing import Any, Protocol
+
+from arl_cpu.templates.template import TemplateError
+
+__all__ = ["DigestingReader", "ImportBudget", "ReadableStream", "decompress", "drain"]
+
+_BLOCK = 1 << 20
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+
+
+class ReadableStream(Protocol):
+    def read(self, size: int = -1, /) -> bytes: ...
+
+
+class ImportBudget:
+    """What one import may unpack. Raises Refused beyond it."""
+
+    def __init__(self, *, max_bytes: int, max_members: int) -> None:
+        self._bytes, self._members = max_bytes, max_members
+        self._too_large = f"it unpacks to more than {max_bytes >> 20} MiB; --max-mib allows more"
+        self._too_many = f"it has more than {max_members} files; --max-members allows more"
+
+    def spend_bytes(self, count: int) -> None:
+        self._bytes -= count
+        if count < 0 or self._bytes < 0:
+            raise TemplateError(self._too_large)
+
+    def spend_member(self) -> None:
+        self._members -= 1
+        if self._members < 0:
+            raise TemplateError(self._too_many)
+
+
+class DigestingReader(io.RawIOBase):
+    """Reads through to `inner` and knows the sha256 of what it has read, no more than the budget has."""
+
+    def __init__(self, inner: ReadableStream, budget: ImportBudget | None = None) -> None:
+        self._inner, self._budget = inner, budget
+        self._hash = hashlib.sha256()
+        self.count = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any) -> int:
+        data = self._inner.read(len(target))
+        target[: len(data)] = data
+        self._hash.update(data)
+        self.count += len(data)
+        if self._budget is not None:
+            self._budget.spend_bytes(len(data))
+        return len(data)
+
+    @property
+    def digest(self) -> str:
+        return f"sha256:{self._hash.hexdigest()}"
+
+
+def decompress(stream: "io.BufferedReader[Any]") -> ReadableStream:
+    """By its first bytes; what it is called does not matter."""
+    magic = stream.peek(4)[:4]
+    if magic.startswith(_GZIP):
+        return gzip.GzipFile(fileobj=stream)
+    if magic != _ZSTD:
+        return stream
+    if sys.version_info < (3, 14):
+        raise TemplateError(
+            "its layers are compressed by zstd, which this Python cannot read (3.14 can); "
+            "convert it: skopeo copy --dest-compress-format gzip"
+        )
+    opened: ReadableStream = importlib.import_module("compression.zstd").ZstdFile(stream)
+    return opened
+
+
+def drain(stream: ReadableStream) -> None:
+    """To the end, so that a digest covers all."""
+    while stream.read(_BLOCK):
+        pass

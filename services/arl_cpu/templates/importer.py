@@ -1,0 +1,227 @@
+"""Templates come into a store, and leave it."""
+
+import gzip
+import io
+import json
+import os
+import stat
+import tarfile
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from arl_cpu.launcher.files import workdir
+from arl_cpu.launcher.linux import syscalls
+from arl_cpu.templates.byte_streams import DigestingReader, ImportBudget, ReadableStream, decompress, drain
+from arl_cpu.templates.image_sources import ImageBlobs, identify_source, open_source, pack_directory, read_image
+from arl_cpu.templates.layer_unpacker import OPAQUE, read_archive
+from arl_cpu.templates.oci_image import ImageLayer, OciImage
+from arl_cpu.templates.template import Template, TemplateError, check_name
+from arl_cpu.templates.template_store import LAYER_TREE, TemplateInUse, TemplateStore, UnknownTemplate
+from arl_store.files import replace_file
+
+__all__ = ["import_template", "remove_template"]
+
+_PARTIAL = ".partial-"
+_LAYER_RECORD = "about.json"
+_ROOT_HOME = "root"
+_BLOCK = 1 << 20
+_DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLayer:
+    """One that lies in the store."""
+
+    name: str
+    bytes: int
+    left_out: int
+
+
+def import_template(store: TemplateStore, path: Path, name: str, *, budget: ImportBudget) -> Template:
+    """All of it or nothing; layers that are there already are not unpacked again. Raises Refused.
+
+    An environment that was made from an earlier template of this name keeps its files.
+    """
+    check_name(name)
+    kind = identify_source(path)
+    with store.exclusive_lock():
+        _remove_unused_layers(store)
+        if kind == "directory":
+            image = OciImage(())
+            layers = [_store_directory(store, path, budget)]
+            digest = layers[0].name.replace("-", ":")
+        else:
+            with _archive_errors(path), open_source(path) as blobs:
+                image, digest = read_image(blobs)
+                layers = [_store_layer(store, blobs, layer, budget) for layer in image.layers]
+        layers = _visible_layers(store, layers)
+        # One directory cannot be two layers of an overlay; what lies highest hides the others.
+        layers = list({layer.name: layer for layer in reversed(layers)}.values())[::-1]
+        _sync_layers(store.layers_dir)
+        template = Template(
+            name=name,
+            digest=digest,
+            source=str(path),
+            layers=tuple(layer.name for layer in layers),
+            bytes=sum(layer.bytes for layer in layers),
+            env=image.env,
+            workdir=image.workdir,
+            home=_home_directory(store, layers),
+            left_out=sum(layer.left_out for layer in layers),
+        )
+        replace_file(store.record_path(name), template.dumps())
+        _remove_unused_layers(store)
+    return template
+
+
+def remove_template(store: TemplateStore, name: str) -> None:
+    """With the layers that only it has. Raises UnknownTemplate, or InUse while an environment lives in it."""
+    check_name(name)
+    with store.exclusive_lock():
+        _remove_unused_layers(store)
+        path = store.record_path(name)
+        if not path.exists():
+            raise UnknownTemplate(name)
+        lock = store.lock_path(name)
+        with store.lock_unused(path), store.lock_unused(lock):
+            path.unlink()
+            lock.unlink()
+        _remove_unused_layers(store)
+
+
+def _store_directory(store: TemplateStore, path: Path, budget: ImportBudget) -> _StoredLayer:
+    """Through a pipe, so that nothing but the layer itself is written."""
+    readable, writable = os.pipe()
+    with ThreadPoolExecutor(1) as packer, open(readable, "rb") as packed:
+        packing = packer.submit(_pack, path, writable)
+        try:
+            with _archive_errors(path):
+                layer = _unpack(store, packed, None, budget)
+        except TemplateError:
+            packed.close()
+            if (error := packing.exception()) is not None and not isinstance(error, BrokenPipeError):
+                raise error from None  # it is why the archive ended early
+            raise
+    packing.result()
+    return layer
+
+
+def _pack(path: Path, writable: int) -> None:
+    with open(writable, "wb") as target:
+        pack_directory(path, target)
+
+
+def _store_layer(store: TemplateStore, blobs: ImageBlobs, layer: ImageLayer, budget: ImportBudget) -> _StoredLayer:
+    if (there := _find_stored_layer(store, layer.diff_id)) is not None:
+        return there
+    with blobs.open(layer.blob) as file, _archive_errors(Path(layer.blob)):
+        digesting = DigestingReader(file)
+        packed = io.BufferedReader(digesting, _BLOCK)
+
+        def check() -> None:
+            drain(packed)
+            if layer.digest is not None and digesting.digest != layer.digest:
+                raise TemplateError(f"{layer.blob} is damaged: its digest is {digesting.digest}")
+
+        return _unpack(store, decompress(packed), layer.diff_id, budget, check)
+
+
+def _unpack(
+    store: TemplateStore,
+    stream: ReadableStream,
+    diff_id: str | None,
+    budget: ImportBudget,
+    check: Callable[[], None] = lambda: None,
+) -> _StoredLayer:
+    """Beside the others under a name that nobody uses, until all of it is there and is what it should be."""
+    partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=store.layers_dir))
+    try:
+        (partial / LAYER_TREE).mkdir(mode=0o755)
+        digesting = DigestingReader(stream, budget)
+        unpacked = io.BufferedReader(digesting, _BLOCK)
+        left_out = read_archive(unpacked, partial / LAYER_TREE, budget)
+        drain(unpacked)
+        check()
+        if diff_id not in (None, digesting.digest):
+            raise TemplateError(f"the layer is damaged: its digest is {digesting.digest}, not {diff_id}")
+        layer = _StoredLayer(_layer_directory(digesting.digest), digesting.count, left_out)
+        (partial / _LAYER_RECORD).write_text(json.dumps(asdict(layer)))
+        partial.chmod(0o755)
+        if not (store.layers_dir / layer.name).exists():
+            partial.rename(store.layers_dir / layer.name)
+    finally:
+        if partial.exists():
+            workdir.remove(partial)
+    return layer
+
+
+def _find_stored_layer(store: TemplateStore, diff_id: str) -> _StoredLayer | None:
+    try:
+        return _StoredLayer(**json.loads((store.layers_dir / _layer_directory(diff_id) / _LAYER_RECORD).read_text()))
+    except FileNotFoundError:
+        return None
+
+
+def _layer_directory(digest: str) -> str:
+    return digest.replace(":", "-")
+
+
+def _sync_layers(directory: Path) -> None:
+    """A name must not outlive a power failure that its files did not."""
+    opened_directory = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        syscalls.sync_file_system(opened_directory)
+    finally:
+        os.close(opened_directory)
+
+
+def _home_directory(store: TemplateStore, layers: list[_StoredLayer]) -> str | None:
+    """Where root of the image is at home, whose place the sandbox's user takes."""
+    for layer in reversed(layers):
+        with suppress(FileNotFoundError):
+            found = os.lstat(store.layers_dir / layer.name / LAYER_TREE / _ROOT_HOME)
+            return f"/{_ROOT_HOME}" if stat.S_ISDIR(found.st_mode) else None
+    return None
+
+
+def _visible_layers(store: TemplateStore, layers: list[_StoredLayer]) -> list[_StoredLayer]:
+    """From the highest on that hides all below it: overlayfs asks no root of a layer whether it does."""
+    for index in range(len(layers) - 1, 0, -1):
+        with suppress(OSError):
+            if os.getxattr(store.layers_dir / layers[index].name / LAYER_TREE, OPAQUE) == b"y":
+                return layers[index:]
+    return layers
+
+
+def _remove_unused_layers(store: TemplateStore) -> None:
+    """What an import that was killed has left, and layers that no template has and no environment uses.
+
+    All of them stay while there is a record that cannot be read: some may be its.
+    """
+    for path in store.layers_dir.glob(f"{_PARTIAL}*"):
+        workdir.remove(path)
+    if store.damaged_records():
+        return
+    needed = {layer for template in store.list_templates() for layer in template.layers}
+    for path in sorted(store.layers_dir.iterdir()):
+        if path.name not in needed:
+            with suppress(TemplateInUse), store.lock_unused(path):
+                workdir.remove(path.rename(path.with_name(f"{_PARTIAL}{path.name}")))
+
+
+@contextmanager
+def _archive_errors(source: Path) -> Iterator[None]:
+    """What an archive may do to whoever reads it becomes a sentence."""
+    try:
+        yield
+    except TemplateError as error:
+        raise TemplateError(f"{source}: {error}") from None
+    except MemoryError:
+        raise TemplateError(f"{source}: its headers do not fit in memory") from None
+    except _DAMAGED as error:
+        raise TemplateError(f"{source} is damaged: {error or type(error).__name__}") from None

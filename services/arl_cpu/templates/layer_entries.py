@@ -1,0 +1,48 @@
+"""What the name of a member of a layer means. Pure."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from arl_cpu.templates.template import TemplateError
+
+__all__ = ["LayerEntry", "parse_member_name", "relative_path"]
+
+_WHITEOUT_PREFIX, _OPAQUE_NAME, _AUFS_PREFIX = ".wh.", ".wh..wh..opq", ".wh..wh."
+
+
+@dataclass(frozen=True, slots=True)
+class LayerEntry:
+    """An entry `name` in the directory `parent`, both below the root of the layer."""
+
+    parent: str
+    name: str
+    kind: Literal["entry", "whiteout", "opaque"] = "entry"
+    """A whiteout hides `name` of the layers below, an opaque mark all that they have in `parent`."""
+
+
+def parse_member_name(member: str) -> LayerEntry | None:
+    """None for the root itself and for notes of other storage drivers. Raises Refused for a path that leads out."""
+    path = relative_path(member)
+    if not path:
+        return None
+    parent, _, name = path.rpartition("/")
+    if any(part.startswith(_WHITEOUT_PREFIX) for part in parent.split("/")):
+        raise TemplateError(f"{member!r} lies below a mark of the archive's own")
+    if name == _OPAQUE_NAME:
+        return LayerEntry(parent, name, "opaque")
+    if name.startswith(_AUFS_PREFIX):
+        return None
+    if not name.startswith(_WHITEOUT_PREFIX):
+        return LayerEntry(parent, name)
+    hidden = name.removeprefix(_WHITEOUT_PREFIX)
+    if hidden in ("", ".", ".."):
+        raise TemplateError(f"{member!r} hides no file")
+    return LayerEntry(parent, hidden, "whiteout")
+
+
+def relative_path(path: str) -> str:
+    """Taken from the root of the layer, as container runtimes do with absolute ones."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if ".." in parts or "\0" in path:
+        raise TemplateError(f"{path!r} leads out of the archive")
+    return "/".join(parts)

@@ -1,0 +1,145 @@
+"""Manifests and configurations of images, as data: which layers in which order, and what they ask of a process."""
+
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from arl_cpu.templates.template import TemplateError
+
+__all__ = [
+    "ARCHITECTURES",
+    "ImageLayer",
+    "OciImage",
+    "blob_path",
+    "docker_image_paths",
+    "is_index",
+    "parse_docker_image",
+    "parse_oci_image",
+    "select_image",
+]
+
+ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
+"""As the kernel says it → as images say it."""
+MAX_LAYERS = 200
+_REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageLayer:
+    blob: str
+    """Where its archive lies in the image."""
+    diff_id: str
+    """sha256 of the archive when it is not compressed."""
+    digest: str | None = None
+    """sha256 of the archive as it lies there, where the image says it."""
+
+
+@dataclass(frozen=True, slots=True)
+class OciImage:
+    layers: tuple[ImageLayer, ...]
+    """The lowest first."""
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+
+
+def is_index(manifest: Mapping[str, Any]) -> bool:
+    return "manifests" in manifest
+
+
+def select_image(index: Mapping[str, Any], architecture: str) -> str:
+    """The digest of the one image, or index, in it that suits this machine."""
+    found = [entry for entry in _dicts(index, "manifests") if _matches_platform(entry, architecture)]
+    digests = dict.fromkeys(_digest(entry) for entry in found)
+    if not digests:
+        raise TemplateError(f"the image has nothing for linux/{architecture}")
+    if len(digests) > 1:
+        named = ", ".join(
+            str(_dict(entry, "annotations").get(_REF_NAME_ANNOTATION, entry["digest"])) for entry in found
+        )
+        raise TemplateError(f"there are several images in it: {named}; save the one you want by itself")
+    return next(iter(digests))
+
+
+def parse_oci_image(manifest: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> OciImage:
+    layers = _dicts(manifest, "layers")
+    diff_ids = _diff_ids(config, len(layers), architecture)
+    digests = [_digest(layer) for layer in layers]
+    return _build_image(
+        [ImageLayer(blob_path(at), diff, at) for at, diff in zip(digests, diff_ids, strict=True)], config
+    )
+
+
+def docker_image_paths(entries: Sequence[Any]) -> tuple[str, list[str]]:
+    """Of a `manifest.json`: the paths of the one image's configuration and layers."""
+    if len(entries) != 1 or not isinstance(entries[0], dict):
+        named = [tag for entry in entries if isinstance(entry, dict) for tag in entry.get("RepoTags") or ()]
+        raise TemplateError(f"there are {len(entries)} images in it ({', '.join(map(str, named))}); save one by itself")
+    config, layers = entries[0].get("Config"), entries[0].get("Layers")
+    if not isinstance(config, str) or not isinstance(layers, list) or not all(isinstance(at, str) for at in layers):
+        raise TemplateError("its manifest.json names no configuration or no layers")
+    return config, layers
+
+
+def parse_docker_image(layers: Sequence[str], config: Mapping[str, Any], architecture: str) -> OciImage:
+    diff_ids = _diff_ids(config, len(layers), architecture)
+    return _build_image([ImageLayer(at, diff) for at, diff in zip(layers, diff_ids, strict=True)], config)
+
+
+def blob_path(digest: str) -> str:
+    if not _DIGEST.fullmatch(digest):
+        raise TemplateError(f"{digest!r} is no sha256 digest")
+    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+
+
+def _build_image(layers: Sequence[ImageLayer], config: Mapping[str, Any]) -> OciImage:
+    wanted = _dict(config, "config")
+    variables = [each for each in wanted.get("Env") or () if isinstance(each, str) and _VARIABLE.fullmatch(each)]
+    return OciImage(tuple(layers), dict(each.split("=", 1) for each in variables), _workdir(wanted.get("WorkingDir")))
+
+
+def _workdir(value: object) -> str | None:
+    """The root is the directory of images that name none."""
+    if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
+        return None
+    path = "/" + posixpath.normpath(value).lstrip("/")
+    return path if path != "/" else None
+
+
+def _diff_ids(config: Mapping[str, Any], count: int, architecture: str) -> list[str]:
+    platform = (config.get("os", "linux"), config.get("architecture", architecture))
+    if platform != ("linux", architecture):
+        raise TemplateError(f"the image is for {'/'.join(map(str, platform))}, this machine is linux/{architecture}")
+    diff_ids = _dict(config, "rootfs").get("diff_ids")
+    if not isinstance(diff_ids, list) or not all(isinstance(at, str) and _DIGEST.fullmatch(at) for at in diff_ids):
+        raise TemplateError("its configuration lists no layers by sha256")
+    if len(diff_ids) != count or not 0 < count <= MAX_LAYERS:
+        raise TemplateError(
+            f"it has {count} layers and {len(diff_ids)} digests; from 1 to {MAX_LAYERS} of each can be used"
+        )
+    return diff_ids
+
+
+def _matches_platform(entry: Mapping[str, Any], architecture: str) -> bool:
+    platform = _dict(entry, "platform")
+    return not platform or (platform.get("os"), platform.get("architecture")) == ("linux", architecture)
+
+
+def _digest(entry: Mapping[str, Any]) -> str:
+    blob_path(str(entry.get("digest")))
+    return str(entry["digest"])
+
+
+def _dicts(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    found = value.get(name)
+    if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
+        raise TemplateError(f"its manifest has no list of {name}")
+    return found
+
+
+def _dict(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    found = value.get(name)
+    return found if isinstance(found, dict) else {}

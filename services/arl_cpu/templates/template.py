@@ -1,0 +1,54 @@
+"""What is kept of a template beside its files."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+
+__all__ = ["HOST_TEMPLATE", "Template", "TemplateError", "check_name"]
+
+
+HOST_TEMPLATE = "host"
+"""The read-only system directories of the node; there always, and nothing in the store."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Template:
+    name: str
+    digest: str
+    """Of what it was made from; two templates with the same one have the same files."""
+    source: str
+    layers: tuple[str, ...]
+    """Names of their directories, the lowest first."""
+    bytes: int
+    env: Mapping[str, str] = field(default_factory=dict)
+    workdir: str | None = None
+    home: str | None = None
+    left_out: int = 0
+    """Devices and pipes that were in it."""
+
+    def dumps(self) -> str:
+        return json.dumps(asdict(self), indent=1) + "\n"
+
+    @classmethod
+    def loads(cls, text: str) -> "Template":
+        """Raises ValueError for what this version did not write."""
+        try:
+            content = json.loads(text)
+            return cls(**{**content, "layers": tuple(content["layers"])})
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"no record of a template: {error}") from None
+
+
+def check_name(name: str) -> None:
+    if name == HOST_TEMPLATE:
+        raise TemplateError("`host` is the name of this machine's own system directories; choose another")
+    if not _NAME.fullmatch(name):
+        raise TemplateError(
+            f"{name!r} is no name: up to 64 letters, digits, `.`, `_` and `-`, the first a letter or digit"
+        )
+
+
+class TemplateError(Exception):
+    """The message says what is wrong and what to do."""

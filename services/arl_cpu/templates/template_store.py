@@ -1,0 +1,153 @@
+"""The templates of one node: `names/NAME.json` and `layers/sha256-…/tree`, in a directory of their owner's alone.
+
+Whoever uses a template holds a shared lock on its name and on its layers; nothing that is locked is removed.
+"""
+
+import errno
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from arl_cpu.templates.template import Template
+
+__all__ = ["LAYER_TREE", "OpenTemplate", "TemplateInUse", "TemplateStore", "UnknownTemplate", "layer_owner"]
+
+LAYER_TREE = "tree"
+_LAYER_UID = 1000
+_TRIES = 3
+
+
+def layer_owner() -> int | None:
+    """Of the files of layers: for root the one uid inside, which an idmapped mount makes an environment's; else None.
+
+    None is whoever unpacks them.
+    """
+    return _LAYER_UID if os.geteuid() == 0 else None
+
+
+class UnknownTemplate(Exception):
+    """There is no such template here."""
+
+
+class TemplateInUse(Exception):
+    """An environment lives that was made from it."""
+
+
+class OpenTemplate:
+    """A template in use: until it is closed its layers stay."""
+
+    def __init__(self, template: Template, layers: Path, locks: ExitStack) -> None:
+        self.template, self.layers, self._locks = template, layers, locks
+
+    def close(self) -> None:
+        self._locks.close()
+
+
+class TemplateStore:
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.records_dir, self.layers_dir = directory / "names", directory / "layers"
+
+    def create_directories(self) -> None:
+        """Layers can be passed through by the uids of environments, once something shows them there."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.directory.stat().st_uid != os.geteuid():
+            raise PermissionError(errno.EPERM, "templates belong to whoever runs the node", str(self.directory))
+        self.directory.chmod(0o700)
+        for path in (self.records_dir, self.layers_dir):
+            path.mkdir(mode=0o755, exist_ok=True)
+
+    @property
+    def modified_ns(self) -> int:
+        """Another one whenever a template has come, gone or changed."""
+        try:
+            return self.records_dir.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def list_templates(self) -> tuple[Template, ...]:
+        """Those that can be read. Raises OSError where the store itself can't be."""
+        return tuple(template for path in self._record_paths() if isinstance(template := _read_record(path), Template))
+
+    def damaged_records(self) -> Mapping[str, str]:
+        """Why, by the name of each template whose record cannot be read: another version may have written it."""
+        found = {path.stem: _read_record(path) for path in self._record_paths()}
+        return {name: str(error) for name, error in found.items() if isinstance(error, Exception)}
+
+    def open(self, name: str) -> OpenTemplate:
+        """Raises UnknownTemplate, or ValueError for a record that another version has written."""
+        for _ in range(_TRIES):
+            with ExitStack() as held:
+                try:
+                    template = self._lock_template(name, held)
+                except (FileNotFoundError, BlockingIOError):
+                    continue  # it is being replaced, or removed
+                return OpenTemplate(template, self.layers_dir, held.pop_all())
+        raise UnknownTemplate(name)
+
+    @contextmanager
+    def exclusive_lock(self) -> Iterator[None]:
+        """One import or removal at a time; others wait."""
+        self.create_directories()
+        with _open_file(self.directory / "lock", os.O_CREAT | os.O_RDWR) as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    @contextmanager
+    def lock_unused(self, path: Path) -> Iterator[None]:
+        """Nobody begins to use it meanwhile. Raises InUse."""
+        with _open_file(path, os.O_RDONLY) as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise TemplateInUse(path.name) from None
+            yield
+
+    def record_path(self, name: str) -> Path:
+        return self.records_dir / f"{name}.json"
+
+    def lock_path(self, name: str) -> Path:
+        """Held by each environment that began with a template of that name, an earlier one too."""
+        path = self.records_dir / f"{name}.lock"
+        path.touch(0o600)
+        return path
+
+    def _record_paths(self) -> Sequence[Path]:
+        return sorted(self.records_dir.glob("*.json"))
+
+    def _lock_template(self, name: str, locks: ExitStack) -> Template:
+        record = locks.enter_context(_shared_lock(self.record_path(name)))
+        locks.enter_context(_shared_lock(self.lock_path(name)))
+        template = Template.loads(os.pread(record, os.fstat(record).st_size, 0).decode())
+        for layer in template.layers:
+            locks.enter_context(_shared_lock(self.layers_dir / layer))
+        return template
+
+
+@contextmanager
+def _shared_lock(path: Path) -> Iterator[int]:
+    with _open_file(path, os.O_RDONLY) as file:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        if not os.path.samestat(os.fstat(file), path.stat()):
+            raise FileNotFoundError(path)  # what was locked is not there any more
+        yield file
+
+
+@contextmanager
+def _open_file(path: Path, flags: int) -> Iterator[int]:
+    file = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        yield file
+    finally:
+        os.close(file)
+
+
+def _read_record(path: Path) -> Template | OSError | ValueError | None:
+    try:
+        return Template.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        return error

@@ -1,0 +1,1 @@
+"""Actions: submit, get, list, cancel, wait, explain, trace."""

@@ -1,0 +1,79 @@
+"""A batch as it is read here: what is wrong with one item is that item's answer and nobody else's."""
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+
+from arl_kit.app import validation_failed
+from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.actions.batches import GANG_DESCRIPTION, MAX_GANG_SIZE
+from arl_wire.errors import FieldError, GangRefused, ProblemDetails, TangramError, ValidationFailed
+
+__all__ = ["ActionBatchRequest", "check_gang", "item_problem"]
+
+
+ParsedItem = SubmitActionRequest | ValidationFailed
+"""An action, or why it is none."""
+
+
+def _parse_or_error(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
+    try:
+        return validate(value)
+    except ValidationError as error:
+        return validation_failed(error.errors(include_url=False, include_context=True, include_input=False))
+
+
+class ActionBatchRequest(BaseModel):
+    """Up to 1000 actions. Each is accepted or refused for itself."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    actions: list[Annotated[SubmitActionRequest, WrapValidator(_parse_or_error)]] = Field(min_length=1, max_length=1000)
+
+    gang: bool = Field(default=False, description=GANG_DESCRIPTION)
+
+    def submissions(self) -> Sequence[SubmitActionRequest | TangramError]:
+        """What `actions` really holds: the schema that clients see says it without the failures."""
+        return check_gang(self.actions) if self.gang else self.actions
+
+
+def check_gang(actions: Sequence[ParsedItem]) -> Sequence[ParsedItem | GangRefused]:
+    """All as they are, or all refused: each for what is wrong with it, the others because of that."""
+    checked = [each if isinstance(each, ValidationFailed) else _gang_error(each, actions) or each for each in actions]
+    wrong = [at for at, each in enumerate(checked) if isinstance(each, ValidationFailed)]
+    if not wrong:
+        return checked
+    because = GangRefused(f"all of a gang start or none does, and actions.{wrong[0]} is refused")
+    return [each if isinstance(each, ValidationFailed) else because for each in checked]
+
+
+def _gang_error(action: SubmitActionRequest, gang: Sequence[ParsedItem]) -> ValidationFailed | None:
+    first = next(each for each in gang if isinstance(each, SubmitActionRequest))
+    if not 2 <= len(gang) <= MAX_GANG_SIZE:
+        field, message = "gang", f"a gang has 2 to {MAX_GANG_SIZE} actions"
+    elif action.kind != "exec":
+        field, message = "kind", "an action of a gang is an `exec`"
+    elif action.environment.id is not None or action.environment.scope != "ephemeral":
+        field, message = "environment.scope", "an action of a gang has a fresh environment: `ephemeral`"
+    elif action.task != first.task:
+        field, message = "task", "the actions of a gang are of one task"
+    elif action.priority != first.priority:
+        field, message = "priority", "the actions of a gang have one priority"
+    else:
+        return None
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
+
+
+def item_problem(error: TangramError, index: int) -> ProblemDetails:
+    """With the item in the names of the fields; what is wrong with a header is wrong for all."""
+    problem = error.to_problem()
+    fields = [_item_field(field, index) for field in problem.errors]
+    return problem.model_copy(update={"errors": fields, "detail": f"actions.{index}: {problem.detail}"})
+
+
+def _item_field(error: FieldError, index: int) -> FieldError:
+    if error.field.startswith("header."):
+        return error
+    inside = "" if error.field == "body" else f".{error.field}"
+    return FieldError(field=f"actions.{index}{inside}", message=error.message)

@@ -1,0 +1,62 @@
+"""The public API of traces. A route parses, calls and returns."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+
+from arl_gateway.actions.explanations import ExplanationService
+from arl_gateway.actions.traces import TraceService
+from arl_gateway.http.dependencies import COMMON_ERRORS, Reader
+from arl_kit.app import error_responses
+from arl_wire.actions.explanations import ActionExplanation
+from arl_wire.actions.traces import ActionTrace
+from arl_wire.errors import NotFound
+
+__all__ = ["explain_router", "trace_router"]
+
+
+trace_router = APIRouter(prefix="/v1/actions", tags=["actions"])
+
+
+async def _traces(request: Request) -> TraceService:
+    traces: TraceService = request.app.state.traces
+    return traces
+
+
+@trace_router.get(
+    "/{id}/trace",
+    operation_id="get_trace",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def get_trace(id: UUID, caller: Reader, traces: Annotated[TraceService, Depends(_traces)]) -> ActionTrace:
+    """Where an action's time went: its waiting, every attempt, its run and its settling, in any state.
+
+    Ends are the timestamps of its rows. These are the spans that are exported where a collector is configured.
+    """
+    return await traces.get(id, caller)
+
+
+explain_router = APIRouter(prefix="/v1/actions", tags=["actions"])
+
+
+async def _explanations(request: Request) -> ExplanationService:
+    explanations: ExplanationService = request.app.state.explanations
+    return explanations
+
+
+@explain_router.get(
+    "/{id}/explain",
+    operation_id="explain_action",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def explain_action(
+    id: UUID, caller: Reader, explanations: Annotated[ExplanationService, Depends(_explanations)]
+) -> ActionExplanation:
+    """Why a queued action waits: what it lacks, how many go first, what is expected of it, and the rule that decides.
+
+    Of any other action: what it holds or held, and when. 503 while the scheduler can't say.
+    """
+    return await explanations.get(id, caller)

@@ -1,0 +1,410 @@
+"""What the routes do: submit through admission, read rows, wait without a query per waiter."""
+
+import asyncio
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from hashlib import sha256
+from uuid import UUID
+
+from arl_gateway.actions import queries
+from arl_gateway.actions.batch import item_problem
+from arl_gateway.actions.views import action_etag, action_from_row, consistency_from_row
+from arl_gateway.actions.waiters import ActionWaiters
+from arl_gateway.http.auth import Caller
+from arl_kit.batcher import Batcher
+from arl_kit.failpoints import Failpoints
+from arl_kit.service_client import ServiceClient
+from arl_store.tx import PostgresStore
+from arl_wire.actions.action import Action, ActionListResponse, SubmitActionRequest, WaitRequest, WaitResponse
+from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse
+from arl_wire.admin.consistency import ConsistencyReport
+from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from_problem
+from arl_wire.internal.admission import (
+    AdmitItemResult,
+    AdmitRequest,
+    AdmitResponse,
+    AffectedRowsResponse,
+    CancelActionsRequest,
+    CoalescedCall,
+    EndTrajectoryRequest,
+    SnapshotSource,
+    SubmissionMetadata,
+)
+from arl_wire.scores import Score
+
+__all__ = ["ActionService", "AdmittedAction", "RequestTrace", "matches_etag"]
+
+MAX_KEY_LENGTH = 255
+MAX_TRACESTATE_LENGTH = 512
+FIRST_CHUNK, READ_CHUNK = 4, 50
+"""Results that are read at once before their size is known, and after that."""
+RESPONSE_BYTES = 16 << 20
+SCORE_BYTES = 96
+"""Of one entry in an answer, an error's too."""
+NUMBER_BYTES = 20
+"""Of each further number in it."""
+POLL_S = 1.0
+MAX_PENDING = 20_000
+MAX_PENDING_BYTES = 256 << 20
+"""What may wait for its turn here; beyond that the answer is 503 at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrace:
+    """The trace context that a submission came with (W3C)."""
+
+    parent: str | None = None
+    state: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedAction:
+    """A durable action. What settles from `wakes` on is seen by whoever waits; what may have before is looked for."""
+
+    id: UUID
+    created: bool
+    wakes: int = -1
+
+
+class ActionService:
+    def __init__(
+        self,
+        store: PostgresStore,
+        peers: ServiceClient,
+        waiters: ActionWaiters,
+        *,
+        admission_url: str,
+        failpoints: Failpoints | None = None,
+    ) -> None:
+        self._store = store
+        self._peers = peers
+        self._waiters = waiters
+        self._admission_url = admission_url
+        self._failpoints = failpoints or Failpoints()
+        self._submits: Batcher[str, AdmittedAction] = Batcher(
+            self._admit, max_batch=500, max_waiting=MAX_PENDING, max_waiting_weight=MAX_PENDING_BYTES
+        )
+        self._reads: Batcher[tuple[int, UUID], Action | None] = Batcher(
+            self._read_many, max_batch=READ_CHUNK, max_waiting=MAX_PENDING
+        )
+
+    async def submit(
+        self,
+        action: SubmitActionRequest,
+        caller: Caller,
+        *,
+        key: str | None,
+        trace: RequestTrace,
+        wait_s: float = 0.0,
+        source_snapshot: SnapshotSource | None = None,
+    ) -> Action:
+        """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
+        item = _admission_item(action, caller, _check_key(key), trace, source_snapshot=source_snapshot)
+        return await self.wait_outcome(await self._submit_item(item), caller, wait_s=wait_s)
+
+    async def admit(
+        self,
+        action: SubmitActionRequest,
+        caller: Caller,
+        *,
+        trace: RequestTrace,
+        item_origins: Sequence[CoalescedCall] = (),
+        key: str | None = None,
+    ) -> AdmittedAction:
+        """Durable when this returns. `asked_for`: whose items these are."""
+        return await self._submit_item(
+            _admission_item(action, caller, _check_key(key), trace, item_origins=item_origins)
+        )
+
+    async def wait_outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
+        """As it is now, or once it settled or `wait_s` have passed."""
+        if wait_s > 0:
+            # A new action settles with a wake; one that its key stood for already may have settled long ago.
+            look = not admitted.created or self._waiters.wake_count != admitted.wakes
+            with self._waiters.watch([admitted.id], check_now=look) as watch:
+                await watch.wait_for_change(wait_s)
+        return await self._read(admitted.id, caller)
+
+    async def _submit_item(self, item: str) -> AdmittedAction:
+        wakes = self._waiters.wake_count
+        return replace(await self._submits.submit(item, weight=len(item)), wakes=wakes)
+
+    async def submit_batch(
+        self,
+        actions: Sequence[SubmitActionRequest | TangramError],
+        caller: Caller,
+        *,
+        key: str | None,
+        trace: RequestTrace,
+        gang: bool = False,
+    ) -> SubmitBatchResponse:
+        """A batch's key names its items by their index. What was refused when it was read stays refused.
+
+        A `gang` goes to admission by itself, as one.
+        """
+        checked = _check_key(key)
+        if gang and not any(isinstance(action, TangramError) for action in actions):
+            return await self._submit_gang(actions, caller, key=checked, trace=trace)
+        answers: dict[int, AdmittedAction | BaseException] = {}
+        futures: dict[int, asyncio.Future[AdmittedAction]] = {}
+        for index, action in enumerate(actions):
+            if isinstance(action, TangramError):
+                answers[index] = action
+                continue
+            item_key = f"{checked}:{index}" if checked is not None else None
+            item = _admission_item(action, caller, item_key, trace)
+            futures[index] = self._submits.enqueue(item, weight=len(item))
+        admitted = await asyncio.gather(*futures.values(), return_exceptions=True)
+        answers |= zip(futures, admitted, strict=True)
+        return SubmitBatchResponse(items=[_batch_item(answers[index], index) for index in range(len(actions))])
+
+    async def _submit_gang(
+        self,
+        actions: Sequence[SubmitActionRequest | TangramError],
+        caller: Caller,
+        *,
+        key: str | None,
+        trace: RequestTrace,
+    ) -> SubmitBatchResponse:
+        items = [
+            _admission_item(
+                action, caller, f"{key}:{index}" if key is not None else None, trace, gang_size=len(actions)
+            )
+            for index, action in enumerate(actions)
+            if isinstance(action, SubmitActionRequest)
+        ]
+        answers = await self._call_admission(AdmitRequest.json_from_items(items, gang=True))
+        return SubmitBatchResponse(items=[_batch_item(answer, index) for index, answer in enumerate(answers)])
+
+    async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0, known_etags: str | None = None) -> Action:
+        """The action as it is once it settled or `wait_s` have passed.
+
+        Who names the versions that it knows (`If-None-Match`) is answered as soon as there is another one.
+        """
+        if known_etags is not None:
+            return await self._wait_for_change(id, caller, known_etags, wait_s)
+        if wait_s <= 0:
+            return await self._read(id, caller)
+        with self._waiters.watch([id]) as watch:
+            action = await self._read(id, caller)
+            if action.settled_at is not None:
+                return action
+            await watch.wait_for_change(wait_s)
+        return await self._read(id, caller)
+
+    async def _wait_for_change(self, id: UUID, caller: Caller, known_etags: str, wait_s: float) -> Action:
+        """Only settling wakes; any other edge is found by looking once a second, together with all who look then."""
+        ends_at = time.monotonic() + wait_s
+        with self._waiters.watch([id]) as watch:
+            while True:
+                action = await self._read(id, caller)
+                left_s = ends_at - time.monotonic()
+                if action.settled_at is not None or not matches_etag(action, known_etags) or left_s <= 0 or watch.ended:
+                    return action
+                await watch.wait_for_change(min(left_s, POLL_S))
+
+    async def wait(self, request: WaitRequest, caller: Caller) -> WaitResponse:
+        """Results are read once, at the end; until then only which ids are settled."""
+        ids = list(dict.fromkeys(request.ids))
+        ends_at = time.monotonic() + request.timeout_s
+        with self._waiters.watch(ids) as watch:
+            states = await self._states(ids, caller)
+            watch.mark_settled(id for id in ids if states.get(id, True))
+            while watch.pending and not (request.until == "any" and len(watch.pending) < len(states)):
+                if not await watch.wait_for_change(ends_at - time.monotonic()):
+                    break
+        settled, gone = await self._read_bounded([id for id in ids if id in states and id not in watch.pending], caller)
+        states = {id: state for id, state in states.items() if id not in gone}
+        answered = {action.id for action in settled}
+        return WaitResponse(
+            settled=settled,
+            pending=[id for id in ids if id in states and id not in answered],
+            unknown=[id for id in ids if id not in states],
+        )
+
+    async def _read_bounded(self, ids: Sequence[UUID], caller: Caller) -> tuple[list[Action], set[UUID]]:
+        """The first of them, up to a number of bytes; the client asks again for the others. And those removed since."""
+        found: list[Action] = []
+        gone: set[UUID] = set()
+        size = start = 0
+        count = FIRST_CHUNK
+        while start < len(ids) and size <= RESPONSE_BYTES:
+            chunk = ids[start : start + count]
+            read = await asyncio.gather(*(self._reads.submit((caller.project_id, id)) for id in chunk))
+            found += [action for action in read if action is not None]
+            gone |= {id for id, action in zip(chunk, read, strict=True) if action is None}
+            size += sum(_result_size(action) for action in read if action is not None)
+            start += len(chunk)
+            # As many as fit if they are like those before.
+            count = max(1, min(READ_CHUNK, 4 * count, (RESPONSE_BYTES - size) * start // max(1, size)))
+        return found, gone
+
+    async def list(
+        self,
+        caller: Caller,
+        *,
+        task: str | None,
+        trajectory: str | None,
+        state: str | None,
+        cursor: str | None,
+        limit: int,
+    ) -> ActionListResponse:
+        async with self._store.read() as tx:
+            rows = await queries.list_actions(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=state,
+                before=_parse_cursor(cursor),
+                limit=limit + 1,
+            )
+        items = [action_from_row(row) for row in rows[:limit]]
+        return ActionListResponse(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
+
+    async def cancel(self, id: UUID, caller: Caller) -> Action:
+        """Record the wish. A result that came first stays, and is what this answers."""
+        action = await self._read(id, caller)
+        if action.settled_at is not None:
+            return action
+        body = CancelActionsRequest(project_id=caller.project_id, ids=[id])
+        await self._peers.call(f"{self._admission_url}/internal/cancel", body)
+        return await self._read(id, caller)
+
+    async def end_trajectory(self, task: str, trajectory: str, caller: Caller) -> None:
+        body = EndTrajectoryRequest(project_id=caller.project_id, task=task, trajectory=trajectory)
+        content = await self._peers.call(f"{self._admission_url}/internal/end-trajectory", body)
+        if AffectedRowsResponse.model_validate_json(content).count == 0:
+            page = await self.list(caller, task=task, trajectory=trajectory, state=None, cursor=None, limit=1)
+            if not page.items:
+                raise NotFound(f"task {task!r} has no trajectory {trajectory!r}")
+
+    async def check_consistency(self) -> ConsistencyReport:
+        async with self._store.read() as tx:
+            return consistency_from_row(await queries.check_consistency(tx))
+
+    async def drain(self) -> None:
+        await self._submits.drain()
+
+    async def _read(self, id: UUID, caller: Caller) -> Action:
+        action = await self._reads.submit((caller.project_id, id))
+        if action is None:
+            raise NotFound(f"there is no action {id}")
+        return action
+
+    async def _states(self, ids: Sequence[UUID], caller: Caller) -> dict[UUID, bool]:
+        """Whether each is settled; without those that are not the caller's."""
+        async with self._store.read() as tx:
+            rows = await queries.states_by_id(tx, ids, project_id=caller.project_id)
+        return {row.id: row.settled for row in rows}
+
+    async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | Exception | None]:
+        """One query for everybody who reads now; what belongs to another project is as good as unknown."""
+        async with self._store.read() as tx:
+            rows = await queries.actions_by_id(tx, sorted({id for _, id in wanted}))
+        found = {(row.project_id, row.id): action_from_row(row) for row in rows}
+        return [found.get(key) for key in wanted]
+
+    async def _admit(self, items: Sequence[str]) -> Sequence[AdmittedAction | Exception]:
+        return await self._call_admission(AdmitRequest.json_from_items(items))
+
+    async def _call_admission(self, request: str) -> Sequence[AdmittedAction | TangramError]:
+        content = await self._peers.call(f"{self._admission_url}/internal/admit", request)
+        self._failpoints.hit("gateway.after_admission_ack")
+        answers = AdmitResponse.model_validate_json(content).items
+        return [_admission_result(answer) for answer in answers]
+
+
+def matches_etag(action: Action, known_etags: str | None) -> bool:
+    """Whether an `If-None-Match` names this version: by weak comparison, as RFC 9110 asks."""
+    if known_etags is None:
+        return False
+    tags = {tag.strip().removeprefix("W/") for tag in known_etags.split(",")}
+    return "*" in tags or action_etag(action).removeprefix("W/") in tags
+
+
+def _admission_item(
+    action: SubmitActionRequest,
+    caller: Caller,
+    key: str | None,
+    trace: RequestTrace,
+    *,
+    source_snapshot: SnapshotSource | None = None,
+    item_origins: Sequence[CoalescedCall] = (),
+    gang_size: int = 0,
+) -> str:
+    """An `AdmitItem` as JSON."""
+    # Without what is as by default: a field that a later version adds is no other body.
+    body = action.model_dump_json(exclude_defaults=True)
+    bound = body + (source_snapshot.model_dump_json() if source_snapshot is not None else "")
+    bound += f"gang of {gang_size}" if gang_size else ""
+    submission = SubmissionMetadata(
+        project_id=caller.project_id,
+        key=key,
+        body_hash=sha256(bound.encode()).hexdigest() if key is not None else None,
+        traceparent=trace.parent,
+        tracestate=trace.state if trace.state and len(trace.state) <= MAX_TRACESTATE_LENGTH else None,
+        begins_with=source_snapshot,
+        asked_for=list(item_origins),
+    )
+    return submission.to_item_json(body)
+
+
+def _result_size(action: Action) -> int:
+    result = action.result
+    if result is None:
+        return 0
+    bodies = [result.response.body] if result.response is not None else []
+    streams = sum(len(each.text) + len(each.base64 or "") for each in (result.stdout, result.stderr, *bodies))
+    scores = sum(
+        SCORE_BYTES + NUMBER_BYTES * _number_count(score) + _payload_bytes(score) for score in result.scores or ()
+    )
+    return streams + scores + sum(len(content) for content in result.files.values())
+
+
+def _payload_bytes(score: Score) -> int:
+    return sum(len(json.dumps(each)) for each in (score.details, score.completion) if each)
+
+
+def _number_count(score: Score) -> int:
+    tops = sum(len(each) for each in score.top_token_ids or ())
+    return 2 * tops + sum(len(each or ()) for each in (score.values, score.logprobs, score.token_ids, score.ranks))
+
+
+def _check_key(key: str | None) -> str | None:
+    if key is None:
+        return None
+    if not key or len(key) > MAX_KEY_LENGTH - 5 or not key.isprintable():
+        message = f"must be 1 to {MAX_KEY_LENGTH - 5} printable characters"
+        raise BadRequest(
+            f"Idempotency-Key {message}", errors=[FieldError(field="header.Idempotency-Key", message=message)]
+        )
+    return key
+
+
+def _parse_cursor(cursor: str | None) -> UUID | None:
+    try:
+        return UUID(cursor) if cursor is not None else None
+    except ValueError:
+        message = "is not a cursor of this list; take it from next_cursor"
+        raise BadRequest(
+            f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
+        ) from None
+
+
+def _admission_result(answer: AdmitItemResult) -> AdmittedAction | TangramError:
+    if answer.problem is not None:
+        return error_from_problem(answer.problem)
+    if answer.id is None:
+        return TangramError("admission answered neither id nor problem")
+    return AdmittedAction(answer.id, answer.created)
+
+
+def _batch_item(result: AdmittedAction | BaseException, index: int) -> BatchItemResult:
+    if isinstance(result, AdmittedAction):
+        return BatchItemResult(id=result.id)
+    if isinstance(result, TangramError):
+        return BatchItemResult(problem=item_problem(result, index))
+    raise result

@@ -1,0 +1,96 @@
+"""Submitting one action: the route that a client takes for each action that it waits for."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from arl_core.domain.states import ActionState
+from arl_gateway.environments.service import EnvironmentService
+from arl_gateway.http.dependencies import (
+    BODY_ERRORS,
+    COMMON_ERRORS,
+    JSON_BODY,
+    MAX_WAIT_S,
+    IdempotencyKey,
+    Wait,
+    Writer,
+    WriterRoute,
+    model_response,
+    request_trace,
+)
+from arl_kit.app import error_responses
+from arl_wire.actions.action import Action, SubmitActionRequest
+from arl_wire.errors import (
+    Conflict,
+    DemandImpossible,
+    IdempotencyKeyReused,
+    NotFound,
+    QueueFull,
+    RequirementNotEnforced,
+    ServiceUnknown,
+    TangramError,
+    TemplateUnknown,
+)
+
+__all__ = ["SUBMIT_ERRORS", "router"]
+
+SUBMIT_ERRORS = (
+    *BODY_ERRORS,
+    NotFound,
+    Conflict,
+    QueueFull,
+    IdempotencyKeyReused,
+    DemandImpossible,
+    RequirementNotEnforced,
+    TemplateUnknown,
+    ServiceUnknown,
+)
+LOCATION_HEADER: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
+_SIMPLE_QUERY = re.compile(rb"(?:wait=(\d{1,2}(?:\.\d{1,9})?))?")
+
+
+class _SubmitRoute(WriterRoute):
+    """A query with more than `wait` in it is FastAPI's to read, and to refuse."""
+
+    def arguments(self, request: Request) -> Mapping[str, Any] | None:
+        query = _SIMPLE_QUERY.fullmatch(request.scope["query_string"])
+        wait_s = float(query[1] or 0) if query is not None else None
+        if wait_s is None or wait_s > MAX_WAIT_S:
+            return None
+        return {"wait": wait_s, "idempotency_key": request.headers.get("idempotency-key")}
+
+
+router = APIRouter(prefix="/v1", tags=["actions"], route_class=_SubmitRoute)
+
+
+@router.post(
+    "/actions",
+    operation_id="submit_action",
+    dependencies=JSON_BODY,
+    status_code=202,
+    response_model=Action,
+    responses={
+        200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION_HEADER},
+        202: {"description": "Durable, and not settled yet", "headers": LOCATION_HEADER},
+        **error_responses(*COMMON_ERRORS, *SUBMIT_ERRORS),
+    },
+)
+async def submit_action(
+    body: SubmitActionRequest,
+    caller: Writer,
+    request: Request,
+    response: Response,
+    wait: Wait = 0,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
+    environments: EnvironmentService = request.app.state.environments
+    (named,) = await environments.resolve_references([body], caller, key=idempotency_key)
+    if isinstance(named, TangramError):
+        raise named
+    trace = request_trace(request)
+    action = await request.app.state.actions.submit(named, caller, key=idempotency_key, trace=trace, wait_s=wait)
+    response.headers["location"] = f"/v1/actions/{action.id}"
+    return model_response(action, response, 200 if action.state is ActionState.SETTLED else 202)

@@ -1,0 +1,151 @@
+"""From rows to what clients see."""
+
+import json
+from base64 import b64encode
+from datetime import datetime
+from hashlib import blake2b
+
+from pydantic import TypeAdapter, ValidationError
+
+from arl_core.domain.states import ActionState
+from arl_store.tx import Row
+from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream
+from arl_wire.admin.consistency import ConsistencyReport
+from arl_wire.admin.nodes import EnforcementStatus, NodeInfo, NodeTemplate
+from arl_wire.calls import CallResponse
+from arl_wire.scores import Score
+
+__all__ = ["action_etag", "action_from_row", "consistency_from_row", "node_from_row"]
+
+SCORE_LIST = TypeAdapter(list[Score])
+
+
+def action_from_row(row: Row) -> Action:
+    """With the result where the row was read with one."""
+    has_result = row.get("has_result", False)
+    return Action(
+        id=row.id,
+        task=row.task,
+        trajectory=row.trajectory,
+        kind=row.kind,
+        environment=row.environment_id,
+        state=row.state,
+        outcome=row.outcome,
+        reason=row.reason,
+        message=row.message if has_result else None,
+        grant_no=row.grant_no,
+        failures=row.failures,
+        node=row.node,
+        alike=str(row.class_key),
+        demand=json.loads(row.demand),
+        elastic=json.loads(row.elastic) if row.elastic is not None else None,
+        gang=json.loads(row.gang)["id"] if row.gang is not None else None,
+        amounts=json.loads(row.amounts) if row.amounts is not None else None,
+        cancel_requested=row.cancel_requested_at is not None,
+        created_at=row.created_at,
+        deadline_at=row.deadline_at,
+        granted_at=row.granted_at,
+        started_at=row.started_at,
+        settled_at=row.settled_at,
+        times=_build_times(row),
+        labels=json.loads(row.labels),
+        result=_parse_verifier_scores(_build_result(row), row.kind) if has_result else None,
+    )
+
+
+def action_etag(action: Action) -> str:
+    """Its entity tag: another one for whatever an edge, a wish or a resize makes of the row.
+
+    Times of edges need no part in it: each edge changes the state, the grant or the failures.
+    """
+    parts = [action.state, action.grant_no, action.failures, action.cancel_requested, action.amounts]
+    digest = blake2b(json.dumps([str(action.id), *parts], sort_keys=True).encode(), digest_size=8)
+    return f'W/"{digest.hexdigest()}"'
+
+
+def node_from_row(row: Row) -> NodeInfo:
+    return NodeInfo(
+        name=row.name,
+        kind=row.kind,
+        driver=row.driver,
+        epoch=row.epoch,
+        capacity=json.loads(row.capacity),
+        registered_at=row.registered_at,
+        last_beat_at=row.last_beat,
+        alive=row.alive,
+        cordoned=row.cordoned,
+        drain_deadline_at=row.drain_deadline_at,
+        drained=row.drain_deadline_at is not None and not row.running and not row.environments,
+        running=row.running,
+        held_cpu_milli=row.held_cpu_milli,
+        environments=row.environments,
+        enforced=[EnforcementStatus(**entry) for entry in json.loads(row.enforced)],
+        templates=[NodeTemplate(**entry) for entry in json.loads(row.templates)],
+    )
+
+
+def consistency_from_row(row: Row) -> ConsistencyReport:
+    parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
+    return ConsistencyReport(at=row.at, **parts)
+
+
+def _build_times(row: Row) -> ActionTimes:
+    """queue is up to the last grant, run the manager's monotonic interval, overhead what remains of the whole."""
+    if row.granted_at is None:
+        waited = _seconds(row.created_at, row.settled_at) if row.state == ActionState.SETTLED else None
+        return ActionTimes(
+            queue_s=waited, run_s=0.0 if waited is not None else None, overhead_s=waited and 0.0, act_s=waited
+        )
+    queue_s = _seconds(row.created_at, row.granted_at)
+    if row.settled_at is None:
+        return ActionTimes(queue_s=queue_s)
+    act_s = _seconds(row.created_at, row.settled_at)
+    run_s = (row.run_us or 0) / 1e6
+    return ActionTimes(
+        queue_s=queue_s, run_s=run_s, overhead_s=max(0.0, round(act_s - queue_s - run_s, 6)), act_s=act_s
+    )
+
+
+def _seconds(start: datetime, end: datetime) -> float:
+    return round((end - start).total_seconds(), 6)
+
+
+def _build_result(row: Row) -> ActionResult:
+    if row.response is not None:
+        body = _build_stream(row.stdout, row.stdout_bytes)
+        return ActionResult(grant_no=row.grant_no, response=CallResponse(**json.loads(row.response), body=body))
+    return ActionResult(
+        grant_no=row.grant_no,
+        exit_code=row.exit_code,
+        signal=row.signal,
+        stdout=_build_stream(row.stdout, row.stdout_bytes),
+        stderr=_build_stream(row.stderr, row.stderr_bytes),
+        files=json.loads(row.files),
+        missing_files=row.missing_files,
+        cpu_s=row.cpu_us / 1e6,
+        peak_memory_mib=round(row.peak_memory_kib / 1024, 3),
+        left_behind=row.left_behind,
+        enforcement=json.loads(row.enforcement),
+        scores=SCORE_LIST.validate_json(row.scores) if row.scores is not None else None,
+    )
+
+
+def _parse_verifier_scores(result: ActionResult, kind: str) -> ActionResult:
+    """A verifier is a program that puts its entries out."""
+    if kind != "score" or result.scores is not None or not result.stdout.text or result.stdout.truncated:
+        return result
+    try:
+        scores = SCORE_LIST.validate_json(result.stdout.text)
+    except ValidationError:
+        # It was ended in the middle of it.
+        return result
+    return result.model_copy(update={"scores": scores, "stdout": OutputStream()})
+
+
+def _build_stream(kept: bytes, total: int) -> OutputStream:
+    truncated = total > len(kept)
+    try:
+        return OutputStream(text=kept.decode(), total_bytes=total, truncated=truncated)
+    except UnicodeDecodeError:
+        text = kept.decode(errors="backslashreplace")
+        return OutputStream(text=text, base64=b64encode(kept).decode(), total_bytes=total, truncated=truncated)

@@ -1,0 +1,1 @@
+"""Admin endpoints: keys, projects, queues, nodes, capacity, consistency."""

@@ -1,0 +1,112 @@
+"""API keys made, listed and revoked. Only a key's hash is kept; the key is in one answer and nowhere else."""
+
+import json
+import secrets
+from collections.abc import Sequence
+from hashlib import sha256
+
+from arl_gateway.actions import queries
+from arl_gateway.http.auth import Caller, KeyAuthenticator
+from arl_store.tx import PostgresStore, Row, WriteTx
+from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
+from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound, ValidationFailed
+
+__all__ = ["ROOT_PROJECT", "KeyAdmin"]
+
+ROOT_PROJECT = "default"
+"""The project that `tangram up` makes; its `admin:*` keys make the others."""
+FIRST_KEY_SCOPES = ("actions:*", "admin:*")
+"""Scopes of a project's first key, where none are asked for: nobody else could make it another one."""
+
+PREFIX_LENGTH = 8
+SECRET_BYTES = 32
+
+
+class KeyAdmin:
+    """Every change and its line in the audit log are one transaction."""
+
+    def __init__(self, store: PostgresStore, authenticator: KeyAuthenticator) -> None:
+        self._store = store
+        self._authenticator = authenticator
+
+    async def create(self, request: CreateKeyRequest, caller: Caller) -> CreateKeyResponse:
+        """A key never gives an admin scope that it lacks, so `admin:write` cannot make itself `admin:*`."""
+        project = request.project or caller.project
+        scopes = request.scopes or (FIRST_KEY_SCOPES if project != caller.project else ["actions:write"])
+        _check_may_create(scopes, project, caller)
+        key = f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
+        async with self._store.write() as tx:
+            project_id = caller.project_id if project == caller.project else await _create_project(tx, project, scopes)
+            row = await queries.insert_key(
+                tx,
+                project_id=project_id,
+                prefix=key[:PREFIX_LENGTH],
+                digest=sha256(key.encode()).digest(),
+                scopes=sorted(set(scopes)),
+                expires_in_s=request.expires_in_s,
+            )
+            await self._write_audit_log(tx, "key.create", row, caller)
+        return CreateKeyResponse(key=key, **_key_from_row(row).model_dump())
+
+    async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> KeyListResponse:
+        """Those of the caller's project, with the revoked and expired ones."""
+        async with self._store.read() as tx:
+            rows = await queries.list_keys(tx, project_id=caller.project_id, before=cursor, limit=limit + 1)
+        items = [_key_from_row(row) for row in rows[:limit]]
+        return KeyListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
+
+    async def revoke(self, id: int, caller: Caller) -> ApiKey:
+        """From this answer on the key is refused here. One that was revoked before is answered as it is."""
+        async with self._store.write() as tx:
+            changed = await queries.revoke_key(tx, id=id, project_id=caller.project_id)
+            row = await queries.key_by_id(tx, id=id, project_id=caller.project_id)
+            if row is None:
+                raise NotFound(f"there is no API key {id}")
+            if changed:
+                await self._write_audit_log(tx, "key.revoke", row, caller)
+        self._authenticator.invalidate(id)
+        return _key_from_row(row)
+
+    async def _write_audit_log(self, tx: WriteTx, verb: str, row: Row, caller: Caller) -> None:
+        detail = {"project": row.project, "prefix": row.prefix, "scopes": row.scopes}
+        await queries.insert_audit_log(
+            tx,
+            project_id=row.project_id,
+            api_key_id=caller.key_id,
+            verb=verb,
+            target=f"key:{row.id}",
+            detail=json.dumps(detail),
+        )
+
+
+def _check_may_create(scopes: Sequence[str], project: str, caller: Caller) -> None:
+    if project != caller.project and not (caller.project == ROOT_PROJECT and "admin:*" in caller.scopes):
+        message = f"a key of another project is made only with `admin:*` of the project `{ROOT_PROJECT}`, as its first"
+        raise Forbidden(message, errors=[FieldError(field="project", message=message)])
+    lacking = sorted(scope for scope in scopes if scope.startswith("admin:") and not caller.has_scope(scope))
+    if lacking:
+        message = f"this API key lacks {', '.join(lacking)} and so cannot give it"
+        raise Forbidden(message, errors=[FieldError(field="scopes", message=message)])
+
+
+async def _create_project(tx: WriteTx, name: str, scopes: Sequence[str]) -> int:
+    id = await queries.insert_project(tx, name)
+    if id is None:
+        message = f"project {name!r} exists; its own keys with `admin:write` make further ones"
+        raise Conflict(message, errors=[FieldError(field="project", message=message)])
+    if not {"admin:write", "admin:*"} & set(scopes):
+        message = "the first key of a project needs `admin:*`, or `admin:write`: nobody else could make it another one"
+        raise ValidationFailed(message, errors=[FieldError(field="scopes", message=message)])
+    return id
+
+
+def _key_from_row(row: Row) -> ApiKey:
+    return ApiKey(
+        id=row.id,
+        project=row.project,
+        prefix=row.prefix,
+        scopes=list(row.scopes),
+        created_at=row.created_at,
+        expires_at=row.expires_at,
+        revoked_at=row.revoked_at,
+    )

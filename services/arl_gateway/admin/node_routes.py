@@ -1,0 +1,58 @@
+"""The public API of nodes. A route parses, calls and returns."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Request
+
+from arl_gateway.admin.nodes import NodeAdmin
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
+from arl_kit.app import error_responses
+from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.errors import Conflict, NotFound
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+async def _nodes(request: Request) -> NodeAdmin:
+    nodes: NodeAdmin = request.app.state.node_admin
+    return nodes
+
+
+NodesDep = Annotated[NodeAdmin, Depends(_nodes)]
+NodeName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
+
+
+@router.get(
+    "/nodes", operation_id="list_nodes", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+)
+async def list_nodes(caller: Admin, nodes: NodesDep) -> NodeListResponse:
+    """Nodes with what they have, whether they live, and what they enforce."""
+    return await nodes.list()
+
+
+@router.patch(
+    "/nodes/{name}",
+    operation_id="change_node",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
+)
+async def change_node(name: NodeName, body: ChangeNodeRequest, caller: AdminWriter, nodes: NodesDep) -> NodeInfo:
+    """Close a node to what is new, empty it until a deadline, or open it again. Needs a key of project `default`."""
+    return await nodes.change(name, body, caller)
+
+
+@router.delete(
+    "/nodes/{name}",
+    status_code=204,
+    operation_id="remove_node",
+    responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
+)
+async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodesDep) -> None:
+    """Forget a node that is gone. Refused while it is alive, has actions that have not settled, or live environments.
+
+    One that registers again afterwards is there again. Needs a key of project `default`.
+    """
+    await nodes.remove(name, caller)

@@ -1,0 +1,70 @@
+"""Nodes shown, closed, emptied, opened and removed. Admission is the writer of those wishes."""
+
+from arl_gateway.actions import queries
+from arl_gateway.actions.views import node_from_row
+from arl_gateway.admin import node_queries
+from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.http.auth import Caller
+from arl_kit.service_client import ServiceClient
+from arl_store.tx import PostgresStore, WriteTx
+from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_wire.errors import Conflict, Forbidden, NotFound
+from arl_wire.internal.admission import (
+    AffectedRowsResponse,
+    InternalChangeNodeRequest,
+    RemoveNodeRequest,
+    RemoveNodeResponse,
+)
+
+__all__ = ["NodeAdmin"]
+
+
+class NodeAdmin:
+    def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
+        self._store = store
+        self._peers = peers
+        self._admission_url = admission_url
+
+    async def list(self) -> NodeListResponse:
+        async with self._store.read() as tx:
+            rows = await node_queries.list_nodes(tx)
+        return NodeListResponse(items=[node_from_row(row) for row in rows])
+
+    async def change(self, name: str, request: ChangeNodeRequest, caller: Caller) -> NodeInfo:
+        _require_root_project(caller)
+        wish = InternalChangeNodeRequest(
+            name=name, cordoned=request.cordoned, drain_deadline_s=request.drain_deadline_s
+        )
+        content = await self._peers.call(f"{self._admission_url}/internal/change-node", wish)
+        if AffectedRowsResponse.model_validate_json(content).count == 0:
+            raise NotFound(f"there is no node {name!r}")
+        async with self._store.write() as tx:
+            await _write_audit_log(tx, caller, "node.change", name, request.model_dump_json(exclude_unset=True))
+            row = await node_queries.node_by_name(tx, name)
+        if row is None:
+            raise NotFound(f"there is no node {name!r} any more")
+        return node_from_row(row)
+
+    async def remove(self, name: str, caller: Caller) -> None:
+        """Raises `Conflict` while it lives or has something, and `NotFound`."""
+        _require_root_project(caller)
+        content = await self._peers.call(f"{self._admission_url}/internal/remove-node", RemoveNodeRequest(name=name))
+        answer = RemoveNodeResponse.model_validate_json(content)
+        if answer.kept_by is not None:
+            raise Conflict(f"the node {name!r} is not removed: {answer.kept_by}; drain it and stop it first")
+        if not answer.removed:
+            raise NotFound(f"there is no node {name!r}")
+        async with self._store.write() as tx:
+            await _write_audit_log(tx, caller, "node.remove", name, "{}")
+
+
+def _require_root_project(caller: Caller) -> None:
+    """Nodes serve all projects, so only keys of the first one have a say in them."""
+    if caller.project != ROOT_PROJECT:
+        raise Forbidden(f"nodes are changed with a key of the project `{ROOT_PROJECT}`")
+
+
+async def _write_audit_log(tx: WriteTx, caller: Caller, verb: str, name: str, detail: str) -> None:
+    await queries.insert_audit_log(
+        tx, project_id=caller.project_id, api_key_id=caller.key_id, verb=verb, target=f"node:{name}", detail=detail
+    )

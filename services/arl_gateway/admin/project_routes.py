@@ -1,0 +1,52 @@
+"""The public API of projects. A route parses, calls and returns."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from arl_gateway.admin.projects import ProjectAdmin
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
+from arl_kit.app import error_responses
+from arl_wire.actions.action import Name
+from arl_wire.admin.projects import ChangeProjectRequest, Project, ProjectListResponse
+from arl_wire.errors import NotFound
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+async def _projects(request: Request) -> ProjectAdmin:
+    projects: ProjectAdmin = request.app.state.project_admin
+    return projects
+
+
+ProjectsDep = Annotated[ProjectAdmin, Depends(_projects)]
+
+
+@router.get(
+    "/projects",
+    operation_id="list_projects",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
+async def list_projects(
+    caller: Admin,
+    projects: ProjectsDep,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> ProjectListResponse:
+    """All projects with their weights, for a key of project `default`; the caller's own for any other."""
+    return await projects.list(caller, cursor=cursor, limit=limit)
+
+
+@router.patch(
+    "/projects/{name:path}",
+    operation_id="change_project",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
+)
+async def change_project(name: Name, body: ChangeProjectRequest, caller: AdminWriter, projects: ProjectsDep) -> Project:
+    """Weigh a project beside the others. Needs a key of project `default`."""
+    return await projects.change(name, body, caller)

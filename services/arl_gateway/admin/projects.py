@@ -1,0 +1,54 @@
+"""Projects shown and weighed. Admission is the writer of their weights."""
+
+from arl_gateway.actions import queries
+from arl_gateway.admin import project_queries
+from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.http.auth import Caller
+from arl_kit.service_client import ServiceClient
+from arl_store.tx import PostgresStore, Row
+from arl_wire.admin.projects import ChangeProjectRequest, Project, ProjectListResponse
+from arl_wire.errors import Forbidden, NotFound
+from arl_wire.internal.admission import AffectedRowsResponse, InternalChangeProjectRequest
+
+__all__ = ["ProjectAdmin"]
+
+
+class ProjectAdmin:
+    """Projects are strangers: only keys of the first one see the others, and have a say in their shares."""
+
+    def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
+        self._store = store
+        self._peers = peers
+        self._admission_url = admission_url
+
+    async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> ProjectListResponse:
+        only = None if caller.project == ROOT_PROJECT else caller.project_id
+        async with self._store.read() as tx:
+            rows = await project_queries.list_projects(tx, only=only, after=cursor, limit=limit + 1)
+        items = [_project_from_row(row) for row in rows[:limit]]
+        return ProjectListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
+
+    async def change(self, name: str, request: ChangeProjectRequest, caller: Caller) -> Project:
+        if caller.project != ROOT_PROJECT:
+            raise Forbidden(f"projects are changed with a key of the project `{ROOT_PROJECT}`")
+        wish = InternalChangeProjectRequest(name=name, weight=request.weight)
+        content = await self._peers.call(f"{self._admission_url}/internal/change-project", wish)
+        if AffectedRowsResponse.model_validate_json(content).count == 0:
+            raise NotFound(f"there is no project {name!r}; its first key makes it")
+        async with self._store.write() as tx:
+            await queries.insert_audit_log(
+                tx,
+                project_id=caller.project_id,
+                api_key_id=caller.key_id,
+                verb="project.change",
+                target=f"project:{name}",
+                detail=request.model_dump_json(exclude_unset=True),
+            )
+            row = await project_queries.project_by_name(tx, name)
+        if row is None:
+            raise NotFound(f"there is no project {name!r} any more")
+        return _project_from_row(row)
+
+
+def _project_from_row(row: Row) -> Project:
+    return Project(id=row.id, name=row.name, weight=row.weight)

@@ -1,0 +1,1 @@
+"""Calls that submit an action and block until it settles."""

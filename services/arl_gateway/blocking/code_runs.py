@@ -1,0 +1,203 @@
+"""Programs that a call is held for: compiled, if need be, and run, each by an action of its own.
+
+A call that took too long is answered 504, and what it asked for goes on for a while: its client sends the same again,
+and that call takes it up. Who hangs up wants nothing more, and his actions are cancelled.
+"""
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from arl_core.domain.states import ActionOutcome
+from arl_gateway.actions.service import ActionService, AdmittedAction, RequestTrace
+from arl_gateway.blocking.blocking_actions import RETRY_PAUSE_S, BlockingActions
+from arl_gateway.http.auth import Caller
+from arl_wire.actions.action import Action, SubmitActionRequest
+from arl_wire.errors import GatewayTimeout, TooManyRequests, Unavailable
+
+__all__ = ["CodeRun", "CodeRunResult", "CodeRunner"]
+
+MAX_PENDING = 20_000
+MAX_PENDING_BYTES = 1 << 30
+RESUME_GRACE_S = 30.0
+"""So long what was answered 504 waits to be taken up. verl comes back after one or two seconds."""
+INFRA_OUTCOMES = (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeRun:
+    """`key` is equal for equal bodies. What is compiled runs in the same kept environment, ended afterwards."""
+
+    run: SubmitActionRequest
+    compile: SubmitActionRequest | None = None
+    key: bytes = b""
+    size: int = 0
+    """Bytes of the body, which is kept until it has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRunResult:
+    """The settled actions; without `run` where the compiler did not succeed."""
+
+    compile: Action | None
+    run: Action | None
+
+    @property
+    def settled_actions(self) -> Iterable[Action]:
+        return (each for each in (self.compile, self.run) if each is not None)
+
+
+@dataclass(slots=True, eq=False)
+class _InFlightRun:
+    is_active: bool = True
+    task: "asyncio.Task[CodeRunResult]" = field(init=False)
+    expiry_timer: asyncio.TimerHandle | None = None
+    """Until it fires, the next call for the same may take it up."""
+
+    def cancel(self) -> None:
+        self.is_active = False
+        self.task.cancel()
+
+    @property
+    def is_resumable(self) -> bool:
+        """It goes on, or ended by no trouble of ours: what did is begun anew."""
+        if not self.task.done():
+            return True
+        ended_well = not self.task.cancelled() and self.task.exception() is None
+        return ended_well and not any(each.outcome in INFRA_OUTCOMES for each in self.task.result().settled_actions)
+
+
+class CodeRunner:
+    def __init__(
+        self, actions: ActionService, *, retry_pause_s: float = RETRY_PAUSE_S, resume_grace_s: float = RESUME_GRACE_S
+    ) -> None:
+        self._actions, self._blocking = actions, BlockingActions(actions, retry_pause_s=retry_pause_s)
+        self._resume_grace_s = resume_grace_s
+        self._resumable: dict[tuple[int, bytes], deque[_InFlightRun]] = {}
+        """Those that were answered 504, by project and key."""
+        self._stopping = asyncio.Event()
+        self.waiting = 0
+        """Calls that have no answer yet."""
+        self._pending_bytes = 0
+
+    async def run(self, code_run: CodeRun, caller: Caller, trace: RequestTrace, *, within_s: float) -> CodeRunResult:
+        """Raises `GatewayTimeout` after `within_s`, and what admission refuses with but for its having no room."""
+        ends_at = time.monotonic() + within_s
+        self.waiting += 1
+        try:
+            going = self._resume_run(code_run, caller) or await self._start_run(code_run, caller, trace, ends_at)
+            return await self._wait_for_run(going, code_run, caller, ends_at)
+        finally:
+            self.waiting -= 1
+
+    def stop(self) -> None:
+        """Who waits is answered 504 at once: this gateway is about to end, and knows nothing of it afterwards."""
+        self._stopping.set()
+
+    async def drain(self) -> None:
+        """What is left is cancelled."""
+        self.stop()
+        for going in [going for left in self._resumable.values() for going in left]:
+            going.cancel()
+        await self._blocking.drain()
+
+    async def _wait_for_run(
+        self, in_flight: _InFlightRun, code_run: CodeRun, caller: Caller, ends_at: float
+    ) -> CodeRunResult:
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            left_s = max(0.0, ends_at - time.monotonic())
+            await asyncio.wait((in_flight.task, stopping), timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            in_flight.cancel()
+            raise
+        finally:
+            stopping.cancel()
+        if in_flight.task.done():
+            return in_flight.task.result()
+        if self._stopping.is_set():
+            in_flight.cancel()
+        else:
+            self._keep_resumable(code_run, caller, in_flight)
+        raise GatewayTimeout("it has not ended yet; send the same again to wait on")
+
+    async def _start_run(self, code_run: CodeRun, caller: Caller, trace: RequestTrace, ends_at: float) -> _InFlightRun:
+        while self.waiting > MAX_PENDING or self._pending_bytes + code_run.size > MAX_PENDING_BYTES:
+            if time.monotonic() > ends_at or self._stopping.is_set():
+                raise GatewayTimeout("too many programs are held here already; send the same again")
+            await asyncio.sleep(self._blocking.retry_pause_s)
+        going = _InFlightRun()
+        self._pending_bytes += code_run.size
+        going.task = self._blocking.run_in_background(self._compile_and_run(code_run, caller, trace, going))
+        going.task.add_done_callback(partial(self._run_finished, code_run.size))
+        return going
+
+    def _run_finished(self, size: int, done: "asyncio.Task[CodeRunResult]") -> None:
+        self._pending_bytes -= size
+        if not done.cancelled():
+            done.exception()  # nobody may wait for it any more
+
+    def _resume_run(self, code_run: CodeRun, caller: Caller) -> _InFlightRun | None:
+        left = self._resumable.get((caller.project_id, code_run.key))
+        while left:
+            going = left.popleft()
+            if going.expiry_timer is not None:
+                going.expiry_timer.cancel()
+            if going.is_resumable:
+                return going
+        self._resumable.pop((caller.project_id, code_run.key), None)
+        return None
+
+    def _keep_resumable(self, code_run: CodeRun, caller: Caller, in_flight: _InFlightRun) -> None:
+        of = caller.project_id, code_run.key
+        self._resumable.setdefault(of, deque()).append(in_flight)
+        in_flight.expiry_timer = asyncio.get_running_loop().call_later(
+            self._resume_grace_s, self._expire_run, of, in_flight
+        )
+
+    def _expire_run(self, run_key: tuple[int, bytes], in_flight: _InFlightRun) -> None:
+        left = self._resumable[run_key]
+        left.remove(in_flight)
+        if not left:
+            del self._resumable[run_key]
+        in_flight.cancel()
+
+    async def _compile_and_run(
+        self, code_run: CodeRun, caller: Caller, trace: RequestTrace, in_flight: _InFlightRun
+    ) -> CodeRunResult:
+        settled = partial(self._run_action, caller=caller, trace=trace, going=in_flight)
+        if code_run.compile is None:
+            return CodeRunResult(None, await settled(code_run.run))
+        try:
+            compiled = await settled(code_run.compile)
+            return CodeRunResult(
+                compiled, await settled(code_run.run) if compiled.outcome is ActionOutcome.OK else None
+            )
+        finally:
+            self._blocking.run_in_background(self._end_environment(code_run.compile, caller))
+
+    async def _run_action(
+        self, action: SubmitActionRequest, *, caller: Caller, trace: RequestTrace, going: _InFlightRun
+    ) -> Action:
+        return await self._blocking.wait_settled(self._admit_with_retry(action, caller, trace, going), caller)
+
+    async def _admit_with_retry(
+        self, action: SubmitActionRequest, caller: Caller, trace: RequestTrace, in_flight: _InFlightRun
+    ) -> AdmittedAction:
+        """Held back while there is no way in: these clients come back after nothing but a 504."""
+        while in_flight.is_active:
+            try:
+                return await self._actions.admit(action, caller, trace=trace)
+            except (TooManyRequests, Unavailable) as refused:
+                await asyncio.sleep(refused.retry_after_s or self._blocking.retry_pause_s)
+        raise Unavailable("nobody waits for it any more")
+
+    async def _end_environment(self, compiled: SubmitActionRequest, caller: Caller) -> None:
+        """Where this fails the environment ends by itself, as nobody uses it."""
+        try:
+            await self._actions.end_trajectory(compiled.task, compiled.trajectory or "", caller)
+        except Exception:  # noqa: BLE001 - it was never made, or ends when its time is up
+            return

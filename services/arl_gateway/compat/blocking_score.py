@@ -1,0 +1,145 @@
+"""What all compatible routes do: they hold a call until its scores are there, and fail as their clients understand.
+
+Whatever a policy writes, its trainer goes on: characters that no text can have here are replaced before anything reads
+them, and who sets `unscored` has that number for what a text's own fault keeps from being scored.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any
+
+from fastapi import Request, Response
+
+from arl_gateway.compat.target import RewardTarget
+from arl_gateway.http.auth import Caller
+from arl_gateway.http.dependencies import WriterRoute, request_trace
+from arl_gateway.reward_services.score_coalescer import ScoreCoalescer, ScoreSlice, ScoreSubmission, split_items
+from arl_kit.internal_api import cancel_on_disconnect
+from arl_wire.errors import TooManyRequests, Unavailable
+from arl_wire.reward_services.kinds import UNBATCHED_KINDS
+from arl_wire.scores import TEXT_ERROR_CODES, Score, ScoreItem
+
+__all__ = ["CompatRoute", "json_response", "score_and_wait"]
+
+RETRY_AFTER_S = 5
+ACTION_HEADER = "tangram-action"
+"""The header that names the action whose items these were, and the first of them."""
+TRUNCATED_HEADER = "tangram-truncated"
+"""The header that has the numbers of the entries whose texts were cut, in the order of the request."""
+UNSCORED_HEADER = "tangram-unscored"
+"""The header that has the numbers of the entries that got the number of the address, and no score."""
+MAX_HEADER_ENTRIES = 50
+"""Entries in a header: it is short."""
+_INVALID_CHARACTER = re.compile(
+    rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})"
+)
+"""A surrogate pair; or NUL, or half of a pair. Where the backslash is itself escaped it is neither."""
+OFFLOAD_BYTES = 1 << 20
+"""Bytes of which the rewriting may take longer than others should wait."""
+
+
+class CompatRoute(WriterRoute):
+    """What is too much is 503 here: clients of these protocols come back after that, and die of a 4xx."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_patiently(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except TooManyRequests as error:
+                raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
+
+        return handle_patiently
+
+    @staticmethod
+    async def prepare_body(content: bytes) -> bytes:
+        """With U+FFFD for what JSON can say and no text can be: a tokenizer's bytes make such characters."""
+        if _INVALID_CHARACTER.search(content) is None:
+            return content
+        return (
+            await asyncio.to_thread(_replace_invalid, content)
+            if len(content) > OFFLOAD_BYTES
+            else _replace_invalid(content)
+        )
+
+
+def _replace_invalid(content: bytes) -> bytes:
+    return _INVALID_CHARACTER.sub(_replacement_for, content)
+
+
+def _replacement_for(found: re.Match[bytes]) -> bytes:
+    text, before = found[0], found.start()
+    while before > 0 and found.string[before - 1] == ord("\\"):
+        before -= 1
+    if (found.start() - before) % 2:  # what looks like the first escape is a backslash and letters
+        return text[:6] + (rb"\ufffd" if len(text) > 6 else b"")
+    return text if len(text) > 6 else rb"\ufffd"
+
+
+async def score_and_wait(
+    items: Sequence[ScoreItem],
+    target: RewardTarget,
+    caller: Caller,
+    request: Request,
+    response: Response,
+    *,
+    within_s: float,
+) -> Sequence[Score]:
+    """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time.
+
+    An entry with an error and a score has the number of the address, which is answered as it is.
+    """
+    if not target.service.is_anywhere:
+        raise Unavailable(f"no node has {target.service.name} yet; try again", retry_after_s=RETRY_AFTER_S)
+    scores: ScoreCoalescer = request.app.state.scores
+    trace = request_trace(request)
+    asks = [_submission_for(part, target, within_s) for part in split_items(items)]
+    if not asks:
+        return []
+    scored = await cancel_on_disconnect(request, _run_all([scores.score(ask, caller, trace) for ask in asks]))
+    response.headers[ACTION_HEADER] = f"{scored[0].action};first={scored[0].first}"
+    entries = [entry for each in scored for entry in each.entries]
+    _set_index_header(response, TRUNCATED_HEADER, [at for at, entry in enumerate(entries) if entry.truncated])
+    if target.unscored is None:
+        return entries
+    without = [
+        at for at, entry in enumerate(entries) if entry.error is not None and entry.error.code in TEXT_ERROR_CODES
+    ]
+    _set_index_header(response, UNSCORED_HEADER, without)
+    given = {"score": target.unscored}
+    return [entry.model_copy(update=given) if at in without else entry for at, entry in enumerate(entries)]
+
+
+def _set_index_header(response: Response, name: str, entries: Sequence[int]) -> None:
+    if entries:
+        response.headers[name] = ",".join(map(str, entries[:MAX_HEADER_ENTRIES]))
+
+
+async def _run_all(scoring: Sequence[Coroutine[Any, Any, ScoreSlice]]) -> Sequence[ScoreSlice]:
+    """None goes on where one failed. Raises what the first one raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(each) for each in scoring]
+    except BaseExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
+
+
+def _submission_for(items: Sequence[ScoreItem], target: RewardTarget, within_s: float) -> ScoreSubmission:
+    return ScoreSubmission(
+        service=target.service.name,
+        items=items,
+        task=target.task,
+        trajectory=target.trajectory,
+        step=target.step,
+        within_s=within_s,
+        unbatched=target.service.kind in UNBATCHED_KINDS,
+    )
+
+
+def json_response(content: Any, response: Response) -> Response:
+    """JSON, with the headers that go with it."""
+    return Response(json.dumps(content), headers=dict(response.headers), media_type="application/json")

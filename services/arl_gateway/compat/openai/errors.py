@@ -1,0 +1,47 @@
+"""Errors as OpenAI's clients read them, beside what every problem here has."""
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from fastapi import Request, Response
+
+from arl_gateway.compat.blocking_score import CompatRoute
+from arl_wire.errors import BadRequest, FieldError, TangramError, Unprocessable, ValidationFailed
+
+__all__ = ["OpenAiRoute", "invalid_field"]
+
+ERROR_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+}
+"""OpenAI's, by status; others are `server_error`."""
+
+
+class OpenAiRoute(CompatRoute):
+    """A problem has OpenAI's `error` besides, and what is wrong with a request is 400."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_openly(request: Request) -> Response:
+            try:
+                return await handle(request)
+            except Unprocessable as error:
+                raise _add_openai_error(BadRequest(error.detail, errors=error.errors)) from error
+            except TangramError as error:
+                raise _add_openai_error(error) from error
+
+        return handle_openly
+
+
+def invalid_field(field: str, message: str) -> ValidationFailed:
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
+
+
+def _add_openai_error(error: TangramError) -> TangramError:
+    param = error.errors[0].field if error.errors else None
+    kind = ERROR_TYPES.get(error.status, "server_error")
+    error.extensions = {"error": {"message": error.detail, "type": kind, "param": param, "code": error.code}}
+    return error

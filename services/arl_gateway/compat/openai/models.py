@@ -1,0 +1,29 @@
+"""OpenAI's list of models: what clients look at before they call."""
+
+from typing import Any
+
+from fastapi import APIRouter, Request
+
+from arl_gateway.http.dependencies import COMMON_ERRORS, Reader
+from arl_gateway.reward_services.service_directory import ServiceDirectory
+from arl_kit.app import error_responses
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["compatibility"])
+
+
+@router.get("/v1/models", operation_id="openai_models", responses=error_responses(*COMMON_ERRORS))
+async def list_models(caller: Reader, request: Request) -> dict[str, Any]:
+    """The reward services, as models; one that the address names is the first, which some clients take."""
+    offered: ServiceDirectory = request.app.state.offered
+    named = request.path_params.get("service")
+    names = sorted((each.name for each in await offered.list_services()), key=lambda name: (name != named, name))
+    data = [{"id": name, "object": "model", "created": 0, "owned_by": "tangram"} for name in names]
+    return {"object": "list", "data": data}
+
+
+@router.get("/health", include_in_schema=False)
+async def health() -> dict[str, str]:
+    """As vLLM's: clients ask before they use an address, and some without their key."""
+    return {"status": "ok"}

@@ -1,0 +1,136 @@
+"""What trainers send about one sample, as the item that the kind of a service takes; and a score's number."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from arl_kit.app import validation_failed
+from arl_wire.errors import FieldError, NotScored, ValidationFailed
+from arl_wire.reward_services.kinds import FORMS_BY_KIND
+from arl_wire.scores import MAX_CHARACTERS, PromptMessage, Score, ScoreItem
+
+__all__ = [
+    "TrainerSample",
+    "chat_item",
+    "conversation_item",
+    "item_from_sample",
+    "label_text",
+    "pair_item",
+    "parse_message",
+    "require_score",
+    "strip_end_tokens",
+    "text_item",
+]
+
+QUERY_KINDS = frozenset({"relevance", "reranker"})
+"""Kinds whose reference is what was asked; that of others is what is right."""
+_END_TOKENS = re.compile(r"(?:(?:<[|｜][^<>|｜\s]{1,64}[|｜]>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
+"""Special tokens, which OpenRLHF and slime leave in what they send. DeepSeek's have wide bars."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSample:
+    """A prompt and its response. `whole`: both, as a template joins them, where the trainer sent that."""
+
+    prompt: str
+    response: str
+    label: str | None = None
+    full_text: str | None = None
+    messages: Sequence[PromptMessage] | None = None
+    """The prompt and the response as a conversation."""
+
+
+def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreItem:
+    """Raises `ValidationFailed`, naming `field`, for what the kind needs and the sample has not."""
+    forms = FORMS_BY_KIND.get(kind, ()) or (("text", "reference"), ("text",))
+    response = strip_end_tokens(sample.response)
+    if ("prompt", "text") in forms:
+        said = {"prompt": sample.prompt, "text": response, "reference": sample.label}
+        return _build_item(field, **{name: value for name, value in said.items() if value is not None})
+    reference = sample.prompt if kind in QUERY_KINDS else sample.label
+    whole = sample.full_text if sample.full_text is not None else sample.prompt + sample.response
+    if reference is not None and ("text", "reference") in forms:
+        return _build_item(field, text=response, reference=reference)
+    if sample.messages is not None and ("messages",) in forms:
+        return _build_item(field, messages=list(sample.messages))
+    if ("text",) in forms:
+        return _build_item(field, text=whole if ("text", "reference") not in forms else response)
+    what = "a label" if ("text", "reference") in forms else "tokens, which this route does not carry"
+    raise _invalid_field(f"a service of kind `{kind}` needs {what}", field)
+
+
+def strip_end_tokens(response: str) -> str:
+    """Without the tokens that end it: they are no part of an answer."""
+    return _END_TOKENS.sub("", response)
+
+
+def label_text(given: Any) -> str | None:
+    """A label may be any value of a dataset: what is no text is compared as JSON."""
+    return given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False)
+
+
+def text_item(kind: str, text: str | Sequence[int], *, field: str, **extra: Any) -> ScoreItem:
+    """One text, or its tokens, for a kind that scores texts by themselves; `more`: what else the item has."""
+    form = ("text",) if isinstance(text, str) else ("token_ids",)
+    if (forms := FORMS_BY_KIND.get(kind, ())) and form not in forms:
+        raise _invalid_field(f"a service of kind `{kind}` takes no {form[0]} by itself", field)
+    return (
+        _build_item(field, text=text, **extra)
+        if isinstance(text, str)
+        else _build_item(field, token_ids=list(text), **extra)
+    )
+
+
+def pair_item(kind: str, query: str, document: str, *, field: str) -> ScoreItem:
+    if (forms := FORMS_BY_KIND.get(kind, ())) and ("text", "reference") not in forms:
+        raise _invalid_field(f"a service of kind `{kind}` compares nothing", field)
+    return _build_item(field, text=document, reference=query)
+
+
+def require_score(entry: Score, index: int) -> float:
+    """Raises `NotScored`: whoever wants a number gets none that was not computed."""
+    if entry.score is not None:
+        return entry.score
+    why = f"{entry.error.code}: {entry.error.message}" if entry.error is not None else "it has no score"
+    message = f"item {index} was not scored: {why}"
+    raise NotScored(message, errors=[FieldError(field=f"items.{index}", message=message)])
+
+
+def conversation_item(messages: Sequence[PromptMessage], *, field: str) -> ScoreItem:
+    return _build_item(field, messages=list(messages))
+
+
+def chat_item(messages: Sequence[PromptMessage], parameters: Mapping[str, Any]) -> ScoreItem:
+    """To be answered. Raises `ValidationFailed` for what no item can have."""
+    return _build_item("messages", messages=list(messages), chat=dict(parameters))
+
+
+def parse_message(role: str, content: str, *, field: str) -> PromptMessage:
+    try:
+        return PromptMessage(role=role, content=content)
+    except ValidationError as error:
+        raise _invalid_item(error, field) from None
+
+
+def _build_item(field: str, **given: Any) -> ScoreItem:
+    """Raises `ValidationFailed` for what no item can have, as a text that is too long."""
+    try:
+        item = ScoreItem(**given)
+    except ValidationError as error:
+        raise _invalid_item(error, field) from None
+    if item.characters > MAX_CHARACTERS:
+        raise _invalid_field(f"has more than {MAX_CHARACTERS} characters", field)
+    return item
+
+
+def _invalid_item(error: ValidationError, field: str) -> ValidationFailed:
+    wrong: list[Any] = error.errors(include_url=False, include_input=False)
+    return validation_failed([{**each, "loc": (field,)} for each in wrong])
+
+
+def _invalid_field(message: str, field: str) -> ValidationFailed:
+    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])

@@ -1,0 +1,1 @@
+"""SandboxFusion's protocol: run code."""

@@ -1,0 +1,262 @@
+"""SandboxFusion's `/run_code`: `sandbox/server/sandbox_api.py` of bytedance/SandboxFusion, as its clients read it.
+
+verl (`verl/utils/reward_score/sandbox_fusion`) waits 10 s longer than the program may take, tries three times and only
+after a 504; any other failure is a test case that was not passed. Whatever queues is held here, so, and answered 504
+just before the client gives up; the program goes on, and the next try takes it up.
+"""
+
+import asyncio
+import time
+from base64 import b64encode
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from hashlib import sha256
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field, ValidationError
+
+from arl_core.domain.states import ActionOutcome
+from arl_gateway.blocking.code_runs import CodeRun, CodeRunner, CodeRunResult
+from arl_gateway.compat.blocking_score import ACTION_HEADER, json_response
+from arl_gateway.compat.sandbox_fusion.languages import LANGUAGES, LanguageSpec
+from arl_gateway.compat.target import RolloutRef, parse_target
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer, WriterRoute, request_trace
+from arl_kit.app import error_responses, validation_failed
+from arl_kit.internal_api import cancel_on_disconnect
+from arl_wire.actions.action import Action, Name, SubmitActionRequest, TemplateName
+from arl_wire.errors import (
+    DemandImpossible,
+    FieldError,
+    GatewayTimeout,
+    TemplateUnknown,
+    TooManyRequests,
+    Unavailable,
+    ValidationFailed,
+)
+
+__all__ = ["router"]
+
+CLIENT_WAITS_S = 10.0
+"""Longer than the program may take: `API_TIMEOUT` of verl."""
+MARGIN_S = 2.0
+CLIENT_TRIES = 3
+RETRY_PAUSES_S = 5.0
+"""Of verl: 1 s and 2 s between its tries, and some."""
+ADMISSION_RETRY_S = 20.0
+"""So long a call is held that there is no room for, or no database, before anything is known of it."""
+MEMORY_MIB = 512
+RETRIES = 2
+IDLE_TTL_S = 60
+"""An environment that was compiled in ends by itself after this, where this gateway died meanwhile."""
+MAX_PREFIX = 90
+CLIENT_FIELDS = {"source": "code", "fetch": "fetch_files", "timeout_s": "run_timeout"}
+"""Ours, and what they come from."""
+NOT_STARTED_PREFIX = "cannot run "
+"""How the message of an action begins whose program is not in its environment."""
+
+Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
+
+
+class AdmissionRetryRoute(WriterRoute):
+    """Its clients come back after nothing but a 504, so what is refused for the moment is held first."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+
+        async def handle_patiently(request: Request) -> Response:
+            ends_at = time.monotonic() + ADMISSION_RETRY_S
+            while True:
+                try:
+                    return await handle(request)
+                except (TooManyRequests, Unavailable) as error:
+                    pause_s = error.retry_after_s or 1.0
+                    if time.monotonic() + pause_s > ends_at:
+                        raise GatewayTimeout(error.detail) from error
+                await asyncio.sleep(pause_s)
+
+        return handle_patiently
+
+
+router = APIRouter(tags=["compatibility"], route_class=AdmissionRetryRoute)
+
+
+class RunCodeRequest(BaseModel):
+    code: str
+    language: str = Field(default="python", description=f"One of {', '.join(LANGUAGES)}")
+    compile_timeout: Seconds = 10
+    run_timeout: Seconds = 10
+    memory_limit_MB: int = Field(default=-1, description=f"-1 is {MEMORY_MIB}")  # noqa: N815 - SandboxFusion's own
+    stdin: str | None = None
+    files: dict[str, str | None] = Field(default={}, description="Contents in base64, by relative path")
+    fetch_files: list[str] = []
+
+
+class CommandRunResult(BaseModel):
+    status: Literal["Finished", "Error", "TimeLimitExceeded"]
+    execution_time: float | None = None
+    return_code: int | None = Field(default=None, description="Of one that a signal ended, that number below 0")
+    stdout: str = ""
+    stderr: str = ""
+
+
+class RunCodeResponse(BaseModel):
+    status: Literal["Success", "Failed", "SandboxError"]
+    message: str = ""
+    compile_result: CommandRunResult | None = None
+    run_result: CommandRunResult | None = None
+    executor_pod_name: str | None = Field(default=None, description="The node")
+    files: dict[str, str] = {}
+
+
+class RunCodeParams(RolloutRef):
+    task: Name = "run_code"
+    template: TemplateName | None = None
+    cpu: float = 1
+    within: Seconds | None = None
+
+
+@router.post(
+    "/run_code",
+    operation_id="sandbox_fusion_run_code",
+    response_model=RunCodeResponse,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, DemandImpossible, TemplateUnknown, GatewayTimeout),
+)
+async def run_code(body: RunCodeRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """SandboxFusion's: run a program in a sandbox of its own. 504: it goes on; send the same again to wait on.
+
+    In the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`, the seconds
+    after which a call is answered 504, 8 more than the program may take if left out.
+    """
+    asked = parse_target(request, RunCodeParams)
+    within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
+    wanted = replace(
+        _code_run_for(body, asked, deadline_s=CLIENT_TRIES * within_s + RETRY_PAUSES_S),
+        key=await _resume_key(request, asked),
+        size=len(await request.body()),
+    )
+    runs: CodeRunner = request.app.state.code_runs
+    ran = await cancel_on_disconnect(request, runs.run(wanted, caller, request_trace(request), within_s=within_s))
+    last = ran.run or ran.compile
+    if last is not None:
+        response.headers[ACTION_HEADER] = str(last.id)
+    return json_response(_response_for(ran).model_dump(), response)
+
+
+async def _resume_key(request: Request, params: RunCodeParams) -> bytes:
+    """Of what is asked, with all that stands beside the body."""
+    beside = f"{params.model_dump_json()} {request.headers.get('x-request-id', '')}\n"
+    return sha256(beside.encode() + await request.body()).digest()
+
+
+def _code_run_for(body: RunCodeRequest, params: RunCodeParams, *, deadline_s: float) -> CodeRun:
+    language = LANGUAGES.get(body.language)
+    if language is None:
+        message = f"`{body.language[:64]}` is not run here; there is {', '.join(LANGUAGES)}"
+        raise ValidationFailed(message, errors=[FieldError(field="language", message=message)])
+    common = {
+        "task": params.task,
+        "step": params.step,
+        "demand": {"cpu": params.cpu, "memory_mib": body.memory_limit_MB if body.memory_limit_MB > 0 else MEMORY_MIB},
+        "deadline_s": deadline_s,
+        "retries": RETRIES,
+    }
+    run = {**common, **_program(body, language), "timeout_s": body.run_timeout}
+    run |= {"stdin": body.stdin or "", "fetch": body.fetch_files}
+    if not language.compile:
+        environment = {"template": params.template}
+        return CodeRun(run=_action({**run, "trajectory": params.trajectory, "environment": environment}))
+    of = {
+        "trajectory": f"{(params.trajectory or params.task)[:MAX_PREFIX]}/{uuid4().hex}",
+        "environment": {"scope": "trajectory", "template": params.template, "idle_ttl_s": IDLE_TTL_S},
+    }
+    compile_it = {**common, **of, "argv": language.compile, "files": run.pop("files")}
+    compile_it |= {"timeout_s": body.compile_timeout, "idempotent": True}
+    return CodeRun(compile=_action(compile_it), run=_action({**run, **of, "idempotent": True}))
+
+
+def _program(body: RunCodeRequest, language: LanguageSpec) -> dict[str, Any]:
+    """Python's own is not written to a file: an interpreter that is there already reads it."""
+    files = {path: content for path, content in body.files.items() if content is not None}
+    if not language.run:
+        return {"source": body.code, "files": files}
+    code = (
+        body.code
+        if body.code.lstrip().startswith(language.required_prefix.strip())
+        else language.required_prefix + body.code
+    )
+    files[language.file] = b64encode(code.encode()).decode()
+    return {"argv": language.run, "files": files}
+
+
+def _action(given: dict[str, Any]) -> SubmitActionRequest:
+    """Raises `ValidationFailed` with the names that the client has for what it sent."""
+    try:
+        return SubmitActionRequest.model_validate(given)
+    except ValidationError as error:
+        wrong: list[Any] = error.errors(include_url=False, include_input=False)
+        raise validation_failed([{**each, "loc": _client_field(each["loc"])} for each in wrong]) from None
+
+
+def _client_field(at: tuple[str | int, ...]) -> tuple[str | int, ...]:
+    if at[:2] == ("demand", "memory_mib"):
+        return ("memory_limit_MB",)
+    if at[0] in ("demand", "environment"):
+        return ("query", *at[1:2])
+    return (CLIENT_FIELDS.get(str(at[0]), at[0]), *at[1:])
+
+
+def _response_for(code_result: CodeRunResult) -> RunCodeResponse:
+    """Raises `GatewayTimeout` for what did not begin in time."""
+    compiled, run = (None if each is None else _command_result(each) for each in (code_result.compile, code_result.run))
+    results = [each for each in (compiled, run) if each is not None]
+    failed = next((each for each in results if each.status == "Error"), None)
+    last = code_result.run or code_result.compile
+    reply = RunCodeResponse(
+        status="Success", compile_result=compiled, run_result=run, executor_pod_name=last and last.node
+    )
+    if code_result.run is not None and code_result.run.result is not None:
+        reply.files = code_result.run.result.files
+    if failed is not None:
+        reply.status, reply.message = "SandboxError", failed.stderr
+    elif any(each.status == "TimeLimitExceeded" or each.return_code for each in results):
+        reply.status = "Failed"
+    if not reply.message:
+        reply.message = _truncation_note(code_result)
+    return reply
+
+
+def _truncation_note(code_result: CodeRunResult) -> str:
+    """What is missing of its output, for who compares it."""
+    result = code_result.run.result if code_result.run is not None else None
+    streams = {"stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
+    cut = [f"{name} was cut: it had {each.total_bytes} bytes" for name, each in streams.items() if each.truncated]
+    return "; ".join(cut)
+
+
+def _command_result(action: Action) -> CommandRunResult:
+    """Our trouble is an `Error` and never a program's failure."""
+    result = action.result
+    why = action.message or action.reason or str(action.outcome)
+    if action.outcome is ActionOutcome.DEADLINE_IN_QUEUE:
+        raise GatewayTimeout(f"it could not begin in time, and was dropped: {why}")
+    if (
+        result is None
+        or action.outcome in (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED)
+        or why.startswith(NOT_STARTED_PREFIX)
+    ):
+        return CommandRunResult(status="Error", stderr=f"{action.outcome}: {why}")
+    if action.outcome is ActionOutcome.USER_ERROR and result.exit_code is None and result.signal is None:
+        return CommandRunResult(status="Error", stderr=f"it was not run: {why}")
+    found = CommandRunResult(
+        status="Finished", execution_time=action.times.run_s, stdout=result.stdout.text, stderr=result.stderr.text
+    )
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
+        found.status = "TimeLimitExceeded"
+        return found
+    found.return_code = result.exit_code if result.exit_code is not None else -(result.signal or 0)
+    if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
+        found.return_code = found.return_code or 1
+        found.stderr += f"\nlimit exceeded: {action.reason}\n"
+    return found

@@ -1,0 +1,141 @@
+"""`/endpoints/{name}/…`: the address that a client of an endpoint's API is given."""
+
+import re
+from base64 import b64decode, b64encode
+from typing import Any
+from urllib.parse import unquote_plus
+
+from fastapi import APIRouter, Request, Response
+from pydantic import Field, ValidationError
+from starlette.requests import ClientDisconnect
+
+from arl_gateway.compat.blocking_score import ACTION_HEADER
+from arl_gateway.compat.target import RolloutRef, parse_target
+from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
+from arl_gateway.http.dependencies import COMMON_ERRORS, Writer, request_trace
+from arl_kit.app import error_responses, validation_failed
+from arl_kit.fast_route import NOBODY
+from arl_kit.internal_api import cancel_on_disconnect
+from arl_wire.actions.action import Action, Name, SubmitActionRequest
+from arl_wire.calls import CONNECTION_HEADERS, CREDENTIAL_HEADERS, CallResponse, EndpointName
+from arl_wire.errors import EndpointUnknown, GatewayTimeout, TooLarge
+
+__all__ = ["router"]
+
+router = APIRouter(tags=["compatibility"])
+
+OUTCOME_HEADER = "tangram-outcome"
+BLOCKED_PREFIXES = ("tangram-", "x-forwarded-", "sec-", "trace", "access-control-")
+"""What headers begin with that are not for the endpoint."""
+BLOCKED_HEADERS = CONNECTION_HEADERS | {"user-agent", "forwarded", "via", "origin", "referer"}
+SENDABLE_VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
+MAX_HEADERS = 64
+KEY_PARAMETERS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-key"})
+"""Parameters by which clients send a key. Theirs is one of ours, or none."""
+FORWARDED_HEADERS = re.compile(
+    r"content-(type|language|disposition)|cache-control|etag|last-modified|expires|vary|retry-after|link|server-timing"
+    r"|request-id|ratelimit.*|x-(?!accel|sendfile|lighttpd|reproxy).*|openai-.*|anthropic-.*|apim-.*|cf-ray"
+)
+"""Headers of an answer that go on: no other one may tell a client where to send our key, or what to think of us."""
+
+
+class UpstreamParams(RolloutRef):
+    task: Name = "call"
+    timeout_s: float = Field(default=300, gt=0, le=3600, allow_inf_nan=False)
+    deadline_s: float = Field(default=600, gt=0, le=3600, allow_inf_nan=False)
+
+
+async def proxy_request(endpoint: EndpointName, caller: Writer, request: Request, path: str = "") -> Response:
+    """Send a request to an endpoint, and answer what it answers; each is an action, which ends with the connection.
+
+    The key is one of ours, in `Authorization: Bearer` or `x-api-key`. With `/t/{task}` before it the address says the
+    task; in headers `tangram-…`: `task`, `trajectory`, `step`, `timeout_s` and `deadline_s`. An answer comes when it is
+    whole, streams too. What has no header `tangram-action` comes from here and is a problem; all else is the
+    endpoint's, with `tangram-outcome` where it is no `ok`. Its redirections are a 503: nobody is sent elsewhere with a
+    key of ours.
+    """
+    asked = parse_target(request, UpstreamParams, in_query=False)
+    action = _build_action(endpoint, await _upstream_request(path, request), asked)
+    going: UpstreamProxy = request.app.state.through
+    try:
+        settled = await cancel_on_disconnect(request, going.call(action, caller, request_trace(request)))
+    except ClientDisconnect:
+        return Response(status_code=NOBODY)
+    return _client_response(settled, is_head=request.method == "HEAD")
+
+
+for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
+    for place in ("/endpoints/{endpoint}/{path:path}", "/endpoints/{endpoint}"):
+        router.add_api_route(
+            place,
+            proxy_request,
+            methods=[method],
+            operation_id=f"through_{method.lower()}{'' if 'path' in place else '_itself'}",
+            responses=error_responses(*COMMON_ERRORS, EndpointUnknown, TooLarge, GatewayTimeout),
+        )
+
+
+async def _upstream_request(path: str, request: Request) -> dict[str, Any]:
+    """Path and query as they were sent: what is decoded once would be decoded once more."""
+    before = request.scope.get("root_path", "").count("/") + len(("", "endpoints", "name"))
+    raw = "/".join(request.scope["raw_path"].decode("latin-1").split("/")[before:])
+    headers = {name: value for name, value in request.headers.items() if _is_forwarded(name, value)}
+    query = request.scope["query_string"].decode("latin-1").split("&")
+    return {
+        "method": request.method,
+        "path": raw if path else "",
+        "raw_query": "&".join(part for part in query if _is_plain_parameter(part)),
+        "headers": dict(list(headers.items())[:MAX_HEADERS]),
+        **_body(await request.body()),
+    }
+
+
+def _build_action(endpoint: str, request: dict[str, Any], params: UpstreamParams) -> SubmitActionRequest:
+    said = params.model_dump(exclude_none=True)
+    try:
+        return SubmitActionRequest.model_validate({**said, "kind": "call", "endpoint": endpoint, "request": request})
+    except ValidationError as error:
+        wrong: list[Any] = error.errors(include_url=False, include_input=False)
+        raise validation_failed(wrong) from None
+
+
+def _body(content: bytes) -> dict[str, str]:
+    if not content:
+        return {}
+    try:
+        return {"body": content.decode()}
+    except UnicodeDecodeError:
+        return {"base64": b64encode(content).decode()}
+
+
+def _is_forwarded(name: str, value: str) -> bool:
+    ours = name in BLOCKED_HEADERS or name.startswith(BLOCKED_PREFIXES) or CREDENTIAL_HEADERS.search(name)
+    return not ours and SENDABLE_VALUE.fullmatch(value) is not None
+
+
+def _is_plain_parameter(part: str) -> bool:
+    return unquote_plus(part.partition("=")[0]).lower() not in KEY_PARAMETERS
+
+
+def _client_response(action: Action, *, is_head: bool) -> Response:
+    response = action.result.response if action.result is not None else None
+    if response is None:
+        raise LookupError(f"{action.id} has no answer")
+    headers = {name: value for name, value in response.headers.items() if FORWARDED_HEADERS.fullmatch(name)}
+    headers[ACTION_HEADER] = str(action.id)
+    if action.outcome is not None and action.outcome != "ok":
+        headers[OUTCOME_HEADER] = f"{action.outcome}; {action.reason}" if action.reason else str(action.outcome)
+    answer = Response(_content(response), status_code=response.status, headers=headers)
+    if is_head:  # of how long a body would be, nothing is known here
+        del answer.headers["content-length"]
+    return answer
+
+
+def _content(response: CallResponse) -> bytes:
+    """Raises `TooLarge` where not all of it was kept."""
+    body = response.body
+    content = b64decode(body.base64) if body.base64 is not None else body.text.encode()
+    if body.truncated:
+        kept = f"the endpoint's answer has {body.total_bytes} bytes, of which {len(content)} are kept"
+        raise TooLarge(f"{kept}; its operator may keep more by `keep_kib`")
+    return content

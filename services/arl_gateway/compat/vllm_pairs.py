@@ -1,0 +1,152 @@
+"""vLLM's and SGLang's scores of pairs, and reranking as Jina and Cohere have it."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from pydantic import BaseModel, Field
+
+from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
+from arl_gateway.compat.sample_parsing import pair_item, require_score, text_item
+from arl_gateway.compat.target import resolve_target
+from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S, list_response
+from arl_gateway.http.auth import Caller
+from arl_gateway.http.dependencies import Writer
+from arl_wire.errors import FieldError, ValidationFailed
+
+__all__ = ["router"]
+
+COMPARING_KINDS = ("reranker", "relevance")
+TEACHER_KINDS = ("logprobs",)
+TextInput = str | list[str]
+
+router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
+
+
+class PairScoreRequest(BaseModel):
+    """One pair of fields: vLLM's `text_1` and `text_2` and its later names, or SGLang's `query` and `items`."""
+
+    model: str | None = None
+    text_1: TextInput | None = None
+    text_2: TextInput | None = None
+    data_1: TextInput | None = None
+    data_2: TextInput | None = None
+    queries: TextInput | None = None
+    documents: TextInput | None = None
+    query: str | list[int] | None = None
+    items: TextInput | list[list[int]] | None = None
+    label_token_ids: list[int] | None = Field(default=None, min_length=1)
+    apply_softmax: bool = False
+    item_first: bool = False
+
+
+class RerankDocument(BaseModel):
+    text: str
+
+
+class RerankRequest(BaseModel):
+    model: str | None = None
+    query: str
+    documents: list[str | RerankDocument] = Field(min_length=1)
+    top_n: int = Field(default=0, ge=0, description="0: all of them")
+
+
+@router.post("/score", operation_id="vllm_score", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post("/v1/score", include_in_schema=False)
+async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """One query with each of the others, or as many queries as others, in pairs."""
+    if body.label_token_ids is not None:
+        return await _score_labels(body, caller, request, response)
+    place = await resolve_target(request, COMPARING_KINDS, model=body.model)
+    pairs = _parse_pairs(body)
+    items = [pair_item(place.service.kind, query, text, field="text_1") for query, text in pairs]
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
+    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
+    if body.query is not None:
+        usage = {"prompt_tokens": 0, "total_tokens": 0}
+        scoring = {"scores": [[each] for each in numbers], "model": place.service.name, "usage": usage}
+        return json_response({**scoring, "object": "scoring"}, response)
+    data = [{"index": at, "object": "score", "score": each} for at, each in enumerate(numbers)]
+    return json_response(list_response("score", place, data=data), response)
+
+
+@router.post("/rerank", operation_id="vllm_rerank", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post("/v1/rerank", include_in_schema=False)
+@router.post("/v2/rerank", include_in_schema=False)
+async def rerank(body: RerankRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """The documents, the most relevant first."""
+    place = await resolve_target(request, COMPARING_KINDS, model=body.model)
+    texts = [each if isinstance(each, str) else each.text for each in body.documents]
+    items = [pair_item(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
+    numbers = [require_score(entry, at) for at, entry in enumerate(entries)]
+    order = sorted(range(len(numbers)), key=lambda at: (-numbers[at], at))[: body.top_n or None]
+    results = [{"index": at, "document": {"text": texts[at]}, "relevance_score": numbers[at]} for at in order]
+    content = list_response("rerank", place, results=results)
+    return json_response({name: content[name] for name in ("id", "model", "usage", "results")}, response)
+
+
+async def _score_labels(body: PairScoreRequest, caller: Caller, request: Request, response: Response) -> Response:
+    """SGLang's: how likely each label is as the token that comes after the query and an item."""
+    place = await resolve_target(request, TEACHER_KINDS, model=body.model)
+    labels = body.label_token_ids or []
+    texts = list(_label_prompts(body))
+    items = [
+        text_item(place.service.kind, text, field=f"items.{at}", label_token_ids=labels)
+        for at, text in enumerate(texts)
+    ]
+    entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
+    scores = [
+        _label_probabilities(entry.values, apply_softmax=body.apply_softmax)
+        if entry.values
+        else [require_score(entry, at)]
+        for at, entry in enumerate(entries)
+    ]
+    usage = {"prompt_tokens": 0, "total_tokens": 0}
+    return json_response({"scores": scores, "model": place.service.name, "usage": usage, "object": "scoring"}, response)
+
+
+def _label_prompts(body: PairScoreRequest) -> Iterator[str | list[int]]:
+    query: Any = body.query
+    items: Any = [body.items] if isinstance(body.items, str) else body.items
+    if query is None or not items or any(type(item) is not type(query) for item in items):
+        message = "with label_token_ids, give query and items, both as texts or both as tokens"
+        raise ValidationFailed(message, errors=[FieldError(field="items", message=message)])
+    for item in items:
+        yield item + query if body.item_first else query + item
+
+
+def _label_probabilities(logprobs: Sequence[float], *, apply_softmax: bool) -> list[float]:
+    """Of the whole vocabulary, or among each other."""
+    if not apply_softmax:
+        return [math.exp(logprob) for logprob in logprobs]
+    most = max(logprobs)
+    likely = [math.exp(logprob - most) for logprob in logprobs]
+    return [each / math.fsum(likely) for each in likely]
+
+
+def _parse_pairs(body: PairScoreRequest) -> list[tuple[str, str]]:
+    named = (("text_1", "text_2"), ("data_1", "data_2"), ("queries", "documents"), ("queries", "items"))
+    for one, other in (*named, ("query", "items")):
+        left: Any = getattr(body, one)
+        right: Any = getattr(body, other)
+        if left is None or right is None:
+            continue
+        lefts, rights = _parse_texts(left, one), _parse_texts(right, other)
+        if len(lefts) == 1:
+            lefts = lefts * len(rights)
+        if len(lefts) != len(rights):
+            message = f"has {len(lefts)} texts and {other} has {len(rights)}; give one, or as many"
+            raise ValidationFailed(f"{one} {message}", errors=[FieldError(field=one, message=message)])
+        return list(zip(lefts, rights, strict=True))
+    message = "give text_1 and text_2, or queries and documents, or query and items"
+    raise ValidationFailed(message, errors=[FieldError(field="text_1", message=message)])
+
+
+def _parse_texts(given: Any, field: str) -> list[str]:
+    texts: list[Any] = [given] if isinstance(given, str) else given
+    if not all(isinstance(each, str) for each in texts):
+        message = "has tokens, which go with label_token_ids; what is compared is texts"
+        raise ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])
+    return texts

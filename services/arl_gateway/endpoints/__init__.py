@@ -1,0 +1,1 @@
+"""External APIs: list, get, reverse proxy."""

@@ -1,0 +1,40 @@
+"""The public API of endpoints. A route parses, calls and returns."""
+
+from fastapi import APIRouter, Request
+
+from arl_gateway.endpoints.service import EndpointService
+from arl_gateway.http.dependencies import COMMON_ERRORS, Reader
+from arl_kit.app import error_responses
+from arl_wire.calls import Endpoint, EndpointListResponse, EndpointName
+from arl_wire.errors import NotFound
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["endpoints"])
+
+
+@router.get(
+    "/endpoints",
+    operation_id="list_endpoints",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
+async def list_endpoints(caller: Reader, request: Request) -> EndpointListResponse:
+    """The external APIs that actions of kind `call` may name, with what they bear and how they are.
+
+    Where they are is shown to keys of project `default` with `admin:read`.
+    """
+    endpoints: EndpointService = request.app.state.endpoints
+    return await endpoints.list(caller)
+
+
+@router.get(
+    "/endpoints/{name}",
+    operation_id="get_endpoint",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def get_endpoint(name: EndpointName, caller: Reader, request: Request) -> Endpoint:
+    """One endpoint."""
+    endpoints: EndpointService = request.app.state.endpoints
+    return await endpoints.get(name, caller)

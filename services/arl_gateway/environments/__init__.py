@@ -1,0 +1,1 @@
+"""Environments, files, archives and snapshots."""

@@ -1,0 +1,91 @@
+"""The public API of the files of kept environments. A route parses, calls and returns."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from arl_gateway.environments.archives import MAX_CURSOR_LENGTH, ArchiveService
+from arl_gateway.environments.routes import BINARY_BODY
+from arl_gateway.http.dependencies import COMMON_ERRORS, Writer, request_trace
+from arl_kit.app import error_responses
+from arl_kit.body_streaming import StreamedResponse
+from arl_wire.actions.action import RelativePath
+from arl_wire.environments.files import FileListResponse, UploadArchiveResponse
+from arl_wire.errors import BadRequest, Conflict, NotFound, RequestTimeout, TooLarge
+
+__all__ = ["ARCHIVE_PATH", "router"]
+
+ARCHIVE_PATH = r"/v1/environments/[^/]+/archive$"
+TAR_CONTENT: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
+ArchivePath = Annotated[RelativePath | None, Query(description="Below the working directory; left out: all of it")]
+
+router = APIRouter(prefix="/v1/environments", tags=["environments"])
+
+
+async def _archives(request: Request) -> ArchiveService:
+    archives: ArchiveService = request.app.state.archives
+    return archives
+
+
+ArchivesDep = Annotated[ArchiveService, Depends(_archives)]
+
+
+@router.get(
+    "/{id}/files",
+    operation_id="list_files",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, BadRequest, NotFound, Conflict, TooLarge),
+)
+async def list_files(
+    id: UUID,
+    caller: Writer,
+    archives: ArchivesDep,
+    request: Request,
+    path: ArchivePath = None,
+    recursive: Annotated[bool, Query(description="With all that is in its directories")] = False,
+    cursor: Annotated[str | None, Query(max_length=MAX_CURSOR_LENGTH, pattern="^[0-9a-f]*$")] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
+) -> FileListResponse:
+    """The files in a directory, looked at in their turn among the environment's actions."""
+    trace = request_trace(request)
+    return await archives.list(
+        id, caller, path=path or "", recursive=recursive, cursor=cursor, limit=limit, trace=trace
+    )
+
+
+@router.get(
+    "/{id}/archive",
+    operation_id="read_archive",
+    response_class=Response,
+    responses={
+        200: {"description": "A tar archive", "content": TAR_CONTENT},
+        **error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge),
+    },
+)
+async def read_archive(
+    id: UUID, caller: Writer, archives: ArchivesDep, request: Request, response: Response, path: ArchivePath = None
+) -> Response:
+    """A directory or a file as a tar archive, packed in its turn among the environment's actions.
+
+    Pipes, sockets and devices are left out. An answer that breaks off is an archive that is not whole.
+    """
+    content, held = await archives.pack(id, caller, path=path or "", trace=request_trace(request))
+    return StreamedResponse(content, held, media_type="application/x-tar", headers=dict(response.headers))
+
+
+@router.put(
+    "/{id}/archive",
+    operation_id="write_archive",
+    openapi_extra={"requestBody": {"required": True, "content": BINARY_BODY}},
+    responses=error_responses(*COMMON_ERRORS, BadRequest, NotFound, Conflict, TooLarge, RequestTimeout),
+)
+async def write_archive(
+    id: UUID, caller: Writer, archives: ArchivesDep, request: Request, path: ArchivePath = None
+) -> UploadArchiveResponse:
+    """Unpack a tar archive, plain or gzip, to a directory, in its turn among the environment's actions.
+
+    Files, directories, links and hard links that stay below that directory. Each file is there as a whole, or as it
+    was before; where a member cannot be, the problem names it, and those before it are there.
+    """
+    return await archives.unpack(id, caller, path=path or "", archive=request.stream(), trace=request_trace(request))

@@ -1,0 +1,157 @@
+"""File trees of kept environments: listed, and moved as archives.
+
+Each is an action of its environment, of kind `environment.transfer`: durable, in order with the others and without
+cores, so that no file changes under an action that runs, and none runs while files are moved. A direct call to the node
+would have to hold its actions back in a second way, and would be in nobody's order. The row says only that: what is to
+be done goes to the node by a request that waits there for the action's turn, and so does the archive, which is never
+held in a row nor as a whole in any process.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any
+from uuid import UUID
+
+from arl_gateway.actions.service import ActionService, RequestTrace
+from arl_gateway.environments.service import EnvironmentService
+from arl_gateway.http.auth import Caller
+from arl_kit.service_client import ServiceClient
+from arl_wire.actions.action import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
+from arl_wire.environments.files import FileEntry, FileListResponse, UploadArchiveResponse
+from arl_wire.errors import BadRequest, Conflict, FieldError, TangramError, TooLarge
+
+__all__ = ["ArchiveService"]
+
+TRANSFER_TIMEOUT_S = 600
+"""For one transfer, once it has its turn."""
+POLL_WAIT_S = 20.0
+NODE_RESPONSE_TIMEOUT_S = 5.0
+"""After its action has settled."""
+MAX_LIST_BYTES = 16 << 20
+MAX_CURSOR_LENGTH = 2 * 4096
+"""In hexadecimal digits: no list goes on from a longer path."""
+
+
+class ArchiveService:
+    def __init__(
+        self,
+        environments: EnvironmentService,
+        actions: ActionService,
+        peers: ServiceClient,
+        *,
+        max_bytes: int,
+        timeout_s: int = TRANSFER_TIMEOUT_S,
+    ) -> None:
+        self._environments, self._actions, self._peers = environments, actions, peers
+        self._max_bytes, self._timeout_s = max_bytes, timeout_s
+
+    async def list(
+        self,
+        id: UUID,
+        caller: Caller,
+        *,
+        path: str,
+        recursive: bool,
+        cursor: str | None,
+        limit: int,
+        trace: RequestTrace,
+    ) -> FileListResponse:
+        """In its turn among the environment's actions, as all here."""
+        asked = {"op": "list", "path": path, "recursive": recursive, "limit": limit, "after": _decode_cursor(cursor)}
+        async with self.transfer(id, caller, trace, asked) as content:
+            said = await _read_json(content)
+        return FileListResponse(items=[FileEntry(**entry) for entry in said["entries"]], next_cursor=said["next"])
+
+    async def pack(
+        self, id: UUID, caller: Caller, *, path: str, trace: RequestTrace
+    ) -> tuple[AsyncIterator[bytes], AsyncExitStack]:
+        """The archive as it comes, and what has to be held until it has been passed on."""
+        asked = {"op": "pack", "path": path, "max_bytes": self._max_bytes}
+        async with AsyncExitStack() as held:
+            content = await held.enter_async_context(self.transfer(id, caller, trace, asked))
+            return content, held.pop_all()
+        raise AssertionError("the stack swallows nothing")
+
+    async def unpack(
+        self, id: UUID, caller: Caller, *, path: str, archive: AsyncIterator[bytes], trace: RequestTrace
+    ) -> UploadArchiveResponse:
+        """Returns when all of it is there. Raises with the member's name where one can't be; earlier ones stay."""
+        async with self.transfer(id, caller, trace, {"op": "unpack", "path": path}, archive) as content:
+            return UploadArchiveResponse(**await _read_json(content))
+
+    @asynccontextmanager
+    async def transfer(
+        self,
+        id: UUID,
+        caller: Caller,
+        trace: RequestTrace,
+        operation: Mapping[str, Any],
+        body: AsyncIterator[bytes] | None = None,
+    ) -> AsyncIterator[AsyncIterator[bytes]]:
+        row = await self._environments.require_live(id, caller)
+        action = SubmitActionRequest(
+            kind="environment.transfer",
+            task=row.task,
+            trajectory=row.trajectory,
+            environment=EnvironmentSelector(id=id, scope="trajectory"),
+            demand=DemandSpec(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
+        )
+        submitted = await self._actions.submit(action, caller, key=None, trace=trace)
+        about = {"tangram-work": json.dumps({**operation, "limit_s": self._timeout_s})}
+        url = f"{row.node_url}/internal/work/{submitted.id}"
+        try:
+            async with AsyncExitStack() as held:
+                opening = asyncio.create_task(held.enter_async_context(self._peers.stream(url, about, body)))
+                await self._wait_until_open(opening, submitted.id, caller)
+                yield await opening
+        except BaseException:
+            # What has not begun yet shall not; what has, has been told by its own connection.
+            with suppress(TangramError):
+                await asyncio.shield(self._actions.cancel(submitted.id, caller))
+            raise
+
+    async def _wait_until_open(self, opening: "asyncio.Task[Any]", action: UUID, caller: Caller) -> None:
+        """Raises Conflict where the action has settled and its node knows nothing of it."""
+        try:
+            while not opening.done():
+                watching = asyncio.create_task(self._actions.get(action, caller, wait_s=POLL_WAIT_S))
+                await asyncio.wait((opening, watching), return_when=asyncio.FIRST_COMPLETED)
+                if not watching.done():
+                    watching.cancel()
+                elif (settled := watching.result()).settled_at is not None:
+                    await asyncio.wait((opening,), timeout=NODE_RESPONSE_TIMEOUT_S)
+                    if not opening.done():
+                        raise _transfer_failed(settled)
+        except BaseException:
+            opening.cancel()
+            await asyncio.wait((opening,))
+            raise
+
+
+def _transfer_failed(settled: Action) -> Conflict:
+    return Conflict(
+        f"environment {settled.environment}: the transfer ended as {settled.outcome} "
+        f"({settled.message or settled.reason})"
+    )
+
+
+async def _read_json(content: AsyncIterator[bytes]) -> dict[str, Any]:
+    found = bytearray()
+    async for chunk in content:
+        found += chunk
+        if len(found) > MAX_LIST_BYTES:
+            raise TooLarge("the names in it are too long to be listed at once; ask for fewer with `limit`")
+    said: dict[str, Any] = json.loads(found)
+    return said
+
+
+def _decode_cursor(cursor: str | None) -> str | None:
+    try:
+        return bytes.fromhex(cursor).decode(errors="surrogateescape") if cursor is not None else None
+    except ValueError:
+        message = "is not a cursor of this list; take it from next_cursor"
+        raise BadRequest(
+            f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
+        ) from None

@@ -1,0 +1,318 @@
+"""Persistent environments by their ids: made and given files by actions, ended by a wish, read from rows."""
+
+from base64 import b64decode, b64encode
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from hashlib import blake2b
+from uuid import UUID
+
+from arl_core.domain.states import ActionOutcome
+from arl_gateway.actions import queries
+from arl_gateway.actions.service import ActionService, RequestTrace
+from arl_gateway.environments.snapshot_queries import snapshot_by_id
+from arl_gateway.http.auth import Caller
+from arl_store.tx import PostgresStore, Row
+from arl_store.uuids import uuid7
+from arl_wire.actions.action import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
+from arl_wire.environments.environment import (
+    CreateEnvironmentRequest,
+    EnvironmentInfo,
+    EnvironmentListResponse,
+    EnvironmentState,
+)
+from arl_wire.errors import (
+    BadRequest,
+    Conflict,
+    FieldError,
+    NotFound,
+    TangramError,
+    TooLarge,
+    Unavailable,
+    ValidationFailed,
+)
+from arl_wire.internal.admission import SnapshotSource
+
+__all__ = ["EnvironmentService"]
+
+FILES_WAIT_S = 55.0
+EXISTS_REASON = "environment_exists"
+"""Why the manager refuses to make an environment that somebody uses already."""
+SIZE_FIELDS = ("memory_mib", "disk_mib", "pids")
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
+
+SubmissionOrError = SubmitActionRequest | TangramError
+"""A submission, or why it is none."""
+
+
+class EnvironmentService:
+    def __init__(self, store: PostgresStore, actions: ActionService) -> None:
+        self._store = store
+        self._actions = actions
+
+    async def create(
+        self, body: CreateEnvironmentRequest, caller: Caller, *, key: str | None, trace: RequestTrace, wait_s: float
+    ) -> EnvironmentInfo | Action:
+        """The environment, or the action that makes it where that takes longer. Raises `Conflict` for a taken name."""
+        body, begins_with = await self._apply_snapshot(body, caller)
+        trajectory = body.trajectory or _trajectory_name(key)
+        action = SubmitActionRequest(
+            kind="environment.create",
+            task=body.task,
+            trajectory=trajectory,
+            environment=EnvironmentSelector(scope="trajectory", template=body.template, idle_ttl_s=body.idle_ttl_s),
+            demand=DemandSpec(memory_mib=body.memory_mib, disk_mib=body.disk_mib, pids=body.pids),
+            env=body.env,
+            files=_encode_files(body.files),
+            labels=body.labels,
+        )
+        try:
+            made = await self._actions.submit(
+                action, caller, key=key, trace=trace, wait_s=wait_s, source_snapshot=begins_with
+            )
+        except TangramError as refused:
+            refused.errors = [_map_field(each) for each in refused.errors]
+            raise
+        if made.settled_at is None:
+            return made
+        if made.outcome is not ActionOutcome.OK:
+            await self._discard_environment(made, caller)
+            raise _creation_error(made)
+        if made.environment is None:
+            raise NotFound(f"action {made.id} does not say which environment it made")
+        return _environment_from_row(await self._fetch_row(made.environment, caller))
+
+    async def _apply_snapshot(
+        self, body: CreateEnvironmentRequest, caller: Caller
+    ) -> tuple[CreateEnvironmentRequest, SnapshotSource | None]:
+        """With what its snapshot says and it does not. Raises NotFound, Conflict or ValidationFailed."""
+        if body.snapshot is None:
+            return body, None
+        async with self._store.read() as tx:
+            row = await snapshot_by_id(tx, body.snapshot, caller, as_source=True)
+        wrong = None
+        if body.files:
+            wrong = FieldError(field="files", message="cannot be given beside a snapshot; write them afterwards")
+        if body.template != row.template and "template" in body.model_fields_set:
+            wrong = FieldError(field="template", message=f"is not that of the snapshot, {row.template!r}")
+        if wrong is not None:
+            raise ValidationFailed(f"{wrong.field} {wrong.message}", errors=[wrong])
+        given = {name: row[name] for name in (*SIZE_FIELDS, "template") if name not in body.model_fields_set}
+        return body.model_copy(update=given), SnapshotSource(snapshot=row.id, node=row.node_id)
+
+    async def _discard_environment(self, creation: Action, caller: Caller) -> None:
+        """What this very action made, and not as asked for, does not stay; its name may be another's by now."""
+        if creation.environment is not None and creation.reason not in (EXISTS_REASON, "environment_lost"):
+            with suppress(NotFound):
+                await self.end(creation.environment, caller)
+
+    async def get(self, id: UUID, caller: Caller) -> EnvironmentInfo:
+        return _environment_from_row(await self._fetch_row(id, caller))
+
+    async def find_by_trajectory(self, task: str, trajectory: str, caller: Caller) -> EnvironmentInfo | None:
+        """The one that has its name, living or not; None where the next action makes one."""
+        async with self._store.read() as tx:
+            rows = await queries.list_environments(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=None,
+                before=None,
+                limit=1,
+            )
+        return _environment_from_row(rows[0]) if rows and not rows[0].deleted else None
+
+    async def list(
+        self,
+        caller: Caller,
+        *,
+        task: str | None,
+        trajectory: str | None,
+        state: EnvironmentState | None,
+        cursor: str | None,
+        limit: int,
+    ) -> EnvironmentListResponse:
+        before = _parse_cursor(cursor)
+        async with self._store.read() as tx:
+            rows = await queries.list_environments(
+                tx,
+                project_id=caller.project_id,
+                task=task,
+                trajectory=trajectory,
+                state=state,
+                before=before,
+                limit=limit + 1,
+            )
+        items = [_environment_from_row(row) for row in rows[:limit]]
+        return EnvironmentListResponse(
+            items=items, next_cursor=_format_cursor(items[-1]) if len(rows) > limit else None
+        )
+
+    async def end(self, id: UUID, caller: Caller) -> None:
+        """With its trajectory's actions. Nothing, if its name belongs to another one by now."""
+        row = await self._fetch_row(id, caller)
+        if not row.deleted:
+            await self._actions.end_trajectory(row.task, row.trajectory, caller)
+
+    async def write(self, id: UUID, path: str, content: bytes, caller: Caller, *, trace: RequestTrace) -> None:
+        """Returns when it is written. Raises `Conflict` where the environment cannot take it."""
+        await self._transfer_files(id, caller, trace, files={path: content}, fetch=[])
+
+    async def read(self, id: UUID, path: str, caller: Caller, *, trace: RequestTrace) -> bytes:
+        settled = await self._transfer_files(id, caller, trace, files={}, fetch=[path])
+        assert settled.result is not None
+        content = settled.result.files.get(path)
+        if content is not None:
+            return b64decode(content)
+        if settled.message:
+            raise TooLarge(settled.message)
+        raise NotFound(f"there is no file {path!r} in environment {id}")
+
+    async def resolve_references(
+        self, actions: Sequence[SubmissionOrError], caller: Caller, *, key: str | None
+    ) -> Sequence[SubmissionOrError]:
+        """Each with the trajectory of the environment that it names by id, and refused where it can't be.
+
+        With a key that stands for an action the environment may be over: that action is the answer.
+        """
+        ids = {each.environment.id for each in actions if isinstance(each, SubmitActionRequest)} - {None}
+        if not ids:
+            return actions
+        async with self._store.read() as tx:
+            found = await queries.environments_by_id(tx, sorted(filter(None, ids)), project_id=caller.project_id)
+            is_over = key is not None and any(row.state != EnvironmentState.LIVE for row in found)
+            keys = [key, *(f"{key}:{at}" for at in range(len(actions)))] if is_over and key is not None else []
+            is_repeated = bool(keys) and await queries.has_submission_key(tx, keys, project_id=caller.project_id)
+        rows = {row.id: row for row in found}
+        return [_resolve_reference(each, rows, must_live=not is_repeated) for each in actions]
+
+    async def _transfer_files(
+        self, id: UUID, caller: Caller, trace: RequestTrace, *, files: dict[str, bytes], fetch: Sequence[str]
+    ) -> Action:
+        row = await self.require_live(id, caller)
+        action = SubmitActionRequest(
+            kind="environment.files",
+            task=row.task,
+            trajectory=row.trajectory,
+            environment=EnvironmentSelector(id=id, scope="trajectory"),
+            demand=DemandSpec(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
+            files=_encode_files(files),
+            fetch=list(fetch),
+        )
+        settled = await self._actions.submit(action, caller, key=None, trace=trace, wait_s=FILES_WAIT_S)
+        if settled.settled_at is None:
+            settled = await self._actions.cancel(settled.id, caller)
+        if settled.settled_at is None or settled.outcome is ActionOutcome.CANCELLED:
+            raise Unavailable(f"environment {id} is busy with other actions; try again", retry_after_s=5)
+        if settled.outcome is not ActionOutcome.OK:
+            raise Conflict(f"environment {id}: {settled.outcome} ({settled.message or settled.reason})")
+        return settled
+
+    async def require_live(self, id: UUID, caller: Caller) -> Row:
+        """Raises NotFound, or Conflict for one that is over."""
+        row = await self._fetch_row(id, caller)
+        if row.state != EnvironmentState.LIVE:
+            raise _not_live_error(row)
+        return row
+
+    async def _fetch_row(self, id: UUID, caller: Caller) -> Row:
+        async with self._store.read() as tx:
+            rows = await queries.environments_by_id(tx, [id], project_id=caller.project_id)
+        if not rows:
+            raise NotFound(f"there is no environment {id}")
+        return rows[0]
+
+
+def _resolve_reference(action: SubmissionOrError, rows: Mapping[UUID, Row], *, must_live: bool) -> SubmissionOrError:
+    if isinstance(action, TangramError) or action.environment.id is None:
+        return action
+    row = rows.get(action.environment.id)
+    if row is None:
+        message = f"there is no environment {action.environment.id}"
+        return NotFound(message, errors=[FieldError(field="environment.id", message=message)])
+    for field, given, its in (("task", action.task, row.task), ("trajectory", action.trajectory, row.trajectory)):
+        if given not in (None, its):
+            message = f"environment {row.id} belongs to {field} {its!r}"
+            return Conflict(message, errors=[FieldError(field=field, message=message)])
+    if must_live and row.state != EnvironmentState.LIVE:
+        return _not_live_error(row)
+    sizes = {name: row[name] for name in SIZE_FIELDS if name not in action.demand.model_fields_set}
+    return action.model_copy(
+        update={
+            "trajectory": row.trajectory,
+            "environment": action.environment.model_copy(update={"scope": "trajectory"}),
+            "demand": action.demand.model_copy(update=sizes),
+        }
+    )
+
+
+def _not_live_error(row: Row) -> Conflict:
+    message = f"is {row.state}" + (f" ({row.end_reason})" if row.end_reason else "")
+    return Conflict(f"environment {row.id} {message}", errors=[FieldError(field="environment.id", message=message)])
+
+
+def _map_field(error: FieldError) -> FieldError:
+    """In the words of `CreateEnvironment`, which has no parts."""
+    return FieldError(field=error.field.rpartition(".")[2], message=error.message)
+
+
+def _creation_error(creation: Action) -> TangramError:
+    if creation.reason == EXISTS_REASON:
+        message = f"trajectory {creation.trajectory!r} has an environment already; end it first"
+    elif creation.reason == "environment_lost":
+        message = (
+            f"the environment of trajectory {creation.trajectory!r} is gone; end the trajectory to use its name again"
+        )
+    elif creation.outcome in (ActionOutcome.USER_ERROR, ActionOutcome.LIMIT_EXCEEDED):
+        message = creation.message or f"they do not fit ({creation.reason})"
+        return ValidationFailed(f"files: {message}", errors=[FieldError(field="files", message=message)])
+    else:
+        return Conflict(f"the environment was not made: {creation.outcome} ({creation.message or creation.reason})")
+    return Conflict(message, errors=[FieldError(field="trajectory", message=message)])
+
+
+def _encode_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
+    return {path: b64encode(content) for path, content in files.items()}
+
+
+def _trajectory_name(key: str | None) -> str:
+    """The same for a repeated request."""
+    return f"environment-{uuid7() if key is None else blake2b(key.encode(), digest_size=16).hexdigest()}"
+
+
+def _environment_from_row(row: Row) -> EnvironmentInfo:
+    return EnvironmentInfo(
+        id=row.id,
+        task=row.task,
+        trajectory=row.trajectory,
+        state=row.state,
+        end_reason=row.end_reason,
+        node=row.node,
+        template=row.template,
+        memory_mib=row.memory_mib,
+        disk_mib=row.disk_mib,
+        pids=row.pids,
+        idle_ttl_s=row.idle_ttl_s,
+        created_at=row.created_at,
+        last_used_at=row.last_used_at,
+        gone_at=row.gone_at,
+    )
+
+
+def _format_cursor(last: EnvironmentInfo) -> str:
+    return f"{(last.created_at - EPOCH) // MICROSECOND}.{last.id}"
+
+
+def _parse_cursor(cursor: str | None) -> tuple[datetime, UUID] | None:
+    if cursor is None:
+        return None
+    at, _, id = cursor.partition(".")
+    try:
+        return EPOCH + int(at) * MICROSECOND, UUID(id)
+    except (ValueError, OverflowError):
+        message = "is not a cursor of this list; take it from next_cursor"
+        raise BadRequest(
+            f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
+        ) from None

@@ -1,0 +1,74 @@
+"""The public API of snapshots. A route parses, calls and returns."""
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from arl_gateway.environments.snapshots import SnapshotService
+from arl_gateway.http.dependencies import COMMON_ERRORS, Reader, Writer, request_trace
+from arl_kit.app import error_responses
+from arl_wire.actions.action import Name
+from arl_wire.environments.environment import SnapshotInfo, SnapshotListResponse
+from arl_wire.errors import BadRequest, Conflict, NotFound, TooLarge
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["snapshots"])
+
+
+async def _snapshots(request: Request) -> SnapshotService:
+    snapshots: SnapshotService = request.app.state.snapshots
+    return snapshots
+
+
+SnapshotsDep = Annotated[SnapshotService, Depends(_snapshots)]
+
+
+@router.post(
+    "/environments/{id}/snapshots",
+    operation_id="take_snapshot",
+    status_code=201,
+    responses=error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge),
+)
+async def create_snapshot(
+    id: UUID, caller: Writer, snapshots: SnapshotsDep, request: Request, response: Response
+) -> SnapshotInfo:
+    """Keep all that was written in an environment, in its turn among the actions there: files, no processes."""
+    taken = await snapshots.create(id, caller, trace=request_trace(request))
+    response.headers["location"] = f"/v1/snapshots/{taken.id}"
+    return taken
+
+
+@router.get(
+    "/snapshots",
+    operation_id="list_snapshots",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, BadRequest),
+)
+async def list_snapshots(
+    caller: Reader,
+    snapshots: SnapshotsDep,
+    task: Name | None = None,
+    cursor: str | None = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> SnapshotListResponse:
+    """Newest first."""
+    return await snapshots.list(caller, task=task, cursor=cursor, limit=limit)
+
+
+@router.get("/snapshots/{id}", operation_id="get_snapshot", responses=error_responses(*COMMON_ERRORS, NotFound))
+async def get_snapshot(id: UUID, caller: Reader, snapshots: SnapshotsDep) -> SnapshotInfo:
+    """One snapshot."""
+    return await snapshots.get(id, caller)
+
+
+@router.delete(
+    "/snapshots/{id}",
+    operation_id="delete_snapshot",
+    status_code=204,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def delete_snapshot(id: UUID, caller: Writer, snapshots: SnapshotsDep) -> None:
+    """Nothing begins with it any more; what did goes on."""
+    await snapshots.delete(id, caller)

@@ -1,0 +1,1 @@
+"""HTTP parts that routes share: authentication, rate limits, parameters."""

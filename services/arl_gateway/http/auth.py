@@ -1,0 +1,105 @@
+"""Who is calling: an API key, looked up by its hash and remembered for a few seconds."""
+
+import asyncio
+import time
+from base64 import b64decode
+from dataclasses import dataclass
+from hashlib import sha256
+
+from arl_gateway.actions import queries
+from arl_store.tx import PostgresStore
+from arl_wire.errors import Forbidden, Unauthenticated
+
+__all__ = ["Caller", "KeyAuthenticator"]
+
+MAX_CACHED_KEYS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    key_id: int
+    project_id: int
+    project: str
+    scopes: frozenset[str]
+
+    def has_scope(self, scope: str) -> bool:
+        """`write` includes `read` of its area, `*` is all of its area."""
+        area, _, verb = scope.partition(":")
+        enough = {scope, f"{area}:*"} | ({f"{area}:write"} if verb == "read" else set())
+        return not enough.isdisjoint(self.scopes)
+
+    def require_scope(self, scope: str) -> None:
+        if not self.has_scope(scope):
+            raise Forbidden(f"this API key lacks the scope `{scope}`")
+
+
+class KeyAuthenticator:
+    """A key revoked here is refused at once; one revoked at another gateway after at most `cache_s`."""
+
+    def __init__(self, store: PostgresStore, *, cache_s: float) -> None:
+        self._store = store
+        self._cache_s = cache_s
+        self._cache: dict[bytes, tuple[float, Caller | None]] = {}
+        """Until when, by the hash of the key."""
+        self._revocations = 0
+        self._lookups: dict[tuple[bytes, int], asyncio.Task[Caller | None]] = {}
+        """By the hash of the key and the revocations before: whoever comes after one does not ask with those before."""
+
+    async def authenticate(self, authorization: str | None) -> Caller:
+        key = _parse_key(authorization or "")
+        if not key:
+            raise Unauthenticated("send `Authorization: Bearer tk_…`; `tangram up` writes a key to its state directory")
+        caller = await self._lookup(sha256(key.encode()).digest())
+        if caller is None:
+            raise Unauthenticated("this API key is unknown, expired or revoked")
+        return caller
+
+    def invalidate(self, key_id: int) -> None:
+        """The key was revoked. A look-up under way may have read it before, so none of these is remembered."""
+        self._revocations += 1
+        for digest in [digest for digest, (_, caller) in self._cache.items() if caller and caller.key_id == key_id]:
+            del self._cache[digest]
+
+    async def _lookup(self, digest: bytes) -> Caller | None:
+        known = self._cache.get(digest)
+        if known is not None and time.monotonic() < known[0]:
+            return known[1]
+        asked = digest, self._revocations
+        if (looking := self._lookups.get(asked)) is None:
+            # One look for all who come meanwhile: an answer to many calls is followed by as many calls at once.
+            looking = self._lookups[asked] = asyncio.create_task(self._fetch_caller(digest))
+            looking.add_done_callback(lambda done: self._lookup_done(asked, done))
+        return await asyncio.shield(looking)
+
+    def _lookup_done(self, lookup_key: tuple[bytes, int], done: "asyncio.Task[Caller | None]") -> None:
+        self._lookups.pop(lookup_key, None)
+        if not done.cancelled():
+            done.exception()  # is for those who wait, if any still do
+
+    async def _fetch_caller(self, digest: bytes) -> Caller | None:
+        now, revocations = time.monotonic(), self._revocations
+        async with self._store.read() as tx:
+            row = await queries.key_by_hash(tx, digest)
+        caller, until = None, now + self._cache_s
+        if row is not None:
+            caller = Caller(row.id, row.project_id, row.project, frozenset(row.scopes))
+            until = min(until, now + row.expires_in_s) if row.expires_in_s is not None else until
+        if len(self._cache) >= MAX_CACHED_KEYS:
+            self._cache.clear()
+        if revocations == self._revocations:
+            self._cache[digest] = (until, caller)
+        return caller
+
+
+def _parse_key(authorization: str) -> str:
+    """A bearer's, or of `Basic` (RFC 7617) the password, else the user: clients that only take a URL send that."""
+    scheme, _, given = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return given.strip()
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        user, _, password = b64decode(given.strip(), validate=True).decode().partition(":")
+    except ValueError:
+        return ""
+    return password or user

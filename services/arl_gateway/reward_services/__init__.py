@@ -1,0 +1,1 @@
+"""Reward services and scores."""

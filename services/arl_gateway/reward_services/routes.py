@@ -1,0 +1,96 @@
+"""The public API of reward services. A route parses, calls and returns."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request
+
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, Reader
+from arl_gateway.reward_services.service import RewardServiceAdmin
+from arl_kit.app import error_responses
+from arl_wire.errors import Conflict, NotFound
+from arl_wire.reward_services.service import (
+    RegisterServiceRequest,
+    RewardService,
+    RewardServiceListResponse,
+    ServiceOperation,
+)
+from arl_wire.scores import ServiceName
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["services"])
+
+
+async def _reward_services(request: Request) -> RewardServiceAdmin:
+    rewards: RewardServiceAdmin = request.app.state.rewards
+    return rewards
+
+
+RewardServicesDep = Annotated[RewardServiceAdmin, Depends(_reward_services)]
+
+
+@router.get(
+    "/services",
+    operation_id="list_services",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
+)
+async def list_reward_services(caller: Reader, reward_services: RewardServicesDep) -> RewardServiceListResponse:
+    """The reward services that nodes offer, with where their weights are and what they do.
+
+    What they are made of is shown to keys of project `default` with `admin:read`.
+    """
+    return await reward_services.list(caller)
+
+
+@router.get(
+    "/services/{name}",
+    operation_id="get_service",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def get_reward_service(name: ServiceName, caller: Reader, reward_services: RewardServicesDep) -> RewardService:
+    """One reward service."""
+    return await reward_services.get(name, caller)
+
+
+@router.post(
+    "/services",
+    status_code=201,
+    operation_id="register_service",
+    response_model_exclude_none=True,
+    dependencies=JSON_BODY,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
+)
+async def register_reward_service(
+    body: RegisterServiceRequest, caller: AdminWriter, reward_services: RewardServicesDep
+) -> RewardService:
+    """Offer a model on every node that has its files. Needs a key of project `default`."""
+    return await reward_services.register(body, caller)
+
+
+@router.post(
+    "/services/{name}/{verb}",
+    operation_id="change_service",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def change_reward_service(
+    name: ServiceName, verb: ServiceOperation, caller: AdminWriter, reward_services: RewardServicesDep
+) -> RewardService:
+    """Load, pin, unpin, drain or resume it. Nodes obey at their next poll: within a second, or 8 where they idle.
+
+    Needs a key of project `default`.
+    """
+    return await reward_services.change(name, verb, caller)
+
+
+@router.delete(
+    "/services/{name}",
+    status_code=204,
+    operation_id="remove_service",
+    responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
+)
+async def unregister_reward_service(name: ServiceName, caller: AdminWriter, reward_services: RewardServicesDep) -> None:
+    """Take a registered service back. Refused while actions wait for it. Needs a key of project `default`."""
+    await reward_services.remove(name, caller)

@@ -1,0 +1,53 @@
+"""Scores for whoever waits for them in one request. What is asked for meanwhile is scored together."""
+
+from fastapi import APIRouter, Request, Response
+
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer, WriterRoute, model_response, request_trace
+from arl_gateway.reward_services.score_coalescer import ScoreCoalescer, ScoreSubmission
+from arl_gateway.reward_services.service_directory import ServiceDirectory
+from arl_kit.app import error_responses
+from arl_kit.internal_api import cancel_on_disconnect
+from arl_wire.errors import ServiceUnknown, Unavailable
+from arl_wire.reward_services.kinds import UNBATCHED_KINDS
+from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1", tags=["services"], route_class=WriterRoute)
+
+
+@router.post(
+    "/scores",
+    operation_id="score_items",
+    response_model=ScoreResponse,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, ServiceUnknown),
+)
+async def score_items(body: ScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
+    """Score items and wait for it. Several calls of one task go together as one action, which says whose each is.
+
+    Durable before anything is scored. Where nothing came of it by our fault or in time it is 503; nothing is a 0 that
+    was not computed.
+    """
+    scores: ScoreCoalescer = request.app.state.scores
+    offered: ServiceDirectory = request.app.state.offered
+    service = next((each for each in await offered.list_services() if each.name == body.service), None)
+    ask = ScoreSubmission(
+        service=body.service,
+        items=body.items,
+        task=body.task,
+        trajectory=body.trajectory,
+        step=body.step,
+        priority=body.priority,
+        within_s=body.within_s,
+        unbatched=service is not None and service.kind in UNBATCHED_KINDS,
+    )
+    try:
+        scored = await cancel_on_disconnect(request, scores.score(ask, caller, request_trace(request)))
+    except Unavailable as error:
+        if service is None or service.is_anywhere:
+            raise
+        message = f"{error.detail}: no node has {body.service}, and `tangram services list` says why"
+        raise Unavailable(message, retry_after_s=error.retry_after_s) from None
+    return model_response(
+        ScoreResponse(action=scored.action, first=scored.first, scores=list(scored.entries)), response
+    )

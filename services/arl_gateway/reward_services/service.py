@@ -1,0 +1,170 @@
+"""Reward services, as the rows of the nodes and of the registry say. Admission is the writer of the registry."""
+
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+
+from arl_gateway.actions import queries
+from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.http.auth import Caller
+from arl_gateway.reward_services.queries import desired_services, has_cpu_node, services_by_node
+from arl_kit.service_client import ServiceClient
+from arl_store.tx import PostgresStore, Row
+from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
+from arl_wire.internal.admission import (
+    AffectedRowsResponse,
+    InternalRegisterServiceRequest,
+    RemoveServiceRequest,
+    RemoveServiceResponse,
+    ServiceOperationRequest,
+)
+from arl_wire.reward_services.kinds import VERIFIERS
+from arl_wire.reward_services.service import (
+    HEALTH_NOT_HERE,
+    RegisterServiceRequest,
+    RewardService,
+    RewardServiceListResponse,
+    ServiceOperation,
+    ServiceReplica,
+)
+
+__all__ = ["RewardServiceAdmin"]
+
+
+class RewardServiceAdmin:
+    def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
+        self._store, self._peers, self._admission_url = store, peers, admission_url
+
+    async def list(self, caller: Caller) -> RewardServiceListResponse:
+        """As its project may see them."""
+        return RewardServiceListResponse(items=[_redact_for(caller, each) for each in await self.list_all()])
+
+    async def list_all(self) -> Sequence[RewardService]:
+        """With all that is known of them, in order of their names."""
+        async with self._store.read() as tx:
+            found = _merge_services(await services_by_node(tx), await desired_services(tx))
+            verifiers = _verifier_services(available=await has_cpu_node(tx))
+        return sorted([*found, *verifiers], key=lambda each: each.name)
+
+    async def get(self, name: str, caller: Caller) -> RewardService:
+        """As its project may see it. Raises `NotFound`."""
+        async with self._store.read() as tx:
+            found = _merge_services(await services_by_node(tx, name=name), await desired_services(tx, name=name))
+            if name in VERIFIERS:
+                found = [each for each in _verifier_services(available=await has_cpu_node(tx)) if each.name == name]
+        if not found:
+            raise _service_not_found(name)
+        return _redact_for(caller, found[0])
+
+    async def register(self, request: RegisterServiceRequest, caller: Caller) -> RewardService:
+        """Raises `Conflict` where the name is taken."""
+        _require_root_project(caller)
+        content = await self._peers.call(
+            f"{self._admission_url}/internal/register-service", InternalRegisterServiceRequest(service=request)
+        )
+        if AffectedRowsResponse.model_validate_json(content).count == 0:
+            message = f"there is a reward service {request.name!r} already; remove it first, or take another name"
+            raise Conflict(message, errors=[FieldError(field="name", message=message)])
+        await self._write_audit_log(
+            caller, "service.register", request.name, request.model_dump_json(exclude_none=True)
+        )
+        return await self.get(request.name, caller)
+
+    async def change(self, name: str, verb: ServiceOperation, caller: Caller) -> RewardService:
+        """Raises `NotFound`."""
+        _require_root_project(caller)
+        content = await self._peers.call(
+            f"{self._admission_url}/internal/change-service", ServiceOperationRequest(name=name, verb=verb)
+        )
+        if AffectedRowsResponse.model_validate_json(content).count == 0:
+            raise _service_not_found(name)
+        await self._write_audit_log(caller, f"service.{verb.value}", name, "{}")
+        return await self.get(name, caller)
+
+    async def remove(self, name: str, caller: Caller) -> None:
+        """Raises `Conflict` while actions wait for it or are scored by it, and `NotFound`."""
+        _require_root_project(caller)
+        content = await self._peers.call(
+            f"{self._admission_url}/internal/remove-service", RemoveServiceRequest(name=name)
+        )
+        answer = RemoveServiceResponse.model_validate_json(content)
+        if answer.unsettled:
+            raise Conflict(f"{answer.unsettled} actions of {name!r} have not settled; cancel them or wait for them")
+        if not answer.removed:
+            there = (await self.get(name, caller)).name
+            if there in VERIFIERS:
+                raise Conflict(f"{there!r} is a program of the system, and is there wherever sandboxes are")
+            raise Conflict(f"{there!r} comes along with its node; `drain` keeps it from taking anything new")
+        await self._write_audit_log(caller, "service.remove", name, "{}")
+
+    async def _write_audit_log(self, caller: Caller, verb: str, name: str, detail: str) -> None:
+        async with self._store.write() as tx:
+            await queries.insert_audit_log(
+                tx,
+                project_id=caller.project_id,
+                api_key_id=caller.key_id,
+                verb=verb,
+                target=f"service:{name}",
+                detail=detail,
+            )
+
+
+def _require_root_project(caller: Caller) -> None:
+    """Services are scored by all projects, so only keys of the first one have a say in them."""
+    if caller.project != ROOT_PROJECT:
+        raise Forbidden(f"reward services are changed with a key of the project `{ROOT_PROJECT}`")
+
+
+def _redact_for(caller: Caller, service: RewardService) -> RewardService:
+    """What a service is made of, and where, is for those who may change it; the others see how it is called."""
+    if caller.project == ROOT_PROJECT and caller.has_scope("admin:read"):
+        return service
+    nodes = [each.model_copy(update={"health": each.health.partition(":")[0]}) for each in service.nodes]
+    options = {name: value for name, value in service.options.items() if name != "judge"}
+    return service.model_copy(update={"model": None, "options": options, "nodes": nodes})
+
+
+def _service_not_found(name: str) -> NotFound:
+    message = f"there is no reward service {name!r}"
+    return NotFound(message, errors=[FieldError(field="name", message=message)])
+
+
+def _verifier_services(*, available: bool) -> list[RewardService]:
+    """They run on any CPU node, and on no device."""
+    return [
+        RewardService(name=name, kind=name, model="a program in a sandbox", available=available, nodes=[])
+        for name in VERIFIERS
+    ]
+
+
+def _merge_services(reports: Sequence[Row], desired: Sequence[Row]) -> list[RewardService]:
+    """In order of their names."""
+    wished = {row.name: row for row in desired}
+    registered = {row.name: row.registered_at for row in desired if row.kind is not None}
+    by_name: defaultdict[str, list[tuple[dict[str, object], Row]]] = defaultdict(list)
+    for row in reports:
+        entry = json.loads(row.said)
+        # A node may not have heard yet that it was removed, or removed and registered anew.
+        if not entry.get("registered", False) or entry.get("registered_at") == registered.get(entry["name"], -1.0):
+            by_name[entry["name"]].append((entry, row))
+    names = sorted(by_name.keys() | registered.keys())
+    return [_build_service(name, by_name.get(name, []), wished.get(name)) for name in names]
+
+
+def _build_service(name: str, nodes: Sequence[tuple[dict[str, object], Row]], desired: Row | None) -> RewardService:
+    on_nodes = [
+        ServiceReplica.model_validate(
+            {**said, "node": row.node, "available": row.available, "in_flight": row.in_flight}
+        )
+        for said, row in nodes
+    ]
+    described = dict(next((said for said, _ in nodes if said.get("slots")), nodes[0][0])) if nodes else {}
+    if desired is not None:
+        described |= {"pinned": desired.pinned, "drained": desired.drained}
+        if desired.kind is not None:
+            described |= {"kind": desired.kind, "model": desired.source, "options": json.loads(desired.options)}
+            described["registered"] = True
+    # Why a node lacks it is of use where all of them do.
+    on_nodes = [each for each in on_nodes if not each.health.startswith(HEALTH_NOT_HERE)] or on_nodes
+    available = any(each.available for each in on_nodes)
+    return RewardService.model_validate({**described, "name": name, "available": available, "nodes": on_nodes})

@@ -1,0 +1,201 @@
+"""Actions while they run: what they write, as it is written, and what they are given to read.
+
+The bytes come from the launcher that keeps them anyway. They are asked for by offset, a portion at a time and no faster
+than the client takes them, so nobody's pace costs anybody memory; and what a lost answer said is asked for again.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from typing import TypeVar
+from uuid import UUID
+
+from pydantic import BaseModel
+
+from arl_core.domain.states import ActionState
+from arl_gateway.actions import queries
+from arl_gateway.actions.views import action_from_row
+from arl_gateway.actions.waiters import ActionWaiters, ActionWatch
+from arl_gateway.http.auth import Caller
+from arl_gateway.streaming.output_events import OutputEvents, StreamName, stream_content
+from arl_gateway.streaming.sse import EventSubscription, with_heartbeats
+from arl_gateway.streaming.stream_limit import StreamLimiter
+from arl_kit.batcher import Batcher
+from arl_kit.service_client import ServiceClient
+from arl_store.tx import PostgresStore, Row, is_temporary
+from arl_wire.actions.output_events import SendInputRequest, SendInputResponse
+from arl_wire.errors import (
+    Conflict,
+    FieldError,
+    InputClosed,
+    InputFull,
+    NotFound,
+    NotRunning,
+    TangramError,
+    Unavailable,
+)
+from arl_wire.internal.admission import (
+    OutputPortion,
+    ReadOutputRequest,
+    ReadOutputResponse,
+    WriteInputRequest,
+    WriteInputResponse,
+)
+
+__all__ = ["NODE_CALL_TIMEOUT_S", "LogStreams"]
+
+log = logging.getLogger(__name__)
+
+NODE_CALL_TIMEOUT_S = 20.0
+"""Longer than a manager holds a question."""
+FIRST_POLL_S, MAX_POLL_S = 0.05, 1.0
+"""Only settling wakes; other edges are found by looking, the less often the longer nothing happens."""
+ROWS_PER_QUERY = 16
+"""Rows in one query, each with up to two MiB of output."""
+CHUNK_BYTES = 64 << 10
+RUNNING_POLL_S = 0.02
+"""Between two looks at a running action: a program that writes line by line is not asked for each line."""
+STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
+
+ResponseT = TypeVar("ResponseT", bound=BaseModel)
+
+
+class LogStreams:
+    def __init__(
+        self, store: PostgresStore, peers: ServiceClient, waiters: ActionWaiters, limiter: StreamLimiter
+    ) -> None:
+        self._store = store
+        self._peers = peers
+        self._waiters = waiters
+        self._limiter = limiter
+        self._draining = asyncio.Event()
+        self._reads: Batcher[tuple[int, UUID], Row | None] = Batcher(self._read_rows, max_batch=ROWS_PER_QUERY)
+
+    def drain(self) -> None:
+        """Every stream ends now; whoever follows comes back to another gateway."""
+        self._draining.set()
+
+    async def open_stream(self, id: UUID, caller: Caller, *, last_event_id: str | None) -> EventSubscription:
+        """The events of an action's output, from where the client left off. Refused before the first of them.
+
+        Whoever gets them has a place from now on, until it is left.
+        """
+        events = OutputEvents.resume_after(last_event_id)
+        await self._fetch_row(id, caller)
+        leave = self._limiter.acquire(caller.project_id)
+        steady = _end_on_temporary_error(self._stream_events(id, caller, events))
+        return EventSubscription(with_heartbeats(steady, self._draining), self._draining, leave)
+
+    async def send_input(self, id: UUID, caller: Caller, body: SendInputRequest) -> SendInputResponse:
+        """Durable nowhere: it is for the attempt that runs now."""
+        row = await self._fetch_row(id, caller)
+        if row.state != ActionState.RUNNING:
+            raise NotRunning(f"action {id} is {row.state}; only a running one reads input")
+        asked = WriteInputRequest(id=id, grant_no=row.grant_no, data=body.content(), offset=body.offset, end=body.end)
+        answer = await self._call_node(row, "input", asked, WriteInputResponse.model_validate_json)
+        match answer.status:
+            case "taken":
+                return SendInputResponse(offset=answer.offset)
+            case "absent":
+                raise NotRunning(f"action {id} is about to start, or has just ended")
+            case "unopened":
+                raise InputClosed(f"action {id} was submitted without stdin_open")
+            case "closed":
+                raise InputClosed(f"action {id} reads no more: its input was ended, or the program closed it")
+            case "full":
+                raise InputFull(f"action {id} has not read what it was sent; try again", retry_after_s=1)
+            case "gap":
+                message = f"the attempt was sent {answer.offset} bytes so far"
+                raise Conflict(message, errors=[FieldError(field="offset", message=message)])
+
+    async def _stream_events(self, id: UUID, caller: Caller, events: OutputEvents) -> AsyncGenerator[bytes, None]:
+        pause_s = FIRST_POLL_S
+        with self._waiters.watch([id]) as watch:
+            while True:
+                row = await self._fetch_row(id, caller)
+                if row.state == ActionState.SETTLED:
+                    for event in _remaining_events(row, events):
+                        yield event
+                    return
+                if row.state == ActionState.RUNNING:
+                    async for event in self._running_events(row, events):
+                        pause_s = FIRST_POLL_S
+                        yield event
+                await _wait_for_poll(watch, pause_s)
+                pause_s = min(2 * pause_s, MAX_POLL_S)
+
+    async def _running_events(self, row: Row, events: OutputEvents) -> AsyncGenerator[bytes, None]:
+        """Returns when the row has to be looked at again."""
+        for event in events.start_attempt(row.grant_no):
+            yield event
+        while True:
+            offsets = {stream: events.offset(stream) for stream in STREAMS}
+            try:
+                asked = ReadOutputRequest(id=row.id, grant_no=row.grant_no, **offsets)
+                answer = await self._call_node(row, "output", asked, ReadOutputResponse.model_validate_json)
+            except Unavailable:
+                return
+            for stream in STREAMS:
+                said: OutputPortion = getattr(answer, stream)
+                if answer.status != "absent" and said.total_bytes:
+                    counts = {"kept_bytes": said.kept_bytes, "total_bytes": said.total_bytes}
+                    for event in events.add_data(stream, said.data, **counts, is_complete=False):
+                        yield event
+            if answer.status != "running":
+                return
+            if max(len(answer.stdout.data), len(answer.stderr.data)) < CHUNK_BYTES:
+                await asyncio.sleep(RUNNING_POLL_S)
+
+    async def _call_node(self, row: Row, path: str, body: BaseModel, parse: Callable[[bytes], ResponseT]) -> ResponseT:
+        return parse(await self._peers.call(f"{row.node_url}/internal/{path}", body))
+
+    async def _fetch_row(self, id: UUID, caller: Caller) -> Row:
+        row = await self._reads.submit((caller.project_id, id))
+        if row is None:
+            raise NotFound(f"there is no action {id}")
+        return row
+
+    async def _read_rows(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Row | Exception | None]:
+        async with self._store.read() as tx:
+            rows = await queries.actions_by_id(tx, sorted({id for _, id in wanted}))
+        found = {(row.project_id, row.id): row for row in rows}
+        return [found.get(key) for key in wanted]
+
+
+async def _end_on_temporary_error(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
+    """Without what goes wrong on the way: the stream only ends, and the client goes on from where it was."""
+    try:
+        async for event in events:
+            yield event
+    except Exception as error:
+        if not is_temporary(error) and not isinstance(error, TangramError):
+            raise
+        log.warning("a stream of output ends early: %r", error)
+    finally:
+        await events.aclose()
+
+
+async def _wait_for_poll(watch: ActionWatch, pause_s: float) -> None:
+    if watch.ended:
+        # Nobody is woken any more; the stream is about to end.
+        await asyncio.sleep(pause_s)
+    else:
+        await watch.wait_for_change(pause_s)
+
+
+def _remaining_events(row: Row, events: OutputEvents) -> Iterator[bytes]:
+    """What the row keeps of the accepted attempt and the client has not got, then the end."""
+    action = action_from_row(row)
+    if (result := action.result) is not None:
+        yield from events.start_attempt(result.grant_no)
+        for stream in STREAMS:
+            shown = getattr(result, stream)
+            kept = stream_content(shown)
+            while data := kept[events.offset(stream) : events.offset(stream) + CHUNK_BYTES]:
+                over = events.offset(stream) + len(data) >= len(kept)
+                counts = {"kept_bytes": len(kept), "total_bytes": shown.total_bytes}
+                yield from events.add_data(stream, data, **counts, is_complete=over)
+            yield from events.add_data(
+                stream, b"", kept_bytes=len(kept), total_bytes=shown.total_bytes, is_complete=True
+            )
+    yield events.end_event(action)

@@ -1,0 +1,74 @@
+"""The public API of actions while they run. A route parses, calls and returns."""
+
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Request, Response
+
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Reader, Writer
+from arl_gateway.streaming.log_streams import LogStreams
+from arl_gateway.streaming.sse import EventStream
+from arl_kit.app import error_responses
+from arl_wire.actions.output_events import SendInputRequest, SendInputResponse
+from arl_wire.errors import BadRequest, Conflict, InputClosed, InputFull, NotFound, NotRunning
+
+__all__ = ["router"]
+
+TEXT_SCHEMA = {"type": "string"}
+EVENT_SCHEMA = {
+    "type": "object",
+    "required": ["event", "data", "id"],
+    "properties": dict.fromkeys(("event", "data", "id"), TEXT_SCHEMA),
+}
+EVENT_STREAM_CONTENT: dict[str, Any] = {"text/event-stream": {"itemSchema": EVENT_SCHEMA}}
+LastEventId = Annotated[
+    str | None, Header(alias="Last-Event-ID", description="Of the last event that was seen; what follows it is sent")
+]
+
+router = APIRouter(prefix="/v1/actions", tags=["actions"])
+
+
+async def _log_streams(request: Request) -> LogStreams:
+    live: LogStreams = request.app.state.live
+    return live
+
+
+LogStreamsDep = Annotated[LogStreams, Depends(_log_streams)]
+
+
+@router.get(
+    "/{id}/output",
+    operation_id="follow_output",
+    response_class=Response,
+    responses={
+        200: {"description": "Server-sent events", "content": EVENT_STREAM_CONTENT},
+        **error_responses(*COMMON_ERRORS, NotFound, BadRequest),
+    },
+)
+async def stream_logs(
+    id: UUID, caller: Reader, log_streams: LogStreamsDep, response: Response, last_event_id: LastEventId = None
+) -> Response:
+    """Output as it is written, in any state: a queued action is waited for, of a settled one what is kept is sent.
+
+    `stdout` and `stderr` carry `{"offset", "text"}`, with `base64` where the bytes are not UTF-8. `truncated`: the rest
+    of a stream is counted and not kept (`{"stream", "kept_bytes", "total_bytes"}`). `restart`: another attempt began,
+    and both streams begin at 0 again. `end` is the last: state, outcome, exit code and how much there was in all.
+    """
+    following = await log_streams.open_stream(id, caller, last_event_id=last_event_id)
+    headers = {**dict(response.headers), "cache-control": "no-store", "x-accel-buffering": "no"}
+    return EventStream(following, headers=headers)
+
+
+@router.post(
+    "/{id}/input",
+    operation_id="send_input",
+    dependencies=JSON_BODY,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, Conflict, NotRunning, InputClosed, InputFull),
+)
+async def send_input(id: UUID, body: SendInputRequest, caller: Writer, log_streams: LogStreamsDep) -> SendInputResponse:
+    """Write to the standard input of a running action that was submitted with `stdin_open`; `end` closes it.
+
+    It belongs to the attempt that runs now: one that is retried begins with `stdin` again. With `offset` a repeated
+    request gives the program nothing twice; 409 `conflict` where bytes before it are missing.
+    """
+    return await log_streams.send_input(id, caller, body)

@@ -1,0 +1,1 @@
+"""The catalogue of reward services: registrations and model files."""

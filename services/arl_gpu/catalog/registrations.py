@@ -1,0 +1,132 @@
+"""What operators register, made into services of this node."""
+
+import importlib.util
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arl_gpu.catalog.service_files import (
+    READER_PACKAGES,
+    ModelNotShardable,
+    ServiceFiles,
+    max_item_tokens,
+    sharding_obstacle,
+)
+from arl_wire.reward_services.service import ServiceOptions
+
+__all__ = ["NO_ENGINES", "DesiredService", "InvalidRegistration", "UnsupportedOnNode", "resolve_service"]
+
+NO_ENGINES: Mapping[str, int] = {}
+TORCH_PACKAGES = ("torch", "transformers", "safetensors")
+REQUIRED_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("similarity", "relevance", "classifier"), READER_PACKAGES),
+    **dict.fromkeys(("sequence-classifier", "reranker", "logprobs"), TORCH_PACKAGES),
+}
+"""Packages that compute each kind that can be registered."""
+
+
+class InvalidRegistration(Exception):
+    """What was registered, or its files, can't be understood."""
+
+
+class UnsupportedOnNode(Exception):
+    """This node lacks its files, or what computes it; another one may have them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DesiredService:
+    """A row of `services`. One without a kind is about a service that comes along."""
+
+    name: str
+    kind: str | None
+    source: str | None
+    options: Mapping[str, Any]
+    pinned: bool
+    registered_at: float
+    drained_at: float | None
+    load_asked: float | None
+    """Seconds since the epoch, by the database's clock."""
+
+    @property
+    def is_eviction_desired(self) -> bool:
+        """Of a drain and a load the later one holds, and the other is over."""
+        return self.drained_at is not None and (self.load_asked is None or self.load_asked <= self.drained_at)
+
+
+def resolve_service(
+    desired: DesiredService, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1
+) -> ServiceFiles:
+    """What a registered service is made of on this node.
+
+    `engines`: the numbers of their devices, by name. `devices`: how many may compute it together.
+    Raises `NotHere` and `BadRegistration`.
+    """
+    try:
+        return _resolve_judge(desired, engines) if desired.kind == "judge" else _resolve_model(desired, models, devices)
+    except ModelNotShardable as error:
+        raise InvalidRegistration(f"tensor_parallel: {error}") from error
+    except (OSError, ValueError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise InvalidRegistration(f"{type(error).__name__}: {error}") from error
+
+
+def _resolve_judge(desired: DesiredService, engines: Mapping[str, int]) -> ServiceFiles:
+    if desired.source is None or desired.source not in engines:
+        raise UnsupportedOnNode(f"TANGRAM_ENGINES of this node names no engine {desired.source}")
+    ServiceOptions.model_validate(desired.options)
+    return ServiceFiles(
+        name=desired.name,
+        kind="judge",
+        package=desired.source,
+        directory=Path(),
+        max_tokens=None,
+        options=desired.options,
+        registered_at=desired.registered_at,
+        engine=desired.source,
+        device=engines[desired.source],
+    )
+
+
+def _resolve_model(desired: DesiredService, models: Path | None, devices: int) -> ServiceFiles:
+    source = desired.source or ""
+    directory = _find_directory(source, desired.kind, models)
+    config = json.loads((directory / "config.json").read_text())
+    files = ServiceFiles(
+        name=desired.name,
+        kind=desired.kind or "",
+        package=source,
+        directory=directory,
+        max_tokens=int(desired.options.get("max_tokens") or max_item_tokens(config)),
+        options=desired.options,
+        registered_at=desired.registered_at,
+    )
+    if files.parallelism > 1:
+        _check_shardable(files.parallelism, config, devices)
+    return files
+
+
+def _find_directory(source: str, kind: str | None, models: Path | None) -> Path:
+    """Raises `NotHere`."""
+    if kind is None or kind not in REQUIRED_PACKAGES:
+        raise UnsupportedOnNode(f"this node knows no kind {kind}")
+    if models is None:
+        raise UnsupportedOnNode(
+            "TANGRAM_MODELS of this node is not set: the directory that has the sources of services"
+        )
+    directory = (models / source).resolve()
+    if not directory.is_relative_to(models.resolve()) or not (directory / "config.json").is_file():
+        raise UnsupportedOnNode(f"there is no {source}/config.json below TANGRAM_MODELS of this node")
+    if missing := [each for each in REQUIRED_PACKAGES[kind] if importlib.util.find_spec(each) is None]:
+        raise UnsupportedOnNode(f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram-server[torch]'")
+    return directory
+
+
+def _check_shardable(parts: int, config: Mapping[str, Any], devices: int) -> None:
+    """Raises `NotSplit`. What its library has to say of it, the worker of the first rank asks."""
+    if parts > devices:
+        raise ModelNotShardable(
+            f"it needs {parts} devices, and {devices} of this node can compute together: TANGRAM_DEVICES"
+        )
+    if (why := sharding_obstacle(config, parts)) is not None:
+        raise ModelNotShardable(why)

@@ -1,0 +1,1 @@
+"""Devices: memory, copies and weights in host memory."""

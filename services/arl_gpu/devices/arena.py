@@ -1,0 +1,74 @@
+"""Places in a device's one reservation: first fit, exact sizes, no allocator of anybody else on the hot path."""
+
+from dataclasses import dataclass
+
+from arl_gpu.devices.interface import DeviceFull
+
+__all__ = ["Arena", "ExternalReservation", "align_up"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ExternalReservation:
+    """Answers `arl_gpu.devices.interface.Block` for bytes that another process fills."""
+
+    size: int
+
+    def view(self) -> None:
+        """Nothing of it can be read here."""
+
+
+class Arena:
+    """`room` bytes in all, of which places take `capacity` at most; what is beyond is for their alignment."""
+
+    def __init__(self, *, capacity: int, arena_bytes: int, alignment: int) -> None:
+        self._capacity, self._arena_bytes, self._alignment = capacity, arena_bytes, alignment
+        self._allocated: list[tuple[int, int]] = []
+        """Offset and size, in order."""
+        self._external_sizes: list[int] = []
+        """Sizes of what others fill, elsewhere."""
+
+    @property
+    def used(self) -> int:
+        """Bytes, without what alignment costs."""
+        return sum(size for _, size in self._allocated) + sum(self._external_sizes)
+
+    def reserve_external(self, size: int) -> "ExternalReservation":
+        """Of the capacity, and no place: where it is, another process knows. Raises `DeviceFull`."""
+        self._check_fits(size)
+        self._external_sizes.append(size)
+        return ExternalReservation(size)
+
+    def release_external(self, reservation: "ExternalReservation") -> None:
+        """Raises `ValueError` for what was given back before."""
+        try:
+            self._external_sizes.remove(reservation.size)
+        except ValueError:
+            raise ValueError("this was given back before") from None
+
+    def allocate(self, size: int) -> int:
+        """The offset of the first gap that is wide enough. Raises `DeviceFull`."""
+        self._check_fits(size)
+        begin = 0
+        for at, (offset, length) in enumerate([*self._allocated, (self._arena_bytes, 0)]):
+            if offset - begin >= size:
+                self._allocated.insert(at, (begin, size))
+                return begin
+            begin = align_up(offset + length, self._alignment)
+        raise DeviceFull(f"{size} bytes asked for; no gap is that wide, though {self._capacity - self.used} are free")
+
+    def free(self, offset: int, size: int) -> None:
+        """Raises `ValueError` for what was given back before."""
+        try:
+            self._allocated.remove((offset, size))
+        except ValueError:
+            raise ValueError("this block was freed before") from None
+
+    def _check_fits(self, size: int) -> None:
+        if size <= 0:
+            raise ValueError("a block has at least one byte")
+        if self.used + size > self._capacity:
+            raise DeviceFull(f"{size} bytes asked for, {self._capacity - self.used} of {self._capacity} are free")
+
+
+def align_up(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment

@@ -1,0 +1,119 @@
+"""A device in host memory: an arena of a fixed size, real copies by a thread of its own, faults on demand.
+
+Where there is no GPU, services are resident here and are computed from here; nothing else of the manager differs.
+"""
+
+import mmap
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from arl_gpu.devices.arena import Arena, ExternalReservation, align_up
+from arl_gpu.devices.interface import CopyEvent, CopyFailed, DeviceBlock, DeviceFull
+
+__all__ = ["CpuDevice", "FaultInjector"]
+
+ALIGNMENT = 4096
+"""Of a block's place, so that its pages can be given back to the system."""
+ROUNDED_BLOCKS = 256
+"""Blocks for whose rounding there is room beyond the capacity."""
+MAP_NORESERVE = 0x4000
+"""MAP_NORESERVE of Linux, which `mmap` does not name in every Python."""
+FaultInjector = Callable[[str, int], bool]
+"""Told `alloc` or `copy` and a size before each; True makes it fail."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CpuBlock:
+    offset: int
+    size: int
+    arena: memoryview
+
+    def view(self) -> memoryview:
+        return self.arena[self.offset : self.offset + self.size]
+
+
+class _CpuCopyEvent:
+    """A copy that runs in the copier's thread."""
+
+    def __init__(self, copied: Future[float]) -> None:
+        self._copied = copied
+
+    def wait(self) -> None:
+        self._copied.result()
+
+    @property
+    def took_s(self) -> float:
+        return self._copied.result()
+
+
+class CpuDevice:
+    """Answers `arl_gpu.devices.interface.Device`. `bytes_per_s` makes copies as slow as a bus of that bandwidth."""
+
+    kind = "cpu"
+
+    def __init__(self, capacity: int, *, bytes_per_s: float | None = None, fault: FaultInjector | None = None) -> None:
+        self.capacity = capacity
+        self._bytes_per_s = bytes_per_s
+        self._fault = fault or (lambda _what, _size: False)
+        # Pages that nobody wrote to cost nothing, not even where all of it is lent to engines; places are rounded up.
+        room = align_up(max(1, capacity), ALIGNMENT) + ROUNDED_BLOCKS * ALIGNMENT
+        self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+        self._arena = memoryview(self._map)
+        self._allocator = Arena(capacity=capacity, arena_bytes=room, alignment=ALIGNMENT)
+        self._copier: ThreadPoolExecutor | None = None
+
+    @property
+    def used(self) -> int:
+        return self._allocator.used
+
+    def register(self, content: memoryview) -> None:
+        """Any memory is as good as any other."""
+
+    def unregister(self, content: memoryview) -> None:
+        """Nothing was done to it."""
+
+    def alloc(self, size: int) -> DeviceBlock:
+        if self._fault("alloc", size):
+            raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
+        return _CpuBlock(self._allocator.allocate(size), size, self._arena)
+
+    def reserve_external(self, size: int) -> DeviceBlock:
+        if self._fault("alloc", size):
+            raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
+        return self._allocator.reserve_external(size)
+
+    def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
+        if len(content) != block.size:
+            raise ValueError(f"{len(content)} bytes for a block of {block.size}")
+        if self._copier is None:
+            self._copier = ThreadPoolExecutor(1, thread_name_prefix="device copy")
+        return _CpuCopyEvent(self._copier.submit(self._copy, block.view(), content))
+
+    def free(self, block: DeviceBlock) -> None:
+        if isinstance(block, ExternalReservation):
+            self._allocator.release_external(block)
+            return
+        assert isinstance(block, _CpuBlock)
+        self._allocator.free(block.offset, block.size)
+        self._map.madvise(mmap.MADV_DONTNEED, block.offset, align_up(block.size, ALIGNMENT))
+
+    def check(self) -> None:
+        """Memory of the host breaks nothing for others."""
+
+    def close(self) -> None:
+        if self._copier is not None:
+            self._copier.shutdown()
+
+    def _copy(self, target: memoryview, content: memoryview) -> float:
+        """Seconds that it took."""
+        import numpy as np  # NumPy's copies let a forward compute meanwhile; a slice's assignment holds the GIL
+
+        begun = time.monotonic()
+        if self._fault("copy", len(content)):
+            raise CopyFailed(f"the copy of {len(content)} bytes broke off")
+        np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(content, np.uint8))
+        if self._bytes_per_s:
+            time.sleep(max(0.0, len(content) / self._bytes_per_s - (time.monotonic() - begun)))
+        return time.monotonic() - begun

@@ -1,0 +1,199 @@
+"""A GPU by torch: one reservation for weights, copies on a stream of their own from memory that the driver has pinned.
+
+Whoever reads a block waits for its copy on the host, so a forward on any stream finds its bytes; a copy waits on the
+device for what the compute stream was given before a block was last freed, so no forward loses its weights while it
+reads them, and no copy waits for one that reads others.
+"""
+
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from arl_gpu.devices.arena import Arena, ExternalReservation, align_up
+from arl_gpu.devices.interface import CopyEvent, CopyFailed, DeviceBlock, DeviceFull
+
+__all__ = ["CudaDevice"]
+
+ALIGNMENT = 512
+"""What the caching allocator gives, too; tensor cores ask for 16."""
+ROUNDED_BLOCKS = 256
+"""Blocks for whose rounding there is room beyond the capacity."""
+FREE_MEMORY_SHARE = 0.8
+"""Of the free memory; the rest is for what forwards compute."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _CudaBlock:
+    offset: int
+    size: int
+    arena: Any
+
+    def view(self) -> Any:
+        """A tensor of uint8 on the device."""
+        return self.arena[self.offset : self.offset + self.size]
+
+
+@dataclass(slots=True, eq=False)
+class _DriverBlock:
+    """Memory that goes back to the driver when it is freed, so that an engine finds it."""
+
+    size: int
+    memory: Any
+
+    def view(self) -> Any:
+        """A tensor of uint8 on the device."""
+        return self.memory
+
+
+class _CudaCopyEvent:
+    """A copy on the device's copy stream. `source` has to last as long as the copy."""
+
+    def __init__(self, start_event: Any, ended: Any, source: Any) -> None:
+        self._start_event, self._ended, self._source = start_event, ended, source
+
+    def wait(self) -> None:
+        try:
+            self._ended.synchronize()
+        except RuntimeError as error:
+            raise CopyFailed(str(error)) from error
+
+    @property
+    def took_s(self) -> float:
+        return float(self._start_event.elapsed_time(self._ended)) / 1000
+
+
+class CudaDevice:
+    """Answers `arl_gpu.devices.interface.Device`. `capacity`: bytes for weights, by default most of what is free.
+
+    What is `shared` with engines is not reserved: each block is memory of its own, and the capacity is by default most
+    of all that there is, since an engine that is awake already has its part of it.
+
+    Raises `LookupError` where there is none, and `DeviceFull` where the reservation can't be made.
+    """
+
+    kind = "cuda"
+
+    def __init__(self, index: int = 0, *, capacity: int | None = None, shared: bool = False) -> None:
+        if index >= torch.cuda.device_count():
+            raise LookupError(
+                f"there is no cuda:{index}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
+            )
+        self._index = index
+        torch.cuda.set_device(index)
+        free, total = torch.cuda.mem_get_info(index)
+        self.capacity = capacity if capacity is not None else int((total if shared else free) * FREE_MEMORY_SHARE)
+        room = align_up(self.capacity, ALIGNMENT) + ROUNDED_BLOCKS * ALIGNMENT
+        self._arena = None if shared else self._allocate_tensor(room)
+        self._allocator = Arena(capacity=self.capacity, arena_bytes=room, alignment=ALIGNMENT)
+        self._stream = torch.cuda.Stream(index)
+        self._last_free_event: Any = None
+        """After all that was computed from any block that is free now."""
+        self._pinned_bytes: dict[int, int] = {}
+        """Bytes, by address."""
+
+    @property
+    def used(self) -> int:
+        return self._allocator.used
+
+    def register(self, content: memoryview) -> None:
+        """Copies from there run at the bus's speed. What can't be pinned is copied more slowly, and as well."""
+        address = _as_tensor(content).data_ptr()
+        failed = int(torch.cuda.cudart().cudaHostRegister(address, len(content), 0))
+        if failed:
+            log.warning("%d bytes of host memory could not be pinned: CUDA error %d", len(content), failed)
+            self._clear_error()
+        else:
+            self._pinned_bytes[address] = len(content)
+
+    def unregister(self, content: memoryview) -> None:
+        address = _as_tensor(content).data_ptr()
+        if address in self._pinned_bytes:
+            self._unpin(address)
+
+    def _unpin(self, address: int) -> None:
+        del self._pinned_bytes[address]
+        if failed := int(torch.cuda.cudart().cudaHostUnregister(address)):
+            log.warning("host memory stays pinned: CUDA error %d", failed)
+            self._clear_error()
+
+    def _clear_error(self) -> None:
+        """CUDA keeps it for whatever kernel starts next, which would be somebody's forward."""
+        with suppress(RuntimeError):
+            torch.ones(1, device=f"cuda:{self._index}")
+
+    def _allocate_tensor(self, size: int) -> Any:
+        try:
+            return torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._index}")
+        except torch.cuda.OutOfMemoryError as error:
+            free, _ = torch.cuda.mem_get_info(self._index)
+            raise DeviceFull(f"{size} bytes asked for, {free} are free") from error
+
+    def alloc(self, size: int) -> DeviceBlock:
+        if self._arena is None:
+            lent = self._allocator.reserve_external(size)
+            try:
+                return _DriverBlock(size, self._allocate_tensor(size))
+            except DeviceFull:
+                self._allocator.release_external(lent)
+                raise
+        return _CudaBlock(self._allocator.allocate(size), size, self._arena)
+
+    def reserve_external(self, size: int) -> DeviceBlock:
+        """Raises `DeviceFull` also where all of the memory is reserved."""
+        if self._arena is not None:
+            raise DeviceFull("this device's memory is reserved; open it as one that is shared")
+        # What forwards had, torch keeps; the other process would not find it.
+        torch.cuda.empty_cache()
+        return self._allocator.reserve_external(size)
+
+    def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
+        if len(content) != block.size:
+            raise ValueError(f"{len(content)} bytes for a block of {block.size}")
+        source, target = _as_tensor(content), block.view()
+        if self._last_free_event is not None:
+            self._stream.wait_event(self._last_free_event)
+        # `blocking`: whoever waits for it keeps no core busy meanwhile.
+        begun, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
+        try:
+            with torch.cuda.stream(self._stream):
+                begun.record()
+                target.copy_(source, non_blocking=True)
+                ended.record()
+        except RuntimeError as error:
+            # What was begun may still write to the block, which its owner frees now.
+            self._stream.synchronize()
+            raise CopyFailed(str(error)) from error
+        return _CudaCopyEvent(begun, ended, source)
+
+    def free(self, block: DeviceBlock) -> None:
+        if isinstance(block, _DriverBlock):
+            torch.cuda.synchronize(self._index)
+            block.memory = None
+            torch.cuda.empty_cache()
+        if isinstance(block, ExternalReservation | _DriverBlock):
+            self._allocator.release_external(ExternalReservation(block.size))
+            return
+        assert isinstance(block, _CudaBlock)
+        self._last_free_event = torch.cuda.Event()
+        self._last_free_event.record(torch.cuda.current_stream(self._index))
+        self._allocator.free(block.offset, block.size)
+
+    def check(self) -> None:
+        """An error of a kernel stays with the context, and the next call that waits for it says so."""
+        torch.cuda.synchronize(self._index)
+
+    def close(self) -> None:
+        self._stream.synchronize()
+        for address in [*self._pinned_bytes]:
+            self._unpin(address)
+        self._arena = None
+        torch.cuda.empty_cache()
+
+
+def _as_tensor(content: memoryview) -> Any:
+    return torch.frombuffer(content, dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""Dispatch of batches to devices and engines."""

@@ -1,0 +1,407 @@
+"""Batches across actions: the next one is put together when the device is free, of whatever waits by then."""
+
+import asyncio
+import contextlib
+import json
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from arl_core.domain.fence import Fence
+from arl_core.residency.occupancy import ResidencyState
+from arl_gpu.dispatch.device_groups import DeviceGroups
+from arl_gpu.dispatch.device_slot import DeviceSlot, DeviceWorker
+from arl_gpu.dispatch.metrics import GpuMetrics
+from arl_gpu.engines.engine_dispatcher import EngineDispatcher
+from arl_gpu.models.interface import Entry, Item
+from arl_gpu.queue.batch_scheduler import Batch, BatchPart, BatchScheduler, DeviceState
+from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
+
+__all__ = ["BatchDispatcher"]
+
+DRAIN_TIMEOUT_S = 10.0
+MIN_WAIT_S = 0.01
+MAX_WORKER_DEATHS = 2
+"""Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
+
+REFUSAL_TTL_S = 5.0
+"""How long a device is not asked again to make room, while another one may have some: pins and engines change."""
+RESIDENCE_ORDER = tuple(ResidencyState)
+
+log = logging.getLogger(__name__)
+
+
+class BatchDispatcher:
+    """Every job ends in exactly one report, unless this process ends before.
+
+    `failed` is called with the reason where no job would end any more.
+    """
+
+    def __init__(
+        self,
+        workers: Sequence[DeviceWorker],
+        on_report: Callable[[ScoreReport], None],
+        *,
+        on_failure: Callable[[str], None],
+        scheduler: BatchScheduler,
+        metrics: GpuMetrics,
+        engine_dispatcher: EngineDispatcher | None = None,
+        groups: DeviceGroups | None = None,
+    ) -> None:
+        self._devices = [DeviceSlot(number, worker) for number, worker in enumerate(workers)]
+        self._on_report, self._on_failure = on_report, on_failure
+        self._scheduler = scheduler
+        self._metrics = metrics
+        self._engine_dispatcher = engine_dispatcher or EngineDispatcher({}, workers, lambda: ())
+        self._groups = groups or DeviceGroups(workers)
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._errors: dict[str, str] = {}
+        self.batches: Counter[str] = Counter()
+        self.items_scored: Counter[str] = Counter()
+        """Items, by service."""
+
+    @property
+    def job_count(self) -> int:
+        return len(self._scheduler)
+
+    @property
+    def states(self) -> Mapping[str, ResidencyState]:
+        """Of each service, where it is nearest to a forward: all parts of it, where it has several."""
+        found: dict[str, ResidencyState] = {}
+        for device in self._devices:
+            for name in device.states:
+                parts = [self._devices[at].states for at in self._groups.members(name, device.number)]
+                state = min(
+                    (each.get(name, ResidencyState.COLD) for each in parts),
+                    key=RESIDENCE_ORDER.index,
+                    default=ResidencyState.COLD,
+                )
+                found[name] = max(found.get(name, ResidencyState.COLD), state, key=RESIDENCE_ORDER.index)
+        return found
+
+    @property
+    def used_bytes(self) -> int:
+        return sum(device.used_bytes for device in self._devices)
+
+    def health(self, service: str) -> str:
+        """`ok`, or the code of what went wrong with its last batch.
+
+        All projects read it; a message may quote an item.
+        """
+        return self._errors.get(service, "ok")
+
+    def forget(self, service: str) -> None:
+        """What has its name from now on begins anew, but for what a batch of before still says."""
+        for device in self._devices:
+            device.refused_until.pop(service, None)
+        self._errors.pop(service, None)
+        self.batches.pop(service, None)
+        self.items_scored.pop(service, None)
+        self._scheduler.forget(service)
+
+    def start(self) -> None:
+        self._engine_dispatcher.start(self)
+        for device in self._devices:
+            task = asyncio.create_task(self._run_device(device), name=f"scoring {device.number}")
+            task.add_done_callback(self._on_loop_ended)
+            self._tasks.append(task)
+
+    async def stop(self) -> None:
+        """Give what is here some time to end."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_TIMEOUT_S):
+                await self._idle.wait()
+        await self._engine_dispatcher.stop()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        for job in self._scheduler:
+            job.stop_timer()
+        await asyncio.gather(*(device.worker.end() for device in self._devices))
+        self._groups.close()
+
+    def add(self, job: ScoreJob) -> None:
+        self._scheduler.add(job, now=time.monotonic())
+        self._idle.clear()
+        self.wake_devices()
+
+    def cancel(self, fences: Iterable[Fence]) -> None:
+        """They end now; what the device still computes of them is for nobody."""
+        for fence in fences:
+            if (job := self._scheduler.get(fence)) is not None:
+                self._end_job(job, "cancelled")
+
+    def _time_out(self, job: ScoreJob) -> None:
+        """However long a forward takes, and however many are before it, is no fault of the text that is scored."""
+        message = f"{len(job.done)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
+        self._end_job(job, "infra_error", reason="score_timeout", message=message)
+
+    async def _run_device(self, device: DeviceSlot) -> None:
+        while True:
+            await self._wait_for_work(device)
+            while batch := self._next_batch(device):
+                self._start_batch(batch)
+                device.current_service = batch[0].job.service
+                try:
+                    await self._run_batch(device, batch)
+                except Exception as error:
+                    log.exception("a batch was not scored")
+                    self._fail_batch(batch, "forward_failed", f"{type(error).__name__}: {error}")
+                device.current_service = None
+                self.wake_devices()
+
+    def _next_batch(self, device: DeviceSlot) -> Batch:
+        while device.reassigned or (device.deferred and not self._has_busy_engine(device, device.deferred[0])):
+            taken = (device.reassigned or device.deferred).popleft()
+            if batch := [part for part in taken if not self.is_finished(part.job)]:
+                return batch
+        return self._scheduler.next_batch(self._device_state(device), now=time.monotonic())
+
+    async def _wait_for_work(self, device: DeviceSlot) -> None:
+        """Returns when something came or ended, or when a service has been waited for long enough."""
+        look_at = self._scheduler.next_check_at(self._device_state(device), now=time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(None if look_at is None else max(MIN_WAIT_S, look_at - time.monotonic())):
+                await device.work_available.wait()
+        device.work_available.clear()
+
+    def _device_state(self, device: DeviceSlot) -> DeviceState:
+        number, parked = device.number, {batch[0].job.service for batch in device.deferred}
+        others = [other.refused_services(time.monotonic()) for other in self._devices if other is not device]
+        refused = {
+            name for name in device.refused_services(time.monotonic()) if any(name not in each for each in others)
+        }
+        makes_room = any(
+            number in self._group_members(other, batch) for other in self._devices for batch in other.deferred
+        )
+        stuck = {batch[0].job.service for other in self._devices for batch in other.deferred}
+        members = {name: self._groups.members(name, number) for name in self._groups.splits if name not in stuck}
+        return DeviceState(
+            members=members,
+            resident_on_group={name: self._resident_on(numbers) - {name} for name, numbers in members.items()},
+            blocked=parked
+            | refused
+            | self._groups.services_not_led_by(number)
+            | self._engine_dispatcher.blocked_services(number, makes_room=makes_room),
+            number=number,
+            resident=self._services_on_group(device, lambda each: each.services_in(ResidencyState.RESIDENT)),
+            restoring=self._services_on_group(device, lambda each: each.device_services),
+            fitting=None if device.fitting is None else self._services_on_group(device, lambda each: each.fitting),
+            replicas_elsewhere=Counter(
+                name
+                for other in self._devices
+                if other is not device
+                for name in other.occupying_services
+                if other.number not in self._groups.members(name, number)
+            ),
+        )
+
+    def _resident_on(self, numbers: Sequence[int]) -> set[str]:
+        return {name for at in numbers for name in self._devices[at].services_in(ResidencyState.RESIDENT)}
+
+    def _services_on_group(
+        self, device: DeviceSlot, services_of: Callable[[DeviceSlot], Collection[str] | None]
+    ) -> set[str]:
+        """Those of the device; of one that several devices compute, where it is so on all of them. None is all."""
+        found = services_of(device) or ()
+        others = {name: [self._devices[at] for at in self._groups.members(name, device.number)] for name in found}
+        return {
+            name
+            for name in found
+            if all((each := services_of(other)) is None or name in each for other in others[name])
+        }
+
+    def _group_members(self, device: DeviceSlot, batch: Batch) -> Sequence[int]:
+        """Numbers of the devices that compute it."""
+        return self._groups.members(batch[0].job.service, device.number)
+
+    def _has_busy_engine(self, device: DeviceSlot, batch: Batch) -> bool:
+        return any(self._engine_dispatcher.is_busy(number) for number in self._group_members(device, batch))
+
+    def is_finished(self, job: ScoreJob) -> bool:
+        return job.fence not in self._scheduler
+
+    def start_run_time(self, job: ScoreJob) -> None:
+        """Its own time passes from now on, where it does not yet."""
+        if job.run_started_at is None:
+            job.run_started_at = time.monotonic()
+            job.timer = asyncio.get_running_loop().call_later(job.timeout_s, self._time_out, job)
+
+    def complete_item(self, job: ScoreJob, item_index: int, entry: Entry) -> None:
+        """An item of a judge's."""
+        self.items_scored[job.service] += 1
+        self._metrics.items.inc()
+        self._record_entries([BatchPart(job, item_index, item_index + 1)], [entry], 0.0)
+
+    def fail_job(self, job: ScoreJob, reason: str, message: str) -> None:
+        self._fail_batch([BatchPart(job, 0, len(job.items))], reason, message)
+
+    def fail_waiting(self, services: Collection[str], reason: str, message: str) -> None:
+        """Whatever waits for these; what was begun ends by itself."""
+        for job in [each for each in self._scheduler if each.service in services and not each.has_started]:
+            self.fail_job(job, reason, message)
+
+    def waiting_services(self, number: int) -> Sequence[str]:
+        return self._services_waiting_for(self._devices[number])
+
+    def wake_devices(self) -> None:
+        """Whatever came or ended may be work for any device."""
+        for device in self._devices:
+            device.work_available.set()
+
+    def _on_loop_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled():
+            self._on_failure(f"scoring ended: {task.exception()!r}")
+
+    def _start_batch(self, batch: Batch) -> None:
+        """Time that an action waited for its first batch is not its own, nor is what an engine takes to wake."""
+        has_engine = self._engine_dispatcher.find_judge(batch[0].job.service) is not None
+        for job, _, _ in batch:
+            if job.started_at is None:
+                job.started_at = time.monotonic()
+                job.timeline.end_wait(job.started_at)
+            if not has_engine:
+                self.start_run_time(job)
+
+    async def _run_batch(self, device: DeviceSlot, batch: Batch) -> None:
+        service = batch[0].job.service
+        if (files := self._engine_dispatcher.find_judge(service)) is not None:
+            self.batches[service] += 1
+            self._engine_dispatcher.enqueue(files, batch)
+            return
+        items = [item for job, start, stop in batch for item in job.items[start:stop]]
+        was_busy, begun = self._has_busy_engine(device, batch), time.monotonic()
+        answer = await self._score(device, service, items)
+        if answer.get("error") == "no_room" and self._defer(device, batch, was_busy=was_busy):
+            return
+        device.record_batch(batch, begun, answer)
+        if "error" not in answer:
+            # What a function of one's own takes has nothing to do with an item's cost.
+            if answer["tokens"]:
+                self._scheduler.record_duration(batch, device.number, answer["model_s"])
+            self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
+            self.batches[service] += 1
+            self.items_scored[service] += len(items)
+            self._record_entries(batch, answer["entries"], answer["forward_cpu_s"] / len(items))
+        else:
+            self._scheduler.record_failure(batch, device.number)
+            await self._retry_one_by_one(device, batch, answer)
+
+    def _defer(self, device: DeviceSlot, batch: Batch, *, was_busy: bool) -> bool:
+        """Until an engine is released, or to another device that may have room."""
+        service, now = batch[0].job.service, time.monotonic()
+        if was_busy or self._has_busy_engine(device, batch):
+            device.deferred.append(batch)
+            self._pause_timeouts(batch)
+            return True
+        if service in self._groups.splits:
+            return False
+        device.refused_until[service] = now + REFUSAL_TTL_S
+        for job, _, _ in batch:
+            job.refused_by.add(device.number)
+        asked = set[int]().union(*(job.refused_by for job, _, _ in batch))
+        others = [
+            each for each in self._devices if each.number not in asked and service not in each.refused_services(now)
+        ]
+        if others:
+            min(others, key=lambda other: len(other.reassigned)).reassigned.append(batch)
+        return bool(others)
+
+    def _pause_timeouts(self, batch: Batch) -> None:
+        """Of what nothing is computed, no time passes."""
+        for job, _, _ in batch:
+            if not job.done:
+                job.stop_timer()
+                job.run_started_at = None
+
+    async def _score(self, device: DeviceSlot, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
+        """The workers', or what one of them died of."""
+        found = await self._groups.score(service, device.number, items, self.waiting_services)
+        for number, heard in found.responses.items():
+            self.update_device(number, heard)
+        for number, message in found.deaths.items():
+            self._record_worker_death(self._devices[number], f"{message}, with a batch of {service}")
+        if found.deaths:
+            device.deaths += 1
+        self._errors.pop(service, None)
+        if "error" in found.response:
+            self._errors[service] = found.response["error"]
+        return found.response
+
+    def _record_worker_death(self, device: DeviceSlot, message: str) -> None:
+        log.warning("the worker died: %s", message)
+        self._metrics.worker_deaths.inc()
+        device.fitting = None
+        device.states, device.used_bytes = dict.fromkeys(device.states, ResidencyState.COLD), 0
+
+    def update_device(self, number: int, response: Mapping[str, Any]) -> None:
+        """What is on a device now, as its worker said with any answer."""
+        device = self._devices[number]
+        self._engine_dispatcher.update_device(number, response)
+        device.states = {name: ResidencyState(state) for name, state in response["states"].items()}
+        device.used_bytes = response["used_bytes"]
+        device.fitting = set(response["fitting"]) if "fitting" in response else None
+        self._scheduler.forget_budgets_except(
+            {name for name, state in device.states.items() if state is not ResidencyState.COLD}, number
+        )
+        if response["moves"]:
+            self._metrics.observe_residency(response["moves"])
+
+    def _services_waiting_for(self, device: DeviceSlot) -> Sequence[str]:
+        return self._scheduler.waiting_services(self._device_state(device), now=time.monotonic())
+
+    async def _retry_one_by_one(self, device: DeviceSlot, batch: Batch, response: Mapping[str, Any]) -> None:
+        """What is wrong with one action's items must not be the end of the others."""
+        if len(batch) == 1:
+            self._fail_batch(batch, response["error"], response["message"])
+            return
+        before = device.deaths
+        for at, part in enumerate(batch):
+            if device.deaths - before >= MAX_WORKER_DEATHS:
+                self._fail_batch(batch[at:], "worker_died", "workers die of whatever they are given")
+                return
+            if part.job.fence in self._scheduler:
+                await self._run_batch(device, [part])
+
+    def _record_entries(self, batch: Batch, entries: Sequence[Entry], cpu_s: float) -> None:
+        begin = 0
+        for part in batch:
+            job = part.job
+            job.done |= zip(range(part.start, part.stop), entries[begin : begin + part.items], strict=True)
+            job.cpu_s += part.items * cpu_s
+            begin += part.items
+            if len(job.done) == len(job.items):
+                self._finish_job(job)
+
+    def _finish_job(self, job: ScoreJob) -> None:
+        entries = job.entries
+        scores = json.dumps(entries)
+        if any("error" not in entry for entry in entries):
+            self._end_job(job, "ok", scores=scores)
+        else:
+            message = entries[0]["error"]["message"]
+            self._end_job(job, "user_error", reason="no_item_scored", message=message, scores=scores)
+
+    def _fail_batch(self, batch: Batch, reason: str, message: str) -> None:
+        log.warning("a batch of %s with %d actions failed: %s: %s", batch[0].job.service, len(batch), reason, message)
+        for job, _, _ in batch:
+            self._end_job(job, "infra_error", reason=reason, message=message)
+
+    def _end_job(self, job: ScoreJob, outcome: Any, **result: Any) -> None:
+        """Once: whoever comes later finds that it is gone."""
+        if self._scheduler.remove(job.fence) is None:
+            return
+        job.stop_timer()
+        for task in job.tasks:
+            task.cancel()
+        if not self._scheduler:
+            self._idle.set()
+        now = time.monotonic()
+        run_us, cpu_us = int((now - (job.run_started_at or now)) * 1e6), int(job.cpu_s * 1e6)
+        times: dict[str, Any] = {"run_us": run_us, "cpu_us": cpu_us, "timeline": job.timeline.to_json(now)}
+        self._on_report(ScoreReport(fence=job.fence, outcome=outcome, **times, **result))

@@ -1,0 +1,67 @@
+from collections.abc import Mapping
+from typing import Any
+
+from arl_core.residency.occupancy import ResidencyState
+from arl_kit.metrics import SIZE_BUCKETS, Metrics
+
+__all__ = ["GpuMetrics"]
+
+RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5)
+
+
+class GpuMetrics:
+    """What the device did, and what is on it."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self.batches = metrics.counter("gpu_batches", "Batches that were scored")
+        self.items = metrics.counter("gpu_items", "Items that were scored")
+        self.texts = metrics.counter("gpu_texts", "Texts that went through a forward; a shared one once a batch")
+        self.tokens = metrics.counter("gpu_tokens", "Their tokens, without padding")
+        self.batch_actions = metrics.histogram("gpu_batch_actions", "Actions in one batch", SIZE_BUCKETS)
+        self.batch_items = metrics.histogram("gpu_batch_items", "Items in one batch", SIZE_BUCKETS)
+        self.padding = metrics.histogram(
+            "gpu_padding_ratio", "Share of padding in what a batch computed", RATIO_BUCKETS
+        )
+        self.forward = metrics.histogram("gpu_forward_seconds", "Forward of one batch")
+        self.forward_cpu = metrics.counter("gpu_forward_cpu_seconds", "CPU time of forwards")
+        self.model_cpu = metrics.counter("gpu_model_cpu_seconds", "CPU time of models: of forwards, and around them")
+        self.restore = metrics.histogram("gpu_restore_seconds", "Copies of a service's weights to the device")
+        self.restore_wait = metrics.histogram("gpu_restore_wait_seconds", "What a batch waited for its service's copy")
+        self.failed_copies = metrics.counter("gpu_failed_copies", "Copies that broke off, and were rolled back")
+        self.prefetches = metrics.counter("gpu_prefetches", "Copies that began before anybody waited for them")
+        self.evictions = metrics.counter("gpu_evictions", "Services that left the device for another one")
+        self.worker_deaths = metrics.counter("gpu_worker_deaths", "Workers that ended in the middle of a batch")
+        self.host_evictions = metrics.counter("gpu_host_evictions", "Services that left host memory for another one")
+        self._residency = metrics.gauge("gpu_residency", "1 for the state that a service is in", "service", "state")
+        self._used = metrics.gauge("gpu_device_used_bytes", "Weights on the device")
+
+    def observe_batch(self, response: Mapping[str, Any], *, actions: int, items: int) -> None:
+        self.batches.inc()
+        self.items.inc(items)
+        self.texts.inc(response["texts"])
+        self.tokens.inc(response["tokens"])
+        self.batch_actions.observe(actions)
+        self.batch_items.observe(items)
+        self.padding.observe(response["padding"])
+        self.forward.observe(response["forward_s"])
+        self.forward_cpu.inc(response["forward_cpu_s"])
+        self.model_cpu.inc(response["model_cpu_s"])
+        if response["restore_s"] is not None:
+            self.restore_wait.observe(response["restore_s"])
+
+    def observe_residency(self, stats: Mapping[str, Any]) -> None:
+        """`arl_gpu.worker.residency.Moves`."""
+        for seconds in stats["restored_s"]:
+            self.restore.observe(seconds)
+        self.prefetches.inc(stats["prefetched"])
+        self.evictions.inc(stats["evicted"])
+        self.failed_copies.inc(stats["failed"])
+        self.host_evictions.inc(stats["cooled"])
+
+    def set_residency(self, states: Mapping[str, ResidencyState], *, used_bytes: int) -> None:
+        """Of all services that there are; what was removed is in no state."""
+        self._used.set(used_bytes)
+        self._residency.clear()
+        for service, now in states.items():
+            for state in ResidencyState:
+                self._residency.labels(service, state.value).set(state is now)

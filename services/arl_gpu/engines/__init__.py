@@ -1,0 +1,1 @@
+"""External engines: vLLM and SGLang."""

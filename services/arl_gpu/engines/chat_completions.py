@@ -1,0 +1,171 @@
+"""Chat completions of an engine. One try each: whoever wants another is the action's `retries`."""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from errno import ECONNREFUSED
+from typing import Any, NoReturn
+
+import aiohttp
+
+from arl_gpu.settings import EngineSettings
+from arl_wire.validation import is_too_deep
+
+__all__ = ["ChatCompletion", "ChatCompletionClient", "EngineRequestFailed", "ItemRefused"]
+
+HEALTH_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 5.0
+KEEPALIVE_S = 2.0
+"""Of an idle connection: less than the 5 s after which uvicorn closes it, perhaps under a request."""
+MAX_RESPONSE_BYTES = 4 << 20
+"""Bytes of an answer."""
+ITEM_ERROR_STATUSES = frozenset({400, 413, 422})
+"""Statuses by which engines refuse what they were asked, as one that is too long for them."""
+ABORT_FINISH_REASON = "abort"
+"""How an answer ends that the engine gave up, and whoever asked did not."""
+MAX_SHOWN_BYTES = 500
+CHUNK_BYTES = 64 << 10
+
+
+class EngineRequestFailed(Exception):
+    """No fault of the item's. `reason`: a code."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ItemRefused(Exception):
+    """The engine takes no such request, and says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCompletion:
+    """A chat completion with at least one choice, each with a message. `size`: its bytes."""
+
+    completion: dict[str, Any]
+    size: int
+
+    @property
+    def choices(self) -> list[dict[str, Any]]:
+        choices: list[dict[str, Any]] = self.completion["choices"]
+        return choices
+
+
+class ChatCompletionClient:
+    """Cancelling a call closes its connection, and with it the engine's work on it."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self._url = settings.url.rstrip("/")
+        self._key, self._configured_model = settings.key, settings.model
+        self._model = self._configured_model
+        # SGLang's /health generates a token, and it may release its memory only while it generates nothing.
+        self._health = "/v1/models" if settings.family == "sglang" else "/health"
+        self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_TIMEOUT_S)
+        self._session: aiohttp.ClientSession | None = None
+
+    async def complete(self, body: Mapping[str, Any]) -> ChatCompletion:
+        """Raises `EngineFailed` and `ItemRefused`."""
+        asked = {**body, "model": await self._get_model_name(), "stream": False}
+        content = await self._request("POST", "/v1/chat/completions", asked)
+        answer = _parse_response(content)
+        choices = answer.get("choices")
+        if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
+            raise EngineRequestFailed("engine_failed", "its answer has no choices with messages")
+        if any(choice.get("finish_reason") == ABORT_FINISH_REASON for choice in choices):
+            raise EngineRequestFailed("engine_failed", "it aborted its answer")
+        return ChatCompletion(answer, len(content))
+
+    async def check_health(self) -> None:
+        """Raises `EngineFailed` where it is not well; then `engine_gone` where nothing listens any more."""
+        await self._request("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S))
+
+    async def close(self) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def _get_model_name(self) -> str:
+        """What the engine calls its model."""
+        if self._model is None:
+            listed = _parse_response(await self._request("GET", "/v1/models", None)).get("data")
+            first = listed[0] if isinstance(listed, list) and listed else None
+            if not isinstance(first, dict) or not isinstance(first.get("id"), str):
+                raise EngineRequestFailed("engine_failed", "it lists no model")
+            self._model = first["id"]
+        return self._model
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None,
+        *,
+        timeout: aiohttp.ClientTimeout | None = None,
+    ) -> bytes:
+        try:
+            async with self._get_session().request(
+                method, self._url + path, json=body, timeout=timeout or self._timeout, allow_redirects=False
+            ) as response:
+                return _check_status(response.status, await _read_body(response))
+        except TimeoutError:
+            raise EngineRequestFailed("engine_timeout", f"{path} was not answered in time") from None
+        except aiohttp.ClientConnectorError as error:
+            self._model = self._configured_model  # whatever comes back may have another
+            reason = "engine_gone" if error.os_error.errno == ECONNREFUSED else "engine_unreachable"
+            raise EngineRequestFailed(reason, f"nothing answers there: {error.os_error.strerror}") from None
+        except (aiohttp.ClientError, OSError) as error:
+            raise EngineRequestFailed("engine_broke_off", f"{path} broke off: {type(error).__name__}") from None
+
+    def _get_session(self) -> aiohttp.ClientSession:
+        if self._session is None:
+            headers = {"authorization": f"Bearer {self._key}"} if self._key is not None else {}
+            self._session = aiohttp.ClientSession(
+                headers=headers, connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEPALIVE_S)
+            )
+        return self._session
+
+
+async def _read_body(response: aiohttp.ClientResponse) -> bytes:
+    found = bytearray()
+    async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        found += chunk
+        if len(found) > MAX_RESPONSE_BYTES:
+            raise EngineRequestFailed("engine_failed", f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
+    return bytes(found)
+
+
+def _check_status(status: int, content: bytes) -> bytes:
+    shown = content[:MAX_SHOWN_BYTES].decode(errors="replace")
+    if status in ITEM_ERROR_STATUSES:
+        raise ItemRefused(f"the engine answered {status}: {shown}")
+    if status >= 300:
+        raise EngineRequestFailed("engine_failed", f"it answered {status}: {shown}")
+    return content
+
+
+def _parse_response(content: bytes) -> dict[str, Any]:
+    """What Postgres can keep: it refuses numbers that are none, and with them whatever is settled beside them."""
+    try:
+        answer = json.loads(content, parse_constant=_reject_constant, parse_float=_parse_finite)
+    except (ValueError, RecursionError) as error:
+        raise EngineRequestFailed("engine_failed", f"its answer can't be read: {error}") from None
+    if not isinstance(answer, dict):
+        raise EngineRequestFailed("engine_failed", "its answer is no JSON object")
+    if is_too_deep(answer):
+        raise EngineRequestFailed("engine_failed", "its answer is nested too deep")
+    return answer
+
+
+def _reject_constant(literal: str) -> NoReturn:
+    raise ValueError(f"{literal} is no number")
+
+
+def _parse_finite(literal: str) -> float:
+    number = float(literal)
+    return number if math.isfinite(number) else _reject_constant(literal)
+
+
+def _has_message(choice: Any) -> bool:
+    message = choice.get("message") if isinstance(choice, dict) else None
+    return isinstance(message, dict) and isinstance(message.get("content"), str | None)

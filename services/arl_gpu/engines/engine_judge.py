@@ -1,0 +1,193 @@
+"""A judge: what its engine is asked about an item, and the score that is read from the answers."""
+
+import json
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import regex
+
+from arl_gpu.models.interface import Entry, Item, error_entry
+from arl_wire.reward_services.judges import TEMPLATE_FIELDS, JudgeOptions, parse_template
+
+__all__ = ["EngineJudge", "JudgeInputError", "is_chat"]
+
+MAX_PATTERN_CHARACTERS = 8192
+"""At the end of an answer, where a pattern looks for its verdict."""
+PATTERN_TIMEOUT_S = 0.5
+"""For a pattern on one answer."""
+ITEM_PATTERN_TIMEOUT_S = 2.0
+"""For a pattern on all answers to an item, of which each has"""
+MIN_PATTERN_TIMEOUT_S = 0.01
+"""at least."""
+MAX_SEARCHED_CHARACTERS = 256 << 10
+"""Characters of an answer whose objects are searched; a part of it would not say which are inside of others."""
+MAX_SCANNED_CHARACTERS = 64 << 20
+"""Characters of an answer before the ends of its objects that can't be read: an error counts the lines before it."""
+BRACE = re.compile(r"[{}]")
+OBJECT_START = re.compile(r"\s*[\"'}]")
+"""After its brace; others are of formulas, and of templates."""
+MAX_DETAIL_CHARACTERS = 8192
+"""Of the answers' ends, together in an entry's details."""
+TRUNCATED_FINISH_REASONS = frozenset({"length", "content_filter"})
+"""Ends of answers that are not whole. What such a one says of verdicts may be its instruction, thought over."""
+
+Aggregate = Callable[[Sequence[float]], float]
+
+
+class JudgeInputError(Exception):
+    """An item that the judge's prompt can't be made of. `code`: of its error."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def is_chat(item: Item) -> bool:
+    """It is to be answered, not judged."""
+    return "chat" in item
+
+
+class EngineJudge:
+    def __init__(self, options: JudgeOptions | None) -> None:
+        """`None`: it only answers chats."""
+        self._options = options
+
+    def build_request(self, item: Item) -> Mapping[str, Any]:
+        """The body of a chat completion without its model. Raises `NotAsked`."""
+        if is_chat(item):
+            return {**item["chat"], "messages": list(item["messages"])}
+        options = self._options
+        if options is None:
+            raise JudgeInputError(
+                "no_template", "this judge was registered without options.judge: it only answers chats"
+            )
+        named = [name for _, name in parse_template(options.prompt) if name is not None]
+        if missing := [TEMPLATE_FIELDS[name] for name in named if TEMPLATE_FIELDS[name] not in item]:
+            raise JudgeInputError(
+                f"no_{missing[0]}", f"the judge's prompt asks for {missing[0]}, and the item has none"
+            )
+        asked = "".join(
+            text + (item[TEMPLATE_FIELDS[name]] if name is not None else "")
+            for text, name in parse_template(options.prompt)
+        )
+        system = [{"role": "system", "content": options.system}] if options.system is not None else []
+        sampling = options.model_dump(include={"temperature", "top_p", "max_tokens"}, exclude_none=True)
+        messages = [*system, {"role": "user", "content": asked}]
+        return {**options.extra, **sampling, "n": options.samples, "messages": messages}
+
+    def parse_entry(self, choices: Sequence[Mapping[str, Any]]) -> Entry:
+        """Of the samples' answers; those in which no verdict can be read count for nothing, and never as a 0."""
+        options = self._options
+        if options is None:
+            raise ValueError("it judges nothing")
+        texts = [choice["message"].get("content") or "" for choice in choices]
+        are_cut = [choice.get("finish_reason") in TRUNCATED_FINISH_REASONS for choice in choices]
+        try:
+            reader = _VerdictReader(options)
+        except regex.error as error:
+            return error_entry("bad_pattern", f"its pattern can't be used: {error}")
+        verdicts = [None if is_cut else reader.verdict(text) for text, is_cut in zip(texts, are_cut, strict=True)]
+        found = [verdict for verdict in verdicts if verdict is not None]
+        if len(found) < options.min_verdicts:
+            shown = texts[0][-200:] if texts else ""
+            what = f"{len(found)} of {len(texts)} answers have a verdict that can be read, of {options.min_verdicts}"
+            cut = f"; {sum(are_cut)} were cut off" if any(are_cut) else ""
+            if reader.has_timed_out:
+                return error_entry("pattern_timeout", f"{what}{cut}; the pattern took too long to find it")
+            return error_entry("verdict_unparsed", f"{what}{cut}; the first ends in {shown!r}")
+        most = MAX_DETAIL_CHARACTERS // max(1, len(texts)) // 4  # a character may be four bytes
+        details = {"verdicts": verdicts, "answers": [text[-most:] for text in texts]}
+        return {"score": AGGREGATES[options.aggregate](found), "details": details}
+
+
+class _VerdictReader:
+    """Of the verdicts in an item's answers. Raises `regex.error` for a pattern that can't be used."""
+
+    def __init__(self, options: JudgeOptions) -> None:
+        self._options = options
+        self._pattern = regex.compile(options.pattern) if options.pattern is not None else None
+        self._ends_at = time.monotonic() + ITEM_PATTERN_TIMEOUT_S
+        self.has_timed_out = False
+        """The pattern could not be tried on an answer to its end."""
+
+    def verdict(self, text: str) -> float | None:
+        options, said = self._options, self._extract(text)
+        if said is None or (options.words is None and "_" in said):  # Python would read 1_0 as 10
+            return None
+        if options.words is not None:
+            return options.words.get(said.strip().lower())
+        try:
+            number = float(said)
+        except ValueError:
+            return None
+        is_within = options.minimum is not None and options.maximum is not None
+        return number if is_within and options.minimum <= number <= options.maximum else None  # type: ignore[operator]
+
+    def _extract(self, text: str) -> str | None:
+        if self._pattern is None:
+            return _last_value(self._options.json_field, text)
+        left = self._ends_at - time.monotonic()
+        try:
+            return _last_group(
+                self._pattern, text[-MAX_PATTERN_CHARACTERS:], min(PATTERN_TIMEOUT_S, max(left, MIN_PATTERN_TIMEOUT_S))
+            )
+        except TimeoutError:
+            self.has_timed_out = True
+            return None
+
+
+def _last_group(pattern: Any, text: str, within_s: float) -> str | None:
+    """A group that took no part in its match is no verdict."""
+    found: str | None = None
+    for match in pattern.finditer(text, timeout=within_s, concurrent=True):
+        found = match.group(1)
+    return found
+
+
+def _last_value(name: str | None, text: str) -> str | None:
+    """Of the last object that has the field and is in no other one, whether that can be read or not."""
+    found: str | None = None
+    at = inside = 0
+    left = MAX_SCANNED_CHARACTERS
+    if len(text) > MAX_SEARCHED_CHARACTERS:
+        return None
+    while brace := BRACE.search(text, at):
+        at = brace.end()
+        if inside:
+            inside += 1 if brace[0] == "{" else -1
+        elif brace[0] == "{" and OBJECT_START.match(text, at):
+            try:
+                said, at = json.JSONDecoder().raw_decode(text, brace.start())
+            except (ValueError, RecursionError) as error:
+                inside = 1
+                left -= error.pos if isinstance(error, json.JSONDecodeError) else len(text)
+                if left < 0:
+                    return None
+                continue
+            if name in said:
+                found = _to_text(said[name])
+    return found
+
+
+def _to_text(value: Any) -> str | None:
+    """Arrays and objects are no verdicts."""
+    if isinstance(value, dict | list):
+        return None
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _mean(verdicts: Sequence[float]) -> float:
+    return math.fsum(verdicts) / len(verdicts)
+
+
+def _majority(verdicts: Sequence[float]) -> float:
+    counts = Counter(verdicts)
+    most = max(counts.values())
+    return _mean([verdict for verdict, count in counts.items() if count == most])
+
+
+AGGREGATES: Mapping[str, Aggregate] = {"mean": _mean, "majority": _majority, "min": min, "max": max}

@@ -1,0 +1,1 @@
+"""Encoders, tokenizers and their weights."""

@@ -1,0 +1,70 @@
+"""Texts to unit vectors by a sentence encoder whose weights are where the residency puts them."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from arl_core.control.batching import padding_share
+from arl_gpu.models.encoders.bert import encode_numpy, encode_torch, has_torch, read_config
+from arl_gpu.models.encoders.flat_weights import FlatWeights, read_weights
+from arl_gpu.models.encoders.tokenizer import TokenizedText, WordPieceTokenizer
+from arl_gpu.models.forward_passes import ForwardPasses
+from arl_gpu.models.interface import Entry, ModelOutput, error_entry
+
+__all__ = ["EncodedTexts", "SentenceEncoder", "empty_text_entry"]
+
+MAX_CPU_PASS_TOKENS = 1024
+"""In a pass: more of them no longer make it cheaper by the token."""
+BYTES_PER_PARAMETER = 4
+"""Of a parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class EncodedTexts:
+    """Of each text its tokens, and its vector unless it is empty; and what computing them took."""
+
+    tokens: Mapping[str, TokenizedText]
+    vectors: Mapping[str, Any]
+    token_count: int
+    padding: float
+    cpu_s: float
+    took_s: float
+
+    def to_output(self, entries: list[Entry]) -> ModelOutput:
+        return ModelOutput(entries, len(self.vectors), self.token_count, self.padding, self.cpu_s, self.took_s)
+
+
+class SentenceEncoder:
+    """A sentence-transformers directory, and further files of weights beside it."""
+
+    def __init__(self, directory: Path, *further: Path) -> None:
+        self.config = read_config(directory)
+        self.tokenizer = WordPieceTokenizer(directory)
+        self._encode, self.backend = (encode_torch, "torch") if has_torch() else (encode_numpy, "numpy")
+        self.weights: FlatWeights = read_weights(directory / "model.safetensors", *further)
+        self._passes = ForwardPasses(
+            cpu_tokens=MAX_CPU_PASS_TOKENS, parameters=self.weights.size // BYTES_PER_PARAMETER
+        )
+
+    def encode(self, input_texts: Sequence[str], content: Any) -> EncodedTexts:
+        """A text that is there several times is encoded once; equal ones in another company may differ by 1e-6."""
+        texts = list(dict.fromkeys(input_texts))
+        tokens = dict(zip(texts, self.tokenizer.tokenize(texts), strict=True))
+        wanted = [text for text in texts if not tokens[text].is_empty]
+        lengths = [len(tokens[text].ids) for text in wanted]
+        grouped = self._passes.group_texts(lengths, content)
+        begun, cpu = time.monotonic(), time.process_time()
+        arrays = self.weights.arrays(content)
+
+        def encoded(group: Sequence[int]) -> Any:
+            return self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
+
+        vectors = {wanted[at]: each for at, each in self._passes.compute_groups(grouped, lengths, encoded).items()}
+        took, used = time.monotonic() - begun, time.process_time() - cpu
+        return EncodedTexts(tokens, vectors, sum(lengths), padding_share(lengths, grouped), used, took)
+
+
+def empty_text_entry(name: str, purpose: str) -> Entry:
+    return error_entry(f"empty_{name}", f"{name} has no words: there is nothing to {purpose}")

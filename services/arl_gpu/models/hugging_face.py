@@ -1,0 +1,373 @@
+"""Models in the layout of Hugging Face from local files: classifiers, scalar rewards, rerankers, log-probabilities."""
+
+import itertools
+import math
+import re
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
+
+from arl_core.control.batching import padding_share
+from arl_gpu.catalog.service_files import IncompleteModel, ModelNotShardable, files_fingerprint, max_item_tokens
+from arl_gpu.models.flat_module import FlatModule
+from arl_gpu.models.forward_passes import MAX_PADDING, ForwardPasses
+from arl_gpu.models.interface import Entry, Item, ModelOutput, error_entry
+from arl_wire.scores import MAX_TOP_LOGPROB_ENTRIES
+
+__all__ = ["LogprobsModel", "SequenceClassifier", "check_tensor_parallel"]
+
+MAX_CPU_PASS_TOKENS = 2048
+"""In a pass."""
+LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
+MAX_SHOWN_NAMES = 3
+"""Names of weights in a message."""
+POSITIONS_PER_CHUNK = 256
+"""Of one row whose logits become float32 at once."""
+
+POSITION_TABLE_NAME = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
+"""Names of tables of learnt positions."""
+
+FIXED_TABLE_MODELS = frozenset({"codegen", "ctrl", "gptj"})
+"""Model types whose tables are computed, once and for all."""
+
+TokenIds = list[int]
+
+# What it draws and tabulates on standard error is no line of a log; what is wrong is raised here.
+transformers.logging.disable_progress_bar()
+transformers.logging.set_verbosity_error()
+
+
+@dataclass(frozen=True, slots=True)
+class _ModelInput:
+    """What a forward is to read of one item."""
+
+    ids: TokenIds
+    token_type_ids: TokenIds | None = None
+    truncated: bool = False
+    top_logprobs: int = 0
+    """Of log-probabilities: so many of the likeliest tokens, too."""
+    label_token_ids: Sequence[int] = ()
+    """Of log-probabilities: these as the next token, and no other."""
+
+
+class _HuggingFaceModel:
+    """Reads of items, length-bucketed batches, entries. Code that comes with a checkpoint is never run."""
+
+    backend = "torch"
+
+    def __init__(self, directory: Path, options: Mapping[str, Any], loader: Any) -> None:
+        dtype = getattr(torch, options["dtype"]) if options.get("dtype") else "auto"
+        self.made_of = files_fingerprint(directory)
+        module = _load_module(loader, directory, dtype)
+        self._directory, self._config = directory, module.config
+        asked = int(options.get("max_tokens") or max_item_tokens(module.config.to_dict()))
+        self._max_tokens = min(asked, _max_positions(module))
+        words = module.get_input_embeddings().weight.shape[0]
+        self._vocabulary = min(words, int(module.config.get_text_config().vocab_size))
+        for config in (module.config, module.config.get_text_config()):
+            config.use_cache = False  # of keys and values, for a text that would go on
+        size = int(options.get("tensor_parallel") or 1)
+        self._passes = ForwardPasses(
+            cpu_tokens=MAX_CPU_PASS_TOKENS,
+            parameters=sum(parameter.numel() for parameter in module.parameters()),
+            output_bytes=self._vocabulary * module.dtype.itemsize if loader is AutoModelForCausalLM else 1,
+            is_sharded=size > 1,
+        )
+        if size > 1:
+            _shard_module(module, rank=options["rank"], size=size)
+        self.weights = FlatModule(module)
+
+    def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
+        """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
+        reads = [self._check_vocabulary(self._prepare_item(item)) for item in items]
+        wanted = [read for read in reads if isinstance(read, _ModelInput)]
+        lengths = [len(read.ids) for read in wanted]
+        grouped = self._group_passes(lengths, content)
+        begun, cpu = time.monotonic(), time.process_time()
+
+        def entries_of(group: Sequence[int]) -> Iterator[Entry]:
+            return self._entries([wanted[at] for at in group], content)
+
+        def too_large(at: int) -> Entry:
+            return error_entry(
+                "out_of_memory", f"{lengths[at]} tokens take more memory than the device has beside weights"
+            )
+
+        found = self._passes.compute_groups(grouped, lengths, entries_of, on_too_large=too_large)
+        took, used = time.monotonic() - begun, time.process_time() - cpu
+        computed = iter(found[at] for at in range(len(wanted)))
+        entries = [next(computed) if isinstance(read, _ModelInput) else read for read in reads]
+        return ModelOutput(entries, len(wanted), sum(lengths), padding_share(lengths, grouped), used, took)
+
+    def _prepare_item(self, item: Item) -> "_ModelInput | Entry":
+        raise NotImplementedError
+
+    def _entries(self, inputs: Sequence[_ModelInput], content: Any) -> Iterator[Entry]:
+        raise NotImplementedError
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        return AutoTokenizer.from_pretrained(self._directory, **LOCAL_ONLY)
+
+    @property
+    def _pad_token_id(self) -> int | None:
+        """None also where it is none of the tokens, as -1."""
+        pad: int | None = self._config.pad_token_id
+        return pad if pad is not None and 0 <= pad < self._vocabulary else None
+
+    def _group_passes(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
+        """A model that knows no padding gets texts of one length at a time."""
+        return self._passes.group_texts(
+            lengths, content, max_padding=MAX_PADDING if self._pad_token_id is not None else 0.0
+        )
+
+    def _logits(self, inputs: Sequence[_ModelInput], content: Any) -> tuple[Any, Any]:
+        """And the ids that they are of, padded, where they are."""
+        device = content.device if isinstance(content, torch.Tensor) else "cpu"
+        width, pad = max(len(read.ids) for read in inputs), self._pad_token_id or 0
+
+        def padded(rows: Sequence[TokenIds], value: int) -> Any:
+            return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=device)
+
+        given = {
+            "input_ids": padded([read.ids for read in inputs], pad),
+            "attention_mask": padded([[1] * len(read.ids) for read in inputs], 0),
+        }
+        types = [read.token_type_ids for read in inputs if read.token_type_ids is not None]
+        if len(types) == len(inputs):
+            given["token_type_ids"] = padded(types, 0)
+        return self.weights(content, **given).logits, given["input_ids"]
+
+    def _check_vocabulary(self, prepared: "_ModelInput | Entry") -> "_ModelInput | Entry":
+        """An error where a token is none of the model's: a GPU computes nothing more after it has looked for one.
+
+        A tokenizer may have tokens that were never made the model's, too.
+        """
+        if not isinstance(prepared, _ModelInput):
+            return prepared
+        if not prepared.ids:
+            return error_entry("empty_text", "it has no tokens: there is nothing to judge")
+        unknown = max(*prepared.ids, *prepared.label_token_ids, 0)
+        if unknown < self._vocabulary:
+            return prepared
+        return error_entry("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
+
+
+def _load_module(loader: Any, directory: Path, dtype: Any) -> Any:
+    """Raises `Incomplete`: what a checkpoint lacks, as the head of a model that was trained for something else, the
+    library makes up by chance, anew each time.
+    """
+    module, loaded = loader.from_pretrained(
+        directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL_ONLY
+    )
+    if missing := sorted(loaded["missing_keys"]):
+        made = ", ".join(module.config.architectures or ()) or "nothing that it says"
+        some = ", ".join(missing[:MAX_SHOWN_NAMES]) + (" and others" if len(missing) > MAX_SHOWN_NAMES else "")
+        raise IncompleteModel(f"its files have no {some}, which a {type(module).__name__} needs; they are of {made}")
+    return module
+
+
+def check_tensor_parallel(spec: Mapping[str, Any]) -> None:
+    """Raises `arl_gpu.catalog.service_files.NotSplit` for what `options.tensor_parallel` devices can't compute together.
+
+    By its configuration alone.
+    """
+    from arl_gpu.parallel.tensor_sharding import plan_shards
+
+    loader = AutoModelForCausalLM if spec["kind"] == "logprobs" else AutoModelForSequenceClassification
+    try:
+        config = AutoConfig.from_pretrained(spec["directory"], **LOCAL_ONLY)
+        with torch.device("meta"):
+            module = loader.from_config(config)
+    except Exception as error:  # what the library does not know it refuses in many ways
+        raise ModelNotShardable(f"transformers can't make it: {type(error).__name__}: {error}") from error
+    plan_shards(module, int(spec["options"]["tensor_parallel"]))
+
+
+def _shard_module(module: Any, *, rank: int, size: int) -> None:
+    """Raises `arl_gpu.catalog.service_files.NotSplit`."""
+    from arl_gpu.parallel.collective import all_reduce_sum  # not every build of torch has it
+    from arl_gpu.parallel.tensor_sharding import shard_module
+
+    shard_module(module, rank=rank, size=size, all_reduce=all_reduce_sum)
+
+
+class SequenceClassifier(_HuggingFaceModel):
+    """A sequence classifier, a scalar reward head, or, of pairs, a cross-encoder.
+
+    The score is the raw logit, or with `activation` a probability. With several labels it is the last one's, and
+    `values` has all of them.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(directory, options, AutoModelForSequenceClassification)
+        self._activation = bool(options.get("activation"))
+
+    def _prepare_item(self, item: Item) -> "_ModelInput | Entry":
+        if "token_ids" in item:
+            return self._truncate(list(item["token_ids"]))
+        if "messages" in item:
+            return self._prepare_messages(item["messages"])
+        for name in ("text", "reference"):
+            if name in item and not item[name].strip():
+                return error_entry(f"empty_{name}", f"{name} has no words: there is nothing to judge")
+        # A cross-encoder reads the query first.
+        given = (item["reference"], item["text"]) if "reference" in item else (item["text"],)
+        whole = len(self._tokenizer(*given)["input_ids"])
+        said = self._tokenizer(*given, truncation=True, max_length=self._max_tokens)
+        return _ModelInput(said["input_ids"], said.get("token_type_ids"), truncated=whole > len(said["input_ids"]))
+
+    def _group_passes(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
+        """transformers finds a causal model's last token by its padding, and without one it takes a row at a time."""
+        return (
+            super()._group_passes(lengths, content)
+            if self._pad_token_id is not None
+            else [[at] for at in range(len(lengths))]
+        )
+
+    def _prepare_messages(self, messages: Sequence[Mapping[str, str]]) -> "_ModelInput | Entry":
+        try:
+            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
+        except Exception as error:  # noqa: BLE001 - templates refuse in ways of their own, as some orders of roles
+            return error_entry("no_chat_template", f"the model's chat template does not take these messages: {error}")
+        # The template writes special tokens itself.
+        return self._truncate(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def _truncate(self, ids: TokenIds) -> _ModelInput:
+        return _ModelInput(ids[: self._max_tokens], truncated=len(ids) > self._max_tokens)
+
+    def _entries(self, inputs: Sequence[_ModelInput], content: Any) -> Iterator[Entry]:
+        logits = self._logits(inputs, content)[0].float()
+        if self._activation:
+            logits = logits.sigmoid() if logits.shape[-1] == 1 else logits.softmax(-1)
+        for read, values in zip(inputs, logits.tolist(), strict=True):
+            yield self._entry(values, read)
+
+    def _entry(self, values: list[float], read: _ModelInput) -> Entry:
+        if not all(map(math.isfinite, values)):
+            return error_entry("not_finite", "the model's output is not a number")
+        entry: Entry = {"score": values[-1], "truncated": read.truncated}
+        if len(values) > 1:
+            label = self._config.id2label.get(values.index(max(values)))
+            entry |= {"values": values, "details": {"label": label}}
+        return entry
+
+
+class LogprobsModel(_HuggingFaceModel):
+    """`logprobs[i]` is that of token i given those before it, and their sum is the score. The first one has none.
+
+    With labels, `values` are their log-probabilities as the token that comes next, and the first of them is the score.
+    """
+
+    def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
+        super().__init__(directory, options, AutoModelForCausalLM)
+
+    @property
+    def _pad_token_id(self) -> int:
+        """Whatever comes after a token changes nothing of it."""
+        return 0
+
+    def _prepare_item(self, item: Item) -> "_ModelInput | Entry":
+        ids = list(item["token_ids"]) if "token_ids" in item else self._tokenizer(str(item["text"]))["input_ids"]
+        labels, top = item.get("label_token_ids", ()), item.get("top_logprobs", 0)
+        if len(ids) < (1 if labels else 2):
+            return error_entry("too_short", "a single token comes after none, so it has no probability")
+        if len(ids) > self._max_tokens:
+            return error_entry("too_long", f"{len(ids)} tokens; the model reads {self._max_tokens}")
+        if len(ids) * top > MAX_TOP_LOGPROB_ENTRIES:
+            return error_entry(
+                "too_many", f"{top} of {len(ids)} tokens; one item has at most {MAX_TOP_LOGPROB_ENTRIES} in all"
+            )
+        return _ModelInput(ids, top_logprobs=min(top, self._vocabulary), label_token_ids=labels)
+
+    def _entries(self, inputs: Sequence[_ModelInput], content: Any) -> Iterator[Entry]:
+        logits, ids = self._logits(inputs, content)
+        # Of all texts together: each time that numbers are asked for, a GPU rests.
+        logprobs = _to_lists(
+            [
+                _token_logprobs(row, row_ids[: len(read.ids)])
+                for read, row, row_ids in zip(inputs, logits, ids, strict=True)
+                if not (read.label_token_ids or read.top_logprobs)
+            ]
+        )
+        for read, row, row_ids in zip(inputs, logits, ids, strict=True):
+            if read.label_token_ids:
+                entry = self._score_labels(read, row)
+            elif read.top_logprobs:
+                entry = self._score_top_logprobs(read, row, row_ids[: len(read.ids)])
+            else:
+                entry = _with_logprobs(read, next(logprobs))
+            rows = (
+                [entry["values"]] if read.label_token_ids else [entry["logprobs"][1:], *entry.get("top_logprobs", ())]
+            )
+            is_finite = all(math.isfinite(number) for row in rows for number in row)
+            yield entry if is_finite else error_entry("not_finite", "the model's output is not a number")
+
+    def _score_labels(self, read: _ModelInput, logits: Any) -> Entry:
+        last = logits[len(read.ids) - 1].float()
+        values = (last[list(read.label_token_ids)] - last.logsumexp(-1)).tolist()
+        return {"score": values[0], "values": values}
+
+    def _score_top_logprobs(self, read: _ModelInput, logits: Any, ids: Any) -> Entry:
+        """With ranks, and what would have been likeliest in each place."""
+        found: list[float] = []
+        ranks: list[int | None] = [None]
+        tokens: list[TokenIds] = [[]]
+        tops: list[list[float]] = [[]]
+        for part, wanted in _position_chunks(logits, ids[1:]):
+            those, norm = part.gather(1, wanted[:, None]), part.logsumexp(-1, keepdim=True)
+            best = part.topk(read.top_logprobs, dim=-1)
+            found += (those - norm)[:, 0].tolist()
+            ranks += ((part > those).sum(-1) + 1).tolist()
+            tokens += best.indices.tolist()
+            tops += (best.values - norm).tolist()
+        return _with_logprobs(read, found) | {"ranks": ranks, "top_token_ids": tokens, "top_logprobs": tops}
+
+
+def _with_logprobs(read: _ModelInput, found: list[float]) -> Entry:
+    return {"score": math.fsum(found), "token_ids": read.ids, "logprobs": [None, *found]}
+
+
+def _token_logprobs(logits: Any, ids: Any) -> Any:
+    """The log-probability of each of `ids` but the first, given those before it, where they are."""
+    parts = [
+        (part.gather(1, wanted[:, None]) - part.logsumexp(-1, keepdim=True))[:, 0]
+        for part, wanted in _position_chunks(logits, ids[1:])
+    ]
+    return torch.cat(parts)
+
+
+def _position_chunks(logits: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
+    """Some positions after another, in float32, and what stands behind each."""
+    for start in range(0, len(targets), POSITIONS_PER_CHUNK):
+        wanted = targets[start : start + POSITIONS_PER_CHUNK]
+        yield logits[start : start + len(wanted)].float(), wanted
+
+
+def _to_lists(tensors: Sequence[Any]) -> Iterator[list[float]]:
+    """Those of each, brought from their device all at once."""
+    numbers = iter(torch.cat([*tensors]).tolist() if tensors else [])
+    return (list(itertools.islice(numbers, len(each))) for each in tensors)
+
+
+def _max_positions(module: Any) -> int:
+    """Tokens for which it has a table of where they stand; what computes that for each text has no bound."""
+    learnt: list[int] = [
+        part.num_embeddings
+        - int(getattr(part, "offset", 0))
+        - (0 if part.padding_idx is None else 1 + part.padding_idx)
+        for name, part in module.named_modules()
+        if isinstance(part, torch.nn.Embedding) and POSITION_TABLE_NAME.search(name)
+    ]
+    if not learnt and module.config.model_type not in FIXED_TABLE_MODELS:
+        return sys.maxsize
+    # Some of these tables are longer than what the model reads.
+    return min([*learnt, int(module.config.max_position_embeddings)])

@@ -1,0 +1,80 @@
+"""Kinds of reward services: what makes a model of a service's specification."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from arl_gpu.models.interface import RewardModel
+from arl_gpu.models.weight_buffer import AllocateFn, load_private
+
+__all__ = ["check_shardable", "create_model", "load"]
+
+
+def load(spec: Mapping[str, Any], allocate_fn: AllocateFn = load_private) -> RewardModel:
+    """With its weights in host memory, where `hold` says. Raises what `make` raises."""
+    model = create_model(spec)
+    model.weights.allocate(allocate_fn)
+    return model
+
+
+def create_model(spec: Mapping[str, Any]) -> RewardModel:
+    """Its weights are kept nowhere yet. Raises `LookupError` for a kind that there is not.
+
+    `directory` is where its files are, `options` is what its kind takes beside them.
+    """
+    maker = MODEL_FACTORIES.get(spec["kind"])
+    if maker is None:
+        raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
+    return maker(Path(spec["directory"]), spec.get("options", {}))
+
+
+def check_shardable(spec: Mapping[str, Any]) -> None:
+    """Raises `arl_gpu.catalog.service_files.NotSplit` where the devices that are to compute it together can't."""
+    from arl_gpu.models.hugging_face import check_tensor_parallel
+
+    check_tensor_parallel(spec)
+
+
+# Each imports what it computes with: numpy and tokenizers, or torch. A node that has no such service pays nothing.
+
+
+def _similarity(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.models.encoders.similarity import SimilarityModel
+
+    return SimilarityModel(directory)
+
+
+def _classifier(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.models.encoders.encoder_classifier import EncoderClassifier
+
+    head = Path(options.get("head") or directory / "head.safetensors")
+    return EncoderClassifier(directory, head, activation=options.get("activation") is not False)
+
+
+def _sequence_classifier(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.models.hugging_face import SequenceClassifier
+
+    return SequenceClassifier(directory, options)
+
+
+def _logprobs(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.models.hugging_face import LogprobsModel
+
+    return LogprobsModel(directory, options)
+
+
+def _python_function(directory: Path, options: Mapping[str, Any]) -> RewardModel:
+    from arl_gpu.models.python_function import PythonFunctionModel
+
+    return PythonFunctionModel(options["callable"])
+
+
+MODEL_FACTORIES: Mapping[str, Callable[[Path, Mapping[str, Any]], RewardModel]] = {
+    "similarity": _similarity,
+    "relevance": _similarity,
+    "classifier": _classifier,
+    "sequence-classifier": _sequence_classifier,
+    "reranker": _sequence_classifier,
+    "logprobs": _logprobs,
+    "python": _python_function,
+}

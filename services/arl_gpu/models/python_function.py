@@ -1,0 +1,115 @@
+"""One's own function as a service, by `module:callable`: an item's fields in, a number out.
+
+It is code on the node, so the node's settings name it and no client can. It runs in the worker, which has one order at
+a time; what it needs of a device is its own affair, and is not counted.
+"""
+
+import asyncio
+import inspect
+import json
+import math
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from arl_gpu.models.interface import Entry, Item, LoadableWeights, ModelOutput, error_entry
+from arl_gpu.models.weight_buffer import AllocateFn
+from arl_wire.scores import MAX_DETAILS_BYTES
+from arl_wire.validation import is_too_deep
+
+__all__ = ["PythonFunctionModel"]
+
+ScoreFunction = Callable[[Mapping[str, Any]], Any]
+ITEM_TIMEOUT_S = 30.0
+"""So long an asynchronous function may take for an item: all other services of the device wait for it meanwhile."""
+
+
+@dataclass(slots=True)
+class _EmptyWeights:
+    """A place on a device has at least one byte."""
+
+    content: memoryview = field(default_factory=lambda: memoryview(bytearray(1)))
+
+    def allocate(self, allocate_fn: AllocateFn) -> None:
+        """There is nothing to be kept."""
+
+
+class PythonFunctionModel:
+    """Answers with what the function returns: a number, or a mapping with `score` and, if wanted, `details`."""
+
+    backend = "python"
+
+    def __init__(self, path: str, *, item_timeout_s: float = ITEM_TIMEOUT_S) -> None:
+        """Raises `ValueError`, `ImportError` or `AttributeError` where there is no such callable."""
+        module, _, name = path.partition(":")
+        if not module or not name:
+            raise ValueError(f"{path!r} is not module:callable")
+        self._function: ScoreFunction = getattr(import_module(module), name)
+        self._item_timeout_s = item_timeout_s
+        self.weights: LoadableWeights = _EmptyWeights()
+
+    def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
+        """Of an asynchronous function, all items of a batch are awaited together."""
+        begun, cpu = time.monotonic(), time.process_time()
+        if inspect.iscoroutinefunction(self._function):
+            entries = asyncio.run(_score_all(self._function, items, self._item_timeout_s))
+        else:
+            entries = [self._entry(item) for item in items]
+        took, used = time.monotonic() - begun, time.process_time() - cpu
+        return ModelOutput(entries, len(items), 0, 0.0, used, took)
+
+    def _entry(self, item: Item) -> Entry:
+        try:
+            return _parse_result(self._function(dict(item)))
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises, its item hears of it and the others do not
+            return _exception_entry(error)
+
+
+async def _score_all(
+    function: Callable[[Mapping[str, Any]], Awaitable[Any]], items: Sequence[Item], item_timeout_s: float
+) -> list[Entry]:
+    return list(await asyncio.gather(*(_await_score(function(dict(item)), item_timeout_s) for item in items)))
+
+
+async def _await_score(pending_score: Awaitable[Any], item_timeout_s: float) -> Entry:
+    """`SystemExit` would end the loop and the worker."""
+    try:
+        async with asyncio.timeout(item_timeout_s) as limit:
+            answer = await pending_score
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - as in `_entry`
+        if isinstance(error, TimeoutError) and limit.expired():
+            return error_entry("function_timeout", f"the function did not answer within {item_timeout_s:g} s")
+        return _exception_entry(error)
+    return _parse_result(answer)
+
+
+def _parse_result(result: Any) -> Entry:
+    said, details = (result.get("score"), result.get("details")) if isinstance(result, Mapping) else (result, None)
+    # numpy's numbers are none of int and float, and have __float__; a text has not.
+    if said is None or isinstance(said, str | bytes) or not hasattr(said, "__float__"):
+        return error_entry("no_score", f"the function returned {type(result).__name__} and no number")
+    try:
+        score = float(said)
+    except OverflowError:
+        score = math.inf
+    except Exception as error:  # noqa: BLE001 - a number of the function's own making, which is its item's matter alone
+        return _exception_entry(error)
+    if not math.isfinite(score):
+        return error_entry("not_finite", "the function's answer is not a finite number")
+    entry: Entry = {"score": score}
+    if details is None:
+        return entry
+    try:
+        is_small = isinstance(details, Mapping) and len(json.dumps(details, allow_nan=False)) <= MAX_DETAILS_BYTES
+        is_small = is_small and not is_too_deep(details)
+    except (TypeError, ValueError, RecursionError):
+        is_small = False
+    return (
+        entry | {"details": dict(details)} if is_small else error_entry("bad_details", "its details are no small JSON")
+    )
+
+
+def _exception_entry(error: BaseException) -> Entry:
+    return error_entry("function_failed", f"{type(error).__name__}: {str(error)[:500]}")

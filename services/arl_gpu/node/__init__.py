@@ -1,0 +1,1 @@
+"""The manager of a GPU node."""

@@ -1,0 +1,109 @@
+"""Workers that compute a batch together: whether all of them can, and sums over what each of them found.
+
+Their connections are of this machine alone. Where a worker ends or leaves, the others' next exchange fails at once.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch.distributed import FileStore, PrefixStore, ProcessGroupGloo
+
+from arl_gpu.parallel.rendezvous import PeerLost, RankInfo
+
+__all__ = ["RankGroup", "all_reduce_sum"]
+
+LOOPBACK_ADDRESS = "127.0.0.1"
+
+
+class RankGroup:
+    """One rank's end. Made once all of them are there. Answers `arl_gpu.parallel.rendezvous.Peers`."""
+
+    def __init__(self, rank_info: RankInfo, *, cuda: bool) -> None:
+        """Raises `PeerGone` where the others do not come."""
+        self._size = rank_info.size
+        self._control_group: Any = None
+        self._data_group: Any = None
+        # A store opens its file once more when it ends, and without it ends the process: the path has to last as long.
+        self._file = os.open(rank_info.path, os.O_RDWR | os.O_CLOEXEC)
+        if (trouble := self._join(rank_info, cuda)) is not None:
+            self.leave()
+            raise PeerLost(trouble)
+
+    def _join(self, rank_info: RankInfo, cuda: bool) -> str | None:
+        """What went wrong, and not an exception, which would keep the store."""
+        limit = timedelta(seconds=rank_info.limit_s)
+        options = ProcessGroupGloo._Options()
+        options._timeout = limit
+        # Without a device of its own it would listen on whatever address the host's name has.
+        options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK_ADDRESS)]
+        try:
+            store = FileStore(f"/proc/self/fd/{self._file}", rank_info.size)
+            store.set_timeout(limit)
+            self._control_group = ProcessGroupGloo(PrefixStore("talk", store), rank_info.rank, rank_info.size, options)
+            self._data_group = (
+                _create_nccl_group(PrefixStore("sum", store), rank_info, limit) if cuda else self._control_group
+            )
+        except RuntimeError as error:
+            return f"the workers of its group did not come: {error}"
+        return None
+
+    def all_agree(self, value: int) -> bool:
+        said = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
+        with _raise_peer_lost():
+            self._control_group.allgather([said], [torch.tensor([value])]).wait()
+        return value != 0 and all(each.item() == value for each in said)
+
+    def all_reduce_sum(self, tensor: Any) -> Any:
+        with _raise_peer_lost():
+            self._data_group.allreduce([tensor]).wait()
+        return tensor
+
+    @contextmanager
+    def batch_scope(self) -> Iterator[None]:
+        before = _CURRENT.set(self)
+        try:
+            yield
+        except BaseException:
+            self.leave()
+            raise
+        finally:
+            _CURRENT.reset(before)
+
+    def leave(self) -> None:
+        """The others learn of it at once: nothing else holds the connections, so they are closed."""
+        if self._data_group is not None and self._data_group is not self._control_group:
+            self._data_group.abort()
+        self._data_group = self._control_group = None
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+_CURRENT: ContextVar[RankGroup] = ContextVar("ranks")
+
+
+def all_reduce_sum(tensor: Any) -> Any:
+    """The sum over all ranks. Raises `LookupError` outside of a batch that they compute together."""
+    return _CURRENT.get().all_reduce_sum(tensor.contiguous())
+
+
+@contextmanager
+def _raise_peer_lost() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerLost(f"a worker of the same group is gone: {error}") from error
+
+
+def _create_nccl_group(store: Any, rank_info: RankInfo, limit: timedelta) -> Any:
+    from torch.distributed import ProcessGroupNCCL  # no build of torch without CUDA has it
+
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # else its first meeting is at any address of the machine
+    options = ProcessGroupNCCL.Options()
+    options._timeout = limit
+    return ProcessGroupNCCL(store, rank_info.rank, rank_info.size, options)

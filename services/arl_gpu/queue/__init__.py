@@ -1,0 +1,1 @@
+"""The queue of score jobs: batches and their order."""

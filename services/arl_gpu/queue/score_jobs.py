@@ -1,0 +1,119 @@
+"""Score actions that are on this node, and how they ended."""
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from arl_core.domain.fence import Fence
+from arl_gpu.models.interface import Entry, Item
+from arl_node.timeline import AttemptTimeline
+from arl_store.tx import Row
+
+__all__ = ["DEFAULT_MAX_TOKENS", "ScoreJob", "ScoreReport", "parse_job", "text_cost"]
+
+CHARACTERS_PER_TOKEN = 4
+"""Of ASCII."""
+SPECIAL_TOKENS = 2
+"""Tokens around every text."""
+DEFAULT_MAX_TOKENS = 256
+"""Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
+LOGPROBS_PER_TOKEN_COST = 16
+"""Log-probabilities of other tokens, each of which an answer has, that count as one token to compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScoreReport:
+    """How one attempt ended. `scores` is JSON, an entry for each item, or None where there are none."""
+
+    fence: Fence
+    outcome: Literal["ok", "user_error", "infra_error", "cancelled"]
+    reason: str | None = None
+    message: str | None = None
+    scores: str | None = None
+    run_us: int = 0
+    cpu_us: int = 0
+    timeline: str | None = None
+    """JSON: `Timeline.written`."""
+
+    @property
+    def weight(self) -> int:
+        return len(self.scores or "")
+
+
+@dataclass(slots=True, eq=False)
+class ScoreJob:
+    """One action while it is scored; its items in order, and the entries of those that are done."""
+
+    fence: Fence
+    service: str
+    timeout_s: float
+    items: list[Item]
+    costs: list[int]
+    timeline: AttemptTimeline = field(default_factory=lambda: AttemptTimeline(time.monotonic()))
+    waiting_since: float = 0.0
+    """When it came, or last went into a batch, by the monotonic clock."""
+    started_at: float | None = None
+    """When its first batch began, by the monotonic clock."""
+    run_started_at: float | None = None
+    """When its own time began, by the monotonic clock: of a judge's with its first request."""
+    dispatched: int = 0
+    """Items that went into a batch."""
+    done: dict[int, Entry] = field(default_factory=dict)
+    """By the number of the item."""
+    refused_by: set[int] = field(default_factory=set)
+    """Numbers of the devices that had no room for some of it: none is asked twice."""
+    completion_bytes: int = 0
+    """Of the completions among them."""
+    cpu_s: float = 0.0
+    timer: asyncio.TimerHandle | None = None
+    tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
+    """What is asked of an engine for it. Its end is theirs."""
+
+    def stop_timer(self) -> None:
+        if self.timer is not None:
+            self.timer.cancel()
+
+    @property
+    def has_started(self) -> bool:
+        return self.started_at is not None
+
+    @property
+    def remaining_costs(self) -> list[int]:
+        """Costs of the items that no batch has had yet."""
+        return self.costs[self.dispatched :]
+
+    @property
+    def entries(self) -> list[Entry]:
+        """Of those that are done, in the order of the items."""
+        return [self.done[at] for at in sorted(self.done)]
+
+
+def parse_job(row: Row, max_tokens_by_service: Mapping[str, int | None]) -> ScoreJob:
+    """`longest`: tokens that are read of a text, by service."""
+    payload = json.loads(row.payload)
+    items: list[Item] = payload["items"]
+    service, most = payload["service"], max_tokens_by_service.get(payload["service"]) or DEFAULT_MAX_TOKENS
+    costs = [item_cost(item, most) for item in items]
+    return ScoreJob(Fence(row.id, row.grant_no), service, row.timeout_s, items, costs)
+
+
+def item_cost(item: Item, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
+    """Of all that a forward may read of it, and say of it."""
+    tokens = min(max_tokens, len(item.get("token_ids", ())))
+    for name in ("text", "reference", "prompt"):
+        if name in item:
+            tokens += text_cost(item[name], max_tokens)
+    for message in item.get("messages", ()):
+        tokens += text_cost(message["content"], max_tokens)
+    said: int = tokens * item.get("top_logprobs", 0) + len(item.get("label_token_ids", ()))
+    return max(1, tokens + said // LOGPROBS_PER_TOKEN_COST)
+
+
+def text_cost(text: str, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
+    """About how many tokens; the worker counts them. Outside of ASCII, most characters are one each."""
+    read = text[: max_tokens * CHARACTERS_PER_TOKEN]
+    ascii_characters = len(read) if read.isascii() else len(read.encode("ascii", "ignore"))
+    return min(max_tokens, SPECIAL_TOKENS + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)

@@ -1,0 +1,1 @@
+"""The worker process of a device and its client."""

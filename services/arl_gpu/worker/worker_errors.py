@@ -1,0 +1,41 @@
+"""Why a worker did not carry an order out, as codes of its answers."""
+
+from collections.abc import Mapping
+
+from arl_core.residency.occupancy import ServiceBusyError
+from arl_gpu.catalog.service_files import IncompleteModel, ModelNotShardable
+from arl_gpu.devices.interface import CopyFailed
+from arl_gpu.parallel.rendezvous import PeerLost, PeerNotReady
+from arl_gpu.worker.engine_controller import EngineError, EngineTooLarge, EngineWakeFailed
+from arl_gpu.worker.messages import HOST_FULL
+from arl_gpu.worker.residency import InsufficientMemory
+
+__all__ = ["ERROR_CODES", "HostMemoryFull", "error_code"]
+
+
+class HostMemoryFull(Exception):
+    """Other workers have the host's memory, too: the manager has to be asked for so many bytes."""
+
+    def __init__(self, service: str, size: int) -> None:
+        super().__init__(f"{service} takes {size} bytes of host memory")
+        self.size = size
+
+
+ERROR_CODES: Mapping[type[Exception], str] = {
+    HostMemoryFull: HOST_FULL,
+    InsufficientMemory: "no_room",
+    CopyFailed: "copy_failed",
+    ServiceBusyError: "busy",
+    EngineTooLarge: "engine_too_large",
+    EngineError: "engine_trouble",
+    EngineWakeFailed: "wake_failed",
+    ModelNotShardable: "not_split",
+    IncompleteModel: "incomplete_model",
+    PeerLost: "peer_gone",
+    PeerNotReady: "peer_not_ready",
+}
+"""Of an order that was not carried out: the nearest of the error's classes."""
+
+
+def error_code(error: Exception) -> str:
+    return next(ERROR_CODES[each] for each in type(error).__mro__ if each in ERROR_CODES)

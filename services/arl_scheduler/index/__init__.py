@@ -1,0 +1,1 @@
+"""The index of queued actions, allocations and environments in memory."""

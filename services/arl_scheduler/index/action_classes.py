@@ -1,0 +1,117 @@
+"""The classes of what waits and of what is held, told apart as far as a round can afford it.
+
+A round looks at each class that waits. Where each action runs a script of its own, or asks for memory of its own,
+there would be as many as there are actions; one task would make every round slow, for all tasks.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Hashable
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from typing import Any
+
+from arl_core.domain.model import ActionClass
+from arl_scheduler.queries.poll_result import AllocationRow, to_action_class
+from arl_wire.internal.admission import QueuedActionRow
+
+__all__ = ["MAX_CLASSES_PER_TASK", "ActionClassTable"]
+
+MAX_CLASSES_PER_TASK = 500
+"""Classes of one task that are told apart at once. Others wait and are learnt from with whatever asks for the same."""
+MIN_CLASSES_PER_TASK = 20
+"""So many of each task, once `IN_ALL` are told apart."""
+MAX_CLASSES = 10_000
+
+
+@dataclass(slots=True)
+class _TrackedClass:
+    cls: ActionClass
+    task: int
+    mixed_key: Hashable
+    """None of one that is told apart."""
+    action_count: int = 0
+
+
+class ActionClassTable:
+    """Each is forgotten with the last of its actions that waits or is held."""
+
+    def __init__(self) -> None:
+        self._tracked: dict[int, _TrackedClass] = {}
+        self._mixed: dict[Hashable, ActionClass] = {}
+        """By what its actions ask for."""
+        self._separate_count: Counter[int] = Counter()
+        """How many of each task are told apart."""
+
+    def __len__(self) -> int:
+        return len(self._tracked)
+
+    def acquire(self, row: QueuedActionRow) -> ActionClass:
+        """That of one more action; who takes it gives it back."""
+        known = self._tracked.get(row.class_key)
+        if known is not None:
+            known.action_count += 1
+            return known.cls
+        if self._can_track(row.queue_id):
+            return self._track_separately(to_action_class(row), task=row.queue_id)
+        form = _mixed_key(row)
+        cls = self._mixed.get(form)
+        if cls is None:
+            cls = self._mixed[form] = replace(to_action_class(row), key=_mixed_class_key(row), is_mixed=True)
+            self._tracked[cls.key] = _TrackedClass(cls, row.queue_id, form)
+        self._tracked[cls.key].action_count += 1
+        return cls
+
+    def acquire_granted(self, row: AllocationRow, *, queued_as: ActionClass | None) -> ActionClass | None:
+        """The same of one that another leader granted, which this one knew in the queue as `known_as`, if at all.
+
+        None where nobody knows it.
+        """
+        known = self._tracked.get(queued_as.key if queued_as is not None else row.class_key)
+        if known is not None:
+            known.action_count += 1
+            return known.cls
+        return self._track_separately(row.cls, task=row.queue_id) if row.cls is not None else None
+
+    def release(self, cls: ActionClass) -> None:
+        """One of its actions neither waits nor is held any more."""
+        known = self._tracked[cls.key]
+        known.action_count -= 1
+        if known.action_count:
+            return
+        del self._tracked[cls.key]
+        if known.mixed_key is not None:
+            del self._mixed[known.mixed_key]
+            return
+        self._separate_count[known.task] -= 1
+        if not self._separate_count[known.task]:
+            del self._separate_count[known.task]
+
+    def _track_separately(self, cls: ActionClass, *, task: int) -> ActionClass:
+        self._tracked[cls.key] = _TrackedClass(cls, task, mixed_key=None, action_count=1)
+        self._separate_count[task] += 1
+        return cls
+
+    def _can_track(self, task: int) -> bool:
+        most = MAX_CLASSES_PER_TASK if len(self._tracked) < MAX_CLASSES else MIN_CLASSES_PER_TASK
+        return self._separate_count[task] < most
+
+
+def _demand_parts(row: QueuedActionRow) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """What decides where it may start and with what: not its program, nor how it gains from more."""
+    elastic = {name: value for name, value in (row.elastic or {}).items() if name != "elasticity"}
+    home = {name: row.environment.get(name) for name in ("scope", "template", "node", "require")}
+    return row.demand, elastic, home
+
+
+def _mixed_key(row: QueuedActionRow) -> Hashable:
+    demand, elastic, home = _demand_parts(row)
+    home["require"] = tuple(home["require"] or ())
+    parts = (frozenset(each.items()) for each in (demand, elastic, home))
+    return (row.queue_id, row.kind, row.shape, *parts)
+
+
+def _mixed_class_key(row: QueuedActionRow) -> int:
+    """Signed 64 bits, as admission makes them, and the same for whoever leads."""
+    parts = ["mixed", row.queue_id, row.kind, row.shape, *_demand_parts(row)]
+    return int.from_bytes(blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest(), signed=True)

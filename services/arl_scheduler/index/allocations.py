@@ -1,0 +1,138 @@
+"""What granted and running actions hold, as rounds see it and as the ledger counts it."""
+
+from collections.abc import Iterator, Mapping
+from uuid import UUID
+
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.capacity.running_index import RunningIndex
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ResizeSupport, Resources, RunningAction
+from arl_core.durations.curves import CurveCache
+from arl_core.policies.policy import SchedulingPolicy
+from arl_core.queue.quotas import QuotaUsage, TaskQuota
+from arl_scheduler.index.environments import Allocation, EnvironmentName
+
+__all__ = ["AllocationTable"]
+
+
+class AllocationTable:
+    """At most one of an action. Amounts count in the ledger from `add` to `remove`, whatever is said in between."""
+
+    def __init__(self, policy: SchedulingPolicy, ledger: ResourceLedger, curves: CurveCache) -> None:
+        self._policy = policy
+        self._ledger = ledger
+        self._curves = curves
+        self._by_id: dict[UUID, Allocation] = {}
+        self._resizable: set[UUID] = set()
+        self._released: list[Allocation] = []
+        self.running = RunningIndex()
+        """For rounds."""
+        self.quotas = QuotaUsage()
+
+    def __len__(self) -> int:
+        return len(self._by_id)
+
+    def __iter__(self) -> Iterator[Allocation]:
+        return iter(tuple(self._by_id.values()))
+
+    def get(self, action_id: UUID) -> Allocation | None:
+        return self._by_id.get(action_id)
+
+    def get_by_fence(self, fence: Fence) -> Allocation | None:
+        """None where this fence holds nothing any more."""
+        hold = self._by_id.get(fence.action_id)
+        return hold if hold is not None and hold.fence == fence else None
+
+    def resizable(self) -> list[Allocation]:
+        """Those that may be given other amounts while they run."""
+        return [self._by_id[action_id] for action_id in sorted(self._resizable)]
+
+    @property
+    def has_resizable(self) -> bool:
+        return bool(self._resizable)
+
+    def set_quotas(self, quotas: Mapping[int, TaskQuota]) -> None:
+        """Of tasks, from now on; what is held counts, and stays."""
+        self.quotas.set_quotas(quotas, ((hold.task, hold.resources) for hold in self))
+
+    def add(self, allocation: Allocation) -> None:
+        action_id, cls = allocation.fence.action_id, allocation.cls
+        self._by_id[action_id] = allocation
+        self.quotas.add_usage(allocation.task, allocation.resources)
+        self.running.add(allocation.to_running_action())
+        if cls is not None and cls.resizable is not ResizeSupport.NONE:
+            self._resizable.add(action_id)
+        self._record_in_ledger(allocation)
+
+    def remove(self, action_id: UUID) -> Allocation:
+        hold = self._by_id.pop(action_id)
+        self.running.discard(action_id)
+        self._resizable.discard(action_id)
+        self._released.append(hold)
+        self.quotas.remove_usage(hold.task, hold.resources)
+        self._ledger.release(action_id)
+        return hold
+
+    def take_released(self) -> list[Allocation]:
+        """What is held no longer, since this was last asked: it settled or is queued again."""
+        released, self._released = self._released, []
+        return released
+
+    def mark_started(self, allocation: Allocation, at: float) -> None:
+        """Its row says that it runs since then."""
+        self._by_id[allocation.fence.action_id] = allocation._replace(started=at)
+        self.running.add(self._running_action(allocation)._replace(started=at, allocated_since=at))
+
+    def is_resizing(self, allocation: Allocation) -> bool:
+        """Whether its manager was asked for other amounts, and has not answered."""
+        return self._running_action(allocation).resizing_to is not None
+
+    def set_resizing(self, fence: Fence, resources: Resources | None) -> None:
+        """Its manager is asked to change its amounts to these; None once it has answered, or will not."""
+        hold = self.get_by_fence(fence)
+        if hold is not None:
+            self.running.add(self._running_action(hold)._replace(resizing_to=resources))
+
+    def set_overrun(self, allocation: Allocation, *, overrun: float) -> None:
+        """How far beyond its limit it is, by `Running.overrun`; a round looks at its node again if that is new."""
+        running = self._running_action(allocation)
+        if running.overrun != overrun:
+            self.running.add(running._replace(overrun=overrun))
+
+    def apply_resize(self, fence: Fence, resources: Resources, *, seq: int, now: float) -> None:
+        """Its row says that it has these amounts, and it counts as much."""
+        hold = self.get_by_fence(fence)
+        if hold is None:
+            return
+        running = self._running_action(hold)
+        spent = hold.used_milli_s + hold.resources.get("cpu_milli", 0) * max(0.0, now - running.allocated_since)
+        resized = hold._replace(resources=resources, resize_seq=seq, used_milli_s=spent, resized_at=now)
+        self._by_id[fence.action_id] = resized
+        self.running.add(
+            running._replace(
+                resources=resources, allocated_since=now, remaining_work=self._remaining_work(running, now=now)
+            )
+        )
+        self._record_in_ledger(resized)
+
+    def detach_pod(self, pod: EnvironmentName) -> None:
+        """The pod has ended: what still runs on its cores holds them itself."""
+        for hold in self:
+            if hold.pod_name == pod:
+                held = self._policy.action_allocation(hold.resources, in_environment=False, in_pod=False)
+                self._ledger.allocate(hold.fence.action_id, hold.node, held)
+
+    def _running_action(self, allocation: Allocation) -> RunningAction:
+        return self.running.on_node(allocation.node)[allocation.fence.action_id]
+
+    def _remaining_work(self, running: RunningAction, *, now: float) -> float:
+        """The part of its work that is left, as far as estimates tell."""
+        if running.cls is None:
+            return 1.0
+        self._curves.now = now
+        return self._curves.remaining_s(running) / self._curves.expected_s(running.cls, running.resources)
+
+    def _record_in_ledger(self, allocation: Allocation) -> None:
+        at_home, in_pod = allocation.environment_name is not None, allocation.pod_name is not None
+        held = self._policy.action_allocation(allocation.resources, in_environment=at_home, in_pod=in_pod)
+        self._ledger.allocate(allocation.fence.action_id, allocation.node, held)

@@ -1,0 +1,62 @@
+"""The nodes as rounds see them."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from arl_core.capacity.ledger import ResourceLedger
+from arl_core.domain.model import NodeResources
+from arl_scheduler.index.environments import EnvironmentsPerNode
+from arl_scheduler.queries.poll_result import NodeRow, to_node_resources
+
+__all__ = ["NodeTable"]
+
+
+class NodeTable:
+    """Made anew once other nodes are read, and where something has changed since.
+
+    What is free is the ledger's own and moves on with it, until other capacities are set. Those of nodes with rates are
+    made each time: what is free there changes with time.
+    """
+
+    def __init__(self, ledger: ResourceLedger, environment_counts: EnvironmentsPerNode) -> None:
+        self._ledger = ledger
+        self._environment_counts = environment_counts
+        self._rows: Mapping[int, NodeRow] = {}
+        self._watching_since = 0.0
+        self._alive: set[int] = set()
+        self._oldest_heartbeat = float("inf")
+        """Of those that are alive: who is silent stays so until nodes are read, or watched, anew."""
+        self._nodes: dict[int, NodeResources] = {}
+        self._rate_limited: list[NodeRow] = []
+
+    def current(
+        self, rows: Mapping[int, NodeRow], *, now: float, silent_after_s: float, watching_since: float
+    ) -> Mapping[int, NodeResources]:
+        """By node. Alive is who gave a sign, or has not been watched, so long ago at most."""
+        changed = self._environment_counts.take_changed()
+        is_same = rows is self._rows and watching_since == self._watching_since
+        if not is_same or now - self._oldest_heartbeat > silent_after_s:
+            self._rows, self._watching_since = rows, watching_since
+            signs = {id: max(watching_since, node.last_heartbeat) for id, node in rows.items()}
+            self._alive = {id for id, sign in signs.items() if now - sign <= silent_after_s}
+            self._oldest_heartbeat = min((signs[id] for id in self._alive), default=float("inf"))
+            self._nodes = {id: self._build_node(node) for id, node in rows.items()}
+            self._rate_limited = [node for node in rows.values() if node.rate_limits]
+        elif changed:
+            self._nodes = self._nodes | {id: self._build_node(rows[id]) for id in changed if id in rows}
+        if self._rate_limited:
+            self._nodes = self._nodes | {node.id: self._build_node(node) for node in self._rate_limited}
+        return self._nodes
+
+    @property
+    def rate_limited(self) -> list[NodeResources]:
+        """Of the nodes with rates, as they were last asked for."""
+        return [self._nodes[node.id] for node in self._rate_limited]
+
+    def _build_node(self, row: NodeRow) -> NodeResources:
+        homes, alive = self._environment_counts.count_on(row.id), row.id in self._alive
+        if row.rate_limits:
+            row = replace(row, capacity=self._ledger.capacity(row.id))
+        return to_node_resources(
+            row, available=self._ledger.available_view(row.id), is_alive=alive, environment_count=homes
+        )

@@ -1,0 +1,1 @@
+"""Explanations, forecasts and stragglers."""

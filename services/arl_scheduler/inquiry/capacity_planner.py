@@ -1,0 +1,160 @@
+"""What would be with other nodes or more actions: for whoever asks, and without any part in rounds."""
+
+import asyncio
+import copy
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.domain.model import QueuedAction, ResourceDemand
+from arl_core.inquiry.capacity_plan import (
+    BaselineDurations,
+    ExtraLoad,
+    NodeChange,
+    schedulable_cores,
+    with_extra_load,
+    with_node_change,
+)
+from arl_core.inquiry.forecast import ActiveAction, ForecastInput, ForecastSimulator
+from arl_core.policies.policy import SchedulingPolicy
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
+from arl_scheduler.queries.poll_result import to_elastic_resource
+from arl_wire.admin.capacity import CapacityForecast, CapacityPlan, CapacityPlanQuery
+from arl_wire.errors import Conflict, Unavailable
+from arl_wire.internal.admission import CapacityPlanRequest
+
+__all__ = ["ROUND_GRANTS", "CapacityPlanner", "build_forecast_input"]
+
+MAX_SIMULATED = 2000
+"""Waiting actions, at most, the members of gangs among them: they are copied in one go."""
+ROUND_GRANTS = 100
+"""Grants of one simulated round, between which the leader's own have their turn."""
+FORECAST_TIME_S = 4.0
+"""For one forecast; the gateway waits for two."""
+
+
+class CapacityPlanner:
+    def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy, *, work_s: float = FORECAST_TIME_S) -> None:
+        """The leader's policy, with `ROUND` grants in a round at most."""
+        self._loop = loop
+        self._policy = policy
+        self._work_s = work_s
+        self._lock = asyncio.Lock()
+
+    async def plan(self, request: CapacityPlanRequest) -> CapacityPlan:
+        """Raises `Unavailable` where another scheduler leads, or another plan is being made."""
+        if self._policy.has_pods:
+            raise Conflict("pods are held until their trajectories end, and nobody knows when that is: no plan of them")
+        if self._lock.locked():
+            raise Unavailable("another plan is being made; try again", retry_after_s=1)
+        async with self._lock:
+            return await self._make_plan(request)
+
+    async def _make_plan(self, request: CapacityPlanRequest) -> CapacityPlan:
+        view = self._loop.view()
+        if view is None:
+            raise Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
+        index, snapshot = view
+        waiting, present = index.queued_count, build_forecast_input(index, snapshot)
+        as_is = await self._forecast(present, queued_count=waiting)
+        if not request.question.has_changes:
+            return CapacityPlan(as_is=as_is)
+        changed = _apply_changes(present, request)
+        waiting += request.question.actions
+        return CapacityPlan(as_is=as_is, changed=await self._forecast(changed, queued_count=waiting))
+
+    async def _forecast(self, start: ForecastInput, *, queued_count: int) -> CapacityForecast:
+        ends_at = time.monotonic() + self._work_s
+        forecasting = ForecastSimulator(start, self._policy, limit=ROUND_GRANTS)
+        goes_on = True
+        while goes_on and time.monotonic() < ends_at:
+            # Rounds and requests get their turn after each.
+            await asyncio.sleep(0)
+            goes_on = forecasting.step()
+        found = forecasting.forecast()
+        with_cores = schedulable_cores(start.nodes)
+        return CapacityForecast(
+            nodes=len(with_cores),
+            cpu_milli=sum(with_cores.values()),
+            waiting=queued_count,
+            simulated=found.simulated,
+            starts_now=found.starts_now,
+            started=found.started,
+            mean_wait_s=_rounded(found.mean_wait_s),
+            p90_wait_s=_rounded(found.p90_wait_s),
+            drained_s=_rounded(found.drained_s),
+            complete=not goes_on,
+        )
+
+
+def build_forecast_input(index: SchedulerIndex, snapshot: CellSnapshot) -> ForecastInput:
+    """Copied before anything else has its turn.
+
+    Of rates nothing is counted: each call holds what it holds, and starts as soon as that is free.
+    """
+    pools = index.rate_limit_timer.ignore_rate_limits(snapshot.nodes)
+    return ForecastInput(
+        now=snapshot.now,
+        nodes={node: replace(pool, available=dict(pool.available)) for node, pool in pools.items()},
+        active=tuple(
+            ActiveAction(
+                snapshot.running.on_node(hold.node)[hold.fence.action_id],
+                index.environments.environment_id(hold.environment_name),
+            )
+            for hold in index.allocations
+        ),
+        dirty_nodes=snapshot.running.dirty_nodes,
+        queued=tuple(_queued_actions(index, snapshot)),
+        shares=copy.deepcopy(snapshot.shares),
+        durations=BaselineDurations(snapshot.curves.durations),
+    )
+
+
+def _queued_actions(index: SchedulerIndex, snapshot: CellSnapshot) -> list[QueuedAction]:
+    """Who may start, in order of arrival, and who comes after each in its environment."""
+    found = list(_take_first(each for each in snapshot.queue.in_order() if each.task not in snapshot.quotas))
+    room = MAX_SIMULATED - sum(1 + len(action.gang_members) for action in found)
+    behind = {action.trajectory: 1 for action in found if action.environment is not None}
+    busy = {hold.environment_name: 0 for hold in index.allocations if hold.environment_name is not None}
+    for name, first in (behind | busy).items():
+        if room <= 0:
+            break
+        line = index.environment_queue(name, first=first, limit=room) if name is not None else []
+        found += line
+        room -= len(line)
+    return found
+
+
+def _take_first(actions: Iterable[QueuedAction]) -> Iterator[QueuedAction]:
+    """As many as are simulated; a gang counts as all of its members, and is taken whole or not."""
+    room = MAX_SIMULATED
+    for action in actions:
+        room -= 1 + len(action.gang_members)
+        if room < 0:
+            return
+        yield action
+
+
+def _apply_changes(start: ForecastInput, request: CapacityPlanRequest) -> ForecastInput:
+    question = request.question
+    closed = frozenset(request.without)
+    nodes = with_node_change(start, NodeChange(added=question.add_nodes, cordoned=closed))
+    part = question.core_fraction(sum(schedulable_cores(nodes.nodes).values()))
+    changed = with_node_change(nodes, NodeChange(cores_factor=part))
+    return with_extra_load(changed, _to_extra_load(question)) if question.actions else changed
+
+
+def _to_extra_load(question: CapacityPlanQuery) -> ExtraLoad:
+    least = max(1, round(1000 * question.cpu))
+    most = max(least, round(1000 * (question.cpu_max or question.cpu)))
+    minimum = {"cpu_milli": least, "memory_mib": question.memory_mib, "disk_mib": question.disk_mib}
+    amdahl = {"model": "amdahl", "parallel_fraction": question.parallel_fraction}
+    entry = {"resource": "cpu_milli", "min": least, "max": most, "step": 1000, "elasticity": amdahl}
+    elastic = to_elastic_resource(entry) if most > least else None
+    return ExtraLoad(count=question.actions, demand=ResourceDemand(minimum, elastic), run_time_s=question.seconds)
+
+
+def _rounded(seconds: float | None) -> float | None:
+    return round(seconds, 3) if seconds is not None else None

@@ -1,0 +1,110 @@
+"""Why a queued action does not run, from the leader's index: for whoever asks, and without any part in rounds."""
+
+import asyncio
+from datetime import UTC, datetime
+from uuid import UUID
+
+from arl_core.durations.curves import ParallelismOption
+from arl_core.inquiry.explain import QueueExplanation, explain
+from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.policies.policy import SchedulingPolicy
+from arl_scheduler.index.environments import QueuePosition
+from arl_scheduler.leader.scheduling_loop import SchedulingLoop
+from arl_wire.actions.explanations import AheadCounts, ExpectedRunTime, ResourceShortfall, WaitExplanation
+from arl_wire.errors import NotFound, Unavailable
+from arl_wire.internal.admission import (
+    ExplainRequest,
+    ExplainResponse,
+    FindStragglersRequest,
+    FindStragglersResponse,
+    StragglerPayload,
+)
+
+__all__ = ["WaitExplainer"]
+
+
+class WaitExplainer:
+    def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy) -> None:
+        self._loop = loop
+        self._policy = policy
+        self._lock = asyncio.Lock()
+
+    async def explain(self, request: ExplainRequest) -> ExplainResponse:
+        """Raises `NotFound` where no queued action has this id, `Unavailable` where another scheduler leads."""
+        async with self._lock:
+            # However many ask, rounds and requests get their turn after each.
+            await asyncio.sleep(0)
+            return self._explain(request.id)
+
+    async def stragglers(self, request: FindStragglersRequest) -> FindStragglersResponse:
+        """As of the last poll. Raises `Unavailable` where another scheduler leads."""
+        if self._loop.view() is None:
+            raise _not_leader_error()
+        straggling = self._loop.straggler_detector
+        found = straggling.longest(request.limit) if request.only is None else straggling.find(request.only)
+        return FindStragglersResponse(
+            stragglers=[
+                StragglerPayload(
+                    id=each.fence.action_id,
+                    amounts=dict(each.resources),
+                    elapsed_s=round(each.elapsed_s, 3),
+                    limit_s=round(each.limit_s, 3),
+                )
+                for each in found
+            ]
+        )
+
+    def _explain(self, id: UUID) -> ExplainResponse:
+        view = self._loop.view()
+        if view is None:
+            raise _not_leader_error()
+        index, snapshot = view
+        standing = index.queue_position(id)
+        if standing is None:
+            raise NotFound(f"the scheduler knows no queued action {id}")
+        found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing))
+        return ExplainResponse(node=found.node, wait=_to_response(found, standing))
+
+
+def _not_leader_error() -> Unavailable:
+    return Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
+
+
+def _blocked_by(position: QueuePosition) -> WaitReason | None:
+    if position.is_paused:
+        return WaitReason.QUEUE_PAUSED
+    if position.action.gang is not None and not position.action.gang_members:
+        return WaitReason.WAITS_FOR_GANG
+    return None if position.is_next else WaitReason.ENVIRONMENT_BUSY
+
+
+def _to_response(explanation: QueueExplanation, position: QueuePosition) -> WaitExplanation:
+    ahead = explanation.ahead
+    return WaitExplanation(
+        rule=explanation.reason,
+        lacks=[
+            ResourceShortfall(resource=each.resource, needed=each.needed, free=each.available, capacity=each.capacity)
+            for each in explanation.shortages
+        ],
+        unenforced=sorted(explanation.unenforced),
+        ahead=AheadCounts(
+            priority=ahead.priority, in_task=ahead.in_task, other_tasks=ahead.other_tasks, at_least=ahead.is_lower_bound
+        )
+        if ahead is not None
+        else None,
+        ahead_in_environment=position.ahead_count if position.action.environment is not None else None,
+        counts_from=datetime.fromtimestamp(explanation.effective_arrival, UTC),
+        lead_s=round(explanation.size_penalty_s, 3),
+        debt_s=round(explanation.debt_s, 3),
+        part=round(explanation.fair_share, 6),
+        resource=explanation.resource,
+        narrowest=_to_expected_run(explanation.min_parallelism),
+        widest=_to_expected_run(explanation.max_parallelism),
+        basis=explanation.basis,
+        runs=explanation.runs,
+        backlog_s=round(explanation.backlog_s, 3) if explanation.backlog_s is not None else None,
+    )
+
+
+def _to_expected_run(option: ParallelismOption) -> ExpectedRunTime:
+    return ExpectedRunTime(amount=option.amount, seconds=round(option.seconds, 6))

@@ -1,0 +1,1 @@
+"""The leader: rounds, learning, failed nodes."""

@@ -1,0 +1,137 @@
+"""What the leader learns from attempts that ended. Nothing but the order and the widths of others depends on it.
+
+Managers say with each end how long it took. What no hint has brought by the next poll is read from rows, a page at
+most: one run more or less is no matter.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import ActionClass
+from arl_core.durations.curves import CurveCache, main_resource
+from arl_core.durations.estimates import MAX_CLASSES, DurationEstimates
+from arl_scheduler.index.environments import Allocation
+from arl_scheduler.leader.election import LeaderElection
+from arl_scheduler.queries import estimate_queries, leader_queries
+from arl_scheduler.queries.estimate_queries import RunDuration
+from arl_scheduler.queries.leader_queries import TermLostError
+from arl_store.tx import PostgresStore
+
+__all__ = ["DurationLearner"]
+
+SAVE_INTERVAL_S = 10.0
+"""What is younger is lost with the leader."""
+SAVE_BATCH = 500
+MAX_MISSED_RUNS = 100
+"""Ends that a poll brought and no hint, of which the runs are read."""
+RETENTION_DAYS = 30
+MIN_RUNS_TO_REJECT = 8
+LOW_QUANTILE = 0.1
+RETRY_AFTER_S = 60.0
+"""An action is taken to miss its deadline if one in ten of at least so many runs, the last so lately, were as short."""
+
+
+class DurationLearner:
+    def __init__(self, store: PostgresStore) -> None:
+        self._store = store
+        self.estimates = DurationEstimates()
+        self.curves = CurveCache(self.estimates)
+        self._term: int | None = None
+        self._seen_at: dict[int, float] = {}
+        """When a run of a class was last learnt from, on this process's clock."""
+        self._missed: dict[Fence, Allocation] = {}
+        self._saved_at = float("-inf")
+
+    async def begin(self, *, term: int) -> None:
+        """Know what earlier leaders knew; once in a term."""
+        if self._term == term:
+            return
+        estimates = DurationEstimates()
+        async with self._store.read() as tx:
+            estimates.restore(await estimate_queries.read_estimates(tx, limit=MAX_CLASSES))
+        self.estimates, self.curves, self._term = estimates, CurveCache(estimates), term
+        self._missed.clear()
+
+    def record_released(
+        self,
+        allocations: Iterable[Allocation],
+        runs: Mapping[Fence, RunDuration],
+        *,
+        notified: frozenset[Fence],
+        now: float,
+    ) -> None:
+        """These are held no longer. `told` are those whose end a hint said, with its run in `runs` if it had one."""
+        for fence in self._missed.keys() & notified:
+            missed = self._missed.pop(fence)
+            if fence in runs:
+                self._learn(missed, runs[fence], ended_at=now)
+        for hold in allocations:
+            if hold.fence in runs:
+                self._learn(hold, runs[hold.fence], ended_at=now)
+            elif hold.fence not in notified and hold.cls is not None and len(self._missed) < MAX_MISSED_RUNS:
+                self._missed[hold.fence] = hold
+
+    async def read_missed_runs(self, *, now: float) -> None:
+        """Read what was missed."""
+        if not self._missed:
+            return
+        missed, self._missed = self._missed, {}
+        async with self._store.read() as tx:
+            runs = await estimate_queries.read_runs(tx, {fence.action_id for fence in missed})
+        for fence in missed.keys() & runs.keys():
+            self._learn(missed[fence], runs[fence], ended_at=now)
+
+    async def save(self, leadership: LeaderElection, *, force: bool = False) -> None:
+        """Write what was learnt since the last time, every few seconds."""
+        if leadership.term is None or (not force and time.monotonic() - self._saved_at < SAVE_INTERVAL_S):
+            return
+        changes = self.estimates.take_changes(limit=SAVE_BATCH)
+        if not changes:
+            return
+        if len(changes) < SAVE_BATCH:  # or there are more, for the next poll
+            self._saved_at = time.monotonic()
+        try:
+            async with self._store.write() as tx:
+                await leader_queries.lock_term(tx, cell=leadership.cell, term=leadership.term)
+                await estimate_queries.save_estimates(tx, changes)
+        except TermLostError:
+            raise
+        except Exception:
+            self._saved_at = time.monotonic()  # or the next poll, and each after it, would end here, too
+            self.estimates.mark_changed(changes)
+            raise
+
+    async def delete_old(self, leadership: LeaderElection) -> None:
+        """What nobody has run for long."""
+        if leadership.term is None:
+            raise TermLostError
+        async with self._store.write() as tx:
+            await leader_queries.lock_term(tx, cell=leadership.cell, term=leadership.term)
+            await estimate_queries.delete_estimates(tx, days=RETENTION_DAYS)
+
+    def min_run_time_s(self, cls: ActionClass) -> float:
+        """What nearly all of the runs that were seen lately exceeded, at the widest; 0 where they say too little.
+
+        Whoever is refused by this teaches nothing: a class of which nothing has ended for a while is tried again.
+        """
+        if cls.is_mixed:
+            return 0.0
+        fresh = time.monotonic() - self._seen_at.get(cls.key, float("-inf")) < RETRY_AFTER_S
+        if not fresh or self.estimates.run_count(cls) < MIN_RUNS_TO_REJECT:
+            return 0.0
+        return self.estimates.quantile(cls, LOW_QUANTILE, self.curves.curve_for(cls).options[-1].amount)
+
+    def _learn(self, allocation: Allocation, run: RunDuration, *, ended_at: float) -> None:
+        if allocation.cls is None:
+            return
+        resource = main_resource(allocation.cls)
+        amount = allocation.resources.get(resource or "", 0)
+        if not (steady := allocation.resize_seq == 0):
+            amount = allocation.mean_milli(until=ended_at)
+        run_s, cpu_s = run.run_us / 1e6, run.cpu_us / 1e6
+        self.estimates.observe(allocation.cls, amount=amount, run_s=run_s, cpu_s=cpu_s, is_steady=steady)
+        self.curves.invalidate(allocation.cls.key)
+        self._seen_at[allocation.cls.key] = time.monotonic()
+        while len(self._seen_at) > MAX_CLASSES:
+            del self._seen_at[next(iter(self._seen_at))]

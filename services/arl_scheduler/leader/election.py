@@ -1,0 +1,70 @@
+"""Who leads. The term in `leader_term` fences writes; the lease only says when another may try."""
+
+import logging
+import time
+from uuid import UUID, uuid4
+
+from arl_scheduler.queries import leader_queries
+from arl_store.tx import PostgresStore
+
+__all__ = ["LeaderElection"]
+
+log = logging.getLogger(__name__)
+
+
+class LeaderElection:
+    """At most one holder of the current term. `term` is None while somebody else leads."""
+
+    def __init__(self, store: PostgresStore, *, cell: str, ttl_s: float) -> None:
+        self._store = store
+        self._cell = cell
+        self._ttl_s = ttl_s
+        self._holder: UUID = uuid4()
+        self._renewed_at = float("-inf")
+        self._ensured = False
+        self.term: int | None = None
+
+    @property
+    def cell(self) -> str:
+        return self._cell
+
+    async def acquire(self) -> bool:
+        """Take over if the lease has run out. Waits for the old leader's transaction in flight, if any."""
+        sent_at = time.monotonic()
+        async with self._store.write() as tx:
+            if not self._ensured:
+                await leader_queries.ensure_cell(tx, cell=self._cell)
+            term = await leader_queries.acquire_term(tx, cell=self._cell, holder=self._holder, ttl_s=self._ttl_s)
+        self._ensured = True
+        if term is None:
+            return False
+        self.term, self._renewed_at = term, sent_at
+        log.info("leading cell %s in term %d", self._cell, term)
+        return True
+
+    async def renew_if_due(self) -> bool:
+        """Extend the lease at half of its life. False if the term is lost."""
+        if self.term is None:
+            return False
+        sent_at = time.monotonic()
+        if sent_at - self._renewed_at < self._ttl_s / 2:
+            return True
+        async with self._store.statement() as tx:
+            kept = await leader_queries.renew_lease(tx, cell=self._cell, term=self.term, ttl_s=self._ttl_s)
+        if kept:
+            self._renewed_at = sent_at
+        else:
+            self.mark_lost()
+        return kept
+
+    def mark_lost(self) -> None:
+        log.warning("lost the lead of cell %s in term %s", self._cell, self.term)
+        self.term = None
+
+    async def resign(self) -> None:
+        """Let a standby take over at once."""
+        if self.term is None:
+            return
+        async with self._store.write() as tx:
+            await leader_queries.resign(tx, cell=self._cell, term=self.term)
+        self.term = None

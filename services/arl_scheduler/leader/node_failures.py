@@ -1,0 +1,49 @@
+"""What a poll shows to be lost: attempts on nodes that fell silent, and environments on nodes that stay away."""
+
+from collections.abc import Iterable
+
+from arl_core.control.reclaim import ActiveAttempt, NodeLease, ReclaimDecision, reclaim
+from arl_core.domain.states import ActionState
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.queries.poll_result import PollResult
+
+__all__ = ["find_failed"]
+
+
+def find_failed(
+    index: SchedulerIndex, poll: PollResult, *, watching_since: float, ttl_s: float, environment_loss_after_s: float
+) -> tuple[tuple[ReclaimDecision, ...], list[int]]:
+    """What becomes of held attempts, and the nodes whose environments are lost."""
+    leases = {
+        node.id: NodeLease(
+            node=node.id,
+            epoch=node.epoch,
+            silent_s=poll.now - max(node.last_heartbeat, watching_since),
+            is_drain_expired=node.is_drain_expired,
+        )
+        for node in poll.nodes
+    }
+    verdicts = reclaim(_active_attempts(index, poll), leases, ttl_s=ttl_s)
+    away = [
+        node
+        for node, lease in leases.items()
+        if (lease.is_drain_expired or lease.silent_s > environment_loss_after_s)
+        and index.environments.has_live_on(node)
+    ]
+    return verdicts, away
+
+
+def _active_attempts(index: SchedulerIndex, poll: PollResult) -> Iterable[ActiveAttempt]:
+    for row in poll.allocations:
+        name = (row.queue_id, row.trajectory) if row.trajectory is not None else None
+        yield ActiveAttempt(
+            fence=row.fence,
+            state=row.state,
+            node=row.node,
+            node_epoch=row.node_epoch,
+            environment=row.environment,
+            environment_live=index.environments.is_live(row.environment, name),
+            environment_made=row.state is not ActionState.GRANTED or index.environments.exists(row.environment, name),
+            failures=row.failures,
+            retries=row.retries,
+        )

@@ -1,0 +1,407 @@
+"""The leader's loop: mailbox and poll in, one UPDATE per round out.
+
+All state belongs to this one loop. Load -> decide -> apply -> hint; no transaction is open while it
+decides or calls out. After any error the index is thrown away and rebuilt from rows.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from uuid import UUID
+
+from arl_core.capacity.gangs import limit_grants
+from arl_core.capacity.snapshot import CellSnapshot
+from arl_core.control.reclaim import ReclaimDecision
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import Grant
+from arl_core.domain.states import ActionOutcome
+from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
+from arl_kit.failpoints import Failpoints
+from arl_kit.metrics import Metrics
+from arl_kit.service_client import ServiceClient
+from arl_kit.telemetry import current_traceparent, new_traceparent
+from arl_scheduler.index.scheduler_index import SchedulerIndex
+from arl_scheduler.leader.backlog import read_backlog
+from arl_scheduler.leader.clock import DatabaseClock
+from arl_scheduler.leader.duration_learner import DurationLearner
+from arl_scheduler.leader.election import LeaderElection
+from arl_scheduler.leader.node_failures import find_failed
+from arl_scheduler.leader.notification_inbox import NotificationInbox, PendingNotifications
+from arl_scheduler.leader.notifications import notify_environment_ends, notify_grants
+from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
+from arl_scheduler.leader.scheduler_traces import SchedulerTraces
+from arl_scheduler.leader.straggler_detector import StragglerDetector
+from arl_scheduler.metrics import SchedulerMetrics
+from arl_scheduler.queries import leader_queries, repository
+from arl_scheduler.queries.leader_queries import TermLostError
+from arl_scheduler.queries.poll_result import PollResult, ResizeUpdate
+from arl_scheduler.settings import SchedulerSettings
+from arl_store.tx import PostgresStore, is_temporary
+from arl_store.wake import WakeNotifier
+
+__all__ = ["SchedulingLoop"]
+
+STANDBY_S = 2.0
+DEADLINE_RETRY_S = 1.0
+"""Before what is late by our clock, and was not by that of Postgres, is looked at again."""
+ERROR_BACKOFF_S = 0.5
+PARTITION_INTERVAL_S = 6 * 3600
+PARTITION_RETRY_S = 300
+"""After somebody had the tables locked, as a backup has."""
+PARTITION_DAYS_AHEAD = 7
+
+log = logging.getLogger(__name__)
+
+
+class SchedulingLoop:
+    def __init__(
+        self,
+        store: PostgresStore,
+        peers: ServiceClient,
+        notifier: WakeNotifier,
+        settings: SchedulerSettings,
+        policy: SchedulingPolicy | None = None,
+        *,
+        metrics: Metrics | None = None,
+        traces: SchedulerTraces | None = None,
+    ) -> None:
+        self._store = store
+        self._peers = peers
+        self._notifier = notifier
+        self._settings = settings
+        self._policy = policy or FirstComeFirstServed()
+        self.election = LeaderElection(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
+        self._refused_queued: set[UUID] = set()
+        """What the last round was refused that waits all the same."""
+        self._failpoints = Failpoints(settings.failpoints)
+        metrics = metrics or Metrics()
+        self._metrics = SchedulerMetrics(metrics)
+        metrics.add_scrape_hook(self._collect_metrics)
+        self._traces = traces or SchedulerTraces()
+        self._queue_names: dict[int, tuple[str, str]] = {}
+        self.duration_learner = DurationLearner(store)
+        self.straggler_detector = StragglerDetector()
+        self.inbox = NotificationInbox()
+        self._resizer = ResizeCoordinator(peers, self.inbox)
+        self._index: SchedulerIndex | None = None
+        self._clock = DatabaseClock()
+        self._watching_since = 0.0
+        self._next_poll = 0.0
+        self._poll_interval = settings.poll_busy_s
+        self._polled_at = time.monotonic()
+        self._partitions_at = float("-inf")
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run(), name="rounds")
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._task
+        await self._resizer.stop()
+        with contextlib.suppress(Exception):
+            await self.duration_learner.save(self.election, force=True)
+        await self.election.resign()
+
+    def view(self) -> tuple[SchedulerIndex, CellSnapshot] | None:
+        """What a round would look at now; None of a scheduler that does not lead, or has not read everything yet."""
+        index, ttl_s = self._index, self._settings.node_ttl_s
+        if index is None or self.election.term is None:
+            return None
+        times = {"now": self._clock.now(), "watching_since": self._watching_since}
+        return index, index.snapshot(silent_after_s=ttl_s, **times)
+
+    async def _run(self) -> None:
+        while True:
+            try:
+                await self._iterate()
+            except TermLostError:
+                self.election.mark_lost()
+                self._index = None
+            except Exception as error:
+                # Whether a commit took is unknown now; rows know.
+                self._metrics.round_failures.inc()
+                log.warning("round failed, rebuilding the index: %r", error, exc_info=self._index is not None)
+                self._index = None
+                await asyncio.sleep(ERROR_BACKOFF_S)
+
+    async def _iterate(self) -> None:
+        if self.election.term is None and not await self.election.acquire():
+            self.inbox.drain()
+            await asyncio.sleep(STANDBY_S)
+            return
+        current_traceparent.set(new_traceparent())
+        if not await self.election.renew_if_due():
+            self._index = None
+            return
+        index = self._index
+        if index is None or self.inbox.is_poll_requested or time.monotonic() >= self._next_poll:
+            index = await self._poll()
+        index.curves.now = self._clock.now()
+        mail = self._drain_inbox(index)
+        await self._write_confirmed_resizes(index, mail)
+        await self._settle_due(index)
+        granted = await self._run_round(index)
+        if not granted:
+            await self._wait_for_work(index)
+
+    async def _wait_for_work(self, index: SchedulerIndex) -> None:
+        due = 0.0 if self.inbox.is_poll_requested else self._next_poll - time.monotonic()
+        deadline = index.next_deadline()
+        if deadline is not None:
+            due = min(due, deadline - self._clock.now() + 0.001)
+        if (refilled := index.rate_limit_timer.next_refill_at()) is not None:
+            due = min(due, refilled - time.monotonic())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(due, 0.0)):
+                await self.inbox.wait()
+
+    def _drain_inbox(self, index: SchedulerIndex) -> PendingNotifications:
+        mail = self.inbox.drain()
+        if mail:
+            self._poll_interval = self._settings.poll_busy_s
+            self._next_poll = min(self._next_poll, time.monotonic() + self._poll_interval)
+        index.admit(mail.admitted)
+        index.release_attempts(mail.freed, requeued=mail.requeued)
+        self._report_released(index, mail)
+        return mail
+
+    async def _write_confirmed_resizes(self, index: SchedulerIndex, notifications: PendingNotifications) -> None:
+        """What managers said of resizes: only now is free what shrinks gave back."""
+        self._resizer.mark_unconfirmed(notifications.unanswered)
+        written, asked = self._resizer.process_responses(index.allocations, notifications.resized)
+        if written:
+            self._failpoints.hit("scheduler.before_shrink_commit")
+            async with self._store.write() as tx:
+                await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
+                taken = await repository.resize(tx, written, confirmed=True)
+            self._apply_resizes(index, [change for change in written if change.fence in taken], "shrunk")
+        self._resizer.send(index.allocations, index.nodes, asked)
+
+    def _apply_resizes(self, index: SchedulerIndex, changes: Sequence[ResizeUpdate], direction: str) -> None:
+        """Their rows say so."""
+        for change in changes:
+            index.allocations.apply_resize(change.fence, change.resources, seq=change.seq, now=self._clock.now())
+        self._metrics.resizes.labels(direction).inc(len(changes))
+
+    def _report_released(self, index: SchedulerIndex, notifications: PendingNotifications) -> None:
+        """Tell everybody who cares what is held no longer."""
+        released = index.allocations.take_released()
+        if released:
+            self._traces.mark_finished(hold.fence.action_id for hold in released)
+        self.duration_learner.record_released(
+            released, notifications.runs, notified=frozenset(notifications.freed), now=self._clock.now()
+        )
+
+    async def _poll(self) -> SchedulerIndex:
+        await self.duration_learner.begin(term=self._require_term())
+        index = self._index or SchedulerIndex(
+            self._policy, self.duration_learner.curves, self.duration_learner.min_run_time_s
+        )
+        rebuilding = self._index is None
+        index.begin_poll()
+        self.inbox.is_poll_requested = False
+        with self._metrics.polls.time():
+            async with self._store.read() as tx:
+                found = await repository.poll(tx, checkpoint=index.checkpoint, in_pages=rebuilding)
+            self._clock.set(found.now)
+            self._update_watching_since(found, is_rebuilding=rebuilding)
+            index.rate_limit_timer.refill(time.monotonic())
+            index.reconcile(found)
+            notify_environment_ends(self._peers, index.nodes, found)
+            if rebuilding:
+                self._traces.reset()
+                self._resizer.begin(index.allocations)
+                await read_backlog(self._store, self.election, index, page_rows=self._settings.rebuild_page)
+        self._index = index
+        busy = bool(found.queued or found.allocations or index.queued_count)
+        step = self._settings.poll_busy_s
+        self._poll_interval = step if busy else min(self._poll_interval * 2, self._settings.poll_idle_s)
+        self._next_poll = time.monotonic() + self._poll_interval
+        await self._reclaim(index, found)
+        await self._settle(index, dict.fromkeys(found.cancelled, (ActionOutcome.CANCELLED, None)))
+        if rebuilding:
+            await self._settle(index, index.candidates.incomplete_gangs())
+        self._resizer.retry_unconfirmed(index.allocations, index.nodes)
+        await self.duration_learner.read_missed_runs(now=self._clock.now())
+        self.straggler_detector.update(index.allocations, self.duration_learner.estimates, now=self._clock.now())
+        self._traces.mark_stragglers(self.straggler_detector)
+        await self.duration_learner.save(self.election)
+        await self._ensure_partitions()
+        return index
+
+    def _update_watching_since(self, poll: PollResult, *, is_rebuilding: bool) -> None:
+        """Silence counts only while this leader could have seen a beat.
+
+        A poll that comes late, because this process, its loop or Postgres stood still, gives every node a whole lease.
+        """
+        now = time.monotonic()
+        late = now - self._polled_at > self._poll_interval + self._settings.node_ttl_s / 2
+        if is_rebuilding or late:
+            self._watching_since = poll.now
+        self._polled_at = now
+
+    async def _reclaim(self, index: SchedulerIndex, poll: PollResult) -> None:
+        ttl_s, away_s = self._settings.node_ttl_s, self._settings.node_away_s
+        verdicts, away = find_failed(
+            index, poll, watching_since=self._watching_since, ttl_s=ttl_s, environment_loss_after_s=away_s
+        )
+        if verdicts or away:
+            await self._apply_reclaim(index, verdicts, away)
+
+    async def _apply_reclaim(
+        self, index: SchedulerIndex, decisions: tuple[ReclaimDecision, ...], lost_nodes: list[int]
+    ) -> None:
+        async with self._store.write() as tx:
+            await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
+            if lost_nodes:
+                await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.node_away_s)
+            reclaimed = await repository.reclaim(tx, decisions) if decisions else frozenset()
+        self._metrics.reclaimed.inc(len(reclaimed))
+        log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), lost_nodes)
+        requeued = {verdict.fence for verdict in decisions if verdict.requeue}
+        index.release_attempts(reclaimed, requeued=requeued & reclaimed)
+        self._next_poll = 0.0
+        self._notifier.notify()
+
+    async def _settle_due(self, index: SchedulerIndex) -> None:
+        stranded = index.environments.stranded_actions()
+        await self._settle(index, dict.fromkeys(stranded, (ActionOutcome.INFRA_ERROR, "environment_lost")))
+        # What did not settle now was no longer queued: a hint that came late.
+        index.drop_refused(stranded)
+        overdue = index.take_missed_deadlines(now := self._clock.now())
+        settled = await self._settle(index, {id: (ActionOutcome.DEADLINE_IN_QUEUE, why) for id, why in overdue.items()})
+        index.deadlines.reschedule(overdue.keys() - settled, now + DEADLINE_RETRY_S)
+
+    async def _settle(
+        self, index: SchedulerIndex, due: Mapping[UUID, tuple[ActionOutcome, str | None]]
+    ) -> frozenset[UUID]:
+        if not due:
+            return frozenset()
+        async with self._store.write() as tx:
+            await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
+            settled = await repository.settle_queued(tx, due)
+            if mates := index.candidates.gang_failures({id: due[id] for id in settled}):
+                due = {**due, **mates}
+                settled |= await repository.settle_queued(tx, mates)
+        index.drop_refused(settled)
+        self._traces.mark_finished(settled)
+        for id in settled:
+            self._metrics.settled.labels(due[id][0].value).inc()
+        if settled:
+            self._notifier.notify()
+        return settled
+
+    async def _run_round(self, index: SchedulerIndex) -> bool:
+        """True if something was granted, so that the mailbox is looked at again at once."""
+        if not index.queued_count and not index.allocations.has_resizable:
+            return False
+        with self._metrics.rounds.time():
+            return await self._decide(index)
+
+    async def _decide(self, index: SchedulerIndex) -> bool:
+        began = now = self._clock.now()
+        index.rate_limit_timer.refill(time.monotonic())
+        plan = index.plan(now=now, silent_after_s=self._settings.node_ttl_s, watching_since=self._watching_since)
+        decided = limit_grants(plan.grants, self._settings.round_limit)
+        growths = self._resizer.growths(index.allocations, plan.resizes)
+        shrinks = self._resizer.shrinks(index.allocations, plan.resizes)
+        decided_at = self._clock.now()
+        granted, grown = await self._commit(index, decided, growths)
+        index.rate_limit_timer.mark_committed(time.monotonic())
+        taken = [grant for grant in decided if grant.fence in granted]
+        index.apply_grants(taken, now=now)
+        growths = [change for change in growths if change.fence in grown]
+        self._apply_resizes(index, growths, "grown")
+        if taken:
+            self._traces.export_round(taken, started=began, decided=decided_at, ended=self._clock.now())
+        notify_grants(self._peers, index.nodes, taken)
+        self._resizer.send(index.allocations, index.nodes, [*shrinks, *growths])
+        missing = [grant.fence for grant in decided if grant.fence not in granted]
+        await self._drop_refused(index, {fence.action_id: fence.grant_no for fence in missing})
+        return bool(decided)
+
+    async def _commit(
+        self, index: SchedulerIndex, grants: Sequence[Grant], growths: Sequence[ResizeUpdate]
+    ) -> tuple[frozenset[Fence], frozenset[Fence]]:
+        """The grants that took, and the growths: both from what was free, in one commit."""
+        granted: frozenset[Fence] = frozenset()
+        grown: frozenset[Fence] = frozenset()
+        if not grants and not growths:
+            return granted, grown
+        epochs = {node.id: node.epoch for node in index.nodes.values()}
+        self._failpoints.hit("leader.between_decision_and_lock")
+        async with self._store.write() as tx:
+            await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
+            self._failpoints.hit("leader.between_lock_and_update")
+            if grants:
+                granted = await repository.grant(tx, grants, epochs=epochs)
+            if growths:
+                grown = await repository.resize(tx, growths, confirmed=False)
+        self._failpoints.hit("scheduler.after_grant_commit")
+        if grown:
+            self._failpoints.hit("scheduler.after_growth_commit")
+        self._metrics.grants.inc(len(granted))
+        return granted, grown
+
+    async def _drop_refused(self, index: SchedulerIndex, refused: Mapping[UUID, int]) -> None:
+        """What Postgres did not grant was cancelled or is late, is over, or waits for a wish that the next poll reads.
+
+        Refused after that poll too, it shows that the index is stale.
+        """
+        left = refused.keys() - await self._settle(index, dict.fromkeys(refused, (ActionOutcome.CANCELLED, None)))
+        left -= await self._settle(index, dict.fromkeys(left, (ActionOutcome.DEADLINE_IN_QUEUE, None)))
+        if not left:
+            self._refused_queued = set()
+            return
+        async with self._store.read() as tx:
+            waiting = await repository.still_queued(tx, {id: refused[id] for id in left})
+        index.drop_refused(left - waiting)
+        self.inbox.is_poll_requested = True
+        doubted, self._refused_queued = self._refused_queued, waiting
+        if waiting & doubted:
+            log.warning("%d actions that seem to fit are refused, rebuilding the index", len(waiting))
+            self._index = None
+            await asyncio.sleep(ERROR_BACKOFF_S)
+
+    async def _ensure_partitions(self) -> None:
+        if time.monotonic() - self._partitions_at < PARTITION_INTERVAL_S:
+            return
+        self._partitions_at = time.monotonic()
+        try:
+            async with self._store.write() as tx:
+                await repository.ensure_partitions(tx, days=PARTITION_DAYS_AHEAD + 1)
+        except Exception as error:
+            if not is_temporary(error):
+                raise
+            self._partitions_at += PARTITION_RETRY_S - PARTITION_INTERVAL_S
+            log.info("partitions are made later: %s", error)
+        await self.duration_learner.delete_old(self.election)
+
+    async def _collect_metrics(self) -> None:
+        """For a scrape: the queues by name, of the leader only."""
+        index = self._index if self.election.term is not None else None
+        self._metrics.leader.set(self.election.term is not None)
+        self._metrics.allocated.set(index.allocation_count if index is not None else 0)
+        self._metrics.stragglers.set(len(self.straggler_detector) if index is not None else 0)
+        self._metrics.classes.set(self.duration_learner.estimates.class_count if index is not None else 0)
+        self._metrics.depth.clear()
+        self._metrics.oldest.clear()
+        queues = index.queue_depths() if index is not None else {}
+        if unnamed := queues.keys() - self._queue_names.keys():
+            async with self._store.read() as tx:
+                self._queue_names |= await repository.queue_names(tx, unnamed)
+        for queue, (depth, submitted) in queues.items():
+            names = self._queue_names[queue]
+            self._metrics.depth.labels(*names).set(depth)
+            self._metrics.oldest.labels(*names).set(max(0.0, self._clock.now() - submitted))
+
+    def _require_term(self) -> int:
+        if self.election.term is None:
+            raise TermLostError
+        return self.election.term

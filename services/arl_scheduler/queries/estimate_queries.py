@@ -1,0 +1,72 @@
+"""The statements about what was learnt of durations. Every write is in a transaction that holds the leader's term."""
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from sqlalchemy import text
+
+from arl_core.domain.fence import Fence
+from arl_core.domain.states import COMPLETED_OUTCOMES
+from arl_store.tx import ReadTx, WriteTx
+
+__all__ = ["RunDuration", "delete_estimates", "read_estimates", "read_runs", "save_estimates"]
+
+READ_ESTIMATES = text("""
+    select class_key, runs
+      from (select class_key, runs::text as runs, seen_at from class_estimates order by seen_at desc limit :limit) as e
+     order by seen_at
+""")
+
+SAVE_ESTIMATES = text("""
+    insert into class_estimates (class_key, runs)
+    select class_key, runs::json
+      from unnest(cast(:keys as bigint[]), cast(:runs as text[])) as k (class_key, runs)
+     order by class_key
+        on conflict (class_key) do update
+       set runs = excluded.runs, seen_at = now()
+""")
+
+DELETE_ESTIMATES = text("delete from class_estimates where seen_at < now() - make_interval(days => :days)")
+
+# That the ids are named twice lets Postgres leave out partitions before it opens them.
+READ_RUNS = text("""
+    select a.id, a.grant_no, a.run_us, r.cpu_us
+      from actions as a
+      join action_results as r on r.id = a.id and r.id = any(cast(:ids as uuid[]))
+     where a.id = any(cast(:ids as uuid[]))
+       and a.state = 'settled'
+       and a.outcome = any(cast(:outcomes as text[]))
+       and a.run_us is not null
+""")
+
+
+@dataclass(frozen=True, slots=True)
+class RunDuration:
+    """What an attempt took that ran to its own end."""
+
+    run_us: int
+    cpu_us: int
+
+
+async def read_estimates(tx: ReadTx, *, limit: int) -> dict[int, Sequence[Sequence[int]]]:
+    """By class, as `arl_core.durations.estimates` wrote it: those that were seen last, the longest ago first."""
+    return {row.class_key: json.loads(row.runs) for row in await tx.fetch(READ_ESTIMATES, {"limit": limit})}
+
+
+async def save_estimates(tx: WriteTx, runs_by_class: Mapping[int, Sequence[Sequence[int]]]) -> None:
+    await tx.execute(
+        SAVE_ESTIMATES, {"keys": list(runs_by_class), "runs": [json.dumps(runs) for runs in runs_by_class.values()]}
+    )
+
+
+async def delete_estimates(tx: WriteTx, *, days: int) -> int:
+    """Of classes that were not seen for so long."""
+    return await tx.execute(DELETE_ESTIMATES, {"days": days})
+
+
+async def read_runs(tx: ReadTx, ids: Collection[UUID]) -> dict[Fence, RunDuration]:
+    """Of those among them that settled and ran to their own end."""
+    rows = await tx.fetch(READ_RUNS, {"ids": sorted(ids), "outcomes": sorted(COMPLETED_OUTCOMES)})
+    return {Fence(row.id, row.grant_no): RunDuration(row.run_us, row.cpu_us) for row in rows}

@@ -1,0 +1,296 @@
+"""What one poll reads, as values."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import UUID
+
+from pydantic import TypeAdapter
+
+from arl_core.control.rate_limits import RateLimit
+from arl_core.domain.elasticity import AmdahlScaling, DurationTable, Elasticity, NoScaling
+from arl_core.domain.fence import Fence
+from arl_core.domain.model import (
+    ActionClass,
+    ElasticResource,
+    NodeResources,
+    ResizeSupport,
+    ResourceDemand,
+    Resources,
+    ResourceShape,
+    call_resource,
+    slot_resource,
+)
+from arl_core.domain.states import ActionState
+from arl_core.queue.fairness import QueueWeight
+from arl_core.queue.quotas import TaskQuota
+from arl_store.uuids import parse_uuid
+from arl_wire.actions.action import HOST_TEMPLATE
+from arl_wire.internal.admission import QueuedActionRow
+
+__all__ = [
+    "AllocationRow",
+    "EnvironmentRow",
+    "NodeRow",
+    "PollResult",
+    "ResizeUpdate",
+    "parse_poll_result",
+    "parse_queued_rows",
+    "to_action_class",
+    "to_elastic_resource",
+    "to_node_resources",
+]
+
+SHAPE_OF_KIND = {"gpu": ResourceShape.QUOTA, "api": ResourceShape.QUOTA}
+"""Of what a node of a kind has; others have amounts that can be divided."""
+
+MAX_PARALLELISM_OPTIONS = 33
+"""Choices of an elastic resource that are looked at, at most, from its least to its most."""
+
+RATE_BOUNDS_PER_S, BURST_BOUNDS = (1e-6, 1e6), (1, 1_000_000)
+"""What a rate is taken for at least and at most: tokens a second, and at once after a pause."""
+
+_QUEUED_ADAPTER = TypeAdapter(list[QueuedActionRow])
+_TEMPLATE, _NODE = "template:{}", "node:{}"
+"""Among what is required of a node."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeRow:
+    id: int
+    kind: str
+    url: str
+    epoch: UUID
+    capacity: Mapping[str, int]
+    enforced: frozenset[str]
+    """What an action may require of it: limits that it holds, templates that it has."""
+    is_cordoned: bool
+    """Cordoned or draining: nothing new goes there, what lives there goes on."""
+    last_heartbeat: float
+    """Last beat, or the start of Postgres if that is later: before it no beat was possible."""
+    is_drain_expired: bool = False
+    """It was to be empty by now: nothing of it goes on."""
+    rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)
+    """Of what it has: tokens that each grant spends besides."""
+    resident_services: frozenset[str] = frozenset()
+    """Reward services on its devices, or on their way there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnvironmentRow:
+    id: UUID
+    queue_id: int
+    trajectory: str
+    node: int
+    memory_mib: int
+    disk_mib: int
+    created: float
+    is_ended: bool
+    """Ended or lost."""
+    is_delete_requested: bool
+    """The client asked for its end, so a gone one leaves no tombstone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AllocationRow:
+    fence: Fence
+    state: ActionState
+    queue_id: int
+    trajectory: str | None
+    class_key: int
+    node: int
+    node_epoch: UUID
+    resources: Mapping[str, int]
+    environment: UUID | None
+    failures: int
+    retries: int
+    granted: float
+    started: float | None
+    cls: ActionClass | None = None
+    """Only where a leader begins and may not have seen it in the queue."""
+    resize_seq: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollResult:
+    now: float
+    checkpoint: int
+    queued: tuple[QueuedActionRow, ...]
+    allocations: tuple[AllocationRow, ...]
+    cancelled: tuple[UUID, ...]
+    nodes: tuple[NodeRow, ...]
+    environments: tuple[EnvironmentRow, ...]
+    paused: frozenset[int] = frozenset()
+    """Queues of which nothing starts."""
+    weights: Mapping[int, QueueWeight] = field(default_factory=dict)
+    """Of each queue."""
+    quotas: Mapping[int, TaskQuota] = field(default_factory=dict)
+    """Of the queues that have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResizeUpdate:
+    """What a row is to say. The number is that of the resize; one that is not above the last is stale."""
+
+    fence: Fence
+    resources: Resources
+    seq: int
+
+
+def parse_poll_result(row: Any) -> PollResult:
+    return PollResult(
+        now=row.now,
+        checkpoint=int(row.mark),
+        queued=tuple(parse_queued_rows(row.queued)),
+        allocations=tuple(_parse_allocation(entry) for entry in json.loads(row.held)),
+        cancelled=tuple(parse_uuid(entry) for entry in json.loads(row.cancelled)),
+        nodes=tuple(_parse_node(entry) for entry in json.loads(row.nodes)),
+        environments=tuple(_parse_environment(entry) for entry in json.loads(row.environments)),
+        paused=frozenset(json.loads(row.paused)),
+        weights={entry.pop("id"): QueueWeight(**entry) for entry in json.loads(row.weights)},
+        quotas={entry["id"]: _parse_quota(entry["quota"]) for entry in json.loads(row.quotas)},
+    )
+
+
+def _parse_quota(entry: Mapping[str, Any]) -> TaskQuota:
+    services = {slot_resource(name): most for name, most in entry.get("services", {}).items()}
+    calls = {call_resource(name): most for name, most in entry.get("endpoints", {}).items()}
+    return TaskQuota(actions=entry.get("running"), resources=services | calls)
+
+
+def parse_queued_rows(content: str) -> list[QueuedActionRow]:
+    return _QUEUED_ADAPTER.validate_json(content)
+
+
+def to_node_resources(row: NodeRow, *, available: Resources, is_alive: bool, environment_count: int) -> NodeResources:
+    """What a round may use of a node."""
+    return NodeResources(
+        node=row.id,
+        kind=row.kind,
+        shape=SHAPE_OF_KIND.get(row.kind, ResourceShape.DIVISIBLE),
+        capacity=row.capacity,
+        available=available,
+        is_schedulable=is_alive and not row.is_cordoned,
+        is_serving=is_alive and not row.is_drain_expired,
+        enforced=row.enforced,
+        environments=environment_count,
+        warm_slots=frozenset(map(slot_resource, row.resident_services)),
+    )
+
+
+def to_action_class(action: QueuedActionRow) -> ActionClass:
+    fields = ("class_key", "kind", "shape", "demand", "elastic", "environment")
+    return _parse_class({name: getattr(action, name) for name in fields})
+
+
+def _parse_class(spec: Mapping[str, Any]) -> ActionClass:
+    elastic, environment = spec["elastic"], spec["environment"]
+    return ActionClass(
+        key=spec["class_key"],
+        kind=spec["kind"],
+        shape=ResourceShape(spec["shape"]),
+        demand=ResourceDemand(minimum=dict(spec["demand"]), elastic=to_elastic_resource(elastic) if elastic else None),
+        requires=frozenset(environment.get("require", ())) | _required_templates(environment),
+    )
+
+
+def _required_templates(environment: Mapping[str, Any]) -> frozenset[str]:
+    """`host` is everywhere; a snapshot is on one node."""
+    name, node = environment.get("template") or HOST_TEMPLATE, environment.get("node")
+    template = frozenset() if name == HOST_TEMPLATE else frozenset({_TEMPLATE.format(name)})
+    return template if node is None else template | {_NODE.format(node)}
+
+
+def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
+    limits = {each["name"] for each in entry["enforced"] if each["level"] == "enforced"}
+    templates = {_TEMPLATE.format(each["name"]) for each in entry["templates"]}
+    return frozenset(limits | templates | {_NODE.format(entry["id"])})
+
+
+def to_elastic_resource(entry: Mapping[str, Any]) -> ElasticResource:
+    """As admission wrote it."""
+    every = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
+    amounts = sorted(
+        {every[round(at * (len(every) - 1) / (MAX_PARALLELISM_OPTIONS - 1))] for at in range(MAX_PARALLELISM_OPTIONS)}
+    )
+    resizable = ResizeSupport(entry.get("resizable", ResizeSupport.NONE))
+    return ElasticResource(entry["resource"], tuple(amounts), _parse_elasticity(entry["elasticity"]), resizable)
+
+
+def _parse_elasticity(entry: Mapping[str, Any]) -> Elasticity:
+    match entry["model"]:
+        case "amdahl":
+            return AmdahlScaling(entry["parallel_fraction"])
+        case "table":
+            return DurationTable.from_mapping({int(amount): seconds for amount, seconds in entry["seconds"].items()})
+        case _:
+            return NoScaling()
+
+
+def _parse_allocation(entry: Mapping[str, Any]) -> AllocationRow:
+    return AllocationRow(
+        fence=Fence(parse_uuid(entry["id"]), entry["grant_no"]),
+        state=ActionState(entry["state"]),
+        queue_id=entry["queue_id"],
+        trajectory=entry["trajectory"],
+        class_key=entry["class_key"],
+        node=entry["node_id"],
+        node_epoch=parse_uuid(entry["node_epoch"]),
+        resources=entry["amounts"],
+        environment=parse_uuid(entry["environment_id"]) if entry["environment_id"] else None,
+        failures=entry["failures"],
+        retries=entry["retries"],
+        granted=entry["granted"],
+        started=entry["started"],
+        cls=_parse_class(entry["spec"]) if entry["spec"] is not None else None,
+        resize_seq=entry["amounts_seq"],
+    )
+
+
+def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
+    return NodeRow(
+        id=entry["id"],
+        kind=entry["kind"],
+        url=entry["url"],
+        epoch=parse_uuid(entry["epoch"]),
+        capacity=entry["capacity"],
+        enforced=_enforced(entry),
+        is_cordoned=entry["closed"],
+        is_drain_expired=entry["drained"],
+        last_heartbeat=entry["last_sign"],
+        rate_limits=_parse_rates(entry["rates"], entry["capacity"]),
+        resident_services=frozenset(entry["resident"]),
+    )
+
+
+def _parse_rates(content: Any, capacity: Mapping[str, int]) -> dict[str, RateLimit]:
+    """What a manager says here that is no rate of anything it has is passed over: rounds are everybody's."""
+    entries = content.items() if isinstance(content, dict) else ()
+    rates = {name: _parse_rate(entry) for name, entry in entries if name in capacity}
+    return {name: rate for name, rate in rates.items() if rate is not None}
+
+
+def _parse_rate(entry: Any) -> RateLimit | None:
+    per_s, burst = (entry.get("per_s"), entry.get("burst")) if isinstance(entry, dict) else (None, None)
+    if isinstance(per_s, int | float) and isinstance(burst, int | float):
+        return RateLimit(per_s=_clamp(per_s, RATE_BOUNDS_PER_S), burst=int(_clamp(burst, BURST_BOUNDS)))
+    return None
+
+
+def _clamp(number: float, bounds: tuple[float, float]) -> float:
+    return max(bounds[0], min(bounds[1], number))
+
+
+def _parse_environment(entry: Mapping[str, Any]) -> EnvironmentRow:
+    return EnvironmentRow(
+        id=parse_uuid(entry["id"]),
+        queue_id=entry["queue_id"],
+        trajectory=entry["trajectory"],
+        node=entry["node_id"],
+        memory_mib=entry["memory_mib"],
+        disk_mib=entry["disk_mib"],
+        created=entry["created"],
+        is_ended=entry["gone"],
+        is_delete_requested=entry["deleted"],
+    )
