@@ -62,7 +62,7 @@ def customize_openapi(app: FastAPI) -> None:
 
 
 MEANINGFUL_NULLS = {
-    *(("ChangeQueue", name) for name in ("max_queued", "quota")),
+    *(("ChangeQueueRequest", name) for name in ("max_queued", "quota")),
     ("ExecuteReply", "exit_code"),
     ("SessionReply", "exit_code"),
     *(("CommandResult", name) for name in ("execution_time", "return_code")),

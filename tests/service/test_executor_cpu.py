@@ -126,7 +126,7 @@ class TestThreadVariables:
     async def test_thread_pools_are_sized_for_the_grant_or_for_what_a_resize_may_bring(
         self, bench: Bench, cpu_milli: int, widest: int, threads: int
     ) -> None:
-        show = a_command("printenv", *THREADS, cpu_milli=cpu_milli, widest_cpu_milli=widest)
+        show = a_command("printenv", *THREADS, cpu_milli=cpu_milli, max_cpu_milli=widest)
         assert (await bench.run(show)).stdout.data.split() == [b"%d" % threads] * len(THREADS)
 
     async def test_what_the_action_sets_itself_wins(self, bench: Bench) -> None:

@@ -118,7 +118,7 @@ class TestHints:
 
     def test_a_poll_brings_a_requeued_row_up_to_date_that_a_stale_hint_brought_back(self) -> None:
         """The hint was under way during a whole grant; with the old fence Postgres would refuse every grant."""
-        full = a_held_action(Fence(numbered(9), 1), amounts={"cpu_milli": 2000})
+        full = a_held_action(Fence(numbered(9), 1), resources={"cpu_milli": 2000})
         index = SchedulerIndex()
         index.reconcile(a_poll(held=[full]))
         index.admit([a_queued_row(1, grant_no=0)])
@@ -185,7 +185,7 @@ class TestEnvironments:
         environment = uuid4()
         index.reconcile(a_poll(environments=[an_environment_row(environment)]))
         held = free(index)["memory_mib"]
-        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
+        index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True, is_delete_requested=True)]))
         assert (held, free(index)["memory_mib"]) == (900, 1000)
 
     def test_the_next_action_goes_to_the_same_environment_before_any_poll_has_seen_it(self) -> None:
@@ -208,7 +208,7 @@ class TestEnvironments:
         index = an_index(*rows)
         (grant,) = a_round(index)
         index.release_attempts([grant.fence])
-        nodes = [a_node_row(1, last_sign=0.0), a_node_row(2)]
+        nodes = [a_node_row(1, last_heartbeat=0.0), a_node_row(2)]
         requeued = rows[0].model_copy(update={"grant_no": 1, "environment_id": grant.environment})
         index.begin_poll()
         index.reconcile(a_poll(queued=[requeued], nodes=nodes))
@@ -228,25 +228,25 @@ class TestEnvironments:
         environment = uuid4()
         queued = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
         index = SchedulerIndex()
-        index.reconcile(a_poll(queued=queued, environments=[an_environment_row(environment, gone=True)]))
+        index.reconcile(a_poll(queued=queued, environments=[an_environment_row(environment, is_ended=True)]))
         assert a_round(index) == ()
         assert index.environments.stranded_actions() == [numbered(1), numbered(2)]
 
     def test_a_deleted_environment_is_made_anew_once_it_has_ended(self) -> None:
         environment = uuid4()
         index = SchedulerIndex()
-        index.reconcile(a_poll(environments=[an_environment_row(environment, deleted=True)]))
+        index.reconcile(a_poll(environments=[an_environment_row(environment, is_delete_requested=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
         assert (a_round(index), index.environments.stranded_actions()) == ((), [])
-        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
+        index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True, is_delete_requested=True)]))
         (grant,) = a_round(index)
         assert grant.environment not in (None, environment)
 
     def test_one_that_is_deleted_after_it_was_lost_is_made_anew(self) -> None:
         environment = uuid4()
         index = SchedulerIndex()
-        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True)]))
-        index.reconcile(a_poll(environments=[an_environment_row(environment, gone=True, deleted=True)]))
+        index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True)]))
+        index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True, is_delete_requested=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
         (grant,) = a_round(index)
         assert (grant.environment != environment, index.environments.stranded_actions()) == (True, [])

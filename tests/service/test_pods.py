@@ -69,7 +69,7 @@ class TestAsSized:
         index.release_attempts([grant.fence])
         index.admit([a_queued_row(2, trajectory="b", persistent=True)])
         assert grant.environment is not None
-        ended = an_environment_row(grant.environment, "a", gone=True, deleted=True)
+        ended = an_environment_row(grant.environment, "a", is_ended=True, is_delete_requested=True)
         index.begin_poll()
         index.reconcile(a_poll(environments=[ended]))
         assert ids(a_round(index, self.POLICY)) == [2]
@@ -109,10 +109,10 @@ class TestAsSized:
         running = a_held_action(
             Fence(numbered(1), 1),
             trajectory="a",
-            amounts={"cpu_milli": 2000, "memory_mib": 100, "disk_mib": 10},
+            resources={"cpu_milli": 2000, "memory_mib": 100, "disk_mib": 10},
             environment=numbered(100),
         )
-        judging = a_held_action(Fence(numbered(2), 1), trajectory="a", amounts={"cpu_milli": 2000, "memory_mib": 100})
+        judging = a_held_action(Fence(numbered(2), 1), trajectory="a", resources={"cpu_milli": 2000, "memory_mib": 100})
         index.reconcile(a_poll(held=[running], environments=[environment]))
         assert free(index) == {"cpu_milli": 0, "memory_mib": 900, "disk_mib": 990}
         index.reconcile(a_poll(held=[judging], environments=[environment]))
@@ -151,7 +151,7 @@ def test_a_trajectory_whose_node_is_closed_goes_on_there() -> None:
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
     index.release_attempts([grant.fence for grant in a_round(index, policy)])
     index.admit([a_queued_row(2, trajectory="a", persistent=True)])
-    index.reconcile(a_poll(nodes=[a_node_row(closed=True), a_node_row(2)]))
+    index.reconcile(a_poll(nodes=[a_node_row(is_cordoned=True), a_node_row(2)]))
     assert [grant.node for grant in a_round(index, policy)] == [1]
 
 
@@ -167,7 +167,7 @@ def test_a_pod_that_cannot_go_on_holds_up_no_other_trajectory() -> None:
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
     index.release_attempts([grant.fence for grant in a_round(index, policy)])
     index.admit([a_queued_row(2, trajectory="a", persistent=True), a_queued_row(3, trajectory="b", persistent=True)])
-    index.reconcile(a_poll(nodes=[a_node_row(drained=True, closed=True), a_node_row(2)]))
+    index.reconcile(a_poll(nodes=[a_node_row(is_drain_expired=True, is_cordoned=True), a_node_row(2)]))
     assert [(grant.fence.action_id.int, grant.node) for grant in a_round(index, policy)] == [(3, 2)]
 
 
@@ -179,8 +179,8 @@ def test_what_runs_on_the_cores_of_a_pod_that_ended_holds_them_itself() -> None:
     index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="b", persistent=True)])
     (judging,) = a_round(index, policy)
     assert grant.environment is not None
-    ended = an_environment_row(grant.environment, "a", gone=True, deleted=True)
-    held = a_held_action(judging.fence, trajectory="a", amounts=judging.resources)
+    ended = an_environment_row(grant.environment, "a", is_ended=True, is_delete_requested=True)
+    held = a_held_action(judging.fence, trajectory="a", resources=judging.resources)
     index.reconcile(a_poll(environments=[ended], held=[held]))
     assert (free(index)["cpu_milli"], a_round(index, policy)) == (0, ())
     index.release_attempts([judging.fence])
@@ -190,7 +190,7 @@ def test_what_runs_on_the_cores_of_a_pod_that_ended_holds_them_itself() -> None:
 def test_a_new_leader_takes_no_score_for_the_use_of_a_pod() -> None:
     policy = StaticPods(2000)
     index = SchedulerIndex(policy)
-    scoring = a_held_action(Fence(numbered(2), 1), trajectory="a", amounts={"slots:m": 1}, node=2)
+    scoring = a_held_action(Fence(numbered(2), 1), trajectory="a", resources={"slots:m": 1}, node=2)
     queued = a_queued_row(3, trajectory="a", persistent=True)
     environment = an_environment_row(numbered(100), "a")
     nodes = [a_node_row(), a_node_row(2, kind="gpu", capacity={"slots:m": 64})]

@@ -37,7 +37,7 @@ def made(before: Mapping[int, NodeResources], after: Mapping[int, NodeResources]
 
 
 def nodes(*numbers: int, sign: float = NOW) -> Iterable[NodeRow]:
-    return (a_node_row(number, last_sign=sign) for number in numbers)
+    return (a_node_row(number, last_heartbeat=sign) for number in numbers)
 
 
 class TestOf:

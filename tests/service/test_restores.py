@@ -41,7 +41,7 @@ async def test_what_does_not_hold_all_of_its_snapshot_is_destroyed_before_its_ac
 ) -> None:
     snapshot = uuid4()
     async with managing(rows, snapshots_dir=tmp_path) as cpu:
-        cpu.executor.works = FailingWork(ConnectionError("it broke off"))
+        cpu.executor.file_operation = FailingWork(ConnectionError("it broke off"))
         (tmp_path / "node-n" / f"{snapshot}.tar").touch()
         fence = await forking(cpu, snapshot)
         cpu.executor.finish(fence)
@@ -54,7 +54,7 @@ async def test_what_does_not_hold_all_of_its_snapshot_is_destroyed_before_its_ac
 async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: Rows, tmp_path: Path) -> None:
     snapshot = uuid4()
     async with managing(rows, snapshots_dir=tmp_path) as cpu:
-        cpu.executor.works = work = FailingWork(ConnectionError("it was killed"), waits=True)
+        cpu.executor.file_operation = work = FailingWork(ConnectionError("it was killed"), waits=True)
         (tmp_path / "node-n" / f"{snapshot}.tar").touch()
         fence = await forking(cpu, snapshot)
         cpu.executor.finish(fence)

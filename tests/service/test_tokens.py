@@ -43,7 +43,7 @@ def calls(count: int, *, first: int = 1, **changed: Any) -> list[QueuedActionRow
 
 def in_flight(count: int) -> list[AllocationRow]:
     """Granted by an earlier leader."""
-    return [a_held_action(Fence(numbered(100 + number), 1), amounts=ONE) for number in range(count)]
+    return [a_held_action(Fence(numbered(100 + number), 1), resources=ONE) for number in range(count)]
 
 
 class Leading:
@@ -63,7 +63,7 @@ class Leading:
 
     def poll(self, *nodes: NodeRow, **changed: Any) -> None:
         """The nodes say this now, and what it knows to be held is held."""
-        held = [a_held_action(hold.fence, amounts=hold.resources) for hold in self.index.allocations]
+        held = [a_held_action(hold.fence, resources=hold.resources) for hold in self.index.allocations]
         self.index.reconcile(replace(a_poll(nodes=nodes or self.nodes, held=held), **changed))
 
     def after(self, seconds: float) -> "Leading":

@@ -155,9 +155,9 @@ def a_node_row(node: int = 1, **changed: Any) -> NodeRow:
         "url": f"http://n{node}",
         "epoch": EPOCH,
         "capacity": {"cpu_milli": 2000, "memory_mib": 1000, "disk_mib": 1000},
-        "enforces": frozenset(),
-        "closed": False,
-        "last_sign": 1000.0,
+        "enforced": frozenset(),
+        "is_cordoned": False,
+        "last_heartbeat": 1000.0,
     }
     return NodeRow(**(values | changed))
 
@@ -171,8 +171,8 @@ def an_environment_row(id: UUID, trajectory: str = "x", **changed: Any) -> Envir
         "memory_mib": 100,
         "disk_mib": 10,
         "created": 1.0,
-        "gone": False,
-        "deleted": False,
+        "is_ended": False,
+        "is_delete_requested": False,
     }
     return EnvironmentRow(**(values | changed))
 
@@ -187,7 +187,7 @@ def a_held_action(fence: Fence, **changed: Any) -> AllocationRow:
         "class_key": 1,
         "node": 1,
         "node_epoch": EPOCH,
-        "amounts": {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10},
+        "resources": {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10},
         "environment": None,
         "failures": 0,
         "retries": 0,

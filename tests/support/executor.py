@@ -34,7 +34,7 @@ class FailingWork:
         if not waits:
             self.may_end.set()
 
-    async def answer(self) -> Mapping[str, Any]:
+    async def read_response(self) -> Mapping[str, Any]:
         self.begun.set()
         await self.may_end.wait()
         raise self._error
@@ -62,7 +62,7 @@ class FakeExecutor:
         self.killed: list[Fence] = []
         self.destroyed: list[UUID] = []
         self.acknowledged: list[Fence] = []
-        self.works: FileOperation | None = None
+        self.file_operation: FileOperation | None = None
         self.before_start: Callable[[Sequence[ExecSpec]], Awaitable[None]] | None = None
         self.before_resize: Callable[[Sequence[AttemptResize]], Awaitable[None]] | None = None
         self._starts: asyncio.Queue[ExecSpec] = asyncio.Queue()
@@ -131,10 +131,10 @@ class FakeExecutor:
             )
         return frozenset(resize.fence for resize in found)
 
-    async def work(self, fence: Fence, environment: UUID, asked: Mapping[str, Any]) -> FileOperation:
-        if self.works is None:
+    async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
+        if self.file_operation is None:
             raise FileOperationError("unsupported", "there are no files here")
-        return self.works
+        return self.file_operation
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         for fence in fences:
@@ -143,10 +143,10 @@ class FakeExecutor:
             if fence in self.running:
                 self.finish(fence, "cancelled")
 
-    async def follow(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
+    async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
         return None
 
-    async def feed(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
+    async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
         return FeedResult("absent")
 
     async def destroy(self, environments: Sequence[UUID]) -> None:

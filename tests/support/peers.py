@@ -13,13 +13,13 @@ Hint = tuple[str, BaseModel]
 
 
 class RecordingPeers:
-    """Stands where `arl_kit.service_client.Peers` does."""
+    """Stands where `arl_kit.service_client.ServiceClient` does."""
 
     def __init__(self) -> None:
         self.hints: list[Hint] = []
         self._changed = asyncio.Event()
 
-    def hint(self, url: str, body: BaseModel) -> None:
+    def notify(self, url: str, body: BaseModel) -> None:
         self.hints.append((url, body))
         self._changed.set()
 

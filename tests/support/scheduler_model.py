@@ -107,7 +107,7 @@ class Database:
             Fence(row.id, row.grant_no),
             state=row.state,
             trajectory=row.trajectory,
-            amounts=grant.resources,
+            resources=grant.resources,
             environment=grant.environment,
         )
 

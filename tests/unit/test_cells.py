@@ -20,13 +20,13 @@ class Agents:
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
 
-    def make(self, end: socket.socket, uid: int | None, joined: object, made: Callable[[int, str], None]) -> None:
+    def fork_agent(self, end: socket.socket, uid: int | None, joined: object, made: Callable[[int, str], None]) -> None:
         del uid, joined
         self.end, self.made = end, made
 
 
 class Owner:
-    def made(self) -> None: ...
+    def created(self) -> None: ...
 
     def prepared(self) -> None: ...
 
@@ -34,7 +34,7 @@ class Owner:
 
     def died(self) -> None: ...
 
-    def heard(self, message: dict[str, Any], files: list[int]) -> None:
+    def message_received(self, message: dict[str, Any], files: list[int]) -> None:
         del files
         raise KeyError(message["op"])
 

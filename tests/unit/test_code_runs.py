@@ -38,7 +38,7 @@ class Standing:
         self.settling[id] = asyncio.get_running_loop().create_future()
         return AdmittedAction(id, created=True)
 
-    async def outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
+    async def wait_outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
         outcome, now = await self.settling[admitted.id], datetime.now(UTC)
         known: dict[str, Any] = {"task": "t", "kind": "exec", "state": ActionState.SETTLED, "outcome": outcome}
         return Action.model_validate({"id": admitted.id, "created_at": now, "settled_at": now, **known})

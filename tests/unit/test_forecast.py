@@ -206,11 +206,11 @@ class Watched:
         assert all(amount >= 0 for pool in snapshot.nodes.values() for amount in pool.available.values())
         return self.policy.plan(snapshot)
 
-    def environment_holds(self, amounts: Resources) -> dict[str, int]:
-        return self.policy.environment_allocation(amounts)
+    def environment_allocation(self, resources: Resources) -> dict[str, int]:
+        return self.policy.environment_allocation(resources)
 
-    def action_holds(self, amounts: Resources, *, at_home: bool, in_pod: bool) -> dict[str, int]:
-        return self.policy.action_allocation(amounts, in_environment=at_home, in_pod=in_pod)
+    def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> dict[str, int]:
+        return self.policy.action_allocation(resources, in_environment=in_environment, in_pod=in_pod)
 
 
 actions = st.lists(

@@ -79,7 +79,7 @@ class CountedIndex(RunningIndex):
 
     asked = 0
 
-    def outside(self, node: int) -> Resources:
+    def outside_environments(self, node: int) -> Resources:
         self.asked += 1
         return super().outside_environments(node)
 

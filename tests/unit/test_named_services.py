@@ -20,7 +20,7 @@ class Known:
     def __init__(self, services: Sequence[ServiceEntry]) -> None:
         self._services = services
 
-    async def services(self, *, with_one: str | None = None) -> Sequence[ServiceEntry]:
+    async def list_services(self, *, required: str | None = None) -> Sequence[ServiceEntry]:
         return self._services
 
 

@@ -181,7 +181,9 @@ def test_a_gateway_that_is_away_is_tried_no_longer_than_is_waited(operation: Any
 
     submits = operation is operations.run
     with pytest.raises(Unavailable if submits else WaitTimeout):
-        drive(with_timeout(operation(ACTION if submits else [numbered(1)], timeout_s=1.0, patience_s=120), 1.0), away)
+        drive(
+            with_timeout(operation(ACTION if submits else [numbered(1)], timeout_s=1.0, retry_timeout_s=120), 1.0), away
+        )
     assert len(calls) <= 3
 
 

@@ -40,7 +40,7 @@ def at(seconds: float) -> datetime:
 def a_life(**changed: Any) -> ActionHistory:
     own = AttemptRecord(grant_no=1, node="n", granted_at=at(1), started_at=at(2), ended_at=at(9))
     known: dict[str, Any] = {"id": ID, "task": "t", "kind": "exec", "state": ActionState.SETTLED, "created_at": BEGIN}
-    settled = {"outcome": ActionOutcome.OK, "settled_at": at(9), "run_us": 5_000_000, "own": own}
+    settled = {"outcome": ActionOutcome.OK, "settled_at": at(9), "run_us": 5_000_000, "current_attempt": own}
     return ActionHistory(**(known | settled | {"traceparent": f"00-{TRACE}-{PARENT}-01"} | changed))
 
 

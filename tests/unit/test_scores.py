@@ -35,7 +35,7 @@ class Held:
         """What comes of the first ones: nothing yet, or an error."""
 
     async def admit(
-        self, action: SubmitActionRequest, caller: Caller, *, trace: RequestTrace, asked_for: Sequence[CoalescedCall]
+        self, action: SubmitActionRequest, caller: Caller, *, trace: RequestTrace, item_origins: Sequence[CoalescedCall]
     ) -> Any:
         admitted = AdmittedAction(uuid4(), created=True)
         self._texts[admitted.id] = [item.text or "" for item in action.items or ()]
@@ -46,7 +46,7 @@ class Held:
     async def cancel(self, id: UUID, caller: Caller) -> None:
         self.cancelled += 1
 
-    async def outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
+    async def wait_outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
         return await self.get(admitted.id, caller, wait_s=wait_s)
 
     async def get(self, id: UUID, caller: Caller, *, wait_s: float) -> Action:

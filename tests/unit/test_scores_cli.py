@@ -21,7 +21,7 @@ class Heard:
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     heard = Heard()
-    monkeypatch.setattr(reward_services, "say", heard)
+    monkeypatch.setattr(reward_services, "print_progress", heard)
     return heard
 
 

@@ -15,7 +15,7 @@ from support.executor import FakeExecutor
 class GrowingWork:
     """Says that there is little, and packs more."""
 
-    async def answer(self) -> Mapping[str, Any]:
+    async def read_response(self) -> Mapping[str, Any]:
         return {"members": 1, "bytes": 1, "names": 1, "left_out": 0}
 
     async def output(self) -> AsyncIterator[bytes]:

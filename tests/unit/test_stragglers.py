@@ -71,7 +71,7 @@ def test_who_is_far_beyond_his_limit_is_in_no_backlog_and_in_no_expectation(over
 def test_a_straggler_chooses_first() -> None:
     widths = (ParallelismOption(1000, 1.0, 8.0), ParallelismOption(2000, 2.0, 4.0), ParallelismOption(4000, 4.0, 2.0))
     short, long = numbered(1), numbered(2)
-    how = {"units": 5.0, "waiting": 0.0, "price_factor": 2.0, "capacity": 5.0, "backlog_s": 100.0}
+    how = {"units": 5.0, "queued": 0.0, "price_factor": 2.0, "capacity": 5.0, "backlog_s": 100.0}
     for straggles in (False, True):
         candidates = [
             ResizeCandidate(short, widths, 0, 0.5),

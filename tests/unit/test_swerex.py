@@ -115,7 +115,7 @@ def test_a_codec_that_is_none_or_too_slow_is_an_unknown_one(encoding: str) -> No
 
 
 def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "MOST_UNPACKED", 1000)
+    monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(1001))

@@ -59,8 +59,8 @@ async def authenticate_request(request: Request, response: Response) -> Caller:
     """Whose key it is, and one request less that he may make."""
     headers = request.headers
     said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
-    caller: Caller = await request.app.state.keys.caller(said)
-    response.headers.update(request.app.state.limiter.take(caller.key_id))
+    caller: Caller = await request.app.state.keys.authenticate(said)
+    response.headers.update(request.app.state.limiter.acquire(caller.key_id))
     return caller
 
 

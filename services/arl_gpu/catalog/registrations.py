@@ -118,7 +118,9 @@ def _find_directory(source: str, kind: str | None, models: Path | None) -> Path:
     if not directory.is_relative_to(models.resolve()) or not (directory / "config.json").is_file():
         raise UnsupportedOnNode(f"there is no {source}/config.json below TANGRAM_MODELS of this node")
     if missing := [each for each in REQUIRED_PACKAGES[kind] if importlib.util.find_spec(each) is None]:
-        raise UnsupportedOnNode(f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram-server[torch]'")
+        raise UnsupportedOnNode(
+            f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram-server[torch]'"
+        )
     return directory
 
 
