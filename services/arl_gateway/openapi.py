@@ -63,10 +63,10 @@ def customize_openapi(app: FastAPI) -> None:
 
 MEANINGFUL_NULLS = {
     *(("ChangeQueueRequest", name) for name in ("max_queued", "quota")),
-    ("ExecuteReply", "exit_code"),
-    ("SessionReply", "exit_code"),
-    *(("CommandResult", name) for name in ("execution_time", "return_code")),
-    *(("RunCodeReply", name) for name in ("compile_result", "run_result", "executor_pod_name")),
+    ("SwerexExecuteResponse", "exit_code"),
+    ("SwerexBashObservation", "exit_code"),
+    *(("CommandRunResult", name) for name in ("execution_time", "return_code")),
+    *(("RunCodeResponse", name) for name in ("compile_result", "run_result", "executor_pod_name")),
 }
 """Fields that are null to say something, which leaving them out does not."""
 

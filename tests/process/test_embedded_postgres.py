@@ -27,10 +27,10 @@ HOMES = PLACE / "tangram-homes"
 CONNECT_FOREVER = """
 import asyncio, sys
 from pathlib import Path
-from arl_local.postgres.embedded_postgres import running
+from arl_local.postgres.embedded_postgres import run_server
 
 async def main():
-    async with running(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])) as server:
+    async with run_server(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])) as server:
         print("ready", flush=True)
         await asyncio.Event().wait()
 

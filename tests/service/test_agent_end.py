@@ -14,9 +14,9 @@ from support.conditions import eventually, is_running
 
 AN_AGENT = """
 import sys
-from arl_cpu.launcher.agent.agent import run
-from arl_cpu.launcher.isolation.unsafe_local import UnsafeLocal
-run(int(sys.argv[1]), UnsafeLocal())
+from arl_cpu.launcher.agent.agent import run_agent
+from arl_cpu.launcher.isolation.unsafe_local import UnsafeLocalIsolation
+run_agent(int(sys.argv[1]), UnsafeLocalIsolation())
 """
 """Without walls: with them the kernel ends what is left."""
 

@@ -5,7 +5,7 @@ import sys
 
 A_LOOK = """
 import os, signal, subprocess
-from arl_cpu.launcher import processes, syscalls
+from arl_cpu.launcher.linux import processes, syscalls
 
 syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 parent = subprocess.Popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)

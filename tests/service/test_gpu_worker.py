@@ -124,9 +124,9 @@ async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_
 
 
 ASKING = """
-from arl_gpu.worker.messages import STEP
+from arl_gpu.worker.messages import PROGRESS
 for _ in range(10_000):
-    write_blocking(channel, STEP)
+    write_blocking(channel, PROGRESS)
 """
 
 
@@ -137,13 +137,13 @@ async def test_what_a_worker_says_before_it_reads_a_large_order_is_heard(start: 
 
 BEYOND_USE = """
 import json
-from arl_gpu import worker
+from arl_gpu.worker import process
 from arl_gpu.devices.cpu_device import CpuDevice
 class Beyond(CpuDevice):
     def check(self):
         raise RuntimeError("an illegal memory access was encountered")
-worker.device_of = lambda name, **about: Beyond(1 << 20)
-worker.serve(channel, worker.Config(**json.loads(sys.argv[2])))
+process.create_device = lambda name, **about: Beyond(1 << 20)
+process.serve(channel, process.WorkerConfig(**json.loads(sys.argv[2])))
 """
 
 

@@ -334,11 +334,11 @@ class LeaderAndRows(RuleBasedStateMachine):
         idle = [each for each in self.rows.live() if not self.rows.users(each)]
         environment = data.draw(st.sampled_from(idle))
         if not lost:
-            self.rows.change(environment, deleted=True)
+            self.rows.change(environment, is_delete_requested=True)
             self.index.drop_refused(self.rows.cancel(environment.trajectory))
             self.poll()
             environment = self.rows.environments[environment.id][1]
-        self.rows.change(environment, gone=True)
+        self.rows.change(environment, is_ended=True)
         self.poll()
 
     @rule()

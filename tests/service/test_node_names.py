@@ -47,7 +47,7 @@ class TestAnotherNode:
 
         async with store_of(rows.owner_url, "cpu") as store:
             ended = await asyncio.gather(*(come(port) for port in range(1, 5)), return_exceptions=True)
-        assert sorted(str(type(each).__name__) for each in ended) == ["NameTaken"] * 3 + ["NoneType"]
+        assert sorted(str(type(each).__name__) for each in ended) == ["NodeNameTaken"] * 3 + ["NoneType"]
 
 
 class TestTheSameNode:

@@ -53,11 +53,11 @@ class AsToldTo:
         self.decisions += len(resizes)
         return SchedulingPlan(grants=FirstComeFirstServed().plan(snapshot).grants, resizes=tuple(resizes))
 
-    def environment_holds(self, amounts: dict[str, int]) -> dict[str, int]:
-        return environment_resources(amounts)
+    def environment_allocation(self, resources: dict[str, int]) -> dict[str, int]:
+        return environment_resources(resources)
 
-    def action_holds(self, amounts: dict[str, int], *, at_home: bool, in_pod: bool) -> dict[str, int]:
-        return action_resources(amounts) if at_home else dict(amounts)
+    def action_allocation(self, resources: dict[str, int], *, in_environment: bool, in_pod: bool) -> dict[str, int]:
+        return action_resources(resources) if in_environment else dict(resources)
 
 
 class Line(RecordingPeers):

@@ -33,7 +33,7 @@ policies = pytest.mark.parametrize(
 
 def a_broker(number: int = 1, *, calls: int = 10, per_s: float = 2.0, burst: int = 4, **changed: Any) -> NodeRow:
     rates = {SEARCH: RateLimit(per_s, burst)}
-    return a_node_row(number, kind="api", capacity={SEARCH: calls}, **({"rates": rates} | changed))
+    return a_node_row(number, kind="api", capacity={SEARCH: calls}, **({"rate_limits": rates} | changed))
 
 
 def calls(count: int, *, first: int = 1, **changed: Any) -> list[QueuedActionRow]:
@@ -112,7 +112,7 @@ class TestRounds:
         assert [node for _, node in leading.round()] == [2, 2, 1, 2, 1, 2, 3]
 
     def test_without_a_rate_only_what_is_in_flight_counts(self) -> None:
-        leading = Leading(a_broker(calls=5, rates={}), queued=calls(9))
+        leading = Leading(a_broker(calls=5, rate_limits={}), queued=calls(9))
         assert (len(leading.round()), leading.wakes_after()) == (5, None)
 
     def test_a_share_is_of_what_may_be_in_flight(self) -> None:
@@ -179,7 +179,7 @@ class TestNextAt:
         leading.end(1)
         assert (leading.round(), leading.wakes_after()) == ([], 0.5)
 
-    @pytest.mark.parametrize("changed", [{"closed": True}, {"last_sign": 0.0}], ids=repr)
+    @pytest.mark.parametrize("changed", [{"is_cordoned": True}, {"last_heartbeat": 0.0}], ids=repr)
     def test_it_is_never_of_a_node_that_takes_nothing(self, changed: dict[str, Any]) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
@@ -207,7 +207,7 @@ class TestReconcile:
     def test_a_rate_that_disappears_bounds_nothing(self) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
-        leading.poll(a_broker(rates={}))
+        leading.poll(a_broker(rate_limits={}))
         assert len(leading.round()) == 5
 
 

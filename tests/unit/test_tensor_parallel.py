@@ -56,8 +56,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 FAILING = """
 import os, pathlib
-from arl_gpu import collective
-told, really_add, really_leave = pathlib.Path({told!r}), collective.add, collective.Ranks.leave
+from arl_gpu.parallel import collective
+told, really_add, really_leave = pathlib.Path({told!r}), collective.all_reduce_sum, collective.RankGroup.leave
 def add(tensor):
     if told.read_text().startswith(f"{{os.getpid()}} "):
         raise ValueError("made to fail by the test")
@@ -65,7 +65,7 @@ def add(tensor):
 def leave(ranks):
     if told.read_text() != f"{{os.getpid()}} stays":
         really_leave(ranks)
-collective.add, collective.Ranks.leave = add, leave
+collective.all_reduce_sum, collective.RankGroup.leave = add, leave
 """
 
 
@@ -324,14 +324,14 @@ async def test_parts_of_models_that_are_not_all_in_host_memory_make_room_for_eac
 READ = """
 import json, os, resource, sys
 from functools import partial
-from arl_gpu.models.weight_buffer import shared
+from arl_gpu.models.weight_buffer import load_shared
 from arl_gpu.models.loader import load
 spec = json.loads(sys.argv[1])
 load(spec | json.loads(sys.argv[2]))  # what the libraries themselves need is there now
 used = next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
 files = os.path.getsize(spec["directory"] + "/model.safetensors")  # which the library maps so that they count
 resource.setrlimit(resource.RLIMIT_DATA, (used + files + (int(sys.argv[3]) << 20), -1))
-print(len(load(spec, partial(shared, f"/proc/self/fd/{os.memfd_create('weights')}")).weights.content) >> 20)
+print(len(load(spec, partial(load_shared, f"/proc/self/fd/{os.memfd_create('weights')}")).weights.content) >> 20)
 """
 
 
