@@ -1,4 +1,4 @@
-"""Wheels of the two distributions: their contents, their dependencies, and a client that runs on the SDK's wheel alone."""
+"""Wheels of the two distributions: contents, dependencies, and a client that runs on the SDK's wheel alone."""
 
 import re
 import subprocess
