@@ -39,7 +39,7 @@ class FastRoute(APIRoute):
         raise NotImplementedError
 
     @staticmethod
-    async def readable(content: bytes) -> bytes:
+    async def prepare_body(content: bytes) -> bytes:
         """Return the bytes that are parsed for those that were sent."""
         return content
 
@@ -64,7 +64,7 @@ class FastRoute(APIRoute):
             del response.headers["content-length"]  # of that which is answered, and this is not
             try:
                 caller = await self.admit(request, response)
-                body = _read(model, await self.readable(await request.body()))
+                body = _read(model, await self.prepare_body(await request.body()))
                 return await endpoint(body, caller, request, response, **arguments)
             except ClientDisconnect:
                 return Response(status_code=NOBODY)
