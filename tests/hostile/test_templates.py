@@ -337,9 +337,9 @@ class TestHostileImages:
     def test_an_agent_without_its_modules_imports_none(self) -> None:
         code = f"""
 import os, sys
-from arl_cpu.launcher.agent.python_source import look_like_a_fresh_interpreter
+from arl_cpu.launcher.agent.python_source import reset_interpreter
 os.chdir({os.path.dirname(os.__file__)!r})
-look_like_a_fresh_interpreter(None)
+reset_interpreter(None)
 import wave
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ async def a_worker(config: WorkerConfig) -> AsyncIterator[WorkerClient]:
 
 def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever waits for it then gives it as long again."""
-    monkeypatch.setattr("arl_gpu.worker.process.STEP_BYTES", 8 << 20)
+    monkeypatch.setattr("arl_gpu.worker.process.PROGRESS_BYTES", 8 << 20)
     ours, its = socket.socketpair()
     thread = Thread(target=serve, args=(its, CONFIG))
     thread.start()

@@ -70,10 +70,10 @@ async def test_what_was_read_of_a_backlog_that_failed_is_not_kept(
         async def renew_if_due(self) -> bool:
             return True
 
-    async def breaks_off(tx: ReadTx, *, mark: int, after: PagePosition, limit: int) -> Any:
+    async def breaks_off(tx: ReadTx, *, checkpoint: int, after: PagePosition, limit: int) -> Any:
         if after != FIRST_PAGE:
             raise ConnectionResetError
-        return await queued_before(tx, checkpoint=mark, after=after, limit=limit)
+        return await queued_before(tx, checkpoint=checkpoint, after=after, limit=limit)
 
     async with rows_in(database) as rows, store_of(database, "scheduler") as store:
         for _ in range(3):

@@ -47,15 +47,15 @@ REFUSED = an_attempt(1, 1, None, 4, reason="refused")
     [
         (a_life(), [("queue wait", 0, None)]),
         (
-            a_life(state=ActionState.GRANTED, own=an_attempt(1, 1, None, None)),
+            a_life(state=ActionState.GRANTED, current_attempt=an_attempt(1, 1, None, None)),
             [("queue wait", 0, 1), ("grant", 1, None)],
         ),
         (
-            a_life(state=ActionState.RUNNING, own=an_attempt(1, 1, 2, None)),
+            a_life(state=ActionState.RUNNING, current_attempt=an_attempt(1, 1, 2, None)),
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, None)],
         ),
         (
-            a_life(**OK, own=an_attempt(1, 1, 2, 9), run_us=5_000_000),
+            a_life(**OK, current_attempt=an_attempt(1, 1, 2, 9), run_us=5_000_000),
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 7), ("settle", 7, 9)],
         ),
         (
@@ -63,15 +63,18 @@ REFUSED = an_attempt(1, 1, None, 4, reason="refused")
             [("queue wait", 0, 3), ("settle", 3, 3)],
         ),
         (
-            a_life(**OK, earlier=(LOST,), own=an_attempt(2, 5, 6, 9), run_us=1_000_000),
+            a_life(**OK, earlier_attempts=(LOST,), current_attempt=an_attempt(2, 5, 6, 9), run_us=1_000_000),
             [
                 *(("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 4)),
                 *(("queue wait", 4, 5), ("grant", 5, 6), ("process action", 6, 7), ("settle", 7, 9)),
             ],
         ),
-        (a_life(earlier=(REFUSED,)), [("queue wait", 0, 1), ("grant", 1, 4), ("queue wait", 4, None)]),
+        (a_life(earlier_attempts=(REFUSED,)), [("queue wait", 0, 1), ("grant", 1, 4), ("queue wait", 4, None)]),
         (
-            a_life(**OK | {"outcome": ActionOutcome.INFRA_ERROR, "reason": "node_lost"}, own=an_attempt(1, 1, 2, 9)),
+            a_life(
+                **OK | {"outcome": ActionOutcome.INFRA_ERROR, "reason": "node_lost"},
+                current_attempt=an_attempt(1, 1, 2, 9),
+            ),
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 9), ("settle", 9, 9)],
         ),
     ],
@@ -82,7 +85,7 @@ def test_a_life_is_drawn_without_gaps(life: ActionHistory, expected: list[tuple[
 
 
 def test_a_run_longer_than_the_rows_say_ends_when_the_action_settled() -> None:
-    life = a_life(**OK, own=an_attempt(1, 1, 2, 9), run_us=60_000_000)
+    life = a_life(**OK, current_attempt=an_attempt(1, 1, 2, 9), run_us=60_000_000)
     assert drawn(life)[-2:] == [("process action", 2, 9), ("settle", 9, 9)]
 
 
@@ -93,7 +96,7 @@ def a_score(**changed: Any) -> ActionHistory:
         NodeStage("batch", 5_000_000, 1_000_000, error="no_room"),
     )
     known = OK | {"kind": "score", "run_us": 4_000_000, "node_us": 6_000_000, "stages": stages}
-    return a_life(**known | {"own": an_attempt(1, 0, 1, 9)} | changed)
+    return a_life(**known | {"current_attempt": an_attempt(1, 0, 1, 9)} | changed)
 
 
 def test_what_a_node_did_with_a_score_hangs_on_its_attempt() -> None:
@@ -114,21 +117,21 @@ def test_what_a_node_did_with_a_score_hangs_on_its_attempt() -> None:
 
 
 def test_a_batch_ends_no_later_than_its_action() -> None:
-    assert drawn(a_score(settled_at=at(4), own=an_attempt(1, 0, 1, 4)))[4:] == [
+    assert drawn(a_score(settled_at=at(4), current_attempt=an_attempt(1, 0, 1, 4)))[4:] == [
         *(("batch", 3, 4), ("restore weights", 3, 4)),
         *(("batch", 4, 4), ("settle", 4, 4)),
     ]
 
 
 def test_every_span_has_an_id_of_its_own_and_always_the_same() -> None:
-    life = a_life(**OK, earlier=(LOST,), own=an_attempt(2, 5, 6, 9))
+    life = a_life(**OK, earlier_attempts=(LOST,), current_attempt=an_attempt(2, 5, 6, 9))
     ids = [span.span_id for span in spans_of(life)]
     assert len(set(ids)) == len(ids) == 8
     assert ids == [span.span_id for span in spans_of(life)]
 
 
 def test_the_attempt_that_was_lost_and_not_the_one_that_settled_is_the_error() -> None:
-    life = a_life(**OK, earlier=(LOST,), own=an_attempt(2, 5, 6, 9))
+    life = a_life(**OK, earlier_attempts=(LOST,), current_attempt=an_attempt(2, 5, 6, 9))
     assert [(span.name, span.attempt, span.error) for span in spans_of(life) if span.error] == [
         ("process action", 1, "node_lost")
     ]

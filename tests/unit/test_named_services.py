@@ -1,13 +1,16 @@
 """Which service a request of a trainer's protocol means, by what it names and what there is."""
 
 from collections.abc import Sequence
-from types import SimpleNamespace
+from dataclasses import fields
+from typing import Any
 
 import pytest
-from fastapi import Request
+from fastapi import FastAPI, Request
 
 from arl_gateway.compat.target import resolve_target
+from arl_gateway.deps import GatewayDeps
 from arl_gateway.reward_services.service_directory import ServiceEntry
+from arl_kit.app import provide_deps
 from arl_wire.errors import NotFound
 
 UNKNOWN = "/models/skywork"
@@ -36,7 +39,9 @@ FRESH = (along("minilm", "similarity"), along("quality"), along("exact", "exact"
 
 
 async def named(model: str | None, *services: ServiceEntry, query: bytes = b"") -> str:
-    app = SimpleNamespace(state=SimpleNamespace(offered=Known(services)))
+    app = FastAPI()
+    others: dict[str, Any] = dict.fromkeys(field.name for field in fields(GatewayDeps))
+    provide_deps(app, GatewayDeps(**others | {"service_directory": Known(services)}))
     scope = {"type": "http", "app": app, "headers": [], "query_string": query, "path_params": {}}
     return (await resolve_target(Request(scope), CLASSIFIERS, model=model)).service.name
 
