@@ -23,7 +23,8 @@ from arl_node.node_names import wait_until_name_is_free
 from arl_node.settings import ManagerSettings
 from arl_store.tx import PostgresStore, Row, WriteTx, is_temporary
 from arl_store.wake import WakeNotifier
-from arl_wire.internal.admission import FencePayload, GrantPayload, ResourcesFreedNotification, RunReport
+from arl_wire.internal.node import GrantPayload
+from arl_wire.internal.scheduler import FencePayload, ResourcesFreedNotification, RunReport
 
 __all__ = ["ActiveActionRow", "AttemptReport", "GrantLifecycle", "NodeBackend", "SettleResult", "fence_of", "grant_of"]
 

@@ -8,7 +8,7 @@ from arl_core.capacity.ledger import ResourceLedger, fits
 from arl_core.domain.fence import Fence
 from arl_core.domain.model import Resources
 from arl_node.grants import ActiveActionRow, GrantLifecycle, ReportT, fence_of, grant_of
-from arl_wire.internal.admission import GrantPayload
+from arl_wire.internal.node import GrantPayload
 
 __all__ = ["SlotNode"]
 

@@ -14,7 +14,8 @@ from arl_admission.verifiers.payloads import is_verified, verifier_payload
 from arl_core.domain.model import ResourceShape, call_resource, slot_resource
 from arl_wire.actions.action import AmdahlElasticity, CpuRange, NoElasticity, SubmitActionRequest, TableElasticity
 from arl_wire.calls import CallRequest
-from arl_wire.internal.admission import AdmitItem, CoalescedCall, GangMembership, QueuedActionRow
+from arl_wire.internal.admission import AdmitItem, CoalescedCall
+from arl_wire.internal.scheduler import GangMembership, QueuedActionRow
 from arl_wire.scores import ScoreItem
 
 __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]

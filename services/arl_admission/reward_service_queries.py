@@ -3,7 +3,7 @@
 from sqlalchemy import text
 
 from arl_store.tx import ReadTx, WriteTx
-from arl_wire.internal.admission import ServiceOperationRequest
+from arl_wire.internal.reward_services import ServiceOperationRequest
 from arl_wire.reward_services.service import RegisterServiceRequest
 
 __all__ = ["change_service", "register_service", "registered_services", "remove_service"]

@@ -7,8 +7,8 @@ from arl_admission import reward_service_queries
 from arl_admission.checks.fleet import FleetCatalog
 from arl_store.tx import PostgresStore
 from arl_wire.actions.action import SubmitActionRequest
-from arl_wire.internal.admission import (
-    AffectedRowsResponse,
+from arl_wire.internal.admission import AffectedRowsResponse
+from arl_wire.internal.reward_services import (
     InternalRegisterServiceRequest,
     RemoveServiceRequest,
     RemoveServiceResponse,

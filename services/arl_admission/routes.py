@@ -11,8 +11,10 @@ from arl_wire.internal.admission import (
     InternalChangeNodeRequest,
     InternalChangeProjectRequest,
     InternalChangeQueueRequest,
-    InternalRegisterServiceRequest,
     RemoveNodeRequest,
+)
+from arl_wire.internal.reward_services import (
+    InternalRegisterServiceRequest,
     RemoveServiceRequest,
     ServiceOperationRequest,
 )

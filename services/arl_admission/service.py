@@ -36,7 +36,6 @@ from arl_wire.errors import (
     Unavailable,
 )
 from arl_wire.internal.admission import (
-    ActionsAdmittedNotification,
     AdmitItem,
     AdmitItemResult,
     AdmitResponse,
@@ -44,11 +43,10 @@ from arl_wire.internal.admission import (
     CancelActionsRequest,
     DeleteSnapshotRequest,
     EndTrajectoryRequest,
-    GangMembership,
     InternalChangeProjectRequest,
     InternalChangeQueueRequest,
-    QueuedActionRow,
 )
+from arl_wire.internal.scheduler import ActionsAdmittedNotification, GangMembership, QueuedActionRow
 
 __all__ = ["AdmissionService"]
 

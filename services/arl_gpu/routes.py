@@ -2,7 +2,7 @@
 
 from arl_gpu.node.manager import GpuManager
 from arl_kit.internal_api import InternalApi
-from arl_wire.internal.admission import GrantBatchRequest
+from arl_wire.internal.node import GrantBatchRequest
 
 __all__ = ["add_internal_routes"]
 

@@ -7,7 +7,7 @@ from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.queries.estimate_queries import RunDuration
 from arl_store.uuids import to_driver_uuid
-from arl_wire.internal.admission import (
+from arl_wire.internal.scheduler import (
     ActionsAdmittedNotification,
     CapacityPlanRequest,
     ExplainRequest,

@@ -15,12 +15,8 @@ from arl_admission.settings import AdmissionSettings
 from arl_scheduler.queries.repository import poll
 from arl_store.tx import PostgresStore
 from arl_store.uuids import uuid7
-from arl_wire.internal.admission import (
-    ActionsAdmittedNotification,
-    AdmitItem,
-    CancelActionsRequest,
-    EndTrajectoryRequest,
-)
+from arl_wire.internal.admission import AdmitItem, CancelActionsRequest, EndTrajectoryRequest
+from arl_wire.internal.scheduler import ActionsAdmittedNotification
 from support.builders import a_submission
 from support.conditions import eventually
 from support.peers import RecordingPeers

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from arl_kit.service_client import ServiceClient
-from arl_wire.internal.admission import ResourcesFreedNotification
+from arl_wire.internal.scheduler import ResourcesFreedNotification
 
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\n{}"
 

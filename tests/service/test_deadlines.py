@@ -6,7 +6,7 @@ from arl_core.domain.fence import Fence
 from arl_core.domain.model import Grant
 from arl_scheduler.index.deadlines import UNREACHABLE
 from arl_scheduler.index.scheduler_index import SchedulerIndex
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 from support.builders import a_poll, a_queued_row, numbered
 
 NOW = 1000.0

@@ -10,7 +10,7 @@ import pytest
 from arl_core.domain.fence import Fence
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
 from arl_cpu.node.attempt_resizer import AttemptResizer
-from arl_wire.internal.admission import ResizePayload
+from arl_wire.internal.node import ResizePayload
 from support.conditions import eventually
 from support.sandbox import Bench, a_bench, a_command, living_descendants, sandboxes
 

@@ -8,7 +8,7 @@ from arl_core.inquiry.wait_reasons import WaitReason
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.internal.admission import ExplainRequest
+from arl_wire.internal.scheduler import ExplainRequest
 from support.conditions import eventually
 from support.rows import rows_in
 from support.scheduler import leading

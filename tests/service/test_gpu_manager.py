@@ -19,7 +19,7 @@ from arl_gpu.dispatch.dispatcher import MAX_WORKER_DEATHS
 from arl_gpu.node.repository import publish_services
 from arl_gpu.worker.client import WorkerDied
 from arl_store.migrate import role_url
-from arl_wire.internal.admission import GrantPayload
+from arl_wire.internal.node import GrantPayload
 from support.conditions import eventually
 from support.gpu import MOVES, NOTHING, SLOT, SLOTS, Gpu, driving, scored
 from support.rows import Rows, rows_in, store_of

@@ -12,7 +12,7 @@ from arl_core.domain.states import ActionState
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.repository import poll
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 from support.builders import (
     a_held_action,
     a_node_row,

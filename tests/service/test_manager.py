@@ -15,7 +15,7 @@ from arl_cpu.contract.executor import CapturedStream, ExecSpec, NodeCapability
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template, remove_template
 from arl_cpu.templates.template_store import TemplateStore
-from arl_wire.internal.admission import ResourcesFreedNotification
+from arl_wire.internal.scheduler import ResourcesFreedNotification
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.cpu import Cpu, managing

@@ -16,7 +16,7 @@ from arl_scheduler.inquiry.capacity_planner import MAX_SIMULATED, CapacityPlanne
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_wire.admin.capacity import CapacityPlanQuery
 from arl_wire.errors import Conflict, Unavailable
-from arl_wire.internal.admission import CapacityPlanRequest, GangMembership
+from arl_wire.internal.scheduler import CapacityPlanRequest, GangMembership
 from support.builders import a_queued_row, numbered
 from support.conditions import eventually
 from support.rows import Rows, rows_in

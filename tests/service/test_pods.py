@@ -6,7 +6,7 @@ from arl_core.domain.fence import Fence
 from arl_core.domain.model import Grant, Resources, ResourceShape, TrajectoryPod
 from arl_core.policies.static_pods import StaticPods
 from arl_scheduler.index.scheduler_index import SchedulerIndex
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 from support.builders import (
     a_class,
     a_held_action,

@@ -15,7 +15,7 @@ from arl_core.domain.model import SchedulingPlan
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries import repository
-from arl_wire.internal.admission import GrantBatchRequest
+from arl_wire.internal.node import GrantBatchRequest
 from support.builders import a_queued_row
 from support.peers import RecordingPeers
 from support.rows import Rows, rows_in, store_of

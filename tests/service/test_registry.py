@@ -20,8 +20,8 @@ from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, ReadTx
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import Conflict
-from arl_wire.internal.admission import (
-    AdmitItem,
+from arl_wire.internal.admission import AdmitItem
+from arl_wire.internal.reward_services import (
     InternalRegisterServiceRequest,
     RemoveServiceRequest,
     RemoveServiceResponse,

@@ -13,7 +13,7 @@ import pytest_asyncio
 from arl_core.domain.fence import Fence
 from arl_cpu.contract.executor import AttemptResize
 from arl_store.migrate import role_url
-from arl_wire.internal.admission import ResizePayload, ResizeResult
+from arl_wire.internal.node import ResizePayload, ResizeResult
 from support.cpu import Cpu, managing
 from support.postgres import PASSWORDS
 from support.rows import AMOUNTS, Rows, rows_in

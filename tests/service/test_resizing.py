@@ -17,7 +17,7 @@ from arl_core.policies.policy import FirstComeFirstServed
 from arl_cpu.contract.executor import AttemptResize as Ordered
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_wire.errors import Unavailable
-from arl_wire.internal.admission import ResizeBatchRequest, ResizeBatchResponse, ResizeResult
+from arl_wire.internal.node import ResizeBatchRequest, ResizeBatchResponse, ResizeResult
 from support.cpu import Cpu, managing
 from support.peers import RecordingPeers
 from support.rows import AMOUNTS, Rows, rows_in

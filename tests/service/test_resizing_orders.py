@@ -27,7 +27,7 @@ from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
 from arl_scheduler.queries.poll_result import ResizeUpdate
 from arl_wire.errors import Unavailable
-from arl_wire.internal.admission import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
+from arl_wire.internal.node import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
 from support.builders import a_node_row, numbered
 
 CAPACITY = 6000

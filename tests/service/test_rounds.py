@@ -14,7 +14,7 @@ from arl_core.domain.states import ActionState
 from arl_core.queue.fairness import QueueWeight
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries import repository
-from arl_wire.internal.admission import GrantBatchRequest
+from arl_wire.internal.node import GrantBatchRequest
 from support.builders import EPOCH
 from support.conditions import eventually
 from support.peers import RecordingPeers

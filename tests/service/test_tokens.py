@@ -20,7 +20,7 @@ from arl_scheduler.index.rate_limit_timer import REFILL_INTERVAL_S
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.inquiry.capacity_planner import build_forecast_input
 from arl_scheduler.queries.poll_result import AllocationRow, NodeRow
-from arl_wire.internal.admission import GangMembership, QueuedActionRow
+from arl_wire.internal.scheduler import GangMembership, QueuedActionRow
 from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
 
 NOW = 1000.0

@@ -10,7 +10,7 @@ from arl_api.manager import ApiManager
 from arl_api.settings import ApiSettings
 from arl_store.migrate import role_url
 from arl_store.wake import WakeNotifier
-from arl_wire.internal.admission import GrantPayload
+from arl_wire.internal.node import GrantPayload
 from support.endpoint import External
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS

@@ -23,7 +23,7 @@ from arl_core.domain.states import ActionState
 from arl_core.queue.queue_index import QueueIndex
 from arl_scheduler.queries.poll_result import AllocationRow, EnvironmentRow, NodeRow, PollResult
 from arl_wire.actions.action import SubmitActionRequest
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = [
     "EPOCH",

@@ -12,7 +12,7 @@ from arl_cpu.node.manager import CpuManager
 from arl_cpu.settings import CpuSettings
 from arl_store.migrate import role_url
 from arl_store.wake import WakeNotifier
-from arl_wire.internal.admission import GrantPayload
+from arl_wire.internal.node import GrantPayload
 from support.builders import EPOCH
 from support.executor import FakeExecutor
 from support.peers import RecordingPeers

@@ -17,7 +17,7 @@ from arl_gpu.settings import GpuSettings
 from arl_gpu.worker.client import WorkerDied
 from arl_store.migrate import role_url
 from arl_store.wake import WakeNotifier
-from arl_wire.internal.admission import GrantPayload
+from arl_wire.internal.node import GrantPayload
 from support.conditions import eventually
 from support.peers import RecordingPeers
 from support.postgres import PASSWORDS

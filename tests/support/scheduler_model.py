@@ -7,7 +7,7 @@ from arl_core.domain.fence import Fence
 from arl_core.domain.model import Grant
 from arl_core.domain.states import ActionState
 from arl_scheduler.queries.poll_result import EnvironmentRow, PollResult
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 from support.builders import a_held_action, a_poll, a_queued_row, an_environment_row, numbered
 
 __all__ = ["Database", "Row"]

@@ -10,7 +10,7 @@ from arl_scheduler.index.action_classes import MAX_CLASSES, MAX_CLASSES_PER_TASK
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.duration_learner import MIN_RUNS_TO_REJECT, DurationLearner
 from arl_store.tx import PostgresStore
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 from support.builders import a_held_action, a_poll, a_queued_row
 
 NOW = 1000.0

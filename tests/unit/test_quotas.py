@@ -14,7 +14,7 @@ from arl_core.policies.registry import PolicyName, create_policy
 from arl_core.queue.quotas import TaskQuota
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import PollResult
-from arl_wire.internal.admission import GangMembership, QueuedActionRow
+from arl_wire.internal.scheduler import GangMembership, QueuedActionRow
 from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, numbered
 
 NOW = 1000.0

@@ -20,7 +20,7 @@ from arl_core.queue.fairness import QueueWeight
 from arl_kit import gc_tuning
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["RoundDriverSizes", "RoundMeasurement", "measure_rounds"]
 

@@ -15,7 +15,7 @@ from arl_core.domain.states import ActionState
 from arl_tangram.client import AsyncTangram
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import Unavailable
-from arl_wire.internal.admission import ResizeBatchRequest, ResizeBatchResponse, ResizePayload
+from arl_wire.internal.node import ResizeBatchRequest, ResizeBatchResponse, ResizePayload
 
 __all__ = ["ResizableAction", "ResizeFailed", "running_resizable_action"]
 

@@ -1,64 +1,32 @@
-"""Bodies of the hops between services. Not public: they may change with any version."""
+"""Bodies that the gateway sends to admission. They may change with any version."""
 
 import json
 from collections.abc import Iterable
-from typing import Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from arl_wire.actions.action import SubmitActionRequest
-from arl_wire.actions.explanations import WaitExplanation
-from arl_wire.admin.capacity import CapacityPlanQuery
 from arl_wire.admin.queues import QueueQuota
 from arl_wire.errors import ProblemDetails
-from arl_wire.reward_services.service import RegisterServiceRequest, ServiceOperation
-from arl_wire.scores import ServiceName
 
 __all__ = [
-    "ActionsAdmittedNotification",
     "AdmitItem",
     "AdmitItemResult",
     "AdmitRequest",
     "AdmitResponse",
     "AffectedRowsResponse",
     "CancelActionsRequest",
-    "CapacityPlanRequest",
     "CoalescedCall",
     "DeleteSnapshotRequest",
     "EndTrajectoryRequest",
-    "ExplainRequest",
-    "ExplainResponse",
-    "FencePayload",
-    "FindStragglersRequest",
-    "FindStragglersResponse",
-    "GangMembership",
-    "GrantBatchRequest",
-    "GrantPayload",
     "InternalChangeNodeRequest",
     "InternalChangeProjectRequest",
     "InternalChangeQueueRequest",
-    "InternalRegisterServiceRequest",
-    "OutputPortion",
-    "QueuedActionRow",
-    "ReadOutputRequest",
-    "ReadOutputResponse",
     "RemoveNodeRequest",
     "RemoveNodeResponse",
-    "RemoveServiceRequest",
-    "RemoveServiceResponse",
-    "ResizeBatchRequest",
-    "ResizeBatchResponse",
-    "ResizePayload",
-    "ResizeResult",
-    "ResourcesFreedNotification",
-    "RunReport",
-    "ServiceOperationRequest",
     "SnapshotSource",
-    "StragglerPayload",
     "SubmissionMetadata",
-    "WriteInputRequest",
-    "WriteInputResponse",
 ]
 
 
@@ -130,159 +98,6 @@ class AdmitResponse(BaseModel):
     items: list[AdmitItemResult]
 
 
-class QueuedActionRow(BaseModel):
-    """A queued row as the scheduler's index needs it: from a hint or from its own poll, the same."""
-
-    id: UUID
-    queue_id: int
-    kind: str
-    trajectory: str | None = None
-    environment_id: UUID | None = None
-    grant_no: int = 0
-    submitted: float
-    deadline: float | None = None
-    class_key: int
-    shape: str
-    demand: dict[str, int]
-    elastic: dict[str, Any] | None = None
-    environment: dict[str, Any]
-    priority: int = 0
-    gang: "GangMembership | None" = None
-
-
-class GangMembership(BaseModel):
-    """Of how many actions that start together this is one."""
-
-    id: UUID
-    size: int
-
-
-class ActionsAdmittedNotification(BaseModel):
-    actions: list[QueuedActionRow]
-
-
-class FencePayload(BaseModel):
-    id: UUID
-    grant_no: int
-
-
-class RunReport(FencePayload):
-    """What an attempt took that ran to its own end, well or badly: for estimates."""
-
-    run_us: int
-    cpu_us: int
-
-
-class ResourcesFreedNotification(BaseModel):
-    """What these fences held is free, and what those of `runs` held. `requeued` ones, of these fences, went back to the
-    queue. Without any fence, environments ended."""
-
-    fences: list[FencePayload]
-    requeued: list[FencePayload] = []
-    runs: list[RunReport] = []
-
-
-class GrantPayload(BaseModel):
-    id: UUID
-    grant_no: int
-    amounts: dict[str, int]
-    environment_id: UUID | None = None
-    amounts_seq: int = 0
-
-
-class GrantBatchRequest(BaseModel):
-    """A faster copy of the rows: one a round and manager."""
-
-    node_epoch: UUID
-    grants: list[GrantPayload]
-
-
-class ResizePayload(BaseModel):
-    """New cores for a running action. Only one with a higher `amounts_seq` than the last changes anything.
-
-    Any other asks what it has.
-    """
-
-    id: UUID
-    grant_no: int
-    cpu_milli: int = Field(ge=1)
-    amounts_seq: int = Field(ge=0)
-
-
-class ResizeBatchRequest(BaseModel):
-    node_epoch: UUID
-    resizes: list[ResizePayload]
-
-
-class ResizeResult(BaseModel):
-    """What became of one resize.
-
-    `done`: it holds, and what a shrink gave back is free. `stale`: another one came before. `full`: a growth beyond
-    what is free; it has what it had. `absent`: this fence does not run here, or is being ended.
-    """
-
-    id: UUID
-    grant_no: int
-    status: Literal["done", "stale", "full", "absent"]
-    cpu_milli: int | None = None
-    """What the action has now; None where it is absent."""
-    amounts_seq: int | None = None
-    """The resize that this came from; 0 for the grant itself."""
-    free_cpu_milli: int
-    """Of the node, for others and for a growth."""
-
-
-class ResizeBatchResponse(BaseModel):
-    """In the order of the request, sent once all of it holds."""
-
-    answers: list[ResizeResult]
-
-
-class ReadOutputRequest(BaseModel):
-    """What has this attempt written beyond these offsets? Answered as soon as there is something to say."""
-
-    id: UUID
-    grant_no: int
-    stdout: int
-    stderr: int
-
-
-class _Base64Model(BaseModel):
-    model_config = ConfigDict(ser_json_bytes="base64", val_json_bytes="base64")
-
-
-class OutputPortion(_Base64Model):
-    """Some of what a stream has beyond the offset that was asked for."""
-
-    data: bytes = b""
-    kept_bytes: int = 0
-    total_bytes: int = 0
-
-
-class ReadOutputResponse(BaseModel):
-    """`ended`: the attempt is over, and its row soon says all. `absent`: it does not run here, or not yet."""
-
-    status: Literal["running", "ended", "absent"]
-    stdout: OutputPortion = OutputPortion()
-    stderr: OutputPortion = OutputPortion()
-
-
-class WriteInputRequest(_Base64Model):
-    id: UUID
-    grant_no: int
-    data: bytes
-    offset: int | None
-    end: bool
-
-
-class WriteInputResponse(BaseModel):
-    """`gap`: bytes before that offset are missing. `unopened`: it was not submitted with `stdin_open`."""
-
-    status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
-    offset: int = 0
-    """Bytes taken so far."""
-
-
 class CancelActionsRequest(BaseModel):
     project_id: int
     ids: list[UUID]
@@ -319,68 +134,10 @@ class InternalChangeProjectRequest(BaseModel):
     weight: float
 
 
-class InternalRegisterServiceRequest(BaseModel):
-    service: RegisterServiceRequest
-
-
-class ServiceOperationRequest(BaseModel):
-    name: ServiceName
-    verb: ServiceOperation
-
-
-class RemoveServiceRequest(BaseModel):
-    name: ServiceName
-
-
-class RemoveServiceResponse(BaseModel):
-    """Whether it is gone; how many actions that name it have not settled keeps it."""
-
-    removed: bool
-    unsettled: int
-
-
 class AffectedRowsResponse(BaseModel):
     """How many rows the wish reached."""
 
     count: int
-
-
-class ExplainRequest(BaseModel):
-    """Why does this queued action not run?"""
-
-    id: UUID
-
-
-class ExplainResponse(BaseModel):
-    """`wait` without the name of the node, which the gateway knows."""
-
-    node: int | None = None
-    wait: WaitExplanation
-
-
-class CapacityPlanRequest(BaseModel):
-    """What would be? `without` are the nodes that the question names."""
-
-    question: CapacityPlanQuery
-    without: list[int]
-
-
-class FindStragglersRequest(BaseModel):
-    """Who runs far longer than others of his class? The furthest beyond first; or whether the `only` one does."""
-
-    limit: int
-    only: UUID | None = None
-
-
-class StragglerPayload(BaseModel):
-    id: UUID
-    amounts: dict[str, int]
-    elapsed_s: float
-    limit_s: float
-
-
-class FindStragglersResponse(BaseModel):
-    stragglers: list[StragglerPayload]
 
 
 class InternalChangeNodeRequest(BaseModel):

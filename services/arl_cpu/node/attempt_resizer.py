@@ -7,7 +7,7 @@ from typing import Any
 from arl_core.domain.fence import Fence
 from arl_cpu.contract.executor import AttemptResize, Executor
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
-from arl_wire.internal.admission import ResizePayload, ResizeResult
+from arl_wire.internal.node import ResizePayload, ResizeResult
 
 __all__ = ["AttemptResizer"]
 

@@ -8,7 +8,7 @@ from arl_core.domain.fence import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.node.allocations import AttemptAllocation
 from arl_store.tx import Row
-from arl_wire.internal.admission import GrantPayload
+from arl_wire.internal.node import GrantPayload
 
 __all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report"]
 

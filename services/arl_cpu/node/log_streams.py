@@ -6,7 +6,7 @@ from arl_core.domain.fence import Fence
 from arl_cpu.contract.executor import CapturedChunk as Read
 from arl_cpu.contract.executor import CapturedOutput, Executor
 from arl_wire.errors import Unavailable
-from arl_wire.internal.admission import (
+from arl_wire.internal.node import (
     OutputPortion,
     ReadOutputRequest,
     ReadOutputResponse,

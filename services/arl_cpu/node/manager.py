@@ -36,7 +36,7 @@ from arl_kit.service_client import ServiceClient
 from arl_node.grants import ActiveActionRow, GrantLifecycle, SettleResult, grant_of
 from arl_store.tx import PostgresStore, Row
 from arl_store.wake import WakeNotifier
-from arl_wire.internal.admission import GrantPayload, ResizePayload, ResizeResult
+from arl_wire.internal.node import GrantPayload, ResizePayload, ResizeResult
 
 __all__ = ["CpuManager"]
 

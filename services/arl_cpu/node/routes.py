@@ -18,7 +18,7 @@ from arl_cpu.node.transfers import FileTransfers
 from arl_kit.body_streaming import StreamedResponse
 from arl_kit.internal_api import InternalApi
 from arl_wire.errors import Unavailable
-from arl_wire.internal.admission import (
+from arl_wire.internal.node import (
     GrantBatchRequest,
     ReadOutputRequest,
     ResizeBatchRequest,

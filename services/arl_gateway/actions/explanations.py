@@ -11,7 +11,7 @@ from arl_store.tx import PostgresStore
 from arl_wire.actions.action import Action
 from arl_wire.actions.explanations import ActionExplanation, StragglerStatus, WaitExplanation
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.internal.admission import ExplainRequest, ExplainResponse, FindStragglersRequest, FindStragglersResponse
+from arl_wire.internal.scheduler import ExplainRequest, ExplainResponse, FindStragglersRequest, FindStragglersResponse
 
 __all__ = ["ExplanationService"]
 

@@ -8,7 +8,7 @@ from arl_store.tx import PostgresStore
 from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
 from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
 from arl_wire.errors import FieldError, ValidationFailed
-from arl_wire.internal.admission import CapacityPlanRequest, FindStragglersRequest, FindStragglersResponse
+from arl_wire.internal.scheduler import CapacityPlanRequest, FindStragglersRequest, FindStragglersResponse
 
 __all__ = ["CapacityService", "StragglerService"]
 

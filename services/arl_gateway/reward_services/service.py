@@ -11,8 +11,8 @@ from arl_gateway.reward_services.queries import desired_services, has_cpu_node, 
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
 from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
-from arl_wire.internal.admission import (
-    AffectedRowsResponse,
+from arl_wire.internal.admission import AffectedRowsResponse
+from arl_wire.internal.reward_services import (
     InternalRegisterServiceRequest,
     RemoveServiceRequest,
     RemoveServiceResponse,

@@ -34,7 +34,7 @@ from arl_wire.errors import (
     TangramError,
     Unavailable,
 )
-from arl_wire.internal.admission import (
+from arl_wire.internal.node import (
     OutputPortion,
     ReadOutputRequest,
     ReadOutputResponse,

@@ -13,7 +13,7 @@ from typing import Any
 
 from arl_core.domain.model import ActionClass
 from arl_scheduler.queries.poll_result import AllocationRow, to_action_class
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["MAX_CLASSES_PER_TASK", "ActionClassTable"]
 

@@ -32,7 +32,7 @@ from arl_scheduler.index.node_table import NodeTable
 from arl_scheduler.index.rate_limit_timer import RateLimitTimer
 from arl_scheduler.queries.poll_result import AllocationRow, EnvironmentRow, NodeRow, PollResult
 from arl_store.uuids import to_driver_uuid
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["EnvironmentName", "SchedulerIndex"]
 

@@ -23,7 +23,7 @@ from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries.poll_result import to_elastic_resource
 from arl_wire.admin.capacity import CapacityForecast, CapacityPlan, CapacityPlanQuery
 from arl_wire.errors import Conflict, Unavailable
-from arl_wire.internal.admission import CapacityPlanRequest
+from arl_wire.internal.scheduler import CapacityPlanRequest
 
 __all__ = ["ROUND_GRANTS", "CapacityPlanner", "build_forecast_input"]
 

@@ -12,7 +12,7 @@ from arl_scheduler.index.environments import QueuePosition
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_wire.actions.explanations import AheadCounts, ExpectedRunTime, ResourceShortfall, WaitExplanation
 from arl_wire.errors import NotFound, Unavailable
-from arl_wire.internal.admission import (
+from arl_wire.internal.scheduler import (
     ExplainRequest,
     ExplainResponse,
     FindStragglersRequest,

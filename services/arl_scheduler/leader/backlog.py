@@ -11,7 +11,7 @@ from arl_scheduler.queries import repository
 from arl_scheduler.queries.leader_queries import TermLostError
 from arl_scheduler.queries.repository import FIRST_PAGE, PagePosition
 from arl_store.tx import PostgresStore
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["read_backlog"]
 

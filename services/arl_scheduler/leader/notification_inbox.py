@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 
 from arl_core.domain.fence import Fence
 from arl_scheduler.queries.estimate_queries import RunDuration
-from arl_wire.internal.admission import QueuedActionRow, ResizeResult
+from arl_wire.internal.node import ResizeResult
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["NotificationInbox", "PendingNotifications"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from arl_core.domain.model import Grant
 from arl_kit.service_client import ServiceClient
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
-from arl_wire.internal.admission import GrantBatchRequest, GrantPayload
+from arl_wire.internal.node import GrantBatchRequest, GrantPayload
 
 __all__ = ["notify_environment_ends", "notify_grants"]
 

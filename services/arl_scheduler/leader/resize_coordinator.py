@@ -17,7 +17,7 @@ from arl_scheduler.index.allocations import AllocationTable
 from arl_scheduler.index.environments import Allocation
 from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.queries.poll_result import NodeRow, ResizeUpdate
-from arl_wire.internal.admission import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
+from arl_wire.internal.node import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult
 
 __all__ = ["ResizeCoordinator"]
 

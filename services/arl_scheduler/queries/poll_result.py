@@ -27,7 +27,7 @@ from arl_core.queue.fairness import QueueWeight
 from arl_core.queue.quotas import TaskQuota
 from arl_store.uuids import parse_uuid
 from arl_wire.actions.action import HOST_TEMPLATE
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = [
     "AllocationRow",

@@ -12,7 +12,7 @@ from arl_core.domain.model import Grant
 from arl_core.domain.states import ActionOutcome
 from arl_scheduler.queries.poll_result import PollResult, ResizeUpdate, parse_poll_result, parse_queued_rows
 from arl_store.tx import ReadTx, WriteTx
-from arl_wire.internal.admission import QueuedActionRow
+from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = [
     "FIRST_PAGE",
