@@ -1,6 +1,7 @@
 """Running an app: uvicorn, told when to drain, and asleep while nothing happens."""
 
 import asyncio
+import gc
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -8,11 +9,10 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from arl_kit import gc_tuning
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import set_up_logging
 
-__all__ = ["serve"]
+__all__ = ["freeze_heap", "serve"]
 
 DRAIN_TIMEOUT_S = 20
 TICK_INTERVAL_S = 1.0
@@ -22,7 +22,7 @@ TICK_INTERVAL_S = 1.0
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
     set_up_logging(name, settings.log_level)
-    gc_tuning.freeze_heap()
+    freeze_heap()
     config = uvicorn.Config(
         app,
         host=settings.host,
@@ -69,3 +69,18 @@ class _DrainingServer(uvicorn.Server):
         if self._on_drain is not None:
             self._on_drain()
         self._exiting.set()
+
+
+GC_THRESHOLDS = 5_000, 80, 100
+"""Of objects, and of collections of the generation before. By default it looks through new objects seven times as
+often, and through all that is kept, a million waiting actions for instance, whenever a quarter more has come."""
+
+
+def freeze_heap() -> None:
+    """What is there by now stays for ever, as far as the collector is concerned; what comes is looked at less often.
+
+    What no cycle holds is freed at once as ever.
+    """
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*GC_THRESHOLDS)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
-from arl_kit.child_env import child_environment
+from arl_kit.child_process import child_environment
 from arl_kit.telemetry.otel import service_environment
 from arl_local.env_routing import forwarded_variables
 from arl_local.state_dir import StateDir

@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence, Set
 from typing import Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.domain.states import COMPLETED_OUTCOMES
 from arl_kit.batcher import Batcher
 from arl_kit.failpoints import Failpoints
@@ -17,9 +17,8 @@ from arl_kit.loops import PollLoop
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
 from arl_node import repository
-from arl_node.heartbeat import LeaseHeartbeat
+from arl_node.heartbeat import LeaseHeartbeat, wait_until_name_is_free
 from arl_node.metrics import ManagerMetrics
-from arl_node.node_names import wait_until_name_is_free
 from arl_node.settings import ManagerSettings
 from arl_store.tx import PostgresStore, Row, WriteTx, is_temporary
 from arl_store.wake import WakeNotifier

@@ -1,14 +1,20 @@
-"""The node's lease: beats from a thread of its own, so that a busy loop cannot lose the node."""
+"""A node's lease. The node waits until its name is free; then a thread renews the lease, so that a busy loop cannot lose it."""
 
 import asyncio
 import logging
 import threading
 import time
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 import asyncpg
 
-__all__ = ["LeaseHeartbeat"]
+from arl_node import repository
+from arl_store.tx import PostgresStore
+
+__all__ = ["LeaseHeartbeat", "wait_until_name_is_free"]
 
 FENCE_AT_TTL_SHARE = 0.8
 CONNECT_TIMEOUT_S = 5.0
@@ -82,3 +88,26 @@ class LeaseHeartbeat:
                 self._stopping.wait(self._beat_s)
         finally:
             connection.terminate()
+
+
+async def wait_until_name_is_free(
+    store: PostgresStore, node: Mapping[str, Any], *, ttl_s: float, check_interval_s: float
+) -> None:
+    """Return when no lease of another node counts under this one's name; raises NameTaken where that node beats on.
+
+    The same address or the same epoch is the same node, which was started again.
+    """
+    seen: datetime | None = None
+    while True:
+        async with store.read() as tx:
+            holder = await repository.other_name_holder(tx, node, ttl_s=ttl_s)
+        if holder is None:
+            return
+        if seen is None:
+            seen = holder.last_beat
+            log.warning("%s had the name %s a moment ago; waiting for it to be free", holder.url, node["name"])
+        elif holder.last_beat > seen:
+            taken = repository.NodeNameTaken(node["name"], holder.url)
+            log.critical("%s", taken)
+            raise taken
+        await asyncio.sleep(check_interval_s)

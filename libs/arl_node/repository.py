@@ -6,7 +6,7 @@ from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = [

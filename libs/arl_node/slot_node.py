@@ -5,8 +5,7 @@ from typing import Generic
 from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger, fits
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Resources
+from arl_core.domain.model import Fence, Resources
 from arl_node.grants import ActiveActionRow, GrantLifecycle, ReportT, fence_of, grant_of
 from arl_wire.internal.node import GrantPayload
 

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ActionClass, Grant, QueuedAction, ResizeDecision, Resources
+from arl_core.domain.model import ActionClass, Fence, Grant, QueuedAction, ResizeDecision, Resources
 from arl_core.policies.policy import SchedulingPolicy
 from arl_sim.cluster import CORE_MILLI, FREE_BATCH_SIZE, SimActionClasses, SimCluster, create_nodes
 from arl_sim.duration_models import SimDurationModel

@@ -7,9 +7,9 @@ from uuid import UUID
 from arl_core.capacity.ledger import ResourceLedger, fits
 from arl_core.capacity.running_index import RunningIndex
 from arl_core.capacity.snapshot import CellSnapshot
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
+    Fence,
     Grant,
     NodeResources,
     PinnedEnvironment,

@@ -1,10 +1,10 @@
-"""What Postgres itself refuses: roles with column grants, and the trigger made from `arl_core.domain.states`."""
+"""Guards in Postgres: roles with column grants, the trigger made from `arl_core.domain.states`, and advisory locks."""
 
 from collections.abc import Mapping
 
 from arl_core.domain.states import TRANSITIONS, ServiceRole, StateTransition
 
-__all__ = ["GRANTS", "edge_trigger_statements", "grant_statements", "role_name"]
+__all__ = ["DESIRED_STATE_LOCK", "GRANTS", "edge_trigger_statements", "grant_statements", "role_name"]
 
 _STATELESS_MANAGER_GRANTS = (
     "update (state, outcome, reason, failures, admitted_xid, started_at, settled_at, run_us) on actions",
@@ -124,3 +124,8 @@ def _literals(values: list[str]) -> str:
 
 def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
+
+
+DESIRED_STATE_LOCK = "hashtext('tangram.wishes')"
+"""Shared by every transaction of the leader; whoever closes a node or pauses a queue takes it alone, and so waits for
+the last round that did not know of it."""

@@ -7,8 +7,14 @@ from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
 from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
-from arl_wire.admin.projects import ChangeProjectRequest, Project, ProjectListResponse
-from arl_wire.admin.queues import ChangeQueueRequest, Queue, QueueListResponse
+from arl_wire.admin.queues import (
+    ChangeProjectRequest,
+    ChangeQueueRequest,
+    Project,
+    ProjectListResponse,
+    Queue,
+    QueueListResponse,
+)
 
 __all__ = [
     "change_node",

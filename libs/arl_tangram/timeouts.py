@@ -17,7 +17,7 @@ from arl_tangram.operations import (
 )
 from arl_wire.actions.action import WaitRequest
 from arl_wire.errors import Unavailable
-from arl_wire.reward_services.score_requests import ScoreRequest
+from arl_wire.reward_services.service import ScoreRequest
 
 __all__ = ["RESPONSE_GRACE_S", "with_timeout"]
 

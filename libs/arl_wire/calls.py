@@ -7,9 +7,8 @@ from urllib.parse import unquote
 
 from pydantic import AfterValidator, BaseModel, Field, StringConstraints, model_validator
 
-from arl_wire.output_stream import OutputStream
 from arl_wire.scores import ServiceName
-from arl_wire.validation import Base64, StrictModel, is_too_deep, validate_no_nul, validate_unicode
+from arl_wire.validation import Base64, OutputStream, StrictModel, is_too_deep, validate_no_nul, validate_unicode
 
 __all__ = [
     "IDEMPOTENT_METHODS",

@@ -1,4 +1,4 @@
-"""What text and bytes have to be, wherever they are sent."""
+"""Checks and field types that models share: text, bytes, resource names and output streams."""
 
 import binascii
 import json
@@ -7,11 +7,15 @@ from base64 import b64decode, b64encode
 from collections.abc import Iterable
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, EncodedBytes, EncoderProtocol
+from pydantic import AfterValidator, BaseModel, ConfigDict, EncodedBytes, EncoderProtocol, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "RESERVED_NAMES",
     "Base64",
+    "CustomResources",
+    "OutputStream",
+    "ResourceName",
     "StrictBase64",
     "StrictModel",
     "is_too_deep",
@@ -116,3 +120,37 @@ class StrictModel(BaseModel):
     """What clients send: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+RESERVED_NAMES = frozenset(
+    {
+        *("cpu", "cpu_milli", "cpu_cores", "cores", "memory", "memory_mib", "memory_bytes", "disk", "disk_mib"),
+        *("disk_bytes", "pids", "gpu", "concurrency", "slots"),
+    }
+)
+"""They have fields of their own, are no node's to declare, or are what metrics call those that have."""
+MAX_AMOUNT = 1 << 40
+
+
+def _check_not_reserved(name: str) -> str:
+    if name in RESERVED_NAMES:
+        raise ValueError(f"`{name}` is a resource with a field of its own; name another")
+    return name
+
+
+ResourceName = Annotated[
+    str,
+    StringConstraints(pattern=r"^[a-z][a-z0-9_]*([./-][a-z0-9_]+)*$", max_length=64),
+    AfterValidator(_check_not_reserved),
+]
+CustomResources = Annotated[dict[ResourceName, Annotated[int, Field(ge=1, le=MAX_AMOUNT)]], Field(max_length=16)]
+"""Amounts in whole units, whatever a unit is: a device, Mbit/s."""
+
+
+class OutputStream(BaseModel):
+    """The first MiB of a stream and how much there was."""
+
+    text: str = Field(default="", description="UTF-8; bytes that are not are written as \\xNN")
+    base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
+    total_bytes: int = 0
+    truncated: bool = False

@@ -11,7 +11,7 @@ from sqlalchemy import text
 from arl_admission.checks.environment_checks import SIZE_FIELDS, ExistingEnvironment
 from arl_admission.checks.fleet import enforced_capabilities
 from arl_admission.normalise import NewAction
-from arl_store.advisory_locks import DESIRED_STATE_LOCK
+from arl_store.guards import DESIRED_STATE_LOCK
 from arl_store.tx import ReadTx, Row, WriteTx
 from arl_wire.internal.admission import InternalChangeProjectRequest, InternalChangeQueueRequest
 

@@ -23,7 +23,7 @@ from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, ReadTx, Row, WriteTx, is_temporary
-from arl_store.uuids import uuid7
+from arl_store.values import uuid7
 from arl_wire.actions.batches import MAX_GANG_SIZE
 from arl_wire.errors import (
     FieldError,

@@ -12,7 +12,7 @@ from arl_api.metrics import ApiMetrics
 from arl_api.sender import EndpointSender, RequestResult
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import CallVerdict, can_retry, retry_delay_s
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 
 __all__ = ["EndpointBroker"]
 

@@ -16,8 +16,7 @@ from arl_api.calls import CallReport, EndpointCall, call_from_row
 from arl_api.endpoint_queue import EndpointQueue
 from arl_api.metrics import ApiMetrics
 from arl_api.settings import ApiSettings, EndpointSettings
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import call_resource
+from arl_core.domain.model import Fence, call_resource
 from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
 from arl_node.grants import GrantLifecycle, SettleResult

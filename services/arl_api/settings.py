@@ -6,8 +6,7 @@ from typing import Annotated, Self
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
 from arl_core.control.rate_limits import RateLimit
-from arl_node.settings import ManagerSettings
-from arl_node.upstream_fields import UpstreamKey, UpstreamUrl
+from arl_node.settings import ManagerSettings, UpstreamKey, UpstreamUrl
 from arl_wire.calls import CONNECTION_HEADERS, EndpointName, HeaderName, Method
 
 __all__ = ["ApiSettings", "EndpointSettings"]

@@ -5,7 +5,7 @@ from pydantic import Field, model_validator
 
 from arl_core.policies.registry import PolicyName
 from arl_node.settings import ManagerSettings
-from arl_wire.custom_resources import CustomResources
+from arl_wire.validation import CustomResources
 
 __all__ = ["CpuSettings"]
 

@@ -28,8 +28,7 @@ from arl_gateway.reward_services.score_coalescer import ScoreCoalescer
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_gateway.reward_services.service_directory import ServiceDirectory
 from arl_gateway.settings import GatewaySettings
-from arl_gateway.streaming.log_streams import NODE_CALL_TIMEOUT_S, LogStreams
-from arl_gateway.streaming.stream_limit import StreamLimiter
+from arl_gateway.streaming.log_streams import NODE_CALL_TIMEOUT_S, LogStreams, StreamLimiter
 from arl_kit.app import provided_deps
 from arl_kit.failpoints import Failpoints
 from arl_kit.metrics import Metrics

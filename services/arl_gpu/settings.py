@@ -12,8 +12,7 @@ from arl_core.residency.eviction import EvictionPolicy
 from arl_gpu.catalog.service_files import BUILT_IN_SERVICES
 from arl_gpu.worker.engine_controller import CONTROL_TIMEOUT_S
 from arl_gpu.worker.host_memory import memory_limit_bytes
-from arl_node.settings import ManagerSettings
-from arl_node.upstream_fields import UpstreamKey, UpstreamUrl
+from arl_node.settings import ManagerSettings, UpstreamKey, UpstreamUrl
 from arl_wire.reward_services.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 

@@ -1,12 +1,12 @@
 """Hints for the leader, and what it is asked."""
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_kit.internal_api import InternalApi
 from arl_scheduler.inquiry.capacity_planner import CapacityPlanner
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.queries.estimate_queries import RunDuration
-from arl_store.uuids import to_driver_uuid
+from arl_store.values import to_driver_uuid
 from arl_wire.internal.scheduler import (
     ActionsAdmittedNotification,
     CapacityPlanRequest,

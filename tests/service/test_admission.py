@@ -14,7 +14,7 @@ from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_scheduler.queries.repository import poll
 from arl_store.tx import PostgresStore
-from arl_store.uuids import uuid7
+from arl_store.values import uuid7
 from arl_wire.internal.admission import AdmitItem, CancelActionsRequest, EndTrajectoryRequest
 from arl_wire.internal.scheduler import ActionsAdmittedNotification
 from support.builders import a_submission

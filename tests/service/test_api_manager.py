@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest_asyncio
 from aiohttp import web
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_store.tx import Row
 from support.api import Broker, brokering
 from support.conditions import eventually

@@ -12,9 +12,9 @@ from arl_api.broker import EndpointBroker
 from arl_api.calls import CallReport, EndpointCall
 from arl_api.metrics import ApiMetrics
 from arl_api.settings import EndpointSettings
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_kit.metrics import Metrics
-from arl_store.uuids import uuid7
+from arl_store.values import uuid7
 from support.conditions import eventually
 from support.endpoint import Asked, External, external
 

@@ -2,8 +2,7 @@
 
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant
+from arl_core.domain.model import Fence, Grant
 from arl_scheduler.index.deadlines import UNREACHABLE
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_wire.internal.scheduler import QueuedActionRow

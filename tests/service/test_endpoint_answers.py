@@ -13,8 +13,8 @@ from arl_api.calls import EndpointCall
 from arl_api.sender import EndpointSender, RequestResult
 from arl_api.settings import EndpointSettings
 from arl_api.verdicts import CallVerdict
-from arl_core.domain.fence import Fence
-from arl_store.uuids import uuid7
+from arl_core.domain.model import Fence
+from arl_store.values import uuid7
 
 Serve = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 TEXT = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n"

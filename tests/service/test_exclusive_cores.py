@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
 from arl_cpu.node.attempt_resizer import AttemptResizer
 from arl_wire.internal.node import ResizePayload

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.simulated_executor import SimulatedExecutor
 from support.sandbox import Bench, a_bench, a_command, a_program, an_environment, sandboxes
 

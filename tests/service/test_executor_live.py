@@ -8,7 +8,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import ExecSpec
 from arl_cpu.contract.launcher_client import LauncherClient
 from arl_cpu.contract.simulated_executor import SimulatedExecutor

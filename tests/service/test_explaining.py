@@ -4,7 +4,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.inquiry.wait_reasons import WaitReason
+from arl_core.domain.states import WaitReason
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.inquiry.wait_explainer import WaitExplainer
 from arl_wire.errors import NotFound, Unavailable

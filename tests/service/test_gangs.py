@@ -8,8 +8,7 @@ import pytest
 
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant
+from arl_core.domain.model import Fence, Grant
 from arl_core.policies.spar import SparPolicy
 from arl_scheduler.queries import repository
 from arl_wire.internal.admission import AdmitItem, AdmitResponse

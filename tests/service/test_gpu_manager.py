@@ -14,7 +14,7 @@ import pytest
 import pytest_asyncio
 from sqlalchemy import text
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.dispatch.dispatcher import MAX_WORKER_DEATHS
 from arl_gpu.node.repository import publish_services
 from arl_gpu.worker.client import WorkerDied

@@ -3,7 +3,7 @@
 import pytest
 
 from arl_core.capacity.ledger import ResourceLedger
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.durations.curves import CurveCache
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.index.allocations import AllocationTable

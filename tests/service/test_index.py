@@ -6,8 +6,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant, PinnedEnvironment, Resources
+from arl_core.domain.model import Fence, Grant, PinnedEnvironment, Resources
 from arl_core.domain.states import ActionState
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.index.scheduler_index import SchedulerIndex

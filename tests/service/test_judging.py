@@ -12,7 +12,7 @@ from uuid import uuid4
 import pytest
 import pytest_asyncio
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.dispatch.dispatcher import BatchDispatcher
 from arl_gpu.dispatch.metrics import GpuMetrics
 from arl_gpu.engines.chat_completions import ChatCompletionClient, EngineRequestFailed

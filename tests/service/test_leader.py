@@ -7,8 +7,7 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant
+from arl_core.domain.model import Fence, Grant
 from arl_scheduler.leader.election import LeaderElection
 from arl_scheduler.queries import leader_queries, repository
 from arl_scheduler.queries.leader_queries import TermLostError

@@ -9,8 +9,7 @@ from uuid import UUID
 import pytest
 import pytest_asyncio
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ActionClass, ResourceDemand, ResourceShape
+from arl_core.domain.model import ActionClass, Fence, ResourceDemand, ResourceShape
 from arl_scheduler.leader.duration_learner import SAVE_BATCH, DurationLearner
 from arl_scheduler.leader.election import LeaderElection
 from arl_scheduler.queries.estimate_queries import RunDuration

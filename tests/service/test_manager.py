@@ -10,7 +10,7 @@ from uuid import UUID, uuid4
 import pytest
 import pytest_asyncio
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import CapturedStream, ExecSpec, NodeCapability
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.importer import import_template, remove_template

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from arl_core.capacity.snapshot import CellSnapshot
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ResizeDecision, SchedulingPlan
+from arl_core.domain.model import Fence, ResizeDecision, SchedulingPlan
 from arl_core.policies.spar import SparPolicy
 from arl_core.policies.static_pods import StaticPods
 from arl_scheduler.inquiry.capacity_planner import MAX_SIMULATED, CapacityPlanner

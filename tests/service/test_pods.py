@@ -2,8 +2,7 @@
 
 from dataclasses import replace
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant, Resources, ResourceShape, TrajectoryPod
+from arl_core.domain.model import Fence, Grant, Resources, ResourceShape, TrajectoryPod
 from arl_core.policies.static_pods import StaticPods
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_wire.internal.scheduler import QueuedActionRow

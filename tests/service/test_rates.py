@@ -10,8 +10,7 @@ import pytest_asyncio
 
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.control.rate_limits import RateLimit
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import SchedulingPlan
+from arl_core.domain.model import Fence, SchedulingPlan
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop
 from arl_scheduler.queries import repository

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 import pytest_asyncio
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import AttemptResize
 from arl_store.migrate import role_url
 from arl_wire.internal.node import ResizePayload, ResizeResult

@@ -11,8 +11,7 @@ import pytest_asyncio
 from pydantic import BaseModel
 
 from arl_core.capacity.snapshot import CellSnapshot
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ResizeDecision, SchedulingPlan, action_resources, environment_resources
+from arl_core.domain.model import Fence, ResizeDecision, SchedulingPlan, action_resources, environment_resources
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_cpu.contract.executor import AttemptResize as Ordered
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop

@@ -10,10 +10,10 @@ from pydantic import BaseModel
 
 from arl_core.capacity.ledger import ResourceLedger
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     ResizeDecision,
     ResizeSupport,
     ResourceDemand,

@@ -6,7 +6,7 @@ from uuid import UUID, uuid4
 
 import pytest_asyncio
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from support.builders import EPOCH
 from support.cpu import Cpu, managing
 from support.executor import FailingWork, FakeExecutor

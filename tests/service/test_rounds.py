@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 
 from arl_core.control.reclaim import ReclaimDecision
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.domain.states import ActionState
 from arl_core.queue.fairness import QueueWeight
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop

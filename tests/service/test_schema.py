@@ -17,7 +17,7 @@ from arl_core.domain.states import TRANSITIONS, ActionOutcome, ActionState, Serv
 from arl_store.guards import role_name
 from arl_store.migrate import role_url, upgrade
 from arl_store.tables import metadata
-from arl_store.uuids import uuid7
+from arl_store.values import uuid7
 from support.postgres import PASSWORDS, CloneDatabase, Databases
 from support.rows import Rows, rows_in
 

@@ -8,10 +8,10 @@ from uuid import UUID
 import pytest
 
 from arl_core.control.rate_limits import RateLimit
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
+from arl_core.domain.states import WaitReason
 from arl_core.inquiry.explain import explain
 from arl_core.inquiry.forecast import ForecastSimulator
-from arl_core.inquiry.wait_reasons import WaitReason
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_core.policies.spar import SparPolicy
 from arl_core.policies.static_pods import StaticPods

@@ -8,10 +8,10 @@ from arl_core.capacity.running_index import RunningIndex
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.control.reclaim import ActiveAttempt, NodeLease
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     NodeResources,
     PinnedEnvironment,
     QueuedAction,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.node.manager import CpuManager
 from arl_cpu.settings import CpuSettings
 from arl_store.migrate import role_url

@@ -11,7 +11,7 @@ from uuid import uuid4
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.catalog.service_files import ServiceFiles
 from arl_gpu.engines.chat_completions import MAX_RESPONSE_BYTES
 from arl_gpu.engines.engine_dispatcher import HEALTH_CHECK_S, EngineDispatcher

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.catalog.registrations import DesiredService
 from arl_gpu.dispatch.device_groups import DeviceGroups
 from arl_gpu.dispatch.dispatcher import BatchDispatcher

@@ -15,7 +15,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedStream,

@@ -3,8 +3,7 @@
 from dataclasses import dataclass, field, replace
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant
+from arl_core.domain.model import Fence, Grant
 from arl_core.domain.states import ActionState
 from arl_scheduler.queries.poll_result import EnvironmentRow, PollResult
 from arl_wire.internal.scheduler import QueuedActionRow

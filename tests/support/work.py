@@ -3,7 +3,7 @@
 from typing import Any
 from uuid import uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, FileOperation
 from support.sandbox import Bench
 

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.catalog.service_files import ServiceFiles
 from arl_gpu.dispatch.device_groups import BatchResult, DeviceGroups, device_groups
 from arl_gpu.dispatch.dispatcher import BatchDispatcher

@@ -7,10 +7,10 @@ import pytest
 
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     NodeResources,
     PinnedEnvironment,
     QueuedAction,
@@ -18,10 +18,10 @@ from arl_core.domain.model import (
     ResourceShape,
     RunningAction,
 )
+from arl_core.domain.states import EstimateBasis, WaitReason
 from arl_core.durations.curves import CurveCache
 from arl_core.durations.estimates import DurationEstimates
 from arl_core.inquiry.explain import MAX_SCANNED, ActionsAhead, QueueExplanation, ResourceShortage, explain
-from arl_core.inquiry.wait_reasons import EstimateBasis, WaitReason
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_core.policies.spar import SparPolicy
 from arl_core.queue.fairness import FairShares

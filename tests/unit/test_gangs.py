@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from arl_core.capacity.gangs import can_gang_fit, limit_grants
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     Gang,
     Grant,
     NodeResources,
@@ -25,11 +25,10 @@ from arl_core.domain.model import (
     RunningAction,
     SchedulingPlan,
 )
-from arl_core.domain.states import ActionOutcome
+from arl_core.domain.states import ActionOutcome, WaitReason
 from arl_core.durations.curves import CurveCache
 from arl_core.inquiry.explain import explain
 from arl_core.inquiry.forecast import ForecastInput, ForecastSimulator
-from arl_core.inquiry.wait_reasons import WaitReason
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_core.policies.reference import ReferencePolicy
 from arl_core.policies.spar import SparPolicy

@@ -3,7 +3,7 @@ from dataclasses import dataclass
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
 from support.builders import numbered
 

@@ -1,6 +1,6 @@
 import time
 
-from arl_store.uuids import uuid7
+from arl_store.values import uuid7
 
 
 def test_ids_rise_strictly_with_each_call() -> None:

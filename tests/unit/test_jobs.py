@@ -5,7 +5,7 @@ import json
 import pytest
 
 from arl_gpu.queue.score_jobs import DEFAULT_MAX_TOKENS, item_cost, text_cost
-from arl_store.storable import storable, storable_json
+from arl_store.values import storable, storable_json
 
 
 @pytest.mark.parametrize(

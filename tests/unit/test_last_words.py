@@ -2,7 +2,7 @@
 
 import pytest
 
-from arl_bench.harness.error_summary import summarize_error
+from arl_bench.harness.process_usage import summarize_error
 
 TRACEBACK = """Traceback (most recent call last):
   File "worker.py", line 3, in read

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from uuid import uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.launcher_client import LauncherClient
 
 

@@ -16,7 +16,7 @@ from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
 from arl_wire.actions.action import Action, WaitRequest, WaitResponse
 from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse
 from arl_wire.errors import NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
-from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
+from arl_wire.reward_services.service import ScoreRequest, ScoreResponse
 from arl_wire.scores import Score, ScoreItem
 from support.builders import numbered
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from arl_gateway.streaming.stream_limit import StreamLimiter
+from arl_gateway.streaming.log_streams import StreamLimiter
 from arl_wire.errors import Unavailable
 
 

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant, slot_resource
+from arl_core.domain.model import Fence, Grant, slot_resource
+from arl_core.domain.states import WaitReason
 from arl_core.inquiry.explain import explain
-from arl_core.inquiry.wait_reasons import WaitReason
 from arl_core.policies.registry import PolicyName, create_policy
 from arl_core.queue.quotas import TaskQuota
 from arl_scheduler.index.scheduler_index import SchedulerIndex

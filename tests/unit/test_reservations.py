@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from arl_core.capacity.running_index import RunningIndex
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     Gang,
     NodeResources,
     PinnedEnvironment,

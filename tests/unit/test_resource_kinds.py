@@ -9,15 +9,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from arl_core.capacity.rate_limited_ledger import RateLimitedLedger
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ENVIRONMENT_RESOURCES, NodeResources, Resources
+from arl_core.domain.model import ENVIRONMENT_RESOURCES, Fence, NodeResources, Resources
+from arl_core.domain.states import WaitReason
 from arl_core.durations.curves import CurveCache
 from arl_core.inquiry.explain import ResourceShortage, explain
-from arl_core.inquiry.wait_reasons import WaitReason
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_core.policies.spar import SparPolicy
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations
-from arl_wire.custom_resources import RESERVED_NAMES
+from arl_wire.validation import RESERVED_NAMES
 from support.builders import a_pool, a_snapshot, a_submission, an_action
 from support.resource_kinds import KINDS, ResourceKind
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.devices.cpu_device import CpuDevice
 from arl_gpu.devices.interface import CopyFailed

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     Grant,
     NodeResources,
     QueuedAction,

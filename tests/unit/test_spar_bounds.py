@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 
 from arl_core.domain.elasticity import AmdahlScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     PinnedEnvironment,
     ResizeSupport,
     ResourceDemand,

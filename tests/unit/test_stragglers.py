@@ -6,8 +6,7 @@ import pytest
 
 from arl_core.capacity.ledger import ResourceLedger
 from arl_core.capacity.node_load import LoadCalculator
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ActionClass, RunningAction
+from arl_core.domain.model import ActionClass, Fence, RunningAction
 from arl_core.durations.curves import CurveCache, ParallelismOption
 from arl_core.durations.estimates import IGNORED_OVERRUN, MIN_STRAGGLER_RUNS, DurationEstimates, straggler_limit_s
 from arl_core.policies.policy import FirstComeFirstServed

@@ -22,7 +22,7 @@ from arl_gateway.compat.swerex.models import (
 from arl_gateway.compat.swerex.multipart import parse_form
 from arl_wire.actions.action import Action, ActionResult
 from arl_wire.errors import ValidationFailed
-from arl_wire.output_stream import OutputStream
+from arl_wire.validation import OutputStream
 
 MARK = "0" * 32
 

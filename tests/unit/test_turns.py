@@ -6,7 +6,7 @@ from uuid import uuid4
 from hypothesis import given
 from hypothesis import strategies as st
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.queue.batch_scheduler import Batch, BatchPart, BatchScheduler, DeviceState
 from arl_gpu.queue.score_jobs import ScoreJob
 

@@ -12,15 +12,15 @@ import typer
 
 from arl_bench.cli import bench_rewards
 from arl_bench.cli.demo import ensure_system_up
-from arl_bench.cli.report_output import print_report
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
 from arl_bench.control_plane.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
 from arl_bench.control_plane.trace_export import run_trace_export
 from arl_bench.demo.attempts import THINK_SCALE
 from arl_bench.harness.bench_system import NoSandbox
+from arl_bench.harness.report import print_report
 from arl_bench.paper import real_cores
-from arl_bench.paper.headline import PAPER_RESULTS, paper_result_lines
+from arl_bench.paper.real_cores import PAPER_RESULTS, paper_result_lines
 from arl_bench.sandboxes import cpu_allocation as aoe_
 from arl_bench.sandboxes import density as density_
 from arl_bench.sandboxes import execution

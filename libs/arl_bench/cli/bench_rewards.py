@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from arl_bench.cli.report_output import print_report
+from arl_bench.harness.report import print_report
 from arl_bench.rewards import device_sharing as sharing_
 from arl_bench.rewards import residency as residency_
 from arl_bench.rewards import reward_overhead as reward_

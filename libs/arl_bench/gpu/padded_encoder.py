@@ -7,7 +7,7 @@ import numpy as np
 
 from arl_gpu.catalog.service_files import installed_services
 from arl_gpu.models.encoders.bert import encode_numpy, encode_torch, has_torch
-from arl_gpu.models.encoders.similarity import SimilarityModel
+from arl_gpu.models.encoders.sentence_encoder import SimilarityModel
 
 __all__ = ["PaddedEncoder"]
 

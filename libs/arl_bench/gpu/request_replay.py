@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 from uuid import uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.dispatch.device_slot import DeviceWorker
 from arl_gpu.dispatch.dispatcher import BatchDispatcher
 from arl_gpu.dispatch.metrics import GpuMetrics

@@ -1,10 +1,21 @@
-"""CPU time of process trees, from /proc."""
+"""CPU time, memory and errors of processes, from /proc and from their output."""
 
 import os
+import re
 from collections import defaultdict
+from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["descendants", "machine_cpu_s", "own_cpu_s", "tree_cpu_s", "tree_run_s"]
+__all__ = [
+    "descendants",
+    "machine_cpu_s",
+    "own_cpu_s",
+    "pss_mib",
+    "summarize_error",
+    "tree_cpu_s",
+    "tree_pss_mib",
+    "tree_run_s",
+]
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
@@ -72,3 +83,31 @@ def _scheduled_ns(pid: int) -> int:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
     except OSError:
         return 0
+
+
+ERROR_LINE = re.compile(r"[\w.]+: ")
+"""The last line of a traceback; all before it have more words, or are indented."""
+
+
+def summarize_error(output: str) -> str:
+    """Of several errors the first: what a worker ended with is said before what its end led to.
+
+    Errors of CUDA have several lines, of which the last ones are advice.
+    """
+    lines = [line.rstrip() for line in output.splitlines() if line.strip()]
+    return next((line for line in lines if ERROR_LINE.match(line)), lines[-1] if lines else "it ended without a word")
+
+
+def pss_mib(pid: int) -> float:
+    """Of what it shares with others, its part."""
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
+
+
+def tree_pss_mib(root: int) -> float:
+    """Of a process and its living descendants, without those that end meanwhile."""
+    total = 0.0
+    for pid in (root, *descendants(root)):
+        with suppress(OSError, StopIteration):
+            total += pss_mib(pid)
+    return total

@@ -1,13 +1,15 @@
-"""The document that every benchmark prints."""
+"""The document that every benchmark prints, or lines for people."""
 
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-__all__ = ["build_report"]
+from arl_tangram.cli.output import print_json, stdout
+
+__all__ = ["build_report", "print_report"]
 
 REPORTED_PACKAGES = (
     "arl-tangram",
@@ -79,3 +81,21 @@ def _versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     return found
+
+
+def print_report(
+    name: str,
+    *,
+    as_json: bool,
+    load: Mapping[str, Any],
+    figures: Mapping[str, float],
+    samples: Mapping[str, Any],
+    repeats: int = 1,
+    lines: Sequence[str] | None = None,
+) -> None:
+    """For people, `lines`, or each figure by its name."""
+    if as_json:
+        print_json(build_report(name, load=load, figures=figures, samples=samples, repeats=repeats))
+        return
+    for line in lines if lines is not None else (f"{each:30} {value:g}" for each, value in figures.items()):
+        stdout.print(line, markup=False)

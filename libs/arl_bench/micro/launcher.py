@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.contract.launcher_client import LauncherClient
 

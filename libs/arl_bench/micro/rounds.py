@@ -17,7 +17,7 @@ from uuid import UUID
 from arl_core.domain.model import Grant
 from arl_core.policies.spar import SparPolicy
 from arl_core.queue.fairness import QueueWeight
-from arl_kit import gc_tuning
+from arl_kit.server import freeze_heap
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
 from arl_wire.internal.scheduler import QueuedActionRow
@@ -66,7 +66,7 @@ def measure_rounds(sizes: RoundDriverSizes) -> RoundMeasurement:
     for _ in range(0, sizes.waiting, _PAGE):
         index.admit(numbers.generate(_PAGE))
     found.admit_s = time.process_time() - began
-    gc_tuning.freeze_heap()
+    freeze_heap()
     found.bytes_waiting = _resident_bytes() - before
     _run_rounds(index, numbers, sizes, found)
     return found

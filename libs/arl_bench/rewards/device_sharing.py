@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from statistics import fmean, median, quantiles
 from typing import Any
 
-from arl_bench.harness.error_summary import summarize_error
+from arl_bench.harness.process_usage import summarize_error
 from arl_wire.errors import Unavailable
 
 __all__ = ["STRATEGIES", "DeviceSharingBenchConfig", "report_load", "run_device_sharing"]

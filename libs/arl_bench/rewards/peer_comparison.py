@@ -19,8 +19,7 @@ from typing import Any
 import aiohttp
 
 from arl_bench.harness.bench_system import BenchSystem, bench_system
-from arl_bench.harness.process_memory import tree_pss_mib
-from arl_bench.harness.process_usage import own_cpu_s
+from arl_bench.harness.process_usage import own_cpu_s, tree_pss_mib
 from arl_bench.rewards.peer_servers import InstalledPeer, PeerName, install_peer, running_peer
 from arl_bench.rewards.peer_texts import LengthDistribution, text_pair
 from arl_bench.rewards.reward_overhead import MAX_ERROR, SERVICE, TASK, TOLERANCE, RewardBenchConfig, score_directly

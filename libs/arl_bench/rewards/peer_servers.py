@@ -18,8 +18,7 @@ from pathlib import Path
 
 import httpx
 
-from arl_bench.harness.process_memory import tree_pss_mib
-from arl_bench.harness.process_usage import tree_cpu_s
+from arl_bench.harness.process_usage import tree_cpu_s, tree_pss_mib
 from arl_wire.errors import Unavailable
 
 __all__ = ["BATCH_SIZES", "InstalledPeer", "PeerName", "RunningPeer", "install_peer", "peers_directory", "running_peer"]

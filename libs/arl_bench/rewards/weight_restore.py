@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from arl_bench.harness.error_summary import summarize_error
+from arl_bench.harness.process_usage import summarize_error
 from arl_wire.errors import Unavailable
 
 __all__ = ["WeightRestoreBenchConfig", "run_weight_restore"]

@@ -8,8 +8,7 @@ from statistics import median
 from typing import Any
 
 from arl_bench.harness.bench_system import BenchSystem, bench_system
-from arl_bench.harness.process_memory import pss_mib
-from arl_bench.harness.process_usage import descendants
+from arl_bench.harness.process_usage import descendants, pss_mib
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.cli.system.host_resources import HostResourceScanner
 from arl_tangram.client import AsyncTangram

@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from arl_core.capacity.ledger import fits
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ActionClass, Grant, NodeResources, QueuedAction, ResidentService, ResourceShape
+from arl_core.domain.model import ActionClass, Fence, Grant, NodeResources, QueuedAction, ResidentService, ResourceShape
 
 __all__ = ["DEVICE_RESOURCE", "DeviceGroup", "DeviceGroupFitter", "parallelism_degrees"]
 

@@ -10,10 +10,10 @@ from uuid import UUID
 
 from arl_core.capacity.device_groups import DeviceGroupFitter
 from arl_core.capacity.ledger import fits
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ENVIRONMENT_RESOURCES,
     ActionClass,
+    Fence,
     Grant,
     NodeResources,
     QueuedAction,

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.domain.states import ActionState
 
 __all__ = ["ActiveAttempt", "NodeLease", "ReclaimDecision", "reclaim"]

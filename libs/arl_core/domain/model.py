@@ -12,13 +12,13 @@ from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.domain.elasticity import Elasticity
-from arl_core.domain.fence import Fence
 
 __all__ = [
     "ENVIRONMENT_RESOURCES",
     "ActionClass",
     "ElasticResource",
     "ExclusiveService",
+    "Fence",
     "Gang",
     "Grant",
     "NodeResources",
@@ -42,6 +42,14 @@ __all__ = [
     "is_slot_resource",
     "slot_resource",
 ]
+
+
+class Fence(NamedTuple):
+    """`grant_no` rises with every grant; whoever lost a fence can change nothing any more."""
+
+    action_id: UUID
+    grant_no: int
+
 
 Resources = Mapping[str, int]
 

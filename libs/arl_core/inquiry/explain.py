@@ -22,9 +22,9 @@ from arl_core.domain.model import (
     SchedulingPlan,
     action_resources,
 )
+from arl_core.domain.states import EstimateBasis, WaitReason
 from arl_core.durations.curves import ParallelismOption
 from arl_core.durations.estimates import DurationEstimates
-from arl_core.inquiry.wait_reasons import EstimateBasis, WaitReason
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.policies.spar import SparPolicy, fair_cursor
 from arl_core.queue.fairness import own_share

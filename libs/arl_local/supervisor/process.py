@@ -11,13 +11,13 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from random import SystemRandom
 from typing import Any, Literal
+from urllib.parse import urlsplit, urlunsplit
 
 from arl_kit.child_process import spawn, wait_for_exit
 from arl_local.supervisor.log_files import LogFile
-from arl_local.supervisor.readiness import is_http_ok
 from arl_local.supervisor.spec import ProcessSpec, restart_delay_s
 
-__all__ = ["SupervisedProcess"]
+__all__ = ["SupervisedProcess", "is_http_ok"]
 
 _STABLE_AFTER_S = 10.0
 _READY_POLL_S = 0.05
@@ -152,3 +152,21 @@ class SupervisedProcess:
         self._state = state
         self._state_since = datetime.now(UTC)
         self._on_change()
+
+
+async def is_http_ok(url: str, *, timeout_s: float = 2.0) -> bool:
+    """Whether a GET on this http URL answers 200 now. The host must be an address: no name is looked up."""
+    parts = urlsplit(url)
+    try:
+        async with asyncio.timeout(timeout_s):
+            reader, writer = await asyncio.open_connection(parts.hostname, parts.port or 80)
+            try:
+                asked = urlunsplit(("", "", parts.path, parts.query, ""))
+                writer.write(f"GET {asked} HTTP/1.1\r\nHost: {parts.netloc}\r\nConnection: close\r\n\r\n".encode())
+                await writer.drain()
+                status_line = await reader.readline()
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, ValueError):
+        return False
+    return status_line.split(b" ")[1:2] == [b"200"]

@@ -12,7 +12,7 @@ from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_progress, stdout
 from arl_tangram.resources.endpoints import CallOptions, call_action
 from arl_wire.calls import Endpoint, EndpointListResponse, EndpointReplica
-from arl_wire.output_stream import OutputStream
+from arl_wire.validation import OutputStream
 
 __all__ = ["register"]
 

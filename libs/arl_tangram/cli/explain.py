@@ -7,7 +7,7 @@ from uuid import UUID
 
 import typer
 
-from arl_core.inquiry.wait_reasons import EstimateBasis, WaitReason
+from arl_core.domain.states import EstimateBasis, WaitReason
 from arl_tangram.cli.actions import connected_client
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import FormatOption, OutputFormat, stdout

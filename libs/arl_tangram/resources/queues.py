@@ -8,8 +8,7 @@ from arl_tangram import admin
 from arl_tangram.operations import Operation
 from arl_wire.actions.explanations import StragglerInfo
 from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
-from arl_wire.admin.projects import ChangeProjectRequest, Project
-from arl_wire.admin.queues import ChangeQueueRequest, Queue, QueueQuota
+from arl_wire.admin.queues import ChangeProjectRequest, ChangeQueueRequest, Project, Queue, QueueQuota
 
 __all__ = ["AsyncQueueMethods", "QueueMethods"]
 

@@ -12,11 +12,12 @@ from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_wit
 from arl_tangram.options import check_option_names, invalid_field, to_validation_failed
 from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
 from arl_wire.actions.action import Action, SubmitActionRequest
-from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
 from arl_wire.reward_services.service import (
     RegisterServiceRequest,
     RewardService,
     RewardServiceListResponse,
+    ScoreRequest,
+    ScoreResponse,
     ServiceOperation,
 )
 from arl_wire.scores import Score, ScoreItem

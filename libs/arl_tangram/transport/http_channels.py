@@ -5,9 +5,13 @@ a client may be made before a fork, be used by one `asyncio.run` after another, 
 """
 
 import asyncio
+import logging
 import os
+import sys
 import threading
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -16,12 +20,11 @@ import httpx
 
 from arl_tangram.transport.connection import ConnectionConfig
 from arl_tangram.transport.shared_wait import FetchSettled, SharedWait
-from arl_tangram.transport.trace_context import add_trace_context, add_trace_context_async
 
 if TYPE_CHECKING:
     from aiohttp import ClientSession
 
-__all__ = ["AsyncHttpChannel", "SyncHttpChannel"]
+__all__ = ["AsyncHttpChannel", "SyncHttpChannel", "add_trace_context", "add_trace_context_async"]
 
 MAX_CONNECTIONS = 2000
 CONNECTION_LIMITS = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=200)
@@ -164,3 +167,29 @@ def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBas
         return made
 
     return AiohttpTransport(client=session)
+
+
+log = logging.getLogger(__name__)
+
+
+def add_trace_context(request: httpx.Request) -> None:
+    """Write the current context into the headers, as OTEL_PROPAGATORS says: traceparent, tracestate and baggage."""
+    if "opentelemetry.context" in sys.modules and (inject := _injector()) is not None:
+        inject(request.headers)
+
+
+async def add_trace_context_async(request: httpx.Request) -> None:
+    """Do the same as `add_trace_context`, as a hook of an asynchronous client."""
+    add_trace_context(request)
+
+
+@cache
+def _injector() -> Callable[[MutableMapping[str, str]], None] | None:
+    try:
+        from opentelemetry.propagate import inject
+    except ImportError:
+        return None
+    except ValueError as error:
+        log.warning("no trace context is sent: OTEL_PROPAGATORS: %s", error)
+        return None
+    return inject

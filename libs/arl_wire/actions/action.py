@@ -19,10 +19,16 @@ from pydantic import (
 from arl_core.domain.states import ActionOutcome, ActionState
 from arl_wire.actions.elasticity import MAX_CPU_CORES, AmdahlElasticity, NoElasticity, TableElasticity
 from arl_wire.calls import CallRequest, CallResponse, EndpointName
-from arl_wire.custom_resources import CustomResources
-from arl_wire.output_stream import OutputStream
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
-from arl_wire.validation import Base64, StrictModel, validate_argument, validate_no_nul, validate_relative_path
+from arl_wire.validation import (
+    Base64,
+    CustomResources,
+    OutputStream,
+    StrictModel,
+    validate_argument,
+    validate_no_nul,
+    validate_relative_path,
+)
 
 __all__ = [
     "HOST_TEMPLATE",

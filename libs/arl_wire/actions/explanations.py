@@ -5,8 +5,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, Field
 
-from arl_core.domain.states import ActionOutcome, ActionState
-from arl_core.inquiry.wait_reasons import EstimateBasis, WaitReason
+from arl_core.domain.states import ActionOutcome, ActionState, EstimateBasis, WaitReason
 from arl_wire.actions.action import ActionTimes
 
 __all__ = [

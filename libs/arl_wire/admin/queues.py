@@ -1,4 +1,4 @@
-"""The queues of a project as their administrators see them: one per task, made by its first action."""
+"""Queues and projects as administrators see them: a queue for each task of a project, made by its first action."""
 
 from typing import Annotated, Self
 
@@ -9,7 +9,16 @@ from arl_wire.reward_services.kinds import VERIFIERS
 from arl_wire.scores import ServiceName
 from arl_wire.validation import StrictModel
 
-__all__ = ["ChangeQueueRequest", "Queue", "QueueListResponse", "QueueQuota", "Weight"]
+__all__ = [
+    "ChangeProjectRequest",
+    "ChangeQueueRequest",
+    "Project",
+    "ProjectListResponse",
+    "Queue",
+    "QueueListResponse",
+    "QueueQuota",
+    "Weight",
+]
 
 Weight = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)]
 """A share beside others: twice the weight, twice the share where both want more than there is."""
@@ -103,4 +112,25 @@ class QueueListResponse(BaseModel):
     """In order of their making. `next_cursor` is absent on the last page."""
 
     items: list[Queue]
+    next_cursor: int | None = None
+
+
+class ChangeProjectRequest(BaseModel):
+    """What to change of a project."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    weight: Weight = Field(description="Its share beside the other projects; 1 at first")
+
+
+class Project(BaseModel):
+    id: int
+    name: str
+    weight: float = Field(description="Its share beside the other projects")
+
+
+class ProjectListResponse(BaseModel):
+    """In order of their making. `next_cursor` is absent on the last page."""
+
+    items: list[Project]
     next_cursor: int | None = None

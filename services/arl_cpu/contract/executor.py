@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 
 __all__ = [
     "AttemptResize",

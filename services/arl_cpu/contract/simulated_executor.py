@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import (
     AttemptResize,
     CapturedOutput,

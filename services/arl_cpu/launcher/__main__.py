@@ -8,6 +8,8 @@ import json
 import os
 import resource
 import shutil
+import stat
+import subprocess
 import sys
 import tempfile
 import zlib
@@ -16,6 +18,8 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import arl_core
+import arl_cpu
 from arl_cpu.contract.executor import ExecutorEvent, NodeCapability
 from arl_cpu.launcher.agent import native
 from arl_cpu.launcher.files import workdir
@@ -25,7 +29,6 @@ from arl_cpu.launcher.linux.cgroups import find_cgroup_tree
 from arl_cpu.launcher.linux.event_loop import EventLoop
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.sandbox.zygote import start_zygote
-from arl_cpu.launcher.server.host_python import SOURCE_ROOTS, is_reachable, is_suitable
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 from arl_cpu.launcher.server.launcher_server import LauncherServer
 from arl_cpu.launcher.server.selftest import DriverUnavailable, capabilities_without_isolation, run_selftest
@@ -34,6 +37,9 @@ from arl_cpu.templates.template_store import TemplateStore
 
 __all__ = ["main"]
 
+SOURCE_ROOTS = tuple(dict.fromkeys(str(Path(str(package.__file__)).parents[1]) for package in (arl_core, arl_cpu)))
+"""Where this program's own modules are imported from."""
+_VERSION = "import sys; sys.exit(sys.version_info < (3, 11))"
 _FALLBACK_REASON = "TANGRAM_INSTEAD_OF"
 """Set by this program for itself: which driver it could not use, and why."""
 _SETTINGS = (
@@ -336,6 +342,17 @@ def _raise_open_files() -> None:
 def _exit_with_error(message: str, code: int) -> int:
     sys.stderr.write(f"arl_cpu.launcher: {message}\n")
     return code
+
+
+def is_reachable(path: str) -> bool:
+    """Every directory on the way lets everybody pass."""
+    return all(stat.S_IMODE(each.stat().st_mode) & 0o001 for each in (Path(path), *Path(path).parents))
+
+
+def is_suitable(python: str) -> bool:
+    if not os.access(python, os.X_OK) or not is_reachable(os.path.realpath(python)):
+        return False
+    return subprocess.run([python, "-I", "-S", "-c", _VERSION], check=False).returncode == 0
 
 
 if __name__ == "__main__":

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger, fits
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Resources, action_resources, environment_resources
+from arl_core.domain.model import Fence, Resources, action_resources, environment_resources
 from arl_cpu.node.core_map import CoreMap
 
 __all__ = ["AttemptAllocation", "NodeAllocations", "PendingResize"]

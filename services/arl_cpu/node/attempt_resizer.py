@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import AttemptResize, Executor
 from arl_cpu.node.allocations import AttemptAllocation, NodeAllocations, PendingResize
 from arl_wire.internal.node import ResizePayload, ResizeResult

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 
 __all__ = ["CoreMap", "choose_cores"]
 

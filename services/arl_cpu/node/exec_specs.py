@@ -4,7 +4,7 @@ import json
 from base64 import b64decode
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.node.allocations import AttemptAllocation
 from arl_store.tx import Row

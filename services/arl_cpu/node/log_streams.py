@@ -2,7 +2,7 @@
 
 import asyncio
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import CapturedChunk as Read
 from arl_cpu.contract.executor import CapturedOutput, Executor
 from arl_wire.errors import Unavailable

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import ExecutionReport
 from arl_node.repository import ACTIVE_ON_NODE, GRANTED_TO_NODE, fence_columns, reported_edge, settled_and_requeued
-from arl_store.storable import storable
 from arl_store.tx import ReadTx, Row, WriteTx
+from arl_store.values import storable
 
 __all__ = [
     "NodePollResult",

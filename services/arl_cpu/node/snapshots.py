@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import ExecutionReport, Executor, FileOperation, FileOperationError
 from arl_cpu.node import repository
 from arl_cpu.node.transfers import report_for_error

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import ExecutionReport, Executor, FileOperation, FileOperationError
 from arl_wire.errors import Conflict, NotFound, TangramError, TooLarge, Unavailable, ValidationFailed
 

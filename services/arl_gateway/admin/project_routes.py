@@ -9,7 +9,7 @@ from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
 from arl_kit.app import error_responses
 from arl_wire.actions.action import Name
-from arl_wire.admin.projects import ChangeProjectRequest, Project, ProjectListResponse
+from arl_wire.admin.queues import ChangeProjectRequest, Project, ProjectListResponse
 from arl_wire.errors import NotFound
 
 __all__ = ["router"]

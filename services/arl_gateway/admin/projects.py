@@ -6,7 +6,7 @@ from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
-from arl_wire.admin.projects import ChangeProjectRequest, Project, ProjectListResponse
+from arl_wire.admin.queues import ChangeProjectRequest, Project, ProjectListResponse
 from arl_wire.errors import Forbidden, NotFound
 from arl_wire.internal.admission import AffectedRowsResponse, InternalChangeProjectRequest
 

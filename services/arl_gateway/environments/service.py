@@ -13,7 +13,7 @@ from arl_gateway.actions.service import ActionService, RequestTrace
 from arl_gateway.environments.snapshot_queries import snapshot_by_id
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
-from arl_store.uuids import uuid7
+from arl_store.values import uuid7
 from arl_wire.actions.action import Action, DemandSpec, EnvironmentSelector, SubmitActionRequest
 from arl_wire.environments.environment import (
     CreateEnvironmentRequest,

@@ -10,7 +10,7 @@ from arl_kit.app import error_responses
 from arl_kit.internal_api import cancel_on_disconnect
 from arl_wire.errors import ServiceUnknown, Unavailable
 from arl_wire.reward_services.kinds import UNBATCHED_KINDS
-from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
+from arl_wire.reward_services.service import ScoreRequest, ScoreResponse
 
 __all__ = ["router"]
 

@@ -6,6 +6,7 @@ than the client takes them, so nobody's pace costs anybody memory; and what a lo
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from typing import TypeVar
 from uuid import UUID
@@ -19,7 +20,6 @@ from arl_gateway.actions.waiters import ActionWaiters, ActionWatch
 from arl_gateway.http.auth import Caller
 from arl_gateway.streaming.output_events import OutputEvents, StreamName, stream_content
 from arl_gateway.streaming.sse import EventSubscription, with_heartbeats
-from arl_gateway.streaming.stream_limit import StreamLimiter
 from arl_kit.batcher import Batcher
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row, is_temporary
@@ -42,7 +42,7 @@ from arl_wire.internal.node import (
     WriteInputResponse,
 )
 
-__all__ = ["NODE_CALL_TIMEOUT_S", "LogStreams"]
+__all__ = ["NODE_CALL_TIMEOUT_S", "LogStreams", "StreamLimiter"]
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,41 @@ ROWS_PER_QUERY = 16
 CHUNK_BYTES = 64 << 10
 RUNNING_POLL_S = 0.02
 """Between two looks at a running action: a program that writes line by line is not asked for each line."""
+STREAM_RETRY_AFTER_S = 5
+"""Where no further output can be followed."""
 STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 ResponseT = TypeVar("ResponseT", bound=BaseModel)
+
+
+class StreamLimiter:
+    """The number of outputs that may be followed at once, by all and by the clients of one project."""
+
+    def __init__(self, limit: int, *, project_limit: int) -> None:
+        self._limit, self._project_limit = limit, project_limit
+        self._active: Counter[int] = Counter()
+
+    @property
+    def active(self) -> int:
+        return self._active.total()
+
+    def acquire(self, project_id: int) -> Callable[[], None]:
+        """What comes back gives it up, once. Raises Unavailable where there is none left."""
+        if self.active >= self._limit:
+            raise Unavailable(
+                f"{self._limit} outputs are followed here already; try again", retry_after_s=STREAM_RETRY_AFTER_S
+            )
+        if self._active[project_id] >= self._project_limit:
+            message = f"{self._project_limit} outputs of this project are followed here already; try again"
+            raise Unavailable(message, retry_after_s=STREAM_RETRY_AFTER_S)
+        self._active[project_id] += 1
+        held = [project_id]
+
+        def leave() -> None:
+            if held:
+                self._active[held.pop()] -= 1
+
+        return leave
 
 
 class LogStreams:

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.dispatch.device_groups import DeviceGroups
 from arl_gpu.dispatch.device_slot import DeviceSlot, DeviceWorker

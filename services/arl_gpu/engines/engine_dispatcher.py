@@ -12,10 +12,9 @@ from typing import Any, Protocol
 
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.catalog.service_files import ServiceFiles
-from arl_gpu.engines.backoff import ExponentialBackoff
 from arl_gpu.engines.chat_completions import ChatCompletionClient, EngineRequestFailed, ItemRefused
 from arl_gpu.engines.engine_judge import EngineJudge, JudgeInputError, is_chat
-from arl_gpu.engines.engine_queue import EngineQueue, EngineRequest
+from arl_gpu.engines.engine_queue import EngineQueue, EngineRequest, ExponentialBackoff
 from arl_gpu.models.interface import Entry, error_entry
 from arl_gpu.queue.batch_scheduler import Batch
 from arl_gpu.queue.score_jobs import ScoreJob

@@ -1,18 +1,37 @@
-"""What an engine is asked, and what is known of it."""
+"""Requests to an engine, its state, and the backoff before it is asked again."""
 
 import asyncio
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from arl_gpu.engines.backoff import ExponentialBackoff
 from arl_gpu.engines.chat_completions import ChatCompletionClient
 from arl_gpu.engines.engine_judge import EngineJudge
 from arl_gpu.models.interface import Item
 from arl_gpu.queue.score_jobs import ScoreJob
 from arl_gpu.settings import EngineSettings
 
-__all__ = ["EngineQueue", "EngineRequest"]
+__all__ = ["EngineQueue", "EngineRequest", "ExponentialBackoff"]
+
+
+class ExponentialBackoff:
+    """Each time twice as long as before, up to `longest_s`; over at the beginning."""
+
+    def __init__(self, first_s: float, *, max_s: float) -> None:
+        self._first_s, self._max_s = first_s, max_s
+        self._next_s, self._ends_at = first_s, 0.0
+
+    @property
+    def is_elapsed(self) -> bool:
+        return time.monotonic() >= self._ends_at
+
+    def start(self) -> None:
+        self._ends_at = time.monotonic() + self._next_s
+        self._next_s = min(2 * self._next_s, self._max_s)
+
+    def reset(self) -> None:
+        """It is over, and the next one is as short as the first."""
+        self._next_s, self._ends_at = self._first_s, 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -15,8 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import slot_resource
+from arl_core.domain.model import Fence, slot_resource
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.catalog.registrations import DesiredService
 from arl_gpu.catalog.service_files import ServiceFiles

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.catalog.registrations import DesiredService
 from arl_gpu.queue.score_jobs import ScoreReport
 from arl_node.repository import (
@@ -18,8 +18,8 @@ from arl_node.repository import (
     settled_and_requeued,
     start_statement,
 )
-from arl_store.storable import storable, storable_json
 from arl_store.tx import ReadTx, Row, WriteTx
+from arl_store.values import storable, storable_json
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
 

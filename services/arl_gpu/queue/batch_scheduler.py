@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from arl_core.control.batching import next_batch, next_budget
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.queue.score_jobs import ScoreJob
 
 __all__ = ["Batch", "BatchPart", "BatchScheduler", "DeviceState"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_gpu.models.interface import Entry, Item
 from arl_node.timeline import AttemptTimeline
 from arl_store.tx import Row

@@ -15,11 +15,9 @@ from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.models.interface import Item
 from arl_gpu.parallel.rendezvous import RankInfo
 from arl_gpu.worker.host_memory import HostMemory
-from arl_gpu.worker.messages import HOST_FULL, PROGRESS, check_response, read_message, write_message
+from arl_gpu.worker.messages import HOST_FULL, PROGRESS, ResidencyStats, check_response, read_message, write_message
 from arl_gpu.worker.process import ENGINE_KEYS, WorkerConfig
-from arl_gpu.worker.residency_stats import ResidencyStats
-from arl_kit.child_env import child_environment
-from arl_kit.child_process import spawn
+from arl_kit.child_process import child_environment, spawn
 
 __all__ = ["WorkerClient", "WorkerDied", "as_no_room"]
 

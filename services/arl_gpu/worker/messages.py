@@ -1,13 +1,15 @@
-"""What the manager and a worker say to each other: JSON after its length, over a socket pair."""
+"""Messages between the manager and a worker: JSON after its length, over a socket pair."""
 
 import asyncio
 import json
 import socket
+from dataclasses import dataclass, field
 from typing import Any
 
 __all__ = [
     "HOST_FULL",
     "PROGRESS",
+    "ResidencyStats",
     "check_response",
     "read_blocking",
     "read_message",
@@ -83,3 +85,18 @@ def _receive_exactly(channel: socket.socket, count: int) -> bytes | None:
             return None
         found += piece
     return bytes(found)
+
+
+@dataclass(slots=True)
+class ResidencyStats:
+    """What came and went since somebody last asked."""
+
+    restored_s: list[float] = field(default_factory=list)
+    """What each copy took."""
+    cooled: int = 0
+    """Services that left host memory for another one."""
+    evicted: int = 0
+    prefetched: int = 0
+    """Of the restored ones, those that nobody waited for yet when they began."""
+    failed: int = 0
+    """Copies that broke off."""

@@ -12,7 +12,7 @@ from arl_core.residency.occupancy import DeviceOccupancy, ResidencyState, Servic
 from arl_gpu.devices.interface import CopyEvent, CopyFailed, Device, DeviceBlock, DeviceFull
 from arl_gpu.models.interface import HostWeights
 from arl_gpu.worker.engine_controller import EngineController, EngineError, EngineWakeup
-from arl_gpu.worker.residency_stats import ResidencyStats
+from arl_gpu.worker.messages import ResidencyStats
 
 __all__ = ["DeviceResidency", "InsufficientMemory", "MemoryNotFreed"]
 

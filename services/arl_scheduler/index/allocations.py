@@ -5,8 +5,7 @@ from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger
 from arl_core.capacity.running_index import RunningIndex
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ResizeSupport, Resources, RunningAction
+from arl_core.domain.model import Fence, ResizeSupport, Resources, RunningAction
 from arl_core.durations.curves import CurveCache
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.queue.quotas import QuotaUsage, TaskQuota

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
+    Fence,
     PinnedEnvironment,
     QueuedAction,
     Resources,

@@ -11,8 +11,16 @@ from uuid import UUID, uuid4
 
 from arl_core.capacity.rate_limited_ledger import RateLimitedLedger
 from arl_core.capacity.snapshot import CellSnapshot
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ActionClass, Gang, Grant, PinnedEnvironment, QueuedAction, Resources, SchedulingPlan
+from arl_core.domain.model import (
+    ActionClass,
+    Fence,
+    Gang,
+    Grant,
+    PinnedEnvironment,
+    QueuedAction,
+    Resources,
+    SchedulingPlan,
+)
 from arl_core.durations.curves import CurveCache
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_core.queue.fairness import ShareAccounting, total_resources
@@ -31,7 +39,7 @@ from arl_scheduler.index.environments import (
 from arl_scheduler.index.node_table import NodeTable
 from arl_scheduler.index.rate_limit_timer import RateLimitTimer
 from arl_scheduler.queries.poll_result import AllocationRow, EnvironmentRow, NodeRow, PollResult
-from arl_store.uuids import to_driver_uuid
+from arl_store.values import to_driver_uuid
 from arl_wire.internal.scheduler import QueuedActionRow
 
 __all__ = ["EnvironmentName", "SchedulerIndex"]

@@ -4,9 +4,9 @@ import asyncio
 from datetime import UTC, datetime
 from uuid import UUID
 
+from arl_core.domain.states import WaitReason
 from arl_core.durations.curves import ParallelismOption
 from arl_core.inquiry.explain import QueueExplanation, explain
-from arl_core.inquiry.wait_reasons import WaitReason
 from arl_core.policies.policy import SchedulingPolicy
 from arl_scheduler.index.environments import QueuePosition
 from arl_scheduler.leader.scheduling_loop import SchedulingLoop

@@ -7,8 +7,7 @@ most: one run more or less is no matter.
 import time
 from collections.abc import Iterable, Mapping
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ActionClass
+from arl_core.domain.model import ActionClass, Fence
 from arl_core.durations.curves import CurveCache, main_resource
 from arl_core.durations.estimates import MAX_CLASSES, DurationEstimates
 from arl_scheduler.index.environments import Allocation

@@ -1,4 +1,4 @@
-"""Who leads. The term in `leader_term` fences writes; the lease only says when another may try."""
+"""Leader election and the database's clock. The term in `leader_term` fences writes; the lease says when another may try."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from uuid import UUID, uuid4
 from arl_scheduler.queries import leader_queries
 from arl_store.tx import PostgresStore
 
-__all__ = ["LeaderElection"]
+__all__ = ["DatabaseClock", "LeaderElection"]
 
 log = logging.getLogger(__name__)
 
@@ -68,3 +68,19 @@ class LeaderElection:
         async with self._store.write() as tx:
             await leader_queries.resign(tx, cell=self._cell, term=self.term)
         self.term = None
+
+
+class DatabaseClock:
+    """Never goes back, however long a poll took whose answer says what time it is."""
+
+    def __init__(self) -> None:
+        self._offset_s = 0.0
+        self._latest = 0.0
+
+    def set(self, now: float) -> None:
+        """It is this time there."""
+        self._offset_s = now - time.monotonic()
+
+    def now(self) -> float:
+        self._latest = max(self._latest, time.monotonic() + self._offset_s)
+        return self._latest

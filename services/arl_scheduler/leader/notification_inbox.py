@@ -1,15 +1,18 @@
-"""What others told the leader since it last looked: hints, any of which may be lost."""
+"""Notifications that the leader receives and sends. Any of them may be lost: polls read the same from rows."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence, Grant
+from arl_kit.service_client import ServiceClient
 from arl_scheduler.queries.estimate_queries import RunDuration
-from arl_wire.internal.node import ResizeResult
+from arl_scheduler.queries.poll_result import NodeRow, PollResult
+from arl_wire.internal.node import GrantBatchRequest, GrantPayload, ResizeResult
 from arl_wire.internal.scheduler import QueuedActionRow
 
-__all__ = ["NotificationInbox", "PendingNotifications"]
+__all__ = ["NotificationInbox", "PendingNotifications", "notify_environment_ends", "notify_grants"]
 
 
 @dataclass(slots=True)
@@ -77,3 +80,29 @@ class NotificationInbox:
 
     async def wait(self) -> None:
         await self._wakeup.wait()
+
+
+def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: Iterable[Grant]) -> None:
+    """One request for each node."""
+    by_node: dict[int, list[GrantPayload]] = defaultdict(list)
+    for grant in grants:
+        by_node[grant.node].append(
+            GrantPayload(
+                id=grant.fence.action_id,
+                grant_no=grant.fence.grant_no,
+                amounts=dict(grant.resources),
+                environment_id=grant.environment,
+            )
+        )
+    for node_id, bodies in by_node.items():
+        node = nodes[node_id]
+        peers.notify(f"{node.url}/internal/grants", GrantBatchRequest(node_epoch=node.epoch, grants=bodies))
+
+
+def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:
+    """Environments whose end was wished since the last poll: their nodes free them at once."""
+    for node_id in {
+        row.node for row in poll.environments if row.is_delete_requested and not row.is_ended
+    } & nodes.keys():
+        node = nodes[node_id]
+        peers.notify(f"{node.url}/internal/grants", GrantBatchRequest(node_epoch=node.epoch, grants=[]))

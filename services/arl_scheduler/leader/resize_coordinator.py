@@ -10,8 +10,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import ResizeDecision, Resources
+from arl_core.domain.model import Fence, ResizeDecision, Resources
 from arl_kit.service_client import ServiceClient
 from arl_scheduler.index.allocations import AllocationTable
 from arl_scheduler.index.environments import Allocation

@@ -14,8 +14,7 @@ from uuid import UUID
 from arl_core.capacity.gangs import limit_grants
 from arl_core.capacity.snapshot import CellSnapshot
 from arl_core.control.reclaim import ReclaimDecision
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant
+from arl_core.domain.model import Fence, Grant
 from arl_core.domain.states import ActionOutcome
 from arl_core.policies.policy import FirstComeFirstServed, SchedulingPolicy
 from arl_kit.failpoints import Failpoints
@@ -24,12 +23,15 @@ from arl_kit.service_client import ServiceClient
 from arl_kit.telemetry import current_traceparent, new_traceparent
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.backlog import read_backlog
-from arl_scheduler.leader.clock import DatabaseClock
 from arl_scheduler.leader.duration_learner import DurationLearner
-from arl_scheduler.leader.election import LeaderElection
+from arl_scheduler.leader.election import DatabaseClock, LeaderElection
 from arl_scheduler.leader.node_failures import find_failed
-from arl_scheduler.leader.notification_inbox import NotificationInbox, PendingNotifications
-from arl_scheduler.leader.notifications import notify_environment_ends, notify_grants
+from arl_scheduler.leader.notification_inbox import (
+    NotificationInbox,
+    PendingNotifications,
+    notify_environment_ends,
+    notify_grants,
+)
 from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
 from arl_scheduler.leader.scheduler_traces import SchedulerTraces
 from arl_scheduler.leader.straggler_detector import StragglerDetector

@@ -4,8 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Resources
+from arl_core.domain.model import Fence, Resources
 from arl_core.durations.curves import main_resource
 from arl_core.durations.estimates import IGNORED_OVERRUN, DurationEstimates, straggler_limit_s
 from arl_scheduler.index.allocations import AllocationTable

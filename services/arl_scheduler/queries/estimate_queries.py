@@ -7,7 +7,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_core.domain.states import COMPLETED_OUTCOMES
 from arl_store.tx import ReadTx, WriteTx
 

@@ -4,7 +4,7 @@ from uuid import UUID
 
 from sqlalchemy import text
 
-from arl_store.advisory_locks import DESIRED_STATE_LOCK
+from arl_store.guards import DESIRED_STATE_LOCK
 from arl_store.tx import WriteTx
 
 __all__ = ["TermLostError", "acquire_term", "ensure_cell", "lock_term", "renew_lease", "resign"]

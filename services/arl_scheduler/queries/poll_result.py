@@ -10,10 +10,10 @@ from pydantic import TypeAdapter
 
 from arl_core.control.rate_limits import RateLimit
 from arl_core.domain.elasticity import AmdahlScaling, DurationTable, Elasticity, NoScaling
-from arl_core.domain.fence import Fence
 from arl_core.domain.model import (
     ActionClass,
     ElasticResource,
+    Fence,
     NodeResources,
     ResizeSupport,
     ResourceDemand,
@@ -25,7 +25,7 @@ from arl_core.domain.model import (
 from arl_core.domain.states import ActionState
 from arl_core.queue.fairness import QueueWeight
 from arl_core.queue.quotas import TaskQuota
-from arl_store.uuids import parse_uuid
+from arl_store.values import parse_uuid
 from arl_wire.actions.action import HOST_TEMPLATE
 from arl_wire.internal.scheduler import QueuedActionRow
 

@@ -7,8 +7,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.control.reclaim import ReclaimDecision
-from arl_core.domain.fence import Fence
-from arl_core.domain.model import Grant
+from arl_core.domain.model import Fence, Grant
 from arl_core.domain.states import ActionOutcome
 from arl_scheduler.queries.poll_result import PollResult, ResizeUpdate, parse_poll_result, parse_queued_rows
 from arl_store.tx import ReadTx, WriteTx

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from arl_tangram.cli.actions import connected_client
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
-from arl_wire.admin.projects import Project, ProjectListResponse
+from arl_wire.admin.queues import Project, ProjectListResponse
 
 __all__ = ["register"]
 

@@ -11,9 +11,8 @@ import time
 from contextlib import suppress
 
 from arl_cpu.launcher.isolation import landlock_filter, seccomp
-from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers
+from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers, apply_limits, lower_priority
 from arl_cpu.launcher.isolation.mounts import DEVICES, ETC_PATHS, SYSTEM_DIRECTORIES
-from arl_cpu.launcher.isolation.resource_limits import apply_limits, lower_priority
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.processes import ProcessInfo, descendants, signal_until_gone
 

@@ -4,8 +4,7 @@ import os
 import signal
 
 from arl_cpu.launcher.isolation import mounts, overlay, seccomp
-from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers
-from arl_cpu.launcher.isolation.resource_limits import apply_limits, lower_priority
+from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers, apply_limits, lower_priority
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes
 

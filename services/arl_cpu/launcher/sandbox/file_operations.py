@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 from uuid import UUID
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.launcher_protocol import encode_frame
 from arl_cpu.launcher.files.file_tree import FileErrorCode
 from arl_cpu.launcher.linux.event_loop import LoopTimer

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.server.launcher_node import LauncherNode

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from arl_core.domain.fence import Fence
+from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool

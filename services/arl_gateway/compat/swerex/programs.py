@@ -8,7 +8,7 @@ from arl_core.domain.states import ActionOutcome
 from arl_gateway.compat.swerex.errors import SwerexError, os_error, raise_if_infra_error
 from arl_gateway.compat.swerex.models import SwerexExecuteRequest, SwerexExecuteResponse
 from arl_wire.actions.action import Action
-from arl_wire.output_stream import OutputStream
+from arl_wire.validation import OutputStream
 
 __all__ = ["SHELL", "execute_fields", "parse_result", "raise_if_truncated", "stream_bytes"]
 

@@ -1,4 +1,4 @@
-"""Texts to unit vectors by a sentence encoder whose weights are where the residency puts them."""
+"""Unit vectors of texts by a sentence encoder with resident weights, and cosine similarity of pairs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -6,14 +6,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from arl_core.control.batching import padding_share
 from arl_gpu.models.encoders.bert import encode_numpy, encode_torch, has_torch, read_config
 from arl_gpu.models.encoders.flat_weights import FlatWeights, read_weights
 from arl_gpu.models.encoders.tokenizer import TokenizedText, WordPieceTokenizer
 from arl_gpu.models.forward_passes import ForwardPasses
-from arl_gpu.models.interface import Entry, ModelOutput, error_entry
+from arl_gpu.models.interface import Entry, Item, ModelOutput, error_entry
 
-__all__ = ["EncodedTexts", "SentenceEncoder", "empty_text_entry"]
+__all__ = ["EncodedTexts", "SentenceEncoder", "SimilarityModel", "empty_text_entry"]
 
 MAX_CPU_PASS_TOKENS = 1024
 """In a pass: more of them no longer make it cheaper by the token."""
@@ -68,3 +70,24 @@ class SentenceEncoder:
 
 def empty_text_entry(name: str, purpose: str) -> Entry:
     return error_entry(f"empty_{name}", f"{name} has no words: there is nothing to {purpose}")
+
+
+class SimilarityModel(SentenceEncoder):
+    """Of kind `similarity` and of kind `relevance`: `reference` is the answer that was wanted, or the query."""
+
+    def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
+        """An entry for each pair of text and reference."""
+        pairs = [(str(item["text"]), str(item["reference"])) for item in items]
+        encoded = self.encode([text for pair in pairs for text in pair], content)
+        return encoded.to_output([_entry(*pair, encoded) for pair in pairs])
+
+
+def _entry(text: str, reference: str, encoded: EncodedTexts) -> Entry:
+    tokens = encoded.tokens
+    for name, given in (("text", text), ("reference", reference)):
+        if tokens[given].is_empty:
+            return empty_text_entry(name, "compare")
+    score = float(np.dot(encoded.vectors[text], encoded.vectors[reference]))
+    if not np.isfinite(score):
+        return error_entry("not_finite", "the model's output is not a number")
+    return {"score": score, "truncated": tokens[text].truncated or tokens[reference].truncated}

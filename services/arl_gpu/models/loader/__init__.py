@@ -39,7 +39,7 @@ def check_shardable(spec: Mapping[str, Any]) -> None:
 
 
 def _similarity(directory: Path, options: Mapping[str, Any]) -> RewardModel:
-    from arl_gpu.models.encoders.similarity import SimilarityModel
+    from arl_gpu.models.encoders.sentence_encoder import SimilarityModel
 
     return SimilarityModel(directory)
 
