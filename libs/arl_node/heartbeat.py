@@ -1,4 +1,4 @@
-"""A node's lease. The node waits until its name is free; then a thread renews the lease, so that a busy loop cannot lose it."""
+"""The lease of a node, which a thread renews, so that a busy loop cannot lose it. Before that, the node waits for its name."""
 
 import asyncio
 import logging

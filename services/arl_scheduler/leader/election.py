@@ -1,4 +1,4 @@
-"""Leader election and the database's clock. The term in `leader_term` fences writes; the lease says when another may try."""
+"""Leader election and the database's clock. `leader_term` fences writes; the lease says when another may try."""
 
 import logging
 import time
