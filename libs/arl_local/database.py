@@ -2,13 +2,11 @@
 
 import signal
 
-import asyncpg
-
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres, create_database
 from arl_local.process_plan import SERVICES
 from arl_local.state_dir import StateDir
 from arl_local.supervisor import ProcessSpec
-from arl_store.migrate import ensure_api_key, role_url, upgrade
+from arl_store.migrate import can_create_roles, ensure_api_key, role_url, upgrade
 
 __all__ = ["ensure_embedded_database", "postgres_spec", "provision_database"]
 
@@ -43,7 +41,7 @@ async def provision_database(owner_url: str, state: StateDir, *, take_over: bool
     passwords = {service: state.secret("passwords", service) for service in SERVICES}
     await upgrade(owner_url, passwords, take_over=take_over)
     await ensure_api_key(owner_url, _PROJECT, state.api_key())
-    if not await _can_create_roles(owner_url):
+    if not await can_create_roles(owner_url):
         return dict.fromkeys(SERVICES, owner_url)
     return {service: role_url(owner_url, service, passwords[service]) for service in SERVICES}
 
@@ -52,12 +50,3 @@ async def ensure_embedded_database(server: EmbeddedPostgres) -> str:
     """The owner's URL of our database in the embedded server; it is made if it isn't there."""
     await create_database(server.owner_url("postgres"), _DATABASE)
     return server.owner_url(_DATABASE)
-
-
-async def _can_create_roles(owner_url: str) -> bool:
-    connection = await asyncpg.connect(owner_url)
-    try:
-        may = await connection.fetchval("select rolsuper or rolcreaterole from pg_roles where rolname = current_user")
-        return bool(may)
-    finally:
-        await connection.close()

@@ -1,4 +1,4 @@
-"""The lease of a node, which a thread renews, so that a busy loop cannot lose it. Before that, the node waits for its name."""
+"""The lease of a node, which a thread renews, so that a busy loop cannot lose it. First the node waits for its name."""
 
 import asyncio
 import logging
@@ -21,7 +21,6 @@ CONNECT_TIMEOUT_S = 5.0
 
 log = logging.getLogger(__name__)
 
-RENEW_LEASE = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
 _FENCED_MESSAGE = (
     "this node's lease belongs to another epoch, of whoever registered under its name since, or it was removed; nothing"
     " more is started: see that each node has a name of its own (TANGRAM_NODE_NAME), and start this one again"
@@ -78,7 +77,7 @@ class LeaseHeartbeat:
         try:
             while not self._stopping.is_set():
                 sent_at = time.monotonic()
-                if await connection.execute(RENEW_LEASE, self._node_id, self._epoch) == "UPDATE 1":
+                if await connection.execute(repository.RENEW_LEASE, self._node_id, self._epoch) == "UPDATE 1":
                     self.lease_lapses += sent_at - self._accepted_at >= FENCE_AT_TTL_SHARE * self._ttl_s
                     self._accepted_at = sent_at
                     self.fenced = None

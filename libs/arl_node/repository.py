@@ -12,6 +12,7 @@ from arl_store.tx import ReadTx, Row, WriteTx
 __all__ = [
     "ACTIVE_ON_NODE",
     "GRANTED_TO_NODE",
+    "RENEW_LEASE",
     "NodeNameTaken",
     "fence_columns",
     "load_statement",
@@ -22,6 +23,9 @@ __all__ = [
     "settled_and_requeued",
     "start_statement",
 ]
+
+RENEW_LEASE = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
+"""For asyncpg: the heartbeat has a connection of its own, in a thread of its own."""
 
 LOCK_NODE_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
 

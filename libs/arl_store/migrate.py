@@ -22,7 +22,7 @@ from arl_store.guards import edge_trigger_statements, grant_statements, role_nam
 from arl_store.installation_repository import claim_database
 from arl_store.tx import engine_for
 
-__all__ = ["MINIMUM_SERVER", "ensure_api_key", "role_url", "upgrade"]
+__all__ = ["MINIMUM_SERVER", "can_create_roles", "ensure_api_key", "role_url", "upgrade"]
 
 MINIMUM_SERVER = 150000
 PARTITIONS_AHEAD = 7
@@ -41,6 +41,7 @@ SELECT_SERVER = text("""
            current_database() as database, current_setting('server_encoding') as encoding,
            (select rolsuper or rolcreaterole from pg_roles where rolname = current_user) as may_create_roles
 """)
+CAN_CREATE_ROLES = text("select rolsuper or rolcreaterole from pg_roles where rolname = current_user")
 ENSURE_PARTITIONS = text("select ensure_partitions((now() at time zone 'utc')::date - 1, :days)")
 INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing")
 INSERT_KEY = text("""
@@ -97,6 +98,16 @@ async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
             await connection.execute(
                 INSERT_KEY, {"prefix": key[:8], "hash": sha256(key.encode()).digest(), "project": project}
             )
+    finally:
+        await engine.dispose()
+
+
+async def can_create_roles(owner_url: str) -> bool:
+    """Return whether the owner may give each service a role of its own."""
+    engine = engine_for(owner_url)
+    try:
+        async with engine.connect() as connection:
+            return bool((await connection.execute(CAN_CREATE_ROLES)).scalar())
     finally:
         await engine.dispose()
 

@@ -9,10 +9,11 @@ from types import TracebackType
 from typing import Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
-from arl_tangram import admin, batches, operations
+from arl_tangram import batches, operations
 from arl_tangram.operations import Operation, RetryDelay, SdkResponse, WaitTimeout
 from arl_tangram.options import ExecOptions, exec_action, file_action
 from arl_tangram.resources import output_streams
+from arl_tangram.resources.administration import AdminMethods, AsyncAdminMethods
 from arl_tangram.resources.endpoints import AsyncEndpointMethods, EndpointMethods
 from arl_tangram.resources.files import AsyncFileMethods, FileMethods
 from arl_tangram.resources.output_streams import OutputEvent
@@ -25,8 +26,6 @@ from arl_tangram.transport.http_requests import send, send_async
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
-from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
-from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import TangramError
 
@@ -40,7 +39,7 @@ CANCEL_TIMEOUT_S = 5.0
 """So long a cancelled task stays for the sake of its action."""
 
 
-class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
+class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, AdminMethods):
     """A blocking client, safe to share between threads, and to use after a fork.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
@@ -183,29 +182,6 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
         """With all that is in it. What waits for it is cancelled."""
         self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
-    def nodes(self) -> NodeListResponse:
-        return self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
-
-    def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
-        """The only time that it is shown. Not tried again by itself."""
-        return self._run(admin.create_key(request))
-
-    def keys(self) -> builtins.list[ApiKey]:
-        """Those of our project, newest first."""
-        return self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
-
-    def revoke_key(self, id: int) -> ApiKey:
-        return self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
-
-    def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
-        """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
-        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
-        return self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
-
-    def remove_node(self, name: str) -> None:
-        """Raises `Conflict` while it is alive or has something."""
-        self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
-
     def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None
         while True:
@@ -221,7 +197,9 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods):
                 reply = send(self._channel.http, step)
 
 
-class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMethods, AsyncQueueMethods):
+class AsyncTangram(
+    AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMethods, AsyncQueueMethods, AsyncAdminMethods
+):
     """An awaiting client, of any event loop. What each method does is said at `Tangram`."""
 
     def __init__(
@@ -368,25 +346,6 @@ class AsyncTangram(AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMet
 
     async def end_environment(self, id: UUID) -> None:
         await self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
-
-    async def nodes(self) -> NodeListResponse:
-        return await self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
-
-    async def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
-        return await self._run(admin.create_key(request))
-
-    async def keys(self) -> builtins.list[ApiKey]:
-        return await self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
-
-    async def revoke_key(self, id: int) -> ApiKey:
-        return await self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
-
-    async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
-        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
-        return await self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
-
-    async def remove_node(self, name: str) -> None:
-        await self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None

@@ -10,6 +10,7 @@ from uuid import UUID
 from arl_admission import queries
 from arl_admission.checks.environment_cache import EnvironmentCache
 from arl_admission.checks.fleet import FleetCatalog
+from arl_admission.checks.idempotency import item_result, key_of, known_gang_result
 from arl_admission.checks.queue_backlog import QueueBacklog
 from arl_admission.metrics import AdmissionMetrics
 from arl_admission.node_queries import node_capacities
@@ -28,10 +29,8 @@ from arl_wire.actions.batches import MAX_GANG_SIZE
 from arl_wire.errors import (
     FieldError,
     GangRefused,
-    IdempotencyKeyReused,
     Internal,
     QueueFull,
-    ServiceUnknown,
     TangramError,
     Unavailable,
 )
@@ -118,7 +117,7 @@ class AdmissionService:
             if refused is None:
                 return AdmitResponse(items=await self._gangs.submit(items))
             if bound := await self._read_bound_keys(items):
-                return AdmitResponse(items=[_known_gang_result(item, bound) for item in items])
+                return AdmitResponse(items=[known_gang_result(item, bound) for item in items])
         except TangramError as error:
             refused, refusals = error, []
         self._metrics.refused.labels(refused.code).inc(len(items))
@@ -206,7 +205,7 @@ class AdmissionService:
         refused = [item for item, refusal in zip(items, refusals, strict=True) if refusal is not None]
         bound = await self._read_bound_keys(refused)
         return [
-            refusal and (_item_result(item, None, inserted={}, bound=bound) if _key_of(item) in bound else refusal)
+            refusal and (item_result(item, None, inserted={}, bound=bound) if key_of(item) in bound else refusal)
             for item, refusal in zip(items, refusals, strict=True)
         ]
 
@@ -247,7 +246,7 @@ class AdmissionService:
             # What is refused here binds no key, so that the same request may succeed later.
             refused = await self._environments.refusals(tx, items, self._queue_of)
             known = await self._query_bound_keys(tx, [items[at] for at in refused])
-            refused = {at: error for at, error in refused.items() if _key_of(items[at]) not in known}
+            refused = {at: error for at, error in refused.items() if key_of(items[at]) not in known}
             refused |= await self._over_limit(tx, items)
             refused |= self.reward_services.removal_refusals([item.action for item in items])
             fitting = [at for at in range(len(items)) if at not in refused]
@@ -256,7 +255,7 @@ class AdmissionService:
             others = [items[at] for at in fitting if at not in new or new[at].id not in inserted]
             bound = await self._query_bound_keys(tx, others)
         return [
-            refused.get(at) or _item_result(items[at], new.get(at), inserted=inserted, bound=bound)
+            refused.get(at) or item_result(items[at], new.get(at), inserted=inserted, bound=bound)
             for at in range(len(items))
         ]
 
@@ -272,7 +271,7 @@ class AdmissionService:
     async def _insert_gang_rows(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult]:
         async with self._store.write() as tx:
             if bound := await self._query_bound_keys(tx, items):
-                return [_known_gang_result(item, bound) for item in items]
+                return [known_gang_result(item, bound) for item in items]
             if full := await self._over_limit(tx, items):
                 raise next(iter(full.values()))
             gang = GangMembership(id=uuid7(), size=len(items))
@@ -355,44 +354,6 @@ class AdmissionService:
             if room[queue] < 0:
                 over[at] = _queue_full_error(item.action.task, self._backlog.limit(queue))
         return over
-
-
-def _key_of(item: AdmitItem) -> tuple[int, str | None]:
-    return item.project_id, item.key
-
-
-def _item_result(
-    item: AdmitItem,
-    new: NewAction | None,
-    *,
-    inserted: Mapping[UUID, Row],
-    bound: Mapping[tuple[int, str], tuple[str, UUID]],
-) -> AdmitItemResult | Exception:
-    if new is not None and new.id in inserted:
-        return AdmitItemResult(id=new.id, created=True)
-    known = bound.get((item.project_id, item.key)) if item.key is not None else None
-    if known is None and item.key is None and new is not None and new.service is not None:
-        message = f"{new.service!r} was removed this very moment"
-        return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
-    if known is None:
-        what = "the time of this Idempotency-Key ended, or its service was removed,"
-        return Unavailable(f"{what} this very moment; try again", retry_after_s=1)
-    body_hash, id = known
-    if body_hash == (item.body_hash or ""):
-        return AdmitItemResult(id=id)
-    return _key_reused_error()
-
-
-def _key_reused_error() -> IdempotencyKeyReused:
-    message = "this Idempotency-Key stands for another body; use a new key for a new action"
-    return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
-
-
-def _known_gang_result(item: AdmitItem, bound: Mapping[tuple[int, str], tuple[str, UUID]]) -> AdmitItemResult:
-    body_hash, id = bound.get((item.project_id, item.key or ""), (None, None))
-    if id is None or body_hash != item.body_hash:
-        raise _key_reused_error()
-    return AdmitItemResult(id=id)
 
 
 def _queue_full_error(task: str, limit: int) -> QueueFull:

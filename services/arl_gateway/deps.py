@@ -10,6 +10,7 @@ from arl_gateway.actions.explanations import ExplanationService
 from arl_gateway.actions.service import ActionService
 from arl_gateway.actions.traces import TraceService
 from arl_gateway.actions.waiters import ActionWaiters
+from arl_gateway.admin.consistency import ConsistencyService
 from arl_gateway.admin.keys import KeyAdmin
 from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.admin.projects import ProjectAdmin
@@ -71,6 +72,7 @@ class GatewayDeps:
     project_admin: ProjectAdmin
     capacity: CapacityService
     stragglers: StragglerService
+    consistency: ConsistencyService
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -144,6 +146,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         project_admin=ProjectAdmin(store, peers, admission_url=admission_url),
         capacity=CapacityService(store, peers, scheduler_url=settings.scheduler_url),
         stragglers=StragglerService(store, peers, scheduler_url=settings.scheduler_url),
+        consistency=ConsistencyService(store),
     )
 
 

@@ -5,8 +5,8 @@ from uuid import uuid4
 
 import pytest_asyncio
 
-from arl_gateway.actions import queries
-from arl_gateway.actions.views import consistency_from_row
+from arl_gateway.admin import consistency_queries
+from arl_gateway.admin.consistency import consistency_from_row
 from arl_wire.admin.consistency import ConsistencyReport
 from support.rows import Rows, rows_in, store_of
 
@@ -22,7 +22,7 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 async def audit(rows: Rows) -> ConsistencyReport:
     async with store_of(rows.owner_url, "gateway") as store, store.read() as tx:
-        return consistency_from_row(await queries.check_consistency(tx))
+        return consistency_from_row(await consistency_queries.check_consistency(tx))
 
 
 async def found(rows: Rows) -> set[tuple[str, str]]:

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from arl_gpu.devices.cuda_sync import wait_for_gpu
-from arl_gpu.devices.interface import CopyEvent, Device, DeviceBlock
+from arl_gpu.devices.interface import CopyEvent, Device, DeviceBlock, wait_for_gpu
 from arl_gpu.models import loader
 from arl_gpu.models.interface import Item, ModelOutput, RewardModel
 from arl_gpu.models.weight_buffer import AllocateFn

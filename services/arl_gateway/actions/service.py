@@ -1,7 +1,6 @@
 """What the routes do: submit through admission, read rows, wait without a query per waiter."""
 
 import asyncio
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from uuid import UUID
 
 from arl_gateway.actions import queries
 from arl_gateway.actions.batch import item_problem
-from arl_gateway.actions.views import action_etag, action_from_row, consistency_from_row
+from arl_gateway.actions.views import action_etag, action_from_row, result_size
 from arl_gateway.actions.waiters import ActionWaiters
 from arl_gateway.http.auth import Caller
 from arl_kit.batcher import Batcher
@@ -19,7 +18,6 @@ from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore
 from arl_wire.actions.action import Action, ActionListResponse, SubmitActionRequest, WaitRequest, WaitResponse
 from arl_wire.actions.batches import BatchItemResult, SubmitBatchResponse
-from arl_wire.admin.consistency import ConsistencyReport
 from arl_wire.errors import BadRequest, FieldError, NotFound, TangramError, error_from_problem
 from arl_wire.internal.admission import (
     AdmitItemResult,
@@ -32,7 +30,6 @@ from arl_wire.internal.admission import (
     SnapshotSource,
     SubmissionMetadata,
 )
-from arl_wire.scores import Score
 
 __all__ = ["ActionService", "AdmittedAction", "RequestTrace", "matches_etag"]
 
@@ -41,10 +38,6 @@ MAX_TRACESTATE_LENGTH = 512
 FIRST_CHUNK, READ_CHUNK = 4, 50
 """Results that are read at once before their size is known, and after that."""
 RESPONSE_BYTES = 16 << 20
-SCORE_BYTES = 96
-"""Of one entry in an answer, an error's too."""
-NUMBER_BYTES = 20
-"""Of each further number in it."""
 POLL_S = 1.0
 MAX_PENDING = 20_000
 MAX_PENDING_BYTES = 256 << 20
@@ -235,7 +228,7 @@ class ActionService:
             read = await asyncio.gather(*(self._reads.submit((caller.project_id, id)) for id in chunk))
             found += [action for action in read if action is not None]
             gone |= {id for id, action in zip(chunk, read, strict=True) if action is None}
-            size += sum(_result_size(action) for action in read if action is not None)
+            size += sum(result_size(action) for action in read if action is not None)
             start += len(chunk)
             # As many as fit if they are like those before.
             count = max(1, min(READ_CHUNK, 4 * count, (RESPONSE_BYTES - size) * start // max(1, size)))
@@ -280,10 +273,6 @@ class ActionService:
             page = await self.list(caller, task=task, trajectory=trajectory, state=None, cursor=None, limit=1)
             if not page.items:
                 raise NotFound(f"task {task!r} has no trajectory {trajectory!r}")
-
-    async def check_consistency(self) -> ConsistencyReport:
-        async with self._store.read() as tx:
-            return consistency_from_row(await queries.check_consistency(tx))
 
     async def drain(self) -> None:
         await self._submits.drain()
@@ -350,27 +339,6 @@ def _admission_item(
         asked_for=list(item_origins),
     )
     return submission.to_item_json(body)
-
-
-def _result_size(action: Action) -> int:
-    result = action.result
-    if result is None:
-        return 0
-    bodies = [result.response.body] if result.response is not None else []
-    streams = sum(len(each.text) + len(each.base64 or "") for each in (result.stdout, result.stderr, *bodies))
-    scores = sum(
-        SCORE_BYTES + NUMBER_BYTES * _number_count(score) + _payload_bytes(score) for score in result.scores or ()
-    )
-    return streams + scores + sum(len(content) for content in result.files.values())
-
-
-def _payload_bytes(score: Score) -> int:
-    return sum(len(json.dumps(each)) for each in (score.details, score.completion) if each)
-
-
-def _number_count(score: Score) -> int:
-    tops = sum(len(each) for each in score.top_token_ids or ())
-    return 2 * tops + sum(len(each or ()) for each in (score.values, score.logprobs, score.token_ids, score.ranks))
 
 
 def _check_key(key: str | None) -> str | None:

@@ -10,14 +10,16 @@ from pydantic import TypeAdapter, ValidationError
 from arl_core.domain.states import ActionState
 from arl_store.tx import Row
 from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream
-from arl_wire.admin.consistency import ConsistencyReport
-from arl_wire.admin.nodes import EnforcementStatus, NodeInfo, NodeTemplate
 from arl_wire.calls import CallResponse
 from arl_wire.scores import Score
 
-__all__ = ["action_etag", "action_from_row", "consistency_from_row", "node_from_row"]
+__all__ = ["action_etag", "action_from_row", "result_size"]
 
 SCORE_LIST = TypeAdapter(list[Score])
+SCORE_BYTES = 96
+"""Of one entry in an answer, an error's too."""
+NUMBER_BYTES = 20
+"""Of each further number in it."""
 
 
 def action_from_row(row: Row) -> Action:
@@ -63,30 +65,17 @@ def action_etag(action: Action) -> str:
     return f'W/"{digest.hexdigest()}"'
 
 
-def node_from_row(row: Row) -> NodeInfo:
-    return NodeInfo(
-        name=row.name,
-        kind=row.kind,
-        driver=row.driver,
-        epoch=row.epoch,
-        capacity=json.loads(row.capacity),
-        registered_at=row.registered_at,
-        last_beat_at=row.last_beat,
-        alive=row.alive,
-        cordoned=row.cordoned,
-        drain_deadline_at=row.drain_deadline_at,
-        drained=row.drain_deadline_at is not None and not row.running and not row.environments,
-        running=row.running,
-        held_cpu_milli=row.held_cpu_milli,
-        environments=row.environments,
-        enforced=[EnforcementStatus(**entry) for entry in json.loads(row.enforced)],
-        templates=[NodeTemplate(**entry) for entry in json.loads(row.templates)],
+def result_size(action: Action) -> int:
+    """Bytes of its result in a response, roughly."""
+    result = action.result
+    if result is None:
+        return 0
+    bodies = [result.response.body] if result.response is not None else []
+    streams = sum(len(each.text) + len(each.base64 or "") for each in (result.stdout, result.stderr, *bodies))
+    scores = sum(
+        SCORE_BYTES + NUMBER_BYTES * _number_count(score) + _payload_bytes(score) for score in result.scores or ()
     )
-
-
-def consistency_from_row(row: Row) -> ConsistencyReport:
-    parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
-    return ConsistencyReport(at=row.at, **parts)
+    return streams + scores + sum(len(content) for content in result.files.values())
 
 
 def _build_times(row: Row) -> ActionTimes:
@@ -149,3 +138,12 @@ def _build_stream(kept: bytes, total: int) -> OutputStream:
     except UnicodeDecodeError:
         text = kept.decode(errors="backslashreplace")
         return OutputStream(text=text, base64=b64encode(kept).decode(), total_bytes=total, truncated=truncated)
+
+
+def _payload_bytes(score: Score) -> int:
+    return sum(len(json.dumps(each)) for each in (score.details, score.completion) if each)
+
+
+def _number_count(score: Score) -> int:
+    tops = sum(len(each) for each in score.top_token_ids or ())
+    return 2 * tops + sum(len(each or ()) for each in (score.values, score.logprobs, score.token_ids, score.ranks))

@@ -5,7 +5,7 @@ import secrets
 from collections.abc import Sequence
 from hashlib import sha256
 
-from arl_gateway.actions import queries
+from arl_gateway.admin import key_queries, queries
 from arl_gateway.http.auth import Caller, KeyAuthenticator
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
@@ -37,7 +37,7 @@ class KeyAdmin:
         key = f"tk_{secrets.token_urlsafe(SECRET_BYTES)}"
         async with self._store.write() as tx:
             project_id = caller.project_id if project == caller.project else await _create_project(tx, project, scopes)
-            row = await queries.insert_key(
+            row = await key_queries.insert_key(
                 tx,
                 project_id=project_id,
                 prefix=key[:PREFIX_LENGTH],
@@ -51,15 +51,15 @@ class KeyAdmin:
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> KeyListResponse:
         """Those of the caller's project, with the revoked and expired ones."""
         async with self._store.read() as tx:
-            rows = await queries.list_keys(tx, project_id=caller.project_id, before=cursor, limit=limit + 1)
+            rows = await key_queries.list_keys(tx, project_id=caller.project_id, before=cursor, limit=limit + 1)
         items = [_key_from_row(row) for row in rows[:limit]]
         return KeyListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
     async def revoke(self, id: int, caller: Caller) -> ApiKey:
         """From this answer on the key is refused here. One that was revoked before is answered as it is."""
         async with self._store.write() as tx:
-            changed = await queries.revoke_key(tx, id=id, project_id=caller.project_id)
-            row = await queries.key_by_id(tx, id=id, project_id=caller.project_id)
+            changed = await key_queries.revoke_key(tx, id=id, project_id=caller.project_id)
+            row = await key_queries.key_by_id(tx, id=id, project_id=caller.project_id)
             if row is None:
                 raise NotFound(f"there is no API key {id}")
             if changed:

@@ -1,13 +1,13 @@
 """Nodes shown, closed, emptied, opened and removed. Admission is the writer of those wishes."""
 
-from arl_gateway.actions import queries
-from arl_gateway.actions.views import node_from_row
-from arl_gateway.admin import node_queries
+import json
+
+from arl_gateway.admin import node_queries, queries
 from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
-from arl_store.tx import PostgresStore, WriteTx
-from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+from arl_store.tx import PostgresStore, Row, WriteTx
+from arl_wire.admin.nodes import ChangeNodeRequest, EnforcementStatus, NodeInfo, NodeListResponse, NodeTemplate
 from arl_wire.errors import Conflict, Forbidden, NotFound
 from arl_wire.internal.admission import (
     AffectedRowsResponse,
@@ -16,7 +16,7 @@ from arl_wire.internal.admission import (
     RemoveNodeResponse,
 )
 
-__all__ = ["NodeAdmin"]
+__all__ = ["NodeAdmin", "node_from_row"]
 
 
 class NodeAdmin:
@@ -67,4 +67,25 @@ def _require_root_project(caller: Caller) -> None:
 async def _write_audit_log(tx: WriteTx, caller: Caller, verb: str, name: str, detail: str) -> None:
     await queries.insert_audit_log(
         tx, project_id=caller.project_id, api_key_id=caller.key_id, verb=verb, target=f"node:{name}", detail=detail
+    )
+
+
+def node_from_row(row: Row) -> NodeInfo:
+    return NodeInfo(
+        name=row.name,
+        kind=row.kind,
+        driver=row.driver,
+        epoch=row.epoch,
+        capacity=json.loads(row.capacity),
+        registered_at=row.registered_at,
+        last_beat_at=row.last_beat,
+        alive=row.alive,
+        cordoned=row.cordoned,
+        drain_deadline_at=row.drain_deadline_at,
+        drained=row.drain_deadline_at is not None and not row.running and not row.environments,
+        running=row.running,
+        held_cpu_milli=row.held_cpu_milli,
+        environments=row.environments,
+        enforced=[EnforcementStatus(**entry) for entry in json.loads(row.enforced)],
+        templates=[NodeTemplate(**entry) for entry in json.loads(row.templates)],
     )

@@ -1,7 +1,6 @@
 """Projects shown and weighed. Admission is the writer of their weights."""
 
-from arl_gateway.actions import queries
-from arl_gateway.admin import project_queries
+from arl_gateway.admin import queries
 from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
@@ -24,7 +23,7 @@ class ProjectAdmin:
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> ProjectListResponse:
         only = None if caller.project == ROOT_PROJECT else caller.project_id
         async with self._store.read() as tx:
-            rows = await project_queries.list_projects(tx, only=only, after=cursor, limit=limit + 1)
+            rows = await queries.list_projects(tx, only=only, after=cursor, limit=limit + 1)
         items = [_project_from_row(row) for row in rows[:limit]]
         return ProjectListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
@@ -44,7 +43,7 @@ class ProjectAdmin:
                 target=f"project:{name}",
                 detail=request.model_dump_json(exclude_unset=True),
             )
-            row = await project_queries.project_by_name(tx, name)
+            row = await queries.project_by_name(tx, name)
         if row is None:
             raise NotFound(f"there is no project {name!r} any more")
         return _project_from_row(row)

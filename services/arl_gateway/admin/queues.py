@@ -1,6 +1,6 @@
 """Queues shown and changed. Admission is the writer of their rows; a change goes through it."""
 
-from arl_gateway.actions import queries
+from arl_gateway.admin import queries
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row

@@ -4,10 +4,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
+from arl_gateway.admin.consistency import ConsistencyService
 from arl_gateway.admin.keys import ROOT_PROJECT, KeyAdmin
 from arl_gateway.admin.queues import QueueAdmin
 from arl_gateway.deps import gateway_deps
-from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, ActionsDep, Admin, AdminWriter
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
 from arl_kit.app import error_responses
 from arl_wire.actions.action import Name
 from arl_wire.admin.consistency import ConsistencyReport
@@ -22,6 +23,10 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 async def _key_admin(request: Request) -> KeyAdmin:
     return gateway_deps(request).key_admin
+
+
+async def _consistency(request: Request) -> ConsistencyService:
+    return gateway_deps(request).consistency
 
 
 async def _queue_admin(request: Request) -> QueueAdmin:
@@ -100,11 +105,13 @@ async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter
 
 
 @router.get("/audit", operation_id="audit", responses=error_responses(*COMMON_ERRORS, Forbidden))
-async def check_consistency(caller: Admin, actions: ActionsDep) -> ConsistencyReport:
+async def check_consistency(
+    caller: Admin, consistency: Annotated[ConsistencyService, Depends(_consistency)]
+) -> ConsistencyReport:
     """All rows of all projects in one snapshot: counts, what is held, and whatever contradicts an invariant.
 
     With a key of the project `default`.
     """
     if caller.project != ROOT_PROJECT:
         raise Forbidden(f"rows of all projects are audited with a key of the project `{ROOT_PROJECT}`")
-    return await actions.check_consistency()
+    return await consistency.check()

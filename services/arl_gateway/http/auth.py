@@ -6,7 +6,7 @@ from base64 import b64decode
 from dataclasses import dataclass
 from hashlib import sha256
 
-from arl_gateway.actions import queries
+from arl_gateway.admin import key_queries
 from arl_store.tx import PostgresStore
 from arl_wire.errors import Forbidden, Unauthenticated
 
@@ -79,7 +79,7 @@ class KeyAuthenticator:
     async def _fetch_caller(self, digest: bytes) -> Caller | None:
         now, revocations = time.monotonic(), self._revocations
         async with self._store.read() as tx:
-            row = await queries.key_by_hash(tx, digest)
+            row = await key_queries.key_by_hash(tx, digest)
         caller, until = None, now + self._cache_s
         if row is not None:
             caller = Caller(row.id, row.project_id, row.project, frozenset(row.scopes))

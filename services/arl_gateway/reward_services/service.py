@@ -4,8 +4,8 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 
-from arl_gateway.actions import queries
 from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.admin.queries import insert_audit_log
 from arl_gateway.http.auth import Caller
 from arl_gateway.reward_services.queries import desired_services, has_cpu_node, services_by_node
 from arl_kit.service_client import ServiceClient
@@ -99,7 +99,7 @@ class RewardServiceAdmin:
 
     async def _write_audit_log(self, caller: Caller, verb: str, name: str, detail: str) -> None:
         async with self._store.write() as tx:
-            await queries.insert_audit_log(
+            await insert_audit_log(
                 tx,
                 project_id=caller.project_id,
                 api_key_id=caller.key_id,

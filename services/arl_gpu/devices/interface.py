@@ -2,7 +2,7 @@
 
 from typing import Any, Protocol
 
-__all__ = ["CopyEvent", "CopyFailed", "Device", "DeviceBlock", "DeviceFull"]
+__all__ = ["CopyEvent", "CopyFailed", "Device", "DeviceBlock", "DeviceFull", "wait_for_gpu"]
 
 
 class DeviceFull(Exception):
@@ -80,3 +80,16 @@ class Device(Protocol):
         """Raises where nothing can be computed here any more, as after an illegal access on a GPU."""
 
     def close(self) -> None: ...
+
+
+def wait_for_gpu() -> None:
+    """What was given to this process's GPU is computed.
+
+    Where torch itself waits, as for a number of a tensor, it may spin: a core for each GPU, and CPU time that no
+    forward took.
+    """
+    import torch  # where there is a GPU, there is torch
+
+    done = torch.cuda.Event(blocking=True)
+    done.record()
+    done.synchronize()

@@ -13,10 +13,11 @@ from arl_core.domain.model import Fence
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.dispatch.device_groups import DeviceGroups
 from arl_gpu.dispatch.device_slot import DeviceSlot, DeviceWorker
+from arl_gpu.dispatch.device_states import DeviceStates
 from arl_gpu.dispatch.metrics import GpuMetrics
 from arl_gpu.engines.engine_dispatcher import EngineDispatcher
 from arl_gpu.models.interface import Entry, Item
-from arl_gpu.queue.batch_scheduler import Batch, BatchPart, BatchScheduler, DeviceState
+from arl_gpu.queue.batch_scheduler import Batch, BatchPart, BatchScheduler
 from arl_gpu.queue.score_jobs import ScoreJob, ScoreReport
 
 __all__ = ["BatchDispatcher"]
@@ -28,7 +29,6 @@ MAX_WORKER_DEATHS = 2
 
 REFUSAL_TTL_S = 5.0
 """How long a device is not asked again to make room, while another one may have some: pins and engines change."""
-RESIDENCE_ORDER = tuple(ResidencyState)
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +56,7 @@ class BatchDispatcher:
         self._metrics = metrics
         self._engine_dispatcher = engine_dispatcher or EngineDispatcher({}, workers, lambda: ())
         self._groups = groups or DeviceGroups(workers)
+        self._device_states = DeviceStates(self._devices, self._groups, self._engine_dispatcher)
         self._idle = asyncio.Event()
         self._idle.set()
         self._tasks: list[asyncio.Task[None]] = []
@@ -71,17 +72,7 @@ class BatchDispatcher:
     @property
     def states(self) -> Mapping[str, ResidencyState]:
         """Of each service, where it is nearest to a forward: all parts of it, where it has several."""
-        found: dict[str, ResidencyState] = {}
-        for device in self._devices:
-            for name in device.states:
-                parts = [self._devices[at].states for at in self._groups.members(name, device.number)]
-                state = min(
-                    (each.get(name, ResidencyState.COLD) for each in parts),
-                    key=RESIDENCE_ORDER.index,
-                    default=ResidencyState.COLD,
-                )
-                found[name] = max(found.get(name, ResidencyState.COLD), state, key=RESIDENCE_ORDER.index)
-        return found
+        return self._device_states.services()
 
     @property
     def used_bytes(self) -> int:
@@ -156,72 +147,21 @@ class BatchDispatcher:
                 self.wake_devices()
 
     def _next_batch(self, device: DeviceSlot) -> Batch:
-        while device.reassigned or (device.deferred and not self._has_busy_engine(device, device.deferred[0])):
+        while device.reassigned or (
+            device.deferred and not self._device_states.has_busy_engine(device, device.deferred[0])
+        ):
             taken = (device.reassigned or device.deferred).popleft()
             if batch := [part for part in taken if not self.is_finished(part.job)]:
                 return batch
-        return self._scheduler.next_batch(self._device_state(device), now=time.monotonic())
+        return self._scheduler.next_batch(self._device_states.of(device), now=time.monotonic())
 
     async def _wait_for_work(self, device: DeviceSlot) -> None:
         """Returns when something came or ended, or when a service has been waited for long enough."""
-        look_at = self._scheduler.next_check_at(self._device_state(device), now=time.monotonic())
+        look_at = self._scheduler.next_check_at(self._device_states.of(device), now=time.monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if look_at is None else max(MIN_WAIT_S, look_at - time.monotonic())):
                 await device.work_available.wait()
         device.work_available.clear()
-
-    def _device_state(self, device: DeviceSlot) -> DeviceState:
-        number, parked = device.number, {batch[0].job.service for batch in device.deferred}
-        others = [other.refused_services(time.monotonic()) for other in self._devices if other is not device]
-        refused = {
-            name for name in device.refused_services(time.monotonic()) if any(name not in each for each in others)
-        }
-        makes_room = any(
-            number in self._group_members(other, batch) for other in self._devices for batch in other.deferred
-        )
-        stuck = {batch[0].job.service for other in self._devices for batch in other.deferred}
-        members = {name: self._groups.members(name, number) for name in self._groups.splits if name not in stuck}
-        return DeviceState(
-            members=members,
-            resident_on_group={name: self._resident_on(numbers) - {name} for name, numbers in members.items()},
-            blocked=parked
-            | refused
-            | self._groups.services_not_led_by(number)
-            | self._engine_dispatcher.blocked_services(number, makes_room=makes_room),
-            number=number,
-            resident=self._services_on_group(device, lambda each: each.services_in(ResidencyState.RESIDENT)),
-            restoring=self._services_on_group(device, lambda each: each.device_services),
-            fitting=None if device.fitting is None else self._services_on_group(device, lambda each: each.fitting),
-            replicas_elsewhere=Counter(
-                name
-                for other in self._devices
-                if other is not device
-                for name in other.occupying_services
-                if other.number not in self._groups.members(name, number)
-            ),
-        )
-
-    def _resident_on(self, numbers: Sequence[int]) -> set[str]:
-        return {name for at in numbers for name in self._devices[at].services_in(ResidencyState.RESIDENT)}
-
-    def _services_on_group(
-        self, device: DeviceSlot, services_of: Callable[[DeviceSlot], Collection[str] | None]
-    ) -> set[str]:
-        """Those of the device; of one that several devices compute, where it is so on all of them. None is all."""
-        found = services_of(device) or ()
-        others = {name: [self._devices[at] for at in self._groups.members(name, device.number)] for name in found}
-        return {
-            name
-            for name in found
-            if all((each := services_of(other)) is None or name in each for other in others[name])
-        }
-
-    def _group_members(self, device: DeviceSlot, batch: Batch) -> Sequence[int]:
-        """Numbers of the devices that compute it."""
-        return self._groups.members(batch[0].job.service, device.number)
-
-    def _has_busy_engine(self, device: DeviceSlot, batch: Batch) -> bool:
-        return any(self._engine_dispatcher.is_busy(number) for number in self._group_members(device, batch))
 
     def is_finished(self, job: ScoreJob) -> bool:
         return job.fence not in self._scheduler
@@ -275,7 +215,7 @@ class BatchDispatcher:
             self._engine_dispatcher.enqueue(files, batch)
             return
         items = [item for job, start, stop in batch for item in job.items[start:stop]]
-        was_busy, begun = self._has_busy_engine(device, batch), time.monotonic()
+        was_busy, begun = self._device_states.has_busy_engine(device, batch), time.monotonic()
         answer = await self._score(device, service, items)
         if answer.get("error") == "no_room" and self._defer(device, batch, was_busy=was_busy):
             return
@@ -295,7 +235,7 @@ class BatchDispatcher:
     def _defer(self, device: DeviceSlot, batch: Batch, *, was_busy: bool) -> bool:
         """Until an engine is released, or to another device that may have room."""
         service, now = batch[0].job.service, time.monotonic()
-        if was_busy or self._has_busy_engine(device, batch):
+        if was_busy or self._device_states.has_busy_engine(device, batch):
             device.deferred.append(batch)
             self._pause_timeouts(batch)
             return True
@@ -353,7 +293,7 @@ class BatchDispatcher:
             self._metrics.observe_residency(response["moves"])
 
     def _services_waiting_for(self, device: DeviceSlot) -> Sequence[str]:
-        return self._scheduler.waiting_services(self._device_state(device), now=time.monotonic())
+        return self._scheduler.waiting_services(self._device_states.of(device), now=time.monotonic())
 
     async def _retry_one_by_one(self, device: DeviceSlot, batch: Batch, response: Mapping[str, Any]) -> None:
         """What is wrong with one action's items must not be the end of the others."""

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.func import functional_call
 
-from arl_gpu.devices.cuda_sync import wait_for_gpu
+from arl_gpu.devices.interface import wait_for_gpu
 from arl_gpu.models.weight_buffer import Chunk, WeightBuffer
 
 __all__ = ["FlatModule"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from arl_gpu.devices.cuda_sync import wait_for_gpu
+from arl_gpu.devices.interface import wait_for_gpu
 from arl_gpu.models.encoders.flat_weights import Array
 
 __all__ = ["BertConfig", "EncodeFunction", "encode_numpy", "encode_torch", "has_torch", "read_config"]

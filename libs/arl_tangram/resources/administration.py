@@ -1,0 +1,73 @@
+"""Nodes and API keys, for both clients."""
+
+from abc import abstractmethod
+from typing import TypeVar
+
+from arl_tangram import admin
+from arl_tangram.operations import Operation
+from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
+from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
+
+__all__ = ["AdminMethods", "AsyncAdminMethods"]
+
+Value = TypeVar("Value")
+
+
+class AdminMethods:
+    """Methods of `Tangram` that read and change nodes and API keys."""
+
+    _retry_timeout_s: float
+
+    def nodes(self) -> NodeListResponse:
+        return self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
+
+    def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
+        """The only time that it is shown. Not tried again by itself."""
+        return self._run(admin.create_key(request))
+
+    def keys(self) -> list[ApiKey]:
+        """Those of our project, newest first."""
+        return self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
+
+    def revoke_key(self, id: int) -> ApiKey:
+        return self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
+
+    def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
+        """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
+        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        return self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
+
+    def remove_node(self, name: str) -> None:
+        """Raises `Conflict` while it is alive or has something."""
+        self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+
+    @abstractmethod
+    def _run(self, operation: Operation[Value]) -> Value: ...
+
+
+class AsyncAdminMethods:
+    """Methods of `AsyncTangram`, as those of `AdminMethods`."""
+
+    _retry_timeout_s: float
+
+    async def nodes(self) -> NodeListResponse:
+        return await self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
+
+    async def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
+        return await self._run(admin.create_key(request))
+
+    async def keys(self) -> list[ApiKey]:
+        return await self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
+
+    async def revoke_key(self, id: int) -> ApiKey:
+        return await self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
+
+    async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
+        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        return await self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
+
+    async def remove_node(self, name: str) -> None:
+        await self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
+
+    @abstractmethod
+    async def _run(self, operation: Operation[Value]) -> Value: ...
