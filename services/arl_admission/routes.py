@@ -23,6 +23,8 @@ __all__ = ["add_internal_routes"]
 
 
 def add_internal_routes(api: InternalApi, admission: AdmissionService) -> None:
+    """Add the routes that the gateway calls."""
+
     async def admit(request: AdmitRequest) -> AdmitResponse:
         return await (admission.admit_gang if request.gang else admission.admit)(request.items)
 

@@ -26,14 +26,7 @@ from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, ReadTx, Row, WriteTx, is_temporary
 from arl_store.values import uuid7
 from arl_wire.actions.batches import MAX_GANG_SIZE
-from arl_wire.errors import (
-    FieldError,
-    GangRefused,
-    Internal,
-    QueueFull,
-    TangramError,
-    Unavailable,
-)
+from arl_wire.errors import FieldError, GangRefused, Internal, QueueFull, TangramError, Unavailable
 from arl_wire.internal.admission import (
     AdmitItem,
     AdmitItemResult,

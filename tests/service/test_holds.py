@@ -6,8 +6,7 @@ from arl_core.capacity.ledger import ResourceLedger
 from arl_core.domain.model import Fence
 from arl_core.durations.curves import CurveCache
 from arl_core.policies.policy import FirstComeFirstServed
-from arl_scheduler.index.allocations import AllocationTable
-from arl_scheduler.index.environments import Allocation
+from arl_scheduler.index.allocations import Allocation, AllocationTable
 from support.builders import a_class, numbered
 
 FENCE = Fence(numbered(1), 1)

@@ -12,14 +12,7 @@ from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.repository import poll
 from arl_wire.internal.scheduler import QueuedActionRow
-from support.builders import (
-    a_held_action,
-    a_node_row,
-    a_poll,
-    a_queued_row,
-    an_environment_row,
-    numbered,
-)
+from support.builders import a_held_action, a_node_row, a_poll, a_queued_row, an_environment_row, numbered
 from support.rows import rows_in, store_of
 from support.scheduler_model import Database
 

@@ -21,8 +21,7 @@ from arl_core.domain.model import (
 )
 from arl_core.durations.curves import CurveCache
 from arl_core.policies.policy import FirstComeFirstServed
-from arl_scheduler.index.allocations import AllocationTable
-from arl_scheduler.index.environments import Allocation
+from arl_scheduler.index.allocations import Allocation, AllocationTable
 from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
 from arl_scheduler.queries.poll_result import ResizeUpdate

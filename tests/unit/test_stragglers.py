@@ -11,8 +11,7 @@ from arl_core.durations.curves import CurveCache, ParallelismOption
 from arl_core.durations.estimates import IGNORED_OVERRUN, MIN_STRAGGLER_RUNS, DurationEstimates, straggler_limit_s
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_core.policies.reallocation import ResizeCandidate, reallocate
-from arl_scheduler.index.allocations import AllocationTable
-from arl_scheduler.index.environments import Allocation
+from arl_scheduler.index.allocations import Allocation, AllocationTable
 from arl_scheduler.leader.straggler_detector import StragglerDetector
 from support.builders import a_class, a_pool, a_snapshot, numbered
 

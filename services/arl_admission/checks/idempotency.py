@@ -5,16 +5,8 @@ from uuid import UUID
 
 from arl_admission.normalise import NewAction
 from arl_store.tx import Row
-from arl_wire.errors import (
-    FieldError,
-    IdempotencyKeyReused,
-    ServiceUnknown,
-    Unavailable,
-)
-from arl_wire.internal.admission import (
-    AdmitItem,
-    AdmitItemResult,
-)
+from arl_wire.errors import FieldError, IdempotencyKeyReused, ServiceUnknown, Unavailable
+from arl_wire.internal.admission import AdmitItem, AdmitItemResult
 
 __all__ = ["item_result", "key_of", "known_gang_result"]
 

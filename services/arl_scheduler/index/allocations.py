@@ -1,17 +1,64 @@
 """What granted and running actions hold, as rounds see it and as the ledger counts it."""
 
 from collections.abc import Iterator, Mapping
+from typing import NamedTuple
 from uuid import UUID
 
 from arl_core.capacity.ledger import ResourceLedger
 from arl_core.capacity.running_index import RunningIndex
-from arl_core.domain.model import Fence, ResizeSupport, Resources, RunningAction
+from arl_core.domain.model import ActionClass, Fence, ResizeSupport, Resources, RunningAction
 from arl_core.durations.curves import CurveCache
 from arl_core.policies.policy import SchedulingPolicy
 from arl_core.queue.quotas import QuotaUsage, TaskQuota
-from arl_scheduler.index.environments import Allocation, EnvironmentName
+from arl_scheduler.index.environments import EnvironmentName
 
-__all__ = ["AllocationTable"]
+__all__ = ["Allocation", "AllocationTable"]
+
+
+class Allocation(NamedTuple):
+    fence: Fence
+    cls: ActionClass | None
+    node: int
+    resources: Resources
+    environment_name: EnvironmentName | None
+    task: int
+    granted: float
+    started: float | None
+    pod_name: EnvironmentName | None = None
+    """Whose cores it uses, without living there."""
+    resize_seq: int = 0
+    """The resize that its amounts come from; 0 for the grant itself."""
+    used_milli_s: float = 0.0
+    """Milli-core-seconds that it had before the last resize."""
+    resized_at: float | None = None
+    """None where it was not, or an earlier leader did it."""
+
+    def mean_milli(self, *, until: float) -> int:
+        """What it had of the cores on average, as far as is known, until it ended."""
+        milli, began = self.resources.get("cpu_milli", 0), self.started or self.granted
+        if self.resized_at is None or until <= began:
+            return milli
+        mean = round((self.used_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
+        return max(mean, 1)
+
+    def mean_resources(self, *, until: float) -> Resources:
+        """What it had on average."""
+        return (
+            self.resources if self.resized_at is None else {**self.resources, "cpu_milli": self.mean_milli(until=until)}
+        )
+
+    def to_running_action(self) -> RunningAction:
+        return RunningAction(
+            self.fence,
+            self.cls,
+            self.node,
+            self.resources,
+            self.granted,
+            self.task,
+            allocated_since=self.started or self.granted,
+            started=self.started,
+            in_environment=self.environment_name is not None,
+        )
 
 
 class AllocationTable:

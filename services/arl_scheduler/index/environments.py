@@ -3,28 +3,11 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
 from uuid import UUID
 
-from arl_core.domain.model import (
-    ActionClass,
-    Fence,
-    PinnedEnvironment,
-    QueuedAction,
-    Resources,
-    RunningAction,
-    TrajectoryName,
-    TrajectoryPod,
-)
+from arl_core.domain.model import PinnedEnvironment, QueuedAction, TrajectoryName, TrajectoryPod
 
-__all__ = [
-    "Allocation",
-    "EnvironmentName",
-    "EnvironmentTable",
-    "EnvironmentsPerNode",
-    "QueuePosition",
-    "TrackedEnvironment",
-]
+__all__ = ["EnvironmentName", "EnvironmentTable", "EnvironmentsPerNode", "QueuePosition", "TrackedEnvironment"]
 
 EnvironmentName = TrajectoryName
 
@@ -164,49 +147,3 @@ class EnvironmentsPerNode:
             self._counts[node] += 1
             self._changed.add(node)
         environment.counted_on = node
-
-
-class Allocation(NamedTuple):
-    fence: Fence
-    cls: ActionClass | None
-    node: int
-    resources: Resources
-    environment_name: EnvironmentName | None
-    task: int
-    granted: float
-    started: float | None
-    pod_name: EnvironmentName | None = None
-    """Whose cores it uses, without living there."""
-    resize_seq: int = 0
-    """The resize that its amounts come from; 0 for the grant itself."""
-    used_milli_s: float = 0.0
-    """Milli-core-seconds that it had before the last resize."""
-    resized_at: float | None = None
-    """None where it was not, or an earlier leader did it."""
-
-    def mean_milli(self, *, until: float) -> int:
-        """What it had of the cores on average, as far as is known, until it ended."""
-        milli, began = self.resources.get("cpu_milli", 0), self.started or self.granted
-        if self.resized_at is None or until <= began:
-            return milli
-        mean = round((self.used_milli_s + milli * max(0.0, until - self.resized_at)) / (until - began))
-        return max(mean, 1)
-
-    def mean_resources(self, *, until: float) -> Resources:
-        """What it had on average."""
-        return (
-            self.resources if self.resized_at is None else {**self.resources, "cpu_milli": self.mean_milli(until=until)}
-        )
-
-    def to_running_action(self) -> RunningAction:
-        return RunningAction(
-            self.fence,
-            self.cls,
-            self.node,
-            self.resources,
-            self.granted,
-            self.task,
-            allocated_since=self.started or self.granted,
-            started=self.started,
-            in_environment=self.environment_name is not None,
-        )

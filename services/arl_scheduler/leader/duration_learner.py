@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from arl_core.domain.model import ActionClass, Fence
 from arl_core.durations.curves import CurveCache, main_resource
 from arl_core.durations.estimates import MAX_CLASSES, DurationEstimates
-from arl_scheduler.index.environments import Allocation
+from arl_scheduler.index.allocations import Allocation
 from arl_scheduler.leader.election import LeaderElection
 from arl_scheduler.queries import estimate_queries, leader_queries
 from arl_scheduler.queries.estimate_queries import RunDuration

@@ -12,8 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from arl_core.domain.model import Fence, ResizeDecision, Resources
 from arl_kit.service_client import ServiceClient
-from arl_scheduler.index.allocations import AllocationTable
-from arl_scheduler.index.environments import Allocation
+from arl_scheduler.index.allocations import Allocation, AllocationTable
 from arl_scheduler.leader.notification_inbox import NotificationInbox
 from arl_scheduler.queries.poll_result import NodeRow, ResizeUpdate
 from arl_wire.internal.node import ResizeBatchRequest, ResizeBatchResponse, ResizePayload, ResizeResult

@@ -25,6 +25,7 @@ from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.leader.backlog import read_backlog
 from arl_scheduler.leader.duration_learner import DurationLearner
 from arl_scheduler.leader.election import DatabaseClock, LeaderElection
+from arl_scheduler.leader.leader_gauges import LeaderGauges
 from arl_scheduler.leader.node_failures import find_failed
 from arl_scheduler.leader.notification_inbox import (
     NotificationInbox,
@@ -32,6 +33,7 @@ from arl_scheduler.leader.notification_inbox import (
     notify_environment_ends,
     notify_grants,
 )
+from arl_scheduler.leader.partition_maintenance import PartitionMaintenance
 from arl_scheduler.leader.resize_coordinator import ResizeCoordinator
 from arl_scheduler.leader.scheduler_traces import SchedulerTraces
 from arl_scheduler.leader.straggler_detector import StragglerDetector
@@ -40,7 +42,7 @@ from arl_scheduler.queries import leader_queries, repository
 from arl_scheduler.queries.leader_queries import TermLostError
 from arl_scheduler.queries.poll_result import PollResult, ResizeUpdate
 from arl_scheduler.settings import SchedulerSettings
-from arl_store.tx import PostgresStore, is_temporary
+from arl_store.tx import PostgresStore
 from arl_store.wake import WakeNotifier
 
 __all__ = ["SchedulingLoop"]
@@ -49,10 +51,6 @@ STANDBY_S = 2.0
 DEADLINE_RETRY_S = 1.0
 """Before what is late by our clock, and was not by that of Postgres, is looked at again."""
 ERROR_BACKOFF_S = 0.5
-PARTITION_INTERVAL_S = 6 * 3600
-PARTITION_RETRY_S = 300
-"""After somebody had the tables locked, as a backup has."""
-PARTITION_DAYS_AHEAD = 7
 
 log = logging.getLogger(__name__)
 
@@ -80,9 +78,9 @@ class SchedulingLoop:
         self._failpoints = Failpoints(settings.failpoints)
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
+        self._gauges = LeaderGauges(store, self._metrics)
         metrics.add_scrape_hook(self._collect_metrics)
         self._traces = traces or SchedulerTraces()
-        self._queue_names: dict[int, tuple[str, str]] = {}
         self.duration_learner = DurationLearner(store)
         self.straggler_detector = StragglerDetector()
         self.inbox = NotificationInbox()
@@ -93,7 +91,7 @@ class SchedulingLoop:
         self._next_poll = 0.0
         self._poll_interval = settings.poll_busy_s
         self._polled_at = time.monotonic()
-        self._partitions_at = float("-inf")
+        self._partitions = PartitionMaintenance(store)
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -234,7 +232,8 @@ class SchedulingLoop:
         self.straggler_detector.update(index.allocations, self.duration_learner.estimates, now=self._clock.now())
         self._traces.mark_stragglers(self.straggler_detector)
         await self.duration_learner.save(self.election)
-        await self._ensure_partitions()
+        if await self._partitions.ensure_if_due():
+            await self.duration_learner.delete_old(self.election)
         return index
 
     def _update_watching_since(self, poll: PollResult, *, is_rebuilding: bool) -> None:
@@ -371,37 +370,15 @@ class SchedulingLoop:
             self._index = None
             await asyncio.sleep(ERROR_BACKOFF_S)
 
-    async def _ensure_partitions(self) -> None:
-        if time.monotonic() - self._partitions_at < PARTITION_INTERVAL_S:
-            return
-        self._partitions_at = time.monotonic()
-        try:
-            async with self._store.write() as tx:
-                await repository.ensure_partitions(tx, days=PARTITION_DAYS_AHEAD + 1)
-        except Exception as error:
-            if not is_temporary(error):
-                raise
-            self._partitions_at += PARTITION_RETRY_S - PARTITION_INTERVAL_S
-            log.info("partitions are made later: %s", error)
-        await self.duration_learner.delete_old(self.election)
-
     async def _collect_metrics(self) -> None:
-        """For a scrape: the queues by name, of the leader only."""
-        index = self._index if self.election.term is not None else None
-        self._metrics.leader.set(self.election.term is not None)
-        self._metrics.allocated.set(index.allocation_count if index is not None else 0)
-        self._metrics.stragglers.set(len(self.straggler_detector) if index is not None else 0)
-        self._metrics.classes.set(self.duration_learner.estimates.class_count if index is not None else 0)
-        self._metrics.depth.clear()
-        self._metrics.oldest.clear()
-        queues = index.queue_depths() if index is not None else {}
-        if unnamed := queues.keys() - self._queue_names.keys():
-            async with self._store.read() as tx:
-                self._queue_names |= await repository.queue_names(tx, unnamed)
-        for queue, (depth, submitted) in queues.items():
-            names = self._queue_names[queue]
-            self._metrics.depth.labels(*names).set(depth)
-            self._metrics.oldest.labels(*names).set(max(0.0, self._clock.now() - submitted))
+        """For a scrape, of the leader only."""
+        await self._gauges.update(
+            self._index if self.election.term is not None else None,
+            is_leader=self.election.term is not None,
+            stragglers=len(self.straggler_detector),
+            classes=self.duration_learner.estimates.class_count,
+            now=self._clock.now,
+        )
 
     def _require_term(self) -> int:
         if self.election.term is None:
