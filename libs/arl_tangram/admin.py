@@ -80,7 +80,7 @@ def remove_node(name: str, *, retry_timeout_s: float) -> Operation[None]:
 
 def plan_capacity(question: CapacityPlanQuery, *, retry_timeout_s: float) -> Operation[CapacityPlan]:
     query = question.model_dump(exclude_defaults=True)
-    call = SdkRequest(method="GET", path="/v1/admin/plan", query=query)
+    call = SdkRequest(method="GET", path="/v1/admin/capacity", query=query)
     return CapacityPlan.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 

@@ -41,7 +41,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": TRAJECTORY_EXAMPLE},
         "program": {"summary": "A Python program with a file beside it", "value": PROGRAM_EXAMPLE},
     },
-    "register_service": {
+    "register_reward_service": {
         "reward": {
             "summary": "A scalar reward model",
             "value": {

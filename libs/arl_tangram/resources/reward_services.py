@@ -161,7 +161,7 @@ class AsyncRewardServiceMethods:
 
 
 def _list_reward_services(retry_timeout_s: float) -> Operation[list[RewardService]]:
-    call = SdkRequest(method="GET", path="/v1/services")
+    call = SdkRequest(method="GET", path="/v1/reward-services")
     return RewardServiceListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).items
 
 
@@ -187,16 +187,16 @@ def _score(
 
 
 def _register(request: RegisterServiceRequest, retry_timeout_s: float) -> Operation[RewardService]:
-    call = SdkRequest(method="POST", path="/v1/services", body=request)
+    call = SdkRequest(method="POST", path="/v1/reward-services", body=request)
     return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
 def _change(name: str, verb: ServiceOperation, retry_timeout_s: float) -> Operation[RewardService]:
-    call = SdkRequest(method="POST", path=f"/v1/services/{quote(name, safe='')}/{verb.value}")
+    call = SdkRequest(method="POST", path=f"/v1/reward-services/{quote(name, safe='')}/{verb.value}")
     return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
 def _remove(name: str, retry_timeout_s: float) -> Operation[None]:
     yield from call_with_retry(
-        SdkRequest(method="DELETE", path=f"/v1/services/{quote(name, safe='')}"), retry_timeout_s
+        SdkRequest(method="DELETE", path=f"/v1/reward-services/{quote(name, safe='')}"), retry_timeout_s
     )

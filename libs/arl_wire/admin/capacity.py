@@ -1,4 +1,4 @@
-"""What would be: `GET /v1/admin/plan`."""
+"""What would be: `GET /v1/admin/capacity`."""
 
 import re
 from typing import Annotated

@@ -70,7 +70,7 @@ for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
             place,
             proxy_request,
             methods=[method],
-            operation_id=f"through_{method.lower()}{'' if 'path' in place else '_itself'}",
+            operation_id=f"proxy_{method.lower()}{'' if 'path' in place else '_root'}",
             responses=error_responses(*COMMON_ERRORS, EndpointUnknown, TooLarge, GatewayTimeout),
         )
 

@@ -338,7 +338,7 @@ async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter
     return await queues.change(task, body, caller)
 
 
-@admin.get("/audit", operation_id="audit", responses=error_responses(*COMMON_ERRORS, Forbidden))
+@admin.get("/consistency", operation_id="check_consistency", responses=error_responses(*COMMON_ERRORS, Forbidden))
 async def check_consistency(caller: Admin, actions: ActionsDep) -> ConsistencyReport:
     """All rows of all projects in one snapshot: counts, what is held, and whatever contradicts an invariant.
 

@@ -13,7 +13,7 @@ from arl_wire.reward_services.score_requests import ScoreRequest, ScoreResponse
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["services"], route_class=WriterRoute)
+router = APIRouter(prefix="/v1", tags=["reward-services"], route_class=WriterRoute)
 
 
 @router.post(

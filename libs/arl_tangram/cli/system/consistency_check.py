@@ -104,7 +104,7 @@ def _fetch_report(state: LocalState) -> ConsistencyReport:
     if gateway is None or key is None:
         fail("the system is not ready yet; `tangram status` says more")
     try:
-        answer = httpx.get(f"{gateway}/v1/admin/audit", headers={"authorization": f"Bearer {key}"}, timeout=30)
+        answer = httpx.get(f"{gateway}/v1/admin/consistency", headers={"authorization": f"Bearer {key}"}, timeout=30)
         answer.raise_for_status()
         return ConsistencyReport.model_validate_json(answer.content)
     except (httpx.HTTPError, ValueError) as error:
