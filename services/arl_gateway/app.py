@@ -87,16 +87,18 @@ def build(settings: GatewaySettings) -> FastAPI:
     store = open_store(url, name="gateway", pool_size=settings.pool_size, pool_wait_s=POOL_WAIT_S)
     token = settings.service_token.get_secret_value()
     peers = ServiceClient(token)
-    nodes = ServiceClient(token, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.followers)
+    nodes = ServiceClient(token, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.max_log_streams)
     waiters = ActionWaiters(store, poll_s=settings.wait_poll_s)
     listener = WakeListener(url, name="gateway", on_wake=waiters.wake)
     metrics = create_metrics("gateway", store)
     failpoints = Failpoints(settings.failpoints)
     actions = ActionService(store, peers, waiters, admission_url=settings.admission_url, failpoints=failpoints)
-    scores = ScoreCoalescer(actions, max_inflight=settings.score_flights, max_waiting=settings.max_scores_waiting)
+    scores = ScoreCoalescer(
+        actions, max_inflight=settings.max_inflight_score_batches, max_waiting=settings.max_pending_scores
+    )
     code_runs, through, commands = CodeRunner(actions), UpstreamProxy(store, actions), CommandRunner(actions)
     environments = EnvironmentService(store, actions)
-    places = StreamLimiter(settings.followers, project_limit=settings.followers_of_project)
+    places = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)
     live = LogStreams(store, nodes, waiters, places)
     _register_metrics(metrics, waiters, scores, code_runs, commands, places)
     archives = ArchiveService(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
@@ -153,10 +155,12 @@ def _register_metrics(
     stream_limiter: StreamLimiter,
 ) -> None:
     metrics.gauge_function("waiting_requests", "Requests that wait for an action to settle", lambda: waiters.waiting)
-    metrics.gauge_function("waiting_scores", "Calls that wait for their scores", lambda: scores.waiting)
-    metrics.gauge_function("waiting_code_runs", "Calls of /run_code that have no answer yet", lambda: code_runs.waiting)
-    metrics.gauge_function("waiting_commands", "Calls of SWE-ReX's that have no answer yet", lambda: commands.waiting)
-    metrics.gauge_function("output_followers", "Streams of live output", lambda: stream_limiter.active)
+    metrics.gauge_function("pending_score_calls", "Calls that wait for their scores", lambda: scores.waiting)
+    metrics.gauge_function("pending_code_runs", "Calls of /run_code that have no answer yet", lambda: code_runs.waiting)
+    metrics.gauge_function(
+        "pending_swerex_commands", "Calls of SWE-ReX's that have no answer yet", lambda: commands.waiting
+    )
+    metrics.gauge_function("log_streams", "Streams of live output", lambda: stream_limiter.active)
 
 
 def _include_routers(app: FastAPI) -> None:

@@ -35,14 +35,14 @@ TAGS = [
     {
         "name": "compatibility",
         "description": "Protocols that trainers and agents speak already, for rewards, programs and environments; each "
-        "also below `/t/{task}`, `/reward-services/{name}` and both, and with `service`, `task`, `trajectory` and `step` "
-        "in the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, for an environment that "
-        "its first use makes",
+        "also below `/t/{task}`, `/reward-services/{name}` and both, and with `service`, `task`, `trajectory` and "
+        "`step` in the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, for an "
+        "environment that its first use makes",
     },
     {
         "name": "admin",
-        "description": "Nodes, keys, projects, queues, the audit log and the consistency check; takes a key with an `admin` "
-        "scope",
+        "description": "Nodes, keys, projects, queues, the audit log and the consistency check; takes a key with "
+        "an `admin` scope",
     },
 ]
 SERVERS = [

@@ -36,12 +36,12 @@ async def engine() -> AsyncIterator[RunningEngine]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases, engine: RunningEngine) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    engines = {"tiny": engine.settings(mib=60, sleep_s=1.0, wake_s=5.0)}
+    engines = {"tiny": engine.settings(mib=60, sleep_timeout_s=1.0, wake_timeout_s=5.0)}
     node = {
         "TANGRAM_ENGINES": json.dumps(engines),
         "TANGRAM_SERVICES": "minilm",
         "TANGRAM_DEVICE_MIB": str(DEVICE_MIB),
-        "TANGRAM_SWAP_WAIT_S": "0.2",
+        "TANGRAM_MODEL_SWAP_DELAY_S": "0.2",
         "TANGRAM_POLL_IDLE_S": "0.2",
     }
     async with running_system(owner_url, scores=True, overrides={"gpu": node}) as system:

@@ -27,7 +27,7 @@ ECHO = "echo ready; while read line; do echo got $line; echo err $line >&2; done
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
     await ensure_api_key(owner_url, "strangers", STRANGER)
-    overrides = {"gateway": {"TANGRAM_FOLLOWERS": "4"}}
+    overrides = {"gateway": {"TANGRAM_MAX_LOG_STREAMS": "4"}}
     async with running_system(owner_url, driver="namespaces", cores=1, overrides=overrides) as system:
         yield system
     await databases.drop(owner_url)

@@ -143,7 +143,7 @@ class TestUp:
         ],
     )
     def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:
-        accepted = json.loads(ready.environment_of(service)["TANGRAM_ACCEPT"])
+        accepted = json.loads(ready.environment_of(service)["TANGRAM_CALLER_TOKEN_HASHES"])
         tokens = {name: ready.environment_of(name)["TANGRAM_SERVICE_TOKEN"] for name in callers}
         assert accepted == {name: sha256(token.encode()).hexdigest() for name, token in tokens.items()}
 

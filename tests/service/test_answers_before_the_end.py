@@ -30,7 +30,7 @@ def refusing(answered: threading.Event) -> Iterator[str]:
     """The address of a service that refuses a body after its first bytes, and says when it has."""
     accept = {"gateway": sha256(TOKEN.encode()).hexdigest()}
     secrets = {"database_url": SecretStr("postgresql://none"), "service_token": SecretStr(TOKEN)}
-    hops = InternalApi(ServiceSettings(port=1, accept=accept, **secrets), "gateway")
+    hops = InternalApi(ServiceSettings(port=1, caller_token_hashes=accept, **secrets), "gateway")
 
     async def serve(request: Request) -> Response:
         async for _ in request.stream():
