@@ -13,6 +13,8 @@ from arl_gateway.actions.service import ActionService
 from arl_gateway.actions.submit_routes import router as submit_router
 from arl_gateway.actions.traces import TraceService
 from arl_gateway.actions.waiters import ActionWaiters
+from arl_gateway.admin.audit_log import AuditLogReader
+from arl_gateway.admin.audit_log_routes import router as audit_log_router
 from arl_gateway.admin.capacity_routes import router as plan_router
 from arl_gateway.admin.keys import KeyAdmin
 from arl_gateway.admin.node_routes import router as node_router
@@ -77,6 +79,7 @@ ROUTERS = (
     node_router,
     project_router,
     plan_router,
+    audit_log_router,
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""
@@ -178,6 +181,7 @@ def _init_admin_state(app: FastAPI, store: PostgresStore, peers: ServiceClient, 
     app.state.node_admin = NodeAdmin(store, peers, admission_url=settings.admission_url)
     app.state.stragglers = StragglerService(store, peers, scheduler_url=settings.scheduler_url)
     app.state.plans = CapacityService(store, peers, scheduler_url=settings.scheduler_url)
+    app.state.audit_log = AuditLogReader(store)
     app.state.project_admin = ProjectAdmin(store, peers, admission_url=settings.admission_url)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from arl_gateway.examples import EXAMPLES
+from arl_gateway.examples import EXAMPLES, RESPONSE_EXAMPLES
 
 __all__ = ["customize_openapi"]
 
@@ -98,6 +98,8 @@ def _postprocess(document: Json) -> None:
             parameter["schema"] = _without_null(parameter["schema"])
         if examples := EXAMPLES.get(operation["operationId"]):
             operation["requestBody"]["content"]["application/json"]["examples"] = examples
+        if examples := RESPONSE_EXAMPLES.get(operation["operationId"]):
+            operation["responses"]["200"]["content"]["application/json"]["examples"] = examples
 
 
 def _without_null(schema: Json) -> Json:

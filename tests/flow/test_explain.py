@@ -210,7 +210,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     assert before.complete
     assert [str(cell) for cell in capacity_table(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
     node = (await api.get("/v1/admin/nodes")).json()["items"][0]["name"]
-    for change in ({"cores": "50%"}, {"without": [node]}):
+    for change in ({"cores": "50%"}, {"exclude_node": [node]}):
         (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["changed"]]
         assert without["started"] == 0
         assert "drained_s" not in without
@@ -221,7 +221,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
 async def test_a_plan_of_what_cannot_be_is_a_problem_that_names_the_field(api: httpx.AsyncClient) -> None:
     for asked, field in (
         ({"cores": "lots"}, "query.cores"),
-        ({"without": ["nobody"]}, "query.without"),
+        ({"exclude_node": ["nobody"]}, "query.exclude_node"),
         ({"actions": 1001}, "query.actions"),
         ({"kores": "1"}, "query.kores"),
     ):

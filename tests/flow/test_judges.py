@@ -231,7 +231,7 @@ async def test_a_judge_is_registered_from_a_terminal_with_what_it_is_asked(syste
     file = tmp_path / "judge.json"
     for content, code in ((json.dumps(OPTIONS), 0), ("{", 2), ('{"prompt": "?"}', 2)):
         file.write_text(content)
-        command = (sys.executable, "-m", "arl_tangram.cli", "services", "register", "second", "judge", "tiny")
+        command = (sys.executable, "-m", "arl_tangram.cli", "reward-services", "register", "second", "judge", "tiny")
         environment = os.environ | {"TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY, "TANGRAM_DIR": str(tmp_path)}
         ran = await asyncio.to_thread(
             subprocess.run,

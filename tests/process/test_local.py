@@ -160,9 +160,9 @@ class TestUp:
         assert json.loads(status.stdout)["processes"].keys() == EVERYBODY
 
     def test_logs_show_each_process_under_its_name(self, ready: Machine) -> None:
-        logs = run(*TANGRAM, "logs", "postgres", "--dir", str(ready.directory), "-o", "json")
+        logs = run(*TANGRAM, "system", "logs", "postgres", "--dir", str(ready.directory), "-o", "json")
         assert {json.loads(line)["service"] for line in logs.stdout.splitlines()} == {"postgres"}
-        assert run(*TANGRAM, "logs", "nobody", "--dir", str(ready.directory)).returncode == 2
+        assert run(*TANGRAM, "system", "logs", "nobody", "--dir", str(ready.directory)).returncode == 2
 
 
 class TestDown:

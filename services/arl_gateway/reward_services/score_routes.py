@@ -46,7 +46,7 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     except Unavailable as error:
         if service is None or service.is_anywhere:
             raise
-        message = f"{error.detail}: no node has {body.service}, and `tangram services list` says why"
+        message = f"{error.detail}: no node has {body.service}, and `tangram reward-services list` says why"
         raise Unavailable(message, retry_after_s=error.retry_after_s) from None
     return model_response(
         ScoreResponse(action=scored.action, first=scored.first, scores=list(scored.entries)), response
