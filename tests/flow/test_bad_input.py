@@ -172,8 +172,8 @@ class TestBatch:
         assert field in fields_of(await api.post("/v1/actions:batch", json=body), 422)
 
     async def test_the_document_still_says_what_an_item_is(self, api: httpx.AsyncClient) -> None:
-        schema = (await api.get("/openapi.json")).json()["components"]["schemas"]["SubmitBatch"]
-        assert schema["properties"]["actions"]["items"] == {"$ref": "#/components/schemas/SubmitAction"}
+        schema = (await api.get("/openapi.json")).json()["components"]["schemas"]["ActionBatchRequest"]
+        assert schema["properties"]["actions"]["items"] == {"$ref": "#/components/schemas/SubmitActionRequest"}
 
 
 async def answered(system: System, status: str) -> float:

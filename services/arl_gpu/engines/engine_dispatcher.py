@@ -337,10 +337,8 @@ class EngineDispatcher:
             queue.last_healthy_at = time.monotonic()
             return
         reason, _, message = queue.error.partition(": ")
-        if (
-            reason == ENGINE_TOO_LARGE
-            or time.monotonic() - queue.last_healthy_at > queue.settings.engine_down_timeout_s
-        ):
+        down_s = time.monotonic() - queue.last_healthy_at
+        if reason == ENGINE_TOO_LARGE or down_s > queue.settings.engine_down_timeout_s:
             services = {each.name for each in self._judge_services() if each.engine == queue.name}
             self._sink.fail_waiting(services, reason, message)
 
