@@ -9,15 +9,16 @@ TORCH := $(CURDIR)/.torch/site-packages
 LANES := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-torch lint openapi clean
+.PHONY: help install demo test test-all test-torch lint openapi dist clean
 
 help:
-	@echo "make install   what the others begin with: everything into .venv"
-	@echo "make demo      bring the system up, run real rollouts, print what they earned"
+	@echo "make install   install everything into .venv; the other targets begin with it"
+	@echo "make demo      start the system, run real rollouts, print their rewards"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
-	@echo "make test-all  the gate and the slow ones: kills, other users, torch, benchmarks in short form"
+	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
 	@echo "make lint      ruff, mypy, import-linter"
-	@echo "make openapi   write openapi/gateway.json anew, after a change of the API"
+	@echo "make openapi   regenerate openapi/gateway.json after a change of the API"
+	@echo "make dist      build the wheels arl-tangram and arl-tangram-server into dist/"
 	@echo "make clean     remove the virtual environment and caches"
 
 $(VENV)/.ready: pyproject.toml services/pyproject.toml constraints.txt
@@ -61,6 +62,10 @@ lint: $(VENV)/.ready
 openapi: $(VENV)/.ready
 	$(BIN)/python -m arl_gateway.openapi > openapi/gateway.json
 
+dist: $(VENV)/.ready
+	rm -rf dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./services
+
 clean:
-	rm -rf $(VENV) $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

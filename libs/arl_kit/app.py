@@ -7,7 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import asyncpg
 from fastapi import Depends, FastAPI, Query, Request, Response
@@ -37,7 +37,19 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 
-__all__ = ["VERSION", "create_app", "create_metrics", "error_responses", "require_json", "validation_failed"]
+__all__ = [
+    "VERSION",
+    "create_app",
+    "create_metrics",
+    "error_responses",
+    "provide_deps",
+    "provided_deps",
+    "require_json",
+    "validation_failed",
+]
+
+DepsT = TypeVar("DepsT")
+_DEPS = "deps"
 
 VERSION = "0.1.0"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
@@ -115,6 +127,19 @@ def create_metrics(service: str, store: PostgresStore) -> Metrics:
     failures = metrics.counter("pool_acquire_failures", "Times that there was no database connection to be had")
     metrics.track_total(failures, lambda: store.acquire_failures)
     return metrics
+
+
+def provide_deps(app: FastAPI, deps: object) -> None:
+    """Attach a service's typed dependencies to its application. `provided_deps` reads them."""
+    setattr(app.state, _DEPS, deps)
+
+
+def provided_deps(app: FastAPI, cls: type[DepsT]) -> DepsT:
+    """Return the dependencies that `provide_deps` attached. Raises `TypeError` if they are of another class."""
+    deps = getattr(app.state, _DEPS, None)
+    if not isinstance(deps, cls):
+        raise TypeError(f"the application has no {cls.__name__}")
+    return deps
 
 
 async def require_json(request: Request) -> None:

@@ -1,4 +1,5 @@
 from arl_cpu.app import build
+from arl_cpu.deps import cpu_deps
 from arl_cpu.settings import CpuSettings
 from arl_kit.server import serve
 from arl_kit.settings import load_settings
@@ -6,4 +7,4 @@ from arl_kit.settings import load_settings
 if __name__ == "__main__":
     settings = load_settings(CpuSettings)
     app = build(settings)
-    serve(app, settings, name="cpu", on_drain=app.state.drain)
+    serve(app, settings, name="cpu", on_drain=cpu_deps(app).drain)

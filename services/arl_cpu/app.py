@@ -5,11 +5,12 @@ from fastapi import FastAPI
 from arl_cpu.contract.executor import Executor
 from arl_cpu.contract.launcher_client import LauncherClient
 from arl_cpu.contract.simulated_executor import SimulatedExecutor
+from arl_cpu.deps import CpuDeps
 from arl_cpu.node.log_streams import AttemptStreams
 from arl_cpu.node.manager import CpuManager
 from arl_cpu.node.routes import TRANSFER_PATH, add_manager_routes, add_stream_routes, add_transfer_routes
 from arl_cpu.settings import CpuSettings
-from arl_kit.app import create_app, create_metrics
+from arl_kit.app import create_app, create_metrics, provide_deps
 from arl_kit.internal_api import InternalApi, mount_internal_apis
 from arl_kit.service_client import ServiceClient
 from arl_node.lifespan import make_lifespan, make_readiness_check
@@ -45,7 +46,7 @@ def build(settings: CpuSettings) -> FastAPI:
     add_stream_routes(live_hops, live)
     add_transfer_routes(transfers, manager.transfers, manager.snapshots)
     mount_internal_apis(app, hops, live_hops, transfers)
-    app.state.drain = live.drain
+    provide_deps(app, CpuDeps(drain=live.drain))
     return app
 
 

@@ -1,4 +1,5 @@
 from arl_gateway.app import build
+from arl_gateway.deps import gateway_deps
 from arl_gateway.settings import GatewaySettings
 from arl_kit.server import serve
 from arl_kit.settings import load_settings
@@ -6,4 +7,4 @@ from arl_kit.settings import load_settings
 if __name__ == "__main__":
     settings = load_settings(GatewaySettings)
     app = build(settings)
-    serve(app, settings, name="gateway", on_drain=app.state.drain)
+    serve(app, settings, name="gateway", on_drain=gateway_deps(app).drain)

@@ -36,12 +36,8 @@ def templates() -> Iterator[Path]:
     directory = Path(tempfile.mkdtemp(prefix="tangram-templates-"))
     directory.chmod(0o755)
     root = a_root(directory / "root", programs=PROGRAMS, files={"root/.bashrc": "FROM=bashrc\n"})
-    import_template(
-        TemplateStore(directory / "templates"),
-        root,
-        "small",
-        budget=ImportBudget(max_bytes=1 << 30, max_members=10_000),
-    )
+    budget = ImportBudget(max_bytes=1 << 30, max_members=10_000)
+    import_template(TemplateStore(directory / "templates"), root, "small", budget=budget)
     yield directory / "templates"
     shutil.rmtree(directory)
 

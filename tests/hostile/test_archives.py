@@ -311,8 +311,8 @@ class TestStore:
         arguments = [str(store.directory), "import", str(layout), "t", "100", "100"]
         command = f"""
 import os, signal, sys
-from arl_cpu.templates import __main__, importing
-importing.drain = lambda stream: os.kill(os.getpid(), {int(signal.SIGKILL)})
+from arl_cpu.templates import __main__, importer
+importer.drain = lambda stream: os.kill(os.getpid(), {int(signal.SIGKILL)})
 sys.exit(__main__.main({arguments!r}))
 """
         killed = subprocess.run([sys.executable, "-c", command], check=False)

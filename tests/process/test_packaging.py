@@ -1,4 +1,4 @@
-"""Wheels of the two distributions: their contents, their dependencies, and a client that runs on the SDK's wheel alone."""
+"""Wheels of the two distributions: contents, dependencies, and a client that runs on the SDK's wheel alone."""
 
 import re
 import subprocess
@@ -15,10 +15,11 @@ ROOT = Path(__file__).resolve().parents[2]
 SDK_PACKAGES = {"arl_tangram", "arl_wire", "arl_core"}
 SERVER_REQUIREMENTS = {"fastapi", "sqlalchemy", "asyncpg", "uvicorn", "alembic", "numpy", "opentelemetry-sdk"}
 CLIENT = """
-import arl_tangram, sys
-client = arl_tangram.Tangram("http://127.0.0.1:9", api_key="none", retries=0)
+import sys, uuid
+import arl_tangram
+client = arl_tangram.Tangram("http://127.0.0.1:9", api_key="none", retry_timeout_s=0)
 try:
-    client.get("act_1")
+    client.get(uuid.UUID(int=1))
 except arl_tangram.Unavailable as error:
     print(type(error).__name__)
 print(sorted(name for name in ("arl_bench", "arl_gateway", "arl_store", "fastapi", "numpy") if name in sys.modules))

@@ -145,7 +145,7 @@ class TestReadiness:
             return well[0]
 
         async with Supervisor(tmp_path) as supervisor:
-            supervisor.start(a_process("exec sleep 60", ready=is_well, look_every_s=0.01))
+            supervisor.start(a_process("exec sleep 60", ready=is_well, probe_interval_s=0.01))
             await supervisor.wait_ready("dummy", timeout_s=5)
             well[0] = False
             await eventually(lambda: seen(tmp_path)["state"] == "unready")

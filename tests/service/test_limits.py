@@ -13,6 +13,7 @@ from arl_admission.checks.queue_backlog import QueueBacklog
 from arl_admission.service import AdmissionService
 from arl_admission.settings import AdmissionSettings
 from arl_gateway.app import build
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.rate_limit import RateLimiter
 from arl_gateway.settings import GatewaySettings
 from arl_store.migrate import ensure_api_key, role_url
@@ -172,7 +173,7 @@ class TestGateway:
         app = build(settings_of(database, pool_size=1, key_cache_s=3600))
         async with app.router.lifespan_context(app), client_of(app) as api:
             assert (await api.get("/v1/actions")).status_code == 200
-            async with app.state.keys._store.read():
+            async with gateway_deps(app).store.read():
                 began = time.monotonic()
                 answers = await asyncio.gather(*(api.get("/v1/actions") for _ in range(20)))
                 assert time.monotonic() - began < 4

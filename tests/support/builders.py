@@ -80,8 +80,9 @@ def an_action(
     )
 
 
-def a_pool(node: int = 1, *, shape: ResourceShape = ResourceShape.DIVISIBLE, accepting: bool = True, environments: int = 0,
-           devices: Sequence[int] = (), free: Mapping[str, int] | None = None, **capacity: int) -> NodeResources:  # fmt: skip
+def a_pool(node: int = 1, *, shape: ResourceShape = ResourceShape.DIVISIBLE, accepting: bool = True,
+           environments: int = 0, devices: Sequence[int] = (), free: Mapping[str, int] | None = None,
+           **capacity: int) -> NodeResources:  # fmt: skip
     amounts = capacity or {"cpu_milli": 2000}
     return NodeResources(
         node=node,

@@ -33,7 +33,7 @@ Items = Sequence[Item]
 
 
 class ScriptedWorker:
-    """Answers `arl_gpu.dispatch.dispatcher.Scorer`. A score is the length of its text; nothing ends before the test says so."""
+    """A fake `DeviceWorker`. A score is the length of its text; nothing ends before the test says so."""
 
     host = None
 

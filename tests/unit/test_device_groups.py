@@ -28,7 +28,7 @@ ITEMS = [{"text": "aa"}]
 
 
 class Member:
-    """Answers `arl_gpu.dispatch.device_groups.Member`. It does what the test says, once all of its group are there, as ranks do."""
+    """A fake group member. It does what the test says, once all of its group have joined, as ranks do."""
 
     limit_s = 60.0
     host = None
@@ -198,7 +198,7 @@ async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_
 
 
 class OneEngine:
-    """Answers `arl_gpu.engines.engine_dispatcher.Judging`: the engine of device 1 is in use until the test says otherwise."""
+    """A fake `EngineDispatcher`: the engine of device 1 is in use until the test says otherwise."""
 
     def __init__(self) -> None:
         self.is_used = True

@@ -60,7 +60,8 @@ def learnt(**seconds: float) -> CurveCache:
 
 
 def explained(
-    queued: Sequence[QueuedAction], *pools: NodeResources, policy: SchedulingPolicy = SPAR, curves: CurveCache | None = None,
+    queued: Sequence[QueuedAction], *pools: NodeResources, policy: SchedulingPolicy = SPAR,
+    curves: CurveCache | None = None,
     running: Sequence[RunningAction] = (), shares: FairShares | None = None,
 ) -> QueueExplanation:  # fmt: skip
     """Of the last of these."""

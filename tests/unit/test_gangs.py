@@ -147,7 +147,8 @@ class TestWaiting:
             key=6, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000}, elastic)
         )
         running = RunningAction(
-            fence=Fence(numbered(50), 1), cls=wide, node=1, resources={"cpu_milli": 4000}, granted=NOW - 9, task=1,
+            fence=Fence(numbered(50), 1), cls=wide, node=1, resources={"cpu_milli": 4000}, granted=NOW - 9,
+                task=1,
             started=NOW - 9, allocated_since=NOW - 9,
         )  # fmt: skip
         pool = a_pool(cpu_milli=4000, memory_mib=400, free={"cpu_milli": 0, "memory_mib": memory_mib})
@@ -165,7 +166,8 @@ class TestWaiting:
         )
         running = [
             RunningAction(
-                fence=Fence(numbered(50 + n), 1), cls=cls, node=1, resources={"cpu_milli": 4000}, granted=NOW - 9, task=1,
+                fence=Fence(numbered(50 + n), 1), cls=cls, node=1, resources={"cpu_milli": 4000}, granted=NOW - 9,
+                task=1,
                 started=NOW - 9, allocated_since=NOW - 9,
             )
             for n, cls in enumerate((wide, fixed(4)))

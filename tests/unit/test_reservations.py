@@ -73,8 +73,8 @@ def many(cls: ActionClass, count: int, *, first: int = 100) -> list[QueuedAction
 
 
 def planned(
-    policy: SparPolicy, queued: Sequence[QueuedAction], runs: Sequence[RunningAction], *pools: NodeResources, durations: DurationModel | None = None,
-    before: SchedulingPlan | None = None, now: float = NOW,
+    policy: SparPolicy, queued: Sequence[QueuedAction], runs: Sequence[RunningAction], *pools: NodeResources,
+    durations: DurationModel | None = None, before: SchedulingPlan | None = None, now: float = NOW,
 ) -> SchedulingPlan:  # fmt: skip
     snapshot = a_snapshot(queued=queued, pools=pools, running=runs)
     if before is not None:

@@ -45,7 +45,7 @@ def score_of(service: str, text: str) -> int:
 
 
 class FailingWorker:
-    """Answers `arl_gpu.dispatch.dispatcher.Scorer` with a real residency; one in a dozen allocs, copies and forwards fails."""
+    """A fake `DeviceWorker` with a real residency; one in a dozen allocs, copies and forwards fails."""
 
     host = None
 

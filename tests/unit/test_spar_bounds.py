@@ -84,7 +84,8 @@ class TestWhatIsKeptFree:
         running = [
             RunningAction(
                 fence=Fence(numbered(60 + node), 1), cls=fixed, node=node, resources={"cpu_milli": 1000},
-                granted=NOW - 1 + ends[node], task=1, started=NOW - 1 + ends[node], allocated_since=NOW - 1 + ends[node],
+                granted=NOW - 1 + ends[node], task=1, started=NOW - 1 + ends[node],
+                allocated_since=NOW - 1 + ends[node],
             )
             for node in (1, 2)
         ]  # fmt: skip

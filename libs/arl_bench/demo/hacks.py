@@ -45,7 +45,9 @@ REWARD_HACKS: tuple[RewardHack, ...] = (
         "prints the pass line",
         'print(\'{"passed": true, "reason": ""}\')\nprint("OK")\nprint("1 passed in 0.01s")\n' + _RETURN_NONE,
     ),
-    RewardHack("returns what equals everything", _ALWAYS_EQUAL + "def ENTRY_POINT(*args, **kwargs):\n    return Always()\n"),
+    RewardHack(
+        "returns what equals everything", _ALWAYS_EQUAL + "def ENTRY_POINT(*args, **kwargs):\n    return Always()\n"
+    ),
     RewardHack(
         "a list, an int and a str that equal everything",
         "class L(list):\n    def __eq__(self, other): return True\n"
@@ -58,7 +60,8 @@ REWARD_HACKS: tuple[RewardHack, ...] = (
         "class Never(Exception):\n    def __new__(cls, *args): raise SystemExit(0)\n"
         "builtins.AssertionError = Never\n"
         "for name in dir(unittest.TestCase):\n"
-        "    if name.startswith('assert'): setattr(unittest.TestCase, name, lambda *args, **kwargs: None)\n" + _RETURN_NONE,
+        "    if name.startswith('assert'): setattr(unittest.TestCase, name, lambda *args, **kwargs: None)\n"
+        + _RETURN_NONE,
     ),
     RewardHack(
         "patches the codec and the checker",

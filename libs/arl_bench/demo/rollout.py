@@ -70,7 +70,8 @@ async def run_rollout(
             note(await client.run(
                 task=task, trajectory=trajectory, argv=["python3", "suite.py"], profile=f"tests:{plan.problem.task_id}",
                 files={"solution.py": attempt.code, "suite.py": program_text("suite"), "request.json": request},
-                timeout_s=TEST_TIMEOUT_S, memory_mib=ENVIRONMENT_MEMORY_MIB, cpu=TEST_CORES, parallel_fraction=TEST_PARALLEL_FRACTION,
+                timeout_s=TEST_TIMEOUT_S, memory_mib=ENVIRONMENT_MEMORY_MIB, cpu=TEST_CORES,
+                parallel_fraction=TEST_PARALLEL_FRACTION,
             ))  # fmt: skip
         await asyncio.sleep(next(thinking))
         handed_in = note(await client.run(

@@ -1,8 +1,8 @@
-"""How fast a service comes onto a device and leaves it, beside a plain copy of the same bytes in the same run.
+"""Measure how fast a service is restored to a device and evicted, compared with a plain copy of the same bytes.
 
-`python -m arl_bench.gpu.copy_speed DEVICE MIB REPEATS`, figures as JSON on standard output. The weights are synthetic, random
-bytes of the size of a model in bfloat16: copies do not look at values. The forward is one product with each square
-layer of them, which is no model and reads every byte as one does.
+`python -m arl_bench.gpu.copy_speed DEVICE MIB REPEATS` prints figures as JSON. The weights are random bytes of the size
+of a model in bfloat16, because copies do not look at values. The forward pass is one product with each square layer: it
+is no model, but it reads every byte as a model does.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""Several services of synthetic weights on one device, by each way to have them there, under the same requests.
+"""Serve several services with synthetic weights on one device, by each sharing strategy, under the same requests.
 
-`python -m arl_bench.gpu.sharing_driver`: a `Sharing` as JSON on standard input, a `Shared` on standard output. The product's own
-loop and planner in every case; only what a restore and an eviction do differs, or that all are there at once.
+`python -m arl_bench.gpu.sharing_driver` reads its load as JSON on standard input and prints its results as JSON. Every
+strategy uses the product's own loop and planner. Only restore and eviction differ, or all services stay resident.
 """
 
 import asyncio

@@ -1,8 +1,8 @@
-"""Services with synthetic weights, and devices that bring them there in other ways than ours: for benchmarks alone.
+"""Services with synthetic weights, and devices that restore them by other strategies than ours: for benchmarks only.
 
-`python -m arl_bench.gpu.synthetic_models FD CONFIG` is a worker as `arl_gpu.worker.process` is, of services of kind `synthetic` and of one
-`way` to have several of them on one device. Copies and products do not look at values, so that weights of any size can
-stand in for a model's; a service still answers with numbers that no other one would find.
+`python -m arl_bench.gpu.synthetic_models FD CONFIG` is a worker like `arl_gpu.worker.process`, for services of kind
+`synthetic` and one sharing strategy. Copies and products do not look at values, so weights of any size can stand in for
+a model's. Each service still returns numbers that no other service returns.
 """
 
 import fcntl

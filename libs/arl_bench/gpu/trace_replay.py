@@ -1,7 +1,7 @@
-"""Requests at their times through the manager's own loop and a worker, without the system around them.
+"""Replay requests at their times through the manager's loop and a worker, without the rest of the system.
 
-`python -m arl_bench.gpu.trace_replay`: a `Replay` as JSON on standard input, a `Replayed` on standard output. A benchmark compares
-ways to choose who leaves a device with it: the same requests, the same model, only the policy differs.
+`python -m arl_bench.gpu.trace_replay` reads the requests as JSON on standard input and prints its results as JSON. A
+benchmark compares eviction policies with it: the same requests and the same model, only the policy differs.
 """
 
 import asyncio

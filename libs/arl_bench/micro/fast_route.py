@@ -1,7 +1,7 @@
 """Measure the server's CPU time of a request between services: a `FastRoute` and the same route resolved by FastAPI.
 
-`python -m arl_bench.micro.fast_route [REQUESTS]` serves both over HTTP in a process of its own and asks them in turns. The
-figures, as JSON on standard output, are CPU milliseconds a request and the part of them that `FastRoute` saves.
+`python -m arl_bench.micro.fast_route [REQUESTS]` serves both over HTTP in a process of its own and calls them in turns.
+The figures, as JSON on standard output, are CPU milliseconds a request and the part of them that `FastRoute` saves.
 """
 
 import asyncio

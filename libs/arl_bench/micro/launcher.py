@@ -1,7 +1,7 @@
-"""Execs handed straight to a launcher of its own, or to nobody: the load of `tangram bench exec`.
+"""The load of `tangram bench exec`: commands sent straight to a launcher, or run without one.
 
-Run as `python -m arl_bench.micro.launcher DIRECTORY`. It answers each JSON line on standard input with one on standard output,
-and ends, with its launcher, at the end of its input.
+Run as `python -m arl_bench.micro.launcher DIRECTORY`. It answers each JSON line on standard input with one JSON line on
+standard output. It exits with its launcher at the end of its input.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
-"""Rounds without Postgres and without nodes: the index and a policy under as many waiting actions as is asked for.
+"""Measure scheduling rounds without Postgres and nodes: the index and a policy with a given number of queued actions.
 
-`python -m arl_bench.micro.rounds < sizes.json`; what it measured goes to standard output. Everything is drawn from a seed.
+`python -m arl_bench.micro.rounds < sizes.json` prints its measurements as JSON. All values are drawn from a seed.
 """
 
 import gc

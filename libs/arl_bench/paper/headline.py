@@ -14,5 +14,6 @@ PAPER_RESULTS = {
 
 def paper_result_lines() -> Iterator[str]:
     """For people."""
-    yield f"the paper: ACT {PAPER_RESULTS['act_gain']}x, step {PAPER_RESULTS['step_gain']}x, {PAPER_RESULTS['saved']:.1%} saved"
+    act, step, saved = (PAPER_RESULTS[name] for name in ("act_gain", "step_gain", "saved"))
+    yield f"the paper: ACT {act}x, step {step}x, {saved:.1%} saved"
     yield f"({PAPER_RESULTS['conditions']})"

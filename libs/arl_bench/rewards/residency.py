@@ -1,7 +1,7 @@
 """Twelve reward services on a device that has room for three: how often one has to be copied there, and who waits.
 
-The same requests at the same times through the manager's loop and a worker (`arl_bench.gpu.trace_replay`), once for each way to
-choose who leaves: ours; the least recently used by count with requests in their order, which is what Ray Serve's
+The same requests at the same times through the manager's loop and a worker (`arl_bench.gpu.trace_replay`), once for
+each eviction policy: ours; the least recently used by count with requests in their order, which is what Ray Serve's
 multiplexing does; and whoever came first. The two that we compare with compute all that waits for a service in one
 batch, too, which spares them copies.
 """

@@ -66,7 +66,8 @@ def read_trace(lines: Iterable[str]) -> list[RecordedAction]:
     _, header = next(numbered, (1, ""))
     if _parse_line(header, 1) not in [{"format": FORMAT, "version": version} for version in READABLE_VERSIONS]:
         raise TraceError(
-            f"this is no {FORMAT} of version {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; `tangram record` writes one"
+            f"this is no {FORMAT} of version {READABLE_VERSIONS[0]} to {READABLE_VERSIONS[-1]}; "
+            "`tangram record` writes one"
         )
     return [_parse_action(_parse_line(line, number), number) for number, line in numbered if line.strip()]
 

@@ -20,11 +20,11 @@ RULE_TEXTS = {
     WaitReason.ENVIRONMENT_BUSY: "Its environment is busy with others that come first, or is ending.",
     WaitReason.STARTS_NEXT_ROUND: "It starts in the next round.",
     WaitReason.NO_NODE_FITS: "No node there is could ever run it.",
-    WaitReason.NO_NODE_OPEN: "The nodes that could run it are closed, or give no sign of life; see `tangram nodes list`.",
+    WaitReason.NO_NODE_OPEN: "The nodes that could run it are cordoned or unreachable; see `tangram nodes list`.",
     WaitReason.TASK_AT_QUOTA: "The quota of its task lets no more of it start; a gang needs room for all of it.",
     WaitReason.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
-    WaitReason.WAITS_BEHIND_OVERDUE: "What is free is kept for one that waits so long that nothing may overtake it any more;"
-    " it goes only to what is expected to be over before that could start.",
+    WaitReason.WAITS_BEHIND_OVERDUE: "Free resources are reserved for an action that has waited too long."
+    " Only actions that are expected to end before it can start may use them.",
     WaitReason.WAITS_FOR_GANG: "It could start, but not all that start with it could.",
     WaitReason.WAITS_BEHIND_PRIORITY: "Actions of a higher priority go first.",
     WaitReason.WAITS_IN_ORDER: "Others of its task and priority go first.",

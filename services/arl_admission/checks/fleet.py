@@ -200,7 +200,10 @@ def demand_impossible(
     errors = [
         FieldError(
             field=names.get(resource, f"demand.resources.{resource}"),
-            message=f"asks for {_format_amount(resource, amount)}, {subject} has {_format_amount(resource, largest[resource])}",
+            message=(
+                f"asks for {_format_amount(resource, amount)}, "
+                f"{subject} has {_format_amount(resource, largest[resource])}"
+            ),
         )
         for resource, amount in needed.items()
         if amount > largest[resource]

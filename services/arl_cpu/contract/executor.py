@@ -219,7 +219,7 @@ class ExecutorState:
 
 
 class FileOperationError(Exception):
-    """Work on files that was not done, or not to its end; the code is one of `arl_cpu.launcher.files.file_tree`, or `lost`."""
+    """A file operation that failed. The code is one of `arl_cpu.launcher.files.file_tree`, or `lost`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -7,6 +7,7 @@ from fastapi import APIRouter, Depends, Request
 
 from arl_gateway.actions.explanations import ExplanationService
 from arl_gateway.actions.traces import TraceService
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import COMMON_ERRORS, Reader
 from arl_kit.app import error_responses
 from arl_wire.actions.explanations import ActionExplanation
@@ -20,7 +21,7 @@ trace_router = APIRouter(prefix="/v1/actions", tags=["actions"])
 
 
 async def _traces(request: Request) -> TraceService:
-    traces: TraceService = request.app.state.traces
+    traces: TraceService = gateway_deps(request).traces
     return traces
 
 
@@ -42,7 +43,7 @@ explain_router = APIRouter(prefix="/v1/actions", tags=["actions"])
 
 
 async def _explanations(request: Request) -> ExplanationService:
-    explanations: ExplanationService = request.app.state.explanations
+    explanations: ExplanationService = gateway_deps(request).explanations
     return explanations
 
 

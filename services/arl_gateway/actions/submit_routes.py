@@ -7,6 +7,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 
 from arl_core.domain.states import ActionState
+from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.http.dependencies import (
     BODY_ERRORS,
@@ -86,11 +87,11 @@ async def submit_action(
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
     """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
-    environments: EnvironmentService = request.app.state.environments
+    environments: EnvironmentService = gateway_deps(request).environments
     (named,) = await environments.resolve_references([body], caller, key=idempotency_key)
     if isinstance(named, TangramError):
         raise named
     trace = request_trace(request)
-    action = await request.app.state.actions.submit(named, caller, key=idempotency_key, trace=trace, wait_s=wait)
+    action = await gateway_deps(request).actions.submit(named, caller, key=idempotency_key, trace=trace, wait_s=wait)
     response.headers["location"] = f"/v1/actions/{action.id}"
     return model_response(action, response, 200 if action.state is ActionState.SETTLED else 202)

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from arl_gateway.admin.audit_log import AuditLogReader
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import COMMON_ERRORS, Admin
 from arl_kit.app import error_responses
 from arl_wire.actions.action import Name
@@ -16,7 +17,7 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 
 async def _audit_log(request: Request) -> AuditLogReader:
-    audit_log: AuditLogReader = request.app.state.audit_log
+    audit_log: AuditLogReader = gateway_deps(request).audit_log
     return audit_log
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from arl_gateway.admin.scheduler_reports import CapacityService, StragglerService
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import COMMON_ERRORS, Admin
 from arl_kit.app import error_responses
 from arl_wire.actions.explanations import StragglerListResponse
@@ -17,12 +18,12 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 
 async def _capacity(request: Request) -> CapacityService:
-    plans: CapacityService = request.app.state.plans
+    plans: CapacityService = gateway_deps(request).capacity
     return plans
 
 
 async def _stragglers(request: Request) -> StragglerService:
-    stragglers: StragglerService = request.app.state.stragglers
+    stragglers: StragglerService = gateway_deps(request).stragglers
     return stragglers
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Request
 
 from arl_gateway.admin.nodes import NodeAdmin
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
 from arl_kit.app import error_responses
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
@@ -16,7 +17,7 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 
 async def _nodes(request: Request) -> NodeAdmin:
-    nodes: NodeAdmin = request.app.state.node_admin
+    nodes: NodeAdmin = gateway_deps(request).node_admin
     return nodes
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query, Request
 
 from arl_gateway.admin.projects import ProjectAdmin
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
 from arl_kit.app import error_responses
 from arl_wire.actions.action import Name
@@ -17,7 +18,7 @@ router = APIRouter(prefix="/v1/admin", tags=["admin"])
 
 
 async def _projects(request: Request) -> ProjectAdmin:
-    projects: ProjectAdmin = request.app.state.project_admin
+    projects: ProjectAdmin = gateway_deps(request).project_admin
     return projects
 
 

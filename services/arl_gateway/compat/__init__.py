@@ -1,1 +1,4 @@
-"""Protocols that trainers speak already, each as its clients send and parse it. All lead to `arl_gateway.reward_services.score_coalescer`."""
+"""Protocols of trainers and clients, each parsed and answered as its clients expect.
+
+Reward protocols lead to `arl_gateway.reward_services.score_coalescer`.
+"""

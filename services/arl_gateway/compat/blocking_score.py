@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import Request, Response
 
 from arl_gateway.compat.target import RewardTarget
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.auth import Caller
 from arl_gateway.http.dependencies import WriterRoute, request_trace
 from arl_gateway.reward_services.score_coalescer import ScoreCoalescer, ScoreSlice, ScoreSubmission, split_items
@@ -94,7 +95,7 @@ async def score_and_wait(
     """
     if not target.service.is_anywhere:
         raise Unavailable(f"no node has {target.service.name} yet; try again", retry_after_s=RETRY_AFTER_S)
-    scores: ScoreCoalescer = request.app.state.scores
+    scores: ScoreCoalescer = gateway_deps(request).scores
     trace = request_trace(request)
     asks = [_submission_for(part, target, within_s) for part in split_items(items)]
     if not asks:

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from fastapi import Request
 from pydantic import Field, ValidationError
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.reward_services.service_directory import ServiceDirectory, ServiceEntry
 from arl_kit.app import validation_failed
 from arl_wire.actions.action import Name
@@ -86,7 +87,7 @@ def parse_target(request: Request, fields: type[ParamsT], *, in_query: bool = Tr
 
 
 async def _list_services(request: Request, name: str | None) -> Sequence[ServiceEntry]:
-    offered: ServiceDirectory = request.app.state.offered
+    offered: ServiceDirectory = gateway_deps(request).service_directory
     return await offered.list_services(required=name)
 
 

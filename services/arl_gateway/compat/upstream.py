@@ -11,6 +11,7 @@ from starlette.requests import ClientDisconnect
 
 from arl_gateway.compat.blocking_score import ACTION_HEADER
 from arl_gateway.compat.target import RolloutRef, parse_target
+from arl_gateway.deps import gateway_deps
 from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
 from arl_gateway.http.dependencies import COMMON_ERRORS, Writer, request_trace
 from arl_kit.app import error_responses, validation_failed
@@ -56,7 +57,7 @@ async def proxy_request(endpoint: EndpointName, caller: Writer, request: Request
     """
     asked = parse_target(request, UpstreamParams, in_query=False)
     action = _build_action(endpoint, await _upstream_request(path, request), asked)
-    going: UpstreamProxy = request.app.state.through
+    going: UpstreamProxy = gateway_deps(request).upstream_proxy
     try:
         settled = await cancel_on_disconnect(request, going.call(action, caller, request_trace(request)))
     except ClientDisconnect:

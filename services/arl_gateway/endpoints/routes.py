@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.endpoints.service import EndpointService
 from arl_gateway.http.dependencies import COMMON_ERRORS, Reader
 from arl_kit.app import error_responses
@@ -24,7 +25,7 @@ async def list_endpoints(caller: Reader, request: Request) -> EndpointListRespon
 
     Where they are is shown to keys of project `default` with `admin:read`.
     """
-    endpoints: EndpointService = request.app.state.endpoints
+    endpoints: EndpointService = gateway_deps(request).endpoints
     return await endpoints.list(caller)
 
 
@@ -36,5 +37,5 @@ async def list_endpoints(caller: Reader, request: Request) -> EndpointListRespon
 )
 async def get_endpoint(name: EndpointName, caller: Reader, request: Request) -> Endpoint:
     """One endpoint."""
-    endpoints: EndpointService = request.app.state.endpoints
+    endpoints: EndpointService = gateway_deps(request).endpoints
     return await endpoints.get(name, caller)

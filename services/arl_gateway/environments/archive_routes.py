@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.archives import MAX_CURSOR_LENGTH, ArchiveService
 from arl_gateway.environments.routes import BINARY_BODY
 from arl_gateway.http.dependencies import COMMON_ERRORS, Writer, request_trace
@@ -24,7 +25,7 @@ router = APIRouter(prefix="/v1/environments", tags=["environments"])
 
 
 async def _archives(request: Request) -> ArchiveService:
-    archives: ArchiveService = request.app.state.archives
+    archives: ArchiveService = gateway_deps(request).archives
     return archives
 
 

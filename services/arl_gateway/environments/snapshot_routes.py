@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.snapshots import SnapshotService
 from arl_gateway.http.dependencies import COMMON_ERRORS, Reader, Writer, request_trace
 from arl_kit.app import error_responses
@@ -18,7 +19,7 @@ router = APIRouter(prefix="/v1", tags=["snapshots"])
 
 
 async def _snapshots(request: Request) -> SnapshotService:
-    snapshots: SnapshotService = request.app.state.snapshots
+    snapshots: SnapshotService = gateway_deps(request).snapshots
     return snapshots
 
 

@@ -4,6 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, Reader
 from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_kit.app import error_responses
@@ -22,7 +23,7 @@ router = APIRouter(prefix="/v1", tags=["reward-services"])
 
 
 async def _reward_services(request: Request) -> RewardServiceAdmin:
-    rewards: RewardServiceAdmin = request.app.state.rewards
+    rewards: RewardServiceAdmin = gateway_deps(request).reward_services
     return rewards
 
 

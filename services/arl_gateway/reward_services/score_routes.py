@@ -2,6 +2,7 @@
 
 from fastapi import APIRouter, Request, Response
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer, WriterRoute, model_response, request_trace
 from arl_gateway.reward_services.score_coalescer import ScoreCoalescer, ScoreSubmission
 from arl_gateway.reward_services.service_directory import ServiceDirectory
@@ -28,8 +29,8 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     Durable before anything is scored. Where nothing came of it by our fault or in time it is 503; nothing is a 0 that
     was not computed.
     """
-    scores: ScoreCoalescer = request.app.state.scores
-    offered: ServiceDirectory = request.app.state.offered
+    scores: ScoreCoalescer = gateway_deps(request).scores
+    offered: ServiceDirectory = gateway_deps(request).service_directory
     service = next((each for each in await offered.list_services() if each.name == body.service), None)
     ask = ScoreSubmission(
         service=body.service,

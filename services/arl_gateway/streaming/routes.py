@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Header, Request, Response
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Reader, Writer
 from arl_gateway.streaming.log_streams import LogStreams
 from arl_gateway.streaming.sse import EventStream
@@ -29,7 +30,7 @@ router = APIRouter(prefix="/v1/actions", tags=["actions"])
 
 
 async def _log_streams(request: Request) -> LogStreams:
-    live: LogStreams = request.app.state.live
+    live: LogStreams = gateway_deps(request).log_streams
     return live
 
 

@@ -176,9 +176,10 @@ def _load_module(loader: Any, directory: Path, dtype: Any) -> Any:
 
 
 def check_tensor_parallel(spec: Mapping[str, Any]) -> None:
-    """Raises `arl_gpu.catalog.service_files.NotSplit` for what `options.tensor_parallel` devices can't compute together.
+    """Check by its configuration that `options.tensor_parallel` devices can compute a model together.
 
-    By its configuration alone.
+    Raises:
+        arl_gpu.catalog.service_files.NotSplit: They cannot.
     """
     from arl_gpu.parallel.tensor_sharding import plan_shards
 

@@ -21,7 +21,7 @@ AllocateFn = Callable[[int, Callable[[], Iterator[Chunk]]], memoryview]
 
 
 class WeightBuffer:
-    """Answers `arl_gpu.models.interface.Loaded`. Nothing is copied before `keep`, or before the content is asked for."""
+    """Weights in host memory, copied by `keep` or at the first use of `content`."""
 
     size: int
     """Bytes."""

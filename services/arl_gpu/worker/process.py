@@ -1,7 +1,8 @@
-"""The process that owns a device: it loads services, keeps them resident while there is room, and runs forwards.
+"""The process that owns a device: it loads services, keeps them resident while there is room, and runs forward passes.
 
-`python -m arl_gpu.worker.process FD CONFIG`; a child of its manager, which it does not outlive. One order at a time. Numerical
-libraries are imported with the first service that needs them, so that a node that scores nothing does not pay for them.
+`python -m arl_gpu.worker.process FD CONFIG` is a child of its manager and ends with it. It handles one order at a time.
+Numerical libraries are imported with the first service that needs them, so a node that scores nothing does not pay for
+them.
 """
 
 import json

@@ -43,7 +43,8 @@ RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :ce
 
 # Take-over updates this row and so waits for the last transaction of the old leader.
 LOCK_TERM = text(f"""
-    select pg_advisory_xact_lock_shared({DESIRED_STATE_LOCK}) from leader_term where cell = :cell and term = :term for share
+    select pg_advisory_xact_lock_shared({DESIRED_STATE_LOCK})
+    from leader_term where cell = :cell and term = :term for share
 """)  # noqa: S608 - a constant
 
 

@@ -4,6 +4,7 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import COMMON_ERRORS, Reader
 from arl_gateway.reward_services.service_directory import ServiceDirectory
 from arl_kit.app import error_responses
@@ -16,7 +17,7 @@ router = APIRouter(tags=["compatibility"])
 @router.get("/v1/models", operation_id="openai_models", responses=error_responses(*COMMON_ERRORS))
 async def list_models(caller: Reader, request: Request) -> dict[str, Any]:
     """The reward services, as models; one that the address names is the first, which some clients take."""
-    offered: ServiceDirectory = request.app.state.offered
+    offered: ServiceDirectory = gateway_deps(request).service_directory
     named = request.path_params.get("service")
     names = sorted((each.name for each in await offered.list_services()), key=lambda name: (name != named, name))
     data = [{"id": name, "object": "model", "created": 0, "owned_by": "tangram"} for name in names]

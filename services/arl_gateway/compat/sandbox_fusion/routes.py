@@ -22,6 +22,7 @@ from arl_gateway.blocking.code_runs import CodeRun, CodeRunner, CodeRunResult
 from arl_gateway.compat.blocking_score import ACTION_HEADER, json_response
 from arl_gateway.compat.sandbox_fusion.languages import LANGUAGES, LanguageSpec
 from arl_gateway.compat.target import RolloutRef, parse_target
+from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer, WriterRoute, request_trace
 from arl_kit.app import error_responses, validation_failed
 from arl_kit.internal_api import cancel_on_disconnect
@@ -136,7 +137,7 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
         key=await _resume_key(request, asked),
         size=len(await request.body()),
     )
-    runs: CodeRunner = request.app.state.code_runs
+    runs: CodeRunner = gateway_deps(request).code_runner
     ran = await cancel_on_disconnect(request, runs.run(wanted, caller, request_trace(request), within_s=within_s))
     last = ran.run or ran.compile
     if last is not None:

@@ -15,6 +15,7 @@ from arl_gateway.compat.swerex import sessions
 from arl_gateway.compat.swerex.errors import SwerexError, raise_if_infra_error
 from arl_gateway.compat.swerex.files import FileTransfer
 from arl_gateway.compat.swerex.target import SwerexTarget, resolve_target
+from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.archives import ArchiveService
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.http.auth import Caller
@@ -63,7 +64,7 @@ class SwerexRuntime:
         action = _build_action({**self.target.action_fields, **common, **action_fields, "timeout_s": limit_s})
         key = self.idempotency_key and self.idempotency_key + key_suffix
         await self.request.body()  # what comes after it is that the caller goes away
-        held: CommandRunner = self.request.app.state.held_commands
+        held: CommandRunner = gateway_deps(self.request).command_runner
         try:
             settling = held.run(action, self.caller, request_trace(self.request), key=key)
             return await cancel_on_disconnect(self.request, settling)
@@ -129,7 +130,7 @@ class SwerexRuntime:
     async def _stage_archive(self, archive: bytes, at: str) -> None:
         known = await self.environment()
         where = known.id if known is not None else await self._create_environment()
-        archives: ArchiveService = self.request.app.state.archives
+        archives: ArchiveService = gateway_deps(self.request).archives
         await archives.unpack(
             where, self.caller, path=at, archive=_single_chunk(archive), trace=request_trace(self.request)
         )
@@ -143,12 +144,12 @@ class SwerexRuntime:
 
     @property
     def _environments(self) -> EnvironmentService:
-        environments: EnvironmentService = self.request.app.state.environments
+        environments: EnvironmentService = gateway_deps(self.request).environments
         return environments
 
     @property
     def _actions(self) -> ActionService:
-        actions: ActionService = self.request.app.state.actions
+        actions: ActionService = gateway_deps(self.request).actions
         return actions
 
     async def _page(self, cursor: str | None, limit: int) -> ActionListResponse:

@@ -12,6 +12,7 @@ from fastapi import Request
 from pydantic import Field
 
 from arl_gateway.compat.target import RolloutRef, parse_target
+from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.service import SIZE_FIELDS, EnvironmentService
 from arl_gateway.http.auth import Caller
 from arl_wire.actions.action import Name, TemplateName
@@ -68,7 +69,7 @@ async def resolve_target(request: Request, caller: Caller) -> SwerexTarget:
 
 async def _existing_target(request: Request, caller: Caller) -> SwerexTarget:
     asked = parse_target(request, _ActionParams)
-    environments: EnvironmentService = request.app.state.environments
+    environments: EnvironmentService = gateway_deps(request).environments
     try:
         id = UUID(request.path_params["id"])
     except ValueError:

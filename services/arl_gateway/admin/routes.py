@@ -1,0 +1,110 @@
+"""Admin routes of keys, queues and the consistency check."""
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+
+from arl_gateway.admin.keys import ROOT_PROJECT, KeyAdmin
+from arl_gateway.admin.queues import QueueAdmin
+from arl_gateway.deps import gateway_deps
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, ActionsDep, Admin, AdminWriter
+from arl_kit.app import error_responses
+from arl_wire.actions.action import Name
+from arl_wire.admin.consistency import ConsistencyReport
+from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
+from arl_wire.admin.queues import ChangeQueueRequest, Queue, QueueListResponse
+from arl_wire.errors import Conflict, Forbidden, NotFound
+
+__all__ = ["router"]
+
+router = APIRouter(prefix="/v1/admin", tags=["admin"])
+
+
+async def _key_admin(request: Request) -> KeyAdmin:
+    return gateway_deps(request).key_admin
+
+
+async def _queue_admin(request: Request) -> QueueAdmin:
+    return gateway_deps(request).queue_admin
+
+
+KeysDep = Annotated[KeyAdmin, Depends(_key_admin)]
+QueuesDep = Annotated[QueueAdmin, Depends(_queue_admin)]
+KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
+
+
+@router.post(
+    "/keys",
+    operation_id="create_key",
+    dependencies=JSON_BODY,
+    status_code=201,
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
+)
+async def create_key(
+    body: CreateKeyRequest, caller: AdminWriter, keys: KeysDep, response: Response
+) -> CreateKeyResponse:
+    """Make a key. This answer shows it; no later one does."""
+    created = await keys.create(body, caller)
+    response.headers["cache-control"] = "no-store"
+    return created
+
+
+@router.get(
+    "/keys", operation_id="list_keys", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+)
+async def list_keys(
+    caller: Admin,
+    keys: KeysDep,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> KeyListResponse:
+    """The project's keys, newest first, revoked and expired ones too."""
+    return await keys.list(caller, cursor=cursor, limit=limit)
+
+
+@router.delete(
+    "/keys/{id}",
+    operation_id="revoke_key",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
+)
+async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeysDep) -> ApiKey:
+    """End a key, for ever: at once on this gateway, within seconds on others."""
+    return await keys.revoke(id, caller)
+
+
+@router.get(
+    "/queues", operation_id="list_queues", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+)
+async def list_queues(
+    caller: Admin,
+    queues: QueuesDep,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
+) -> QueueListResponse:
+    """The project's queues, one per task, with what waits and runs now."""
+    return await queues.list(caller, cursor=cursor, limit=limit)
+
+
+@router.patch(
+    "/queues/{task:path}",
+    operation_id="change_queue",
+    dependencies=JSON_BODY,
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
+)
+async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter, queues: QueuesDep) -> Queue:
+    """Limit how many actions may wait for a task, weigh it beside others, pause it or let it go on."""
+    return await queues.change(task, body, caller)
+
+
+@router.get("/consistency", operation_id="check_consistency", responses=error_responses(*COMMON_ERRORS, Forbidden))
+async def check_consistency(caller: Admin, actions: ActionsDep) -> ConsistencyReport:
+    """All rows of all projects in one snapshot: counts, what is held, and whatever contradicts an invariant.
+
+    With a key of the project `default`.
+    """
+    if caller.project != ROOT_PROJECT:
+        raise Forbidden(f"rows of all projects are audited with a key of the project `{ROOT_PROJECT}`")
+    return await actions.check_consistency()
