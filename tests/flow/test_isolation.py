@@ -34,9 +34,10 @@ OF_THE_INSTALLATION = {
         "/endpoints/{endpoint}/{path}",
         "/endpoints/{endpoint}",
     ),
-    *("/v1/admin/projects", "/v1/admin/projects/{name}"),
+    *("/v1/admin/projects", "/v1/admin/projects/{name}", "/v1/admin/audit-log"),
 }
-"""What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`."""
+"""What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`; who sees changes:
+`test_audit_log.py`."""
 
 
 def the_document() -> dict[str, Any]:
