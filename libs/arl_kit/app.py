@@ -157,7 +157,7 @@ def error_responses(*errors: type[TangramError]) -> dict[int | str, dict[str, An
     by_status: dict[int | str, list[str]] = {}
     for error in errors:
         by_status.setdefault(error.status, []).append(error.code)
-    schema = {"$ref": "#/components/schemas/Problem"}
+    schema = {"$ref": "#/components/schemas/ProblemDetails"}
     return {
         status: {
             "description": ", ".join(codes),

@@ -125,7 +125,8 @@ def _error_from_response(content: bytes, status: int) -> Exception:
     """A peer that does not know our token is our trouble, and no word about the client's key."""
     if status == HTTPStatus.UNAUTHORIZED:
         log.error(
-            "a service of this installation does not know this one's token: TANGRAM_SERVICE_TOKEN, TANGRAM_ACCEPT"
+            "another service rejects this service's token: compare TANGRAM_SERVICE_TOKEN here"
+            " with TANGRAM_CALLER_TOKEN_HASHES there"
         )
         return Unavailable("services of this installation do not know each other; its logs say more", retry_after_s=5)
     try:

@@ -27,7 +27,7 @@ class ServiceSettings(BaseSettings):
     port: int = Field(ge=1, le=65535)
     database_url: SecretStr = Field(description="postgresql://… with the role of this service")
     service_token: SecretStr = Field(min_length=16, description="With which this service calls others")
-    accept: dict[str, str] = Field(
+    caller_token_hashes: dict[str, str] = Field(
         default_factory=dict, description="Caller name to SHA-256 (hex) of its token; nobody else is answered"
     )
     pool_size: int = Field(default=6, ge=1, le=100)
@@ -43,7 +43,7 @@ class ServiceSettings(BaseSettings):
     def caller_of(self, token: str) -> str | None:
         """The service that this token belongs to."""
         digest = sha256(token.encode()).hexdigest()
-        return next((name for name, known in self.accept.items() if compare_digest(digest, known)), None)
+        return next((name for name, known in self.caller_token_hashes.items() if compare_digest(digest, known)), None)
 
 
 def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) -> SettingsT:

@@ -10,8 +10,14 @@ _SERVICE_SETTINGS = ("log_level", "pool_size")
 _MANAGER_SETTINGS = ("beat_s", "node_ttl_s", "poll_busy_s", "poll_idle_s")
 
 FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
-    "cpu-launcher": ("agent", "ready_environments"),
-    "admission": (*_SERVICE_SETTINGS, "queue_limit", "retain_s", "key_retention_s", "node_silent_s"),
+    "cpu-launcher": ("agent", "sandbox_pool_size"),
+    "admission": (
+        *_SERVICE_SETTINGS,
+        "default_max_queued",
+        "action_retention_s",
+        "idempotency_key_retention_s",
+        "forget_node_after_s",
+    ),
     "scheduler": (
         *(
             *_SERVICE_SETTINGS,
@@ -21,9 +27,9 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
             "trace_slow_s",
             "leader_ttl_s",
             "node_ttl_s",
-            "node_away_s",
+            "environment_loss_after_s",
         ),
-        *("poll_busy_s", "poll_idle_s", "round_limit", "rebuild_page"),
+        *("poll_busy_s", "poll_idle_s", "round_limit", "recovery_page_size"),
     ),
     "cpu": (
         *_SERVICE_SETTINGS,
@@ -41,19 +47,26 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
             *_MANAGER_SETTINGS,
             "services",
             "models",
-            "callables",
+            "reward_functions",
             "engines",
             "slots",
             "devices",
             "device_mib",
         ),
-        *("device_threads", "host_mib", "eviction", "swap_wait_s", "copy_mib_per_s", "count_every_s"),
-        *("batch_tokens", "batch_s", "batch_limit_s", "begun_tokens"),
+        *("device_threads", "host_mib", "eviction", "model_swap_delay_s", "copy_mib_per_s", "counter_flush_s"),
+        *("batch_tokens", "batch_s", "batch_limit_s", "max_inflight_tokens"),
     ),
     "api": (*_SERVICE_SETTINGS, *_MANAGER_SETTINGS, "endpoints", "grace_s"),
     "gateway": (
         *(*_SERVICE_SETTINGS, "rate_limit", "rate_limit_window_s", "max_body_mib", "max_archive_mib", "body_timeout_s"),
-        *("key_cache_s", "followers", "followers_of_project", "score_flights", "max_scores_waiting", "wait_poll_s"),
+        *(
+            "key_cache_s",
+            "max_log_streams",
+            "max_log_streams_per_project",
+            "max_inflight_score_batches",
+            "max_pending_scores",
+            "wait_poll_s",
+        ),
     ),
 }
 """Settings of each process, but for those that `up` decides: addresses, secrets, directories, the driver."""
@@ -62,7 +75,7 @@ _OTHER_SETTINGS = (
     *("dir", "url", "api_key", "database_url", "templates_dir", "secrets_dir", "debug"),
     *("bench_peer", "engine_keys", "instead_of", "engines_dir", "failpoints"),
     *("host", "port", "driver", "node_name", "advertise_url", "admission_url", "scheduler_url", "service_token"),
-    *("accept", "launcher_socket", "launcher_dir", "snapshots_dir"),
+    *("caller_token_hashes", "launcher_socket", "launcher_dir", "snapshots_dir"),
 )
 """Settings that something else reads, or that are for a process that somebody starts by hand."""
 

@@ -135,7 +135,9 @@ class ProcessPlan:
             "TANGRAM_PORT": str(self.ports[name]),
             "TANGRAM_DATABASE_URL": self.database_urls[service],
             "TANGRAM_SERVICE_TOKEN": self.state.secret("tokens", service),
-            "TANGRAM_ACCEPT": json.dumps({who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}),
+            "TANGRAM_CALLER_TOKEN_HASHES": json.dumps(
+                {who: sha256(token.encode()).hexdigest() for who, token in tokens.items()}
+            ),
             **forwarded_variables(service, self.environment),
             **self._service_variables(name),
         }

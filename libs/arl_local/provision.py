@@ -48,12 +48,14 @@ async def write_service_secrets(owner_url: str, state: StateDir, target: Path, *
     state.create()
     urls = await provision_database(owner_url, state, take_over=take_over)
     for service in SERVICES:
-        accept = {who: sha256(state.secret("tokens", who).encode()).hexdigest() for who in ALLOWED_CALLERS[service]}
+        caller_token_hashes = {
+            who: sha256(state.secret("tokens", who).encode()).hexdigest() for who in ALLOWED_CALLERS[service]
+        }
         own = target / service
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
         replace_file(own / "tangram_database_url", urls[service])
         replace_file(own / "tangram_service_token", state.secret("tokens", service))
-        replace_file(own / "tangram_accept", json.dumps(accept))
+        replace_file(own / "tangram_caller_token_hashes", json.dumps(caller_token_hashes))
 
 
 def _main() -> None:

@@ -4,6 +4,7 @@ from urllib.parse import quote
 
 from arl_tangram.operations import Operation, SdkRequest, call_with_retry, list_all_pages
 from arl_wire.actions.explanations import StragglerInfo, StragglerListResponse
+from arl_wire.admin.audit_log import AuditLogEntry, AuditLogResponse
 from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
@@ -21,6 +22,7 @@ __all__ = [
     "change_project",
     "change_queue",
     "create_key",
+    "list_audit_log",
     "list_keys",
     "list_nodes",
     "list_projects",
@@ -30,6 +32,9 @@ __all__ = [
     "remove_node",
     "revoke_key",
 ]
+
+AUDIT_LOG_PAGE = 1000
+"""The most entries that one answer has."""
 
 
 def list_nodes(*, retry_timeout_s: float) -> Operation[NodeListResponse]:
@@ -86,8 +91,26 @@ def remove_node(name: str, *, retry_timeout_s: float) -> Operation[None]:
 
 def plan_capacity(question: CapacityPlanQuery, *, retry_timeout_s: float) -> Operation[CapacityPlan]:
     query = question.model_dump(exclude_defaults=True)
-    call = SdkRequest(method="GET", path="/v1/admin/plan", query=query)
+    call = SdkRequest(method="GET", path="/v1/admin/capacity", query=query)
     return CapacityPlan.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+
+
+def list_audit_log(
+    *, limit: int, before: int | None, verb: str | None, project: str | None, retry_timeout_s: float
+) -> Operation[list[AuditLogEntry]]:
+    """Newest first, at most `limit` entries, in as many pages as that takes."""
+    filters = {"verb": verb, "project": project}
+    found: list[AuditLogEntry] = []
+    while len(found) < limit:
+        query = {name: value for name, value in {**filters, "before": before}.items() if value is not None}
+        query["limit"] = min(limit - len(found), AUDIT_LOG_PAGE)
+        call = SdkRequest(method="GET", path="/v1/admin/audit-log", query=query)
+        page = AuditLogResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
+        found += page.items
+        if page.next_before is None:
+            break
+        before = page.next_before
+    return found
 
 
 def list_stragglers(*, retry_timeout_s: float) -> Operation[list[StragglerInfo]]:

@@ -43,7 +43,7 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
     """A blocking client, safe to share between threads, and to use after a fork.
 
     Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
-    `tangram up` left). Calls ride out a restart of the services for `patience_s` seconds.
+    `tangram up` left). Calls ride out a restart of the services for `retry_timeout_s` seconds.
     """
 
     def __init__(

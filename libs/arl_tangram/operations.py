@@ -323,7 +323,7 @@ def list_all_pages(
 def call_with_retry(
     call: SdkRequest, retry_timeout_s: float
 ) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, bytes]:
-    """The body of a 2xx answer. No answer, and answers that ask to come back, are tried again for `patience_s`."""
+    """The body of a 2xx answer. No answer, and answers that ask to come back, are tried again for `retry_timeout_s`."""
     waited, pause = 0.0, FIRST_RETRY_DELAY_S
     while True:
         reply = yield call

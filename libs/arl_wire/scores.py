@@ -74,7 +74,7 @@ class PromptMessage(StrictModel):
 
 
 class ScoreItem(StrictModel):
-    """What one score is about. Which of these a service takes is a matter of its kind; see /v1/services."""
+    """What one score is about. Which of these a service takes is a matter of its kind; see /v1/reward-services."""
 
     text: _ScoredText | None = None
     reference: _ScoredText | None = Field(default=None, description="What `text` is compared with: an answer, a query")

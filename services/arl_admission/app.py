@@ -33,7 +33,7 @@ def build(settings: AdmissionSettings) -> FastAPI:
     metrics = create_metrics("admission", store)
     admission = AdmissionService(store, peers, settings, metrics)
     add_table_metrics(metrics, store)
-    retention = RetentionLoop(store, retain_s=settings.retain_s)
+    retention = RetentionLoop(store, retention_s=settings.action_retention_s)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

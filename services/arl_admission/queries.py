@@ -211,9 +211,9 @@ SELECT_EXPIRED_ACTIONS = text("""
     select id
       from actions
      where id > cast(:after as uuid)
-       and id < first_uuid_at(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
+       and id < first_uuid_at(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retention_s))
        and state = 'settled'
-       and settled_at < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s)
+       and settled_at < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retention_s)
      order by id
      limit :limit
 """)
@@ -234,7 +234,7 @@ EXPIRE_SNAPSHOTS = text("""
      where id in (select id
                     from snapshots
                    where delete_requested_at is null
-                     and created_at < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s)
+                     and created_at < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retention_s)
                    order by id
                    limit :limit
                      for update skip locked)
@@ -247,14 +247,14 @@ FORGET_ENVIRONMENTS = text("""
                    where delete_requested_at is not null
                      and (ended_at is not null or lost_at is not null)
                      and greatest(delete_requested_at, ended_at, lost_at)
-                         < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s)
+                         < coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retention_s)
                    order by delete_requested_at
                    limit :limit
                      for update skip locked)
 """)
 
 DROP_EMPTY_PARTITIONS = text("""
-    select drop_empty_partitions(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retain_s))
+    select drop_empty_partitions(coalesce(cast(:now as timestamptz), now()) - make_interval(secs => :retention_s))
 """)
 
 SELECT_TABLE_SIZES = text("""
@@ -348,10 +348,12 @@ async def forget_keys(tx: WriteTx, *, limit: int, now: datetime | None) -> int:
 
 
 async def expired_actions(
-    tx: ReadTx, *, after: UUID, retain_s: float, limit: int, now: datetime | None
+    tx: ReadTx, *, after: UUID, retention_s: float, limit: int, now: datetime | None
 ) -> Sequence[UUID]:
     """The next ones in order of id that settled so long ago. A settled row never changes again."""
-    rows = await tx.fetch(SELECT_EXPIRED_ACTIONS, {"after": after, "retain_s": retain_s, "limit": limit, "now": now})
+    rows = await tx.fetch(
+        SELECT_EXPIRED_ACTIONS, {"after": after, "retention_s": retention_s, "limit": limit, "now": now}
+    )
     return [row.id for row in rows]
 
 
@@ -365,14 +367,14 @@ async def request_snapshot_delete(tx: WriteTx, *, project_id: int, id: UUID) -> 
     return await tx.execute(REQUEST_SNAPSHOT_DELETE, {"project_id": project_id, "id": id})
 
 
-async def expire_snapshots(tx: WriteTx, *, retain_s: float, limit: int, now: datetime | None) -> int:
-    return await tx.execute(EXPIRE_SNAPSHOTS, {"retain_s": retain_s, "limit": limit, "now": now})
+async def expire_snapshots(tx: WriteTx, *, retention_s: float, limit: int, now: datetime | None) -> int:
+    return await tx.execute(EXPIRE_SNAPSHOTS, {"retention_s": retention_s, "limit": limit, "now": now})
 
 
-async def forget_environments(tx: WriteTx, *, retain_s: float, limit: int, now: datetime | None) -> int:
+async def forget_environments(tx: WriteTx, *, retention_s: float, limit: int, now: datetime | None) -> int:
     """Remove those that ended and that the client deleted; their names are free already."""
-    return await tx.execute(FORGET_ENVIRONMENTS, {"retain_s": retain_s, "limit": limit, "now": now})
+    return await tx.execute(FORGET_ENVIRONMENTS, {"retention_s": retention_s, "limit": limit, "now": now})
 
 
-async def drop_empty_partitions(tx: WriteTx, *, retain_s: float, now: datetime | None) -> None:
-    await tx.first(DROP_EMPTY_PARTITIONS, {"retain_s": retain_s, "now": now})
+async def drop_empty_partitions(tx: WriteTx, *, retention_s: float, now: datetime | None) -> None:
+    await tx.first(DROP_EMPTY_PARTITIONS, {"retention_s": retention_s, "now": now})

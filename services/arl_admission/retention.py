@@ -23,15 +23,15 @@ NIL_UUID = UUID(int=0)
 
 
 class RetentionLoop:
-    """Keeps the tables bounded: what settled more than `retain_s` ago is removed, in batches of bounded size.
+    """Keeps the tables bounded: what settled more than `retention_s` ago is removed, in batches of bounded size.
 
     Only settled actions go, whatever their age. A sweep walks through the ids once, so that what must stay is passed
     once in a sweep and not once in a batch.
     """
 
-    def __init__(self, store: PostgresStore, *, retain_s: float, batch: int = BATCH_SIZE) -> None:
+    def __init__(self, store: PostgresStore, *, retention_s: float, batch: int = BATCH_SIZE) -> None:
         self._store = store
-        self._retain_s = retain_s
+        self._retention_s = retention_s
         self._batch = batch
         self._after = NIL_UUID
         self._partitions_dropped_at = float("-inf")
@@ -64,7 +64,7 @@ class RetentionLoop:
     async def _remove_actions(self, now: datetime | None) -> int:
         async with self._store.read() as tx:
             ids = await queries.expired_actions(
-                tx, after=self._after, retain_s=self._retain_s, limit=self._batch, now=now
+                tx, after=self._after, retention_s=self._retention_s, limit=self._batch, now=now
             )
         if ids:
             async with self._store.write() as tx:
@@ -74,15 +74,15 @@ class RetentionLoop:
 
     async def _forget_environments(self, now: datetime | None) -> int:
         async with self._store.write() as tx:
-            return await queries.forget_environments(tx, retain_s=self._retain_s, limit=self._batch, now=now)
+            return await queries.forget_environments(tx, retention_s=self._retention_s, limit=self._batch, now=now)
 
     async def _expire_snapshots(self, now: datetime | None) -> int:
         async with self._store.write() as tx:
-            return await queries.expire_snapshots(tx, retain_s=self._retain_s, limit=self._batch, now=now)
+            return await queries.expire_snapshots(tx, retention_s=self._retention_s, limit=self._batch, now=now)
 
     async def _drop_partitions(self, now: datetime | None) -> None:
         if time.monotonic() - self._partitions_dropped_at < PARTITION_INTERVAL_S:
             return
         self._partitions_dropped_at = time.monotonic()
         async with self._store.write() as tx:
-            await queries.drop_empty_partitions(tx, retain_s=self._retain_s, now=now)
+            await queries.drop_empty_partitions(tx, retention_s=self._retention_s, now=now)

@@ -68,7 +68,7 @@ class AdmissionService:
         self._fleet_refresh: asyncio.Task[None] | None = None
         """At the nodes, while somebody waits for it."""
         self._environments = EnvironmentCache()
-        self._backlog = QueueBacklog(store, default_limit=settings.queue_limit)
+        self._backlog = QueueBacklog(store, default_limit=settings.default_max_queued)
         self._failpoints = Failpoints(settings.failpoints)
         self._metrics = AdmissionMetrics(metrics or Metrics())
         self._inserts: Batcher[AdmitItem, AdmitItemResult] = Batcher(
@@ -185,7 +185,7 @@ class AdmissionService:
             while removals != self._fleet.removals:
                 removals = self._fleet.removals
                 async with self._store.read() as tx:
-                    rows = await node_capacities(tx, silent_s=self._settings.node_silent_s)
+                    rows = await node_capacities(tx, silent_s=self._settings.forget_node_after_s)
                     registered = await registered_services(tx)
             self._fleet.update(rows, registered)
             self._fleet.read_at = began
@@ -269,7 +269,7 @@ class AdmissionService:
                 raise next(iter(full.values()))
             gang = GangMembership(id=uuid7(), size=len(items))
             new = [normalise(item, id=uuid7(), queue_id=self._queue_of(item), gang=gang) for item in items]
-            rows = await queries.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
+            rows = await queries.insert_actions(tx, new, retention_s=self._settings.idempotency_key_retention_s)
             if len(rows) < len(new):
                 raise Unavailable("this Idempotency-Key is used by others this very moment; try again", retry_after_s=1)
         self._failpoints.hit("admission.after_commit")
@@ -293,7 +293,7 @@ class AdmissionService:
     async def _insert_new(self, tx: WriteTx, new: Sequence[NewAction]) -> dict[UUID, Row]:
         if not new:
             return {}
-        rows = await queries.insert_actions(tx, new, retention_s=self._settings.key_retention_s)
+        rows = await queries.insert_actions(tx, new, retention_s=self._settings.idempotency_key_retention_s)
         self._failpoints.hit("admission.after_commit")
         self._announce([action for action in new if action.id in rows], rows)
         return rows

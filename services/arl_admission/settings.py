@@ -7,15 +7,17 @@ __all__ = ["AdmissionSettings"]
 
 class AdmissionSettings(ServiceSettings):
     scheduler_url: str = Field(description="Where to hint new rows; the scheduler's poll is the truth")
-    queue_limit: int = Field(
+    default_max_queued: int = Field(
         default=100_000, ge=1, description="Actions that may wait in a task's queue, where `queues.max_queued` is null"
     )
-    retain_s: float = Field(
+    action_retention_s: float = Field(
         default=7 * 86400, ge=1, le=3650 * 86400, description="How long a settled action can be read"
     )
-    node_silent_s: float = Field(
+    forget_node_after_s: float = Field(
         default=86400,
         ge=10,
         description="A node that was silent for longer counts no more for what could ever run",
     )
-    key_retention_s: int = Field(default=24 * 3600, ge=60, description="How long an Idempotency-Key is remembered")
+    idempotency_key_retention_s: int = Field(
+        default=24 * 3600, ge=60, description="How long an Idempotency-Key is remembered"
+    )

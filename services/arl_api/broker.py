@@ -95,7 +95,7 @@ class EndpointBroker:
         """None where there is no next request: it is not of use, or not in its time."""
         settings = self.queues[call.endpoint].settings
         idempotent = call.idempotent or settings.idempotent
-        if call.tries >= settings.tries or not can_retry(result.verdict, call.method, idempotent=idempotent):
+        if call.tries >= settings.max_attempts or not can_retry(result.verdict, call.method, idempotent=idempotent):
             return None
         pause = retry_delay_s(max(1, call.tries), retry_after_s=result.retry_after_s, random_fraction=random.random())  # noqa: S311 - no secret
         ends_at = limit.when()

@@ -14,7 +14,7 @@ class ApiMetrics:
             "api_requests", "Requests that were sent, by what came of them", "endpoint", "how"
         )
         self._seconds = metrics.histogram("api_request_seconds", "Until a request's answer was read")
-        self._window = metrics.gauge("api_window", "Calls that may be in flight now", "endpoint")
+        self._window = metrics.gauge("api_concurrency_window", "Calls that may be in flight now", "endpoint")
         self._in_flight = metrics.gauge("api_in_flight", "Requests that are under way", "endpoint")
 
     def observe(self, endpoint: str, result: str, *, seconds: float) -> None:

@@ -34,14 +34,14 @@ class EndpointSettings(BaseModel):
     )
     methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("GET", "HEAD", "POST")
     concurrency: int = Field(default=16, ge=1, le=4096, description="Calls in flight at once, at most")
-    per_s: float | None = Field(
+    rate_per_s: float | None = Field(
         default=None, gt=0, le=1e6, allow_inf_nan=False, description="Requests a second, at most; left out, any number"
     )
     burst: int | None = Field(
         default=None, ge=1, le=10**6, description="Requests at once after a pause; left out, those of a second"
     )
-    tries: int = Field(default=4, ge=1, le=10, description="Requests for one attempt of an action, at most")
-    keep_kib: int = Field(default=1024, ge=1, le=16 << 10, description="Of an answer's body; the rest is counted")
+    max_attempts: int = Field(default=4, ge=1, le=10, description="Requests for one attempt of an action, at most")
+    max_body_kib: int = Field(default=1024, ge=1, le=16 << 10, description="Of an answer's body; the rest is counted")
     idempotent: bool = Field(
         default=False, description="No request does harm when it is sent again, whatever its method: searches, say"
     )
@@ -68,8 +68,8 @@ class EndpointSettings(BaseModel):
     def _check_consistency(self) -> Self:
         if self.key is not None and self.key_file is not None:
             raise ValueError("give one of key and key_file")
-        if self.burst is not None and self.per_s is None:
-            raise ValueError("burst is of a rate; give per_s too")
+        if self.burst is not None and self.rate_per_s is None:
+            raise ValueError("burst is of a rate; give rate_per_s too")
         names = [*map(str.lower, self.headers), *map(str.lower, self.secret_headers)]
         if self.key is not None or self.key_file is not None:
             names.append("authorization")
@@ -96,13 +96,13 @@ class EndpointSettings(BaseModel):
     @property
     def max_body_bytes(self) -> int:
         """Of the body of an answer."""
-        return self.keep_kib << 10
+        return self.max_body_kib << 10
 
     @property
     def rate(self) -> RateLimit | None:
-        if self.per_s is None:
+        if self.rate_per_s is None:
             return None
-        return RateLimit(self.per_s, self.burst or max(1, math.ceil(self.per_s)))
+        return RateLimit(self.rate_per_s, self.burst or max(1, math.ceil(self.rate_per_s)))
 
     def with_key(self) -> "EndpointSettings":
         """With what its file says. Raises ValueError where that can't be read or is no key."""

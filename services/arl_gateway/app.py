@@ -8,6 +8,7 @@ from fastapi import FastAPI
 from arl_gateway.actions.inspect_routes import explain_router, trace_router
 from arl_gateway.actions.routes import router, trajectories
 from arl_gateway.actions.submit_routes import router as submit_router
+from arl_gateway.admin.audit_log_routes import router as audit_log_router
 from arl_gateway.admin.capacity_routes import router as plan_router
 from arl_gateway.admin.node_routes import router as node_router
 from arl_gateway.admin.project_routes import router as project_router
@@ -51,6 +52,7 @@ ROUTERS = (
     node_router,
     project_router,
     plan_router,
+    audit_log_router,
 )
 POOL_WAIT_S = 1.0
 """Who would wait longer for a connection is told to come back."""

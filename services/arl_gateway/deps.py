@@ -10,6 +10,7 @@ from arl_gateway.actions.explanations import ExplanationService
 from arl_gateway.actions.service import ActionService
 from arl_gateway.actions.traces import TraceService
 from arl_gateway.actions.waiters import ActionWaiters
+from arl_gateway.admin.audit_log import AuditLogReader
 from arl_gateway.admin.consistency import ConsistencyService
 from arl_gateway.admin.keys import KeyAdmin
 from arl_gateway.admin.nodes import NodeAdmin
@@ -73,6 +74,7 @@ class GatewayDeps:
     capacity: CapacityService
     stragglers: StragglerService
     consistency: ConsistencyService
+    audit_log: AuditLogReader
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -99,23 +101,25 @@ class GatewayDeps:
         """Add the gauges of requests in flight."""
         gauge = metrics.gauge_function
         gauge("waiting_requests", "Requests that wait for an action to settle", lambda: self.waiters.waiting)
-        gauge("waiting_scores", "Calls that wait for their scores", lambda: self.scores.waiting)
-        gauge("waiting_code_runs", "Calls of /run_code that have no answer yet", lambda: self.code_runner.waiting)
-        gauge("waiting_commands", "Calls of SWE-ReX's that have no answer yet", lambda: self.command_runner.waiting)
-        gauge("output_followers", "Streams of live output", lambda: self.stream_limiter.active)
+        gauge("pending_score_calls", "Calls that wait for their scores", lambda: self.scores.waiting)
+        gauge("pending_code_runs", "Calls of /run_code that have no answer yet", lambda: self.code_runner.waiting)
+        gauge(
+            "pending_swerex_commands", "Calls of SWE-ReX's that have no answer yet", lambda: self.command_runner.waiting
+        )
+        gauge("log_streams", "Streams of live output", lambda: self.stream_limiter.active)
 
 
 def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
     """Build every service of the gateway. Nothing connects before `GatewayDeps.running`."""
     token, admission_url = settings.service_token.get_secret_value(), settings.admission_url
     peers = ServiceClient(token)
-    nodes = ServiceClient(token, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.followers)
+    nodes = ServiceClient(token, timeout_s=NODE_CALL_TIMEOUT_S, max_per_service=2 * settings.max_log_streams)
     waiters = ActionWaiters(store, poll_s=settings.wait_poll_s)
     failpoints = Failpoints(settings.failpoints)
     actions = ActionService(store, peers, waiters, admission_url=admission_url, failpoints=failpoints)
     environments = EnvironmentService(store, actions)
     archives = ArchiveService(environments, actions, peers, max_bytes=settings.max_archive_mib << 20)
-    stream_limiter = StreamLimiter(settings.followers, project_limit=settings.followers_of_project)
+    stream_limiter = StreamLimiter(settings.max_log_streams, project_limit=settings.max_log_streams_per_project)
     authenticator = KeyAuthenticator(store, cache_s=settings.key_cache_s)
     return GatewayDeps(
         store=store,
@@ -133,7 +137,9 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         snapshots=SnapshotService(store, archives, peers, admission_url=admission_url),
         reward_services=RewardServiceAdmin(store, peers, admission_url=admission_url),
         service_directory=ServiceDirectory(store),
-        scores=ScoreCoalescer(actions, max_inflight=settings.score_flights, max_waiting=settings.max_scores_waiting),
+        scores=ScoreCoalescer(
+            actions, max_inflight=settings.max_inflight_score_batches, max_waiting=settings.max_pending_scores
+        ),
         endpoints=EndpointService(store),
         upstream_proxy=UpstreamProxy(store, actions),
         code_runner=CodeRunner(actions),
@@ -147,6 +153,7 @@ def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:
         capacity=CapacityService(store, peers, scheduler_url=settings.scheduler_url),
         stragglers=StragglerService(store, peers, scheduler_url=settings.scheduler_url),
         consistency=ConsistencyService(store),
+        audit_log=AuditLogReader(store),
     )
 
 

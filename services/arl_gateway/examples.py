@@ -1,11 +1,11 @@
-"""What the OpenAPI document shows for the bodies of the main operations, by operation id. A test reads each of them."""
+"""Examples of request and response bodies in the OpenAPI document, by operation id. A test validates each of them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.examples import EXAMPLES as COMPATIBLE
 
-__all__ = ["EXAMPLES"]
+__all__ = ["EXAMPLES", "RESPONSE_EXAMPLES"]
 
 COMMAND_EXAMPLE: dict[str, Any] = {
     "task": "ai-coding",
@@ -41,7 +41,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": TRAJECTORY_EXAMPLE},
         "program": {"summary": "A Python program with a file beside it", "value": PROGRAM_EXAMPLE},
     },
-    "register_service": {
+    "register_reward_service": {
         "reward": {
             "summary": "A scalar reward model",
             "value": {
@@ -139,3 +139,35 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     **COMPATIBLE,
     "change_project": {"weight": {"summary": "Half the share of a project with weight 1", "value": {"weight": 0.5}}},
 }
+
+RESPONSE_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
+    "list_audit_log": {
+        "changes": {
+            "summary": "A queue that was limited, and a key that was created before",
+            "value": {
+                "items": [
+                    {
+                        "id": 8,
+                        "at": "2026-03-02T09:15:00Z",
+                        "project": "default",
+                        "api_key_id": 1,
+                        "verb": "queue.change",
+                        "target": "queue:ai-coding",
+                        "detail": {"max_queued": 5000},
+                    },
+                    {
+                        "id": 7,
+                        "at": "2026-03-02T09:00:00Z",
+                        "project": "default",
+                        "api_key_id": 1,
+                        "verb": "key.create",
+                        "target": "key:2",
+                        "detail": {"project": "default", "prefix": "tk_AbCdE", "scopes": ["actions:read"]},
+                    },
+                ],
+                "next_before": 7,
+            },
+        }
+    },
+}
+"""Bodies of successful responses, by operation id."""

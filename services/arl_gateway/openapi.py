@@ -10,7 +10,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from arl_gateway.examples import EXAMPLES
+from arl_gateway.examples import EXAMPLES, RESPONSE_EXAMPLES
 
 __all__ = ["customize_openapi"]
 
@@ -30,18 +30,19 @@ TAGS = [
     {"name": "trajectories", "description": "Rollouts: what belongs to one ends with it"},
     {"name": "environments", "description": "Sandboxes that are kept between actions, and the files in them"},
     {"name": "snapshots", "description": "What was written in an environment, for others to begin with"},
-    {"name": "services", "description": "Reward models that score actions are answered by, and where they are"},
+    {"name": "reward-services", "description": "Reward models that score actions are answered by, and where they are"},
     {"name": "endpoints", "description": "External APIs that actions of kind `call` are answered by, and their quotas"},
     {
         "name": "compatibility",
         "description": "Protocols that trainers and agents speak already, for rewards, programs and environments; each "
-        "also below `/t/{task}`, `/services/{name}` and both, and with `service`, `task`, `trajectory` and `step` in "
-        "the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, for an environment that "
-        "its first use makes",
+        "also below `/t/{task}`, `/reward-services/{name}` and both, and with `service`, `task`, `trajectory` and "
+        "`step` in the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, for an "
+        "environment that its first use makes",
     },
     {
         "name": "admin",
-        "description": "Nodes, keys, projects, queues and the audit of all rows; takes a key with an `admin` scope",
+        "description": "Nodes, keys, projects, queues, the audit log and the consistency check; takes a key with "
+        "an `admin` scope",
     },
 ]
 SERVERS = [
@@ -97,6 +98,8 @@ def _postprocess(document: Json) -> None:
             parameter["schema"] = _without_null(parameter["schema"])
         if examples := EXAMPLES.get(operation["operationId"]):
             operation["requestBody"]["content"]["application/json"]["examples"] = examples
+        if examples := RESPONSE_EXAMPLES.get(operation["operationId"]):
+            operation["responses"]["200"]["content"]["application/json"]["examples"] = examples
 
 
 def _without_null(schema: Json) -> Json:

@@ -14,10 +14,10 @@ class GatewaySettings(ServiceSettings):
     rate_limit: int = Field(default=20_000, ge=1, description="Requests of one key in a window, at once if it likes")
     rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
     body_timeout_s: float = Field(default=30, gt=0, description="For a body, besides a second for each 64 KiB of it")
-    followers: int = Field(default=256, ge=0, description="Outputs that are followed at once; beyond, 503")
-    followers_of_project: int = Field(default=128, ge=0, description="Of these for one project")
-    score_flights: int = Field(
+    max_log_streams: int = Field(default=256, ge=0, description="Outputs that are followed at once; beyond, 503")
+    max_log_streams_per_project: int = Field(default=128, ge=0, description="Of these for one project")
+    max_inflight_score_batches: int = Field(
         default=2, ge=1, le=64, description="Score actions of one task and service at once that calls are put into"
     )
-    max_scores_waiting: int = Field(default=20_000, ge=1, description="Calls that wait for scores; beyond, 503")
+    max_pending_scores: int = Field(default=20_000, ge=1, description="Calls that wait for scores; beyond, 503")
     wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)

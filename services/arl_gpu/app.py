@@ -30,7 +30,7 @@ def build(settings: GpuSettings) -> FastAPI:
     peers = ServiceClient(settings.service_token.get_secret_value())
     notifier = WakeNotifier(url, name="gpu")
     metrics = create_metrics("gpu", store)
-    files = [*installed_services(settings.services), *function_services(settings.callables)]
+    files = [*installed_services(settings.services), *function_services(settings.reward_functions)]
     config = WorkerConfig(
         services={each.name: each.spec for each in files},
         device_mib=settings.device_mib,
@@ -61,7 +61,13 @@ def _create_worker(number: int, config: WorkerConfig, settings: GpuSettings, hos
     engines = {name: each for name, each in settings.engines.items() if each.device == number}
     specs = {
         name: asdict(
-            EngineSpec(url=each.url, family=each.family, size=each.mib << 20, wake_s=each.wake_s, sleep_s=each.sleep_s)
+            EngineSpec(
+                url=each.url,
+                family=each.family,
+                size=each.device_memory_mib << 20,
+                wake_timeout_s=each.wake_timeout_s,
+                sleep_timeout_s=each.sleep_timeout_s,
+            )
         )
         for name, each in engines.items()
     }

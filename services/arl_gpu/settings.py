@@ -26,18 +26,20 @@ class EngineSettings(BaseModel):
 
     url: UpstreamUrl = Field(description="What comes before `/v1/chat/completions`")
     family: Literal["vllm", "sglang"]
-    mib: int = Field(ge=1, description="What it takes of its device while it is awake, all of it")
+    device_memory_mib: int = Field(ge=1, description="What it takes of its device while it is awake, all of it")
     device: int = Field(default=0, ge=0, description="Which of `devices` it is on")
     api_key: UpstreamKey | None = None
     admin_key: UpstreamKey | None = Field(
         default=None, description="For sleeping and waking, where that takes another one, as SGLang's --admin-api-key"
     )
     model: str | None = Field(default=None, description="As it calls it; left out, the first that it lists")
-    requests: int = Field(default=64, ge=1, le=4096, description="In flight at once; it makes its own batches")
-    request_s: float = Field(default=600.0, gt=0, description="The longest that it may take for an answer")
-    wake_s: float = Field(default=120.0, gt=0)
-    sleep_s: float = Field(default=45.0, gt=0, le=50, description="Meanwhile the device does nothing else")
-    patience_s: float = Field(
+    max_concurrent_requests: int = Field(
+        default=64, ge=1, le=4096, description="In flight at once; it makes its own batches"
+    )
+    request_timeout_s: float = Field(default=600.0, gt=0, description="The longest that it may take for an answer")
+    wake_timeout_s: float = Field(default=120.0, gt=0)
+    sleep_timeout_s: float = Field(default=45.0, gt=0, le=50, description="Meanwhile the device does nothing else")
+    engine_down_timeout_s: float = Field(
         default=300.0, gt=0, description="How long actions wait for one that is in trouble, before they settle so"
     )
 
@@ -56,7 +58,7 @@ class GpuSettings(ManagerSettings):
         default=tuple(BUILT_IN_SERVICES),
         description="Offered where their package is installed; names with commas between them",
     )
-    callables: dict[ServiceName, str] = Field(
+    reward_functions: dict[ServiceName, str] = Field(
         default_factory=dict, description="Functions that score, `module:callable` by name, as a JSON object"
     )
     models: Path | None = Field(
@@ -83,20 +85,20 @@ class GpuSettings(ManagerSettings):
         ge=1,
         description="The most that weights take of host memory; without it half of what there is",
     )
-    swap_wait_s: float = Field(
+    model_swap_delay_s: float = Field(
         default=1.5, ge=0, description="How long services that are on a device go before one that is not"
     )
     batch_tokens: int = Field(default=2048, ge=16, description="What goes to the device at once, if so much waits")
     batch_s: float = Field(
         default=0.05, ge=0, description="More goes there at once where a device computes it within this time"
     )
-    begun_tokens: int = Field(
+    max_inflight_tokens: int = Field(
         default=131_072, ge=16, description="Left of actions that began; the time of a larger one that waits stands"
     )
     batch_limit_s: float = Field(
         default=120.0, gt=0, description="A worker that takes longer is started anew; what an engine takes counts apart"
     )
-    count_every_s: float = Field(
+    counter_flush_s: float = Field(
         default=5.0, ge=0, description="How much was scored is written so often at most, unless something else changes"
     )
     device_threads: int | None = Field(default=None, ge=1, description="Of a forward on the CPU device")
@@ -108,14 +110,14 @@ class GpuSettings(ManagerSettings):
             return tuple(dict.fromkeys(name for part in services.split(",") if (name := part.strip())))
         return services
 
-    @field_validator("callables")
+    @field_validator("reward_functions")
     @classmethod
-    def _check_functions(cls, callables: dict[str, str]) -> dict[str, str]:
-        if taken := callables.keys() & (BUILT_IN_SERVICES.keys() | VERIFIERS.keys()):
+    def _check_functions(cls, reward_functions: dict[str, str]) -> dict[str, str]:
+        if taken := reward_functions.keys() & (BUILT_IN_SERVICES.keys() | VERIFIERS.keys()):
             raise ValueError(f"{', '.join(sorted(taken))}: these names are taken by services that come along")
-        if wrong := [path for path in callables.values() if path.count(":") != 1 or "" in path.split(":")]:
+        if wrong := [path for path in reward_functions.values() if path.count(":") != 1 or "" in path.split(":")]:
             raise ValueError(f"{', '.join(sorted(wrong))}: write module:callable")
-        return callables
+        return reward_functions
 
     @field_validator("services")
     @classmethod
@@ -151,9 +153,11 @@ class GpuSettings(ManagerSettings):
         for name, engine in self.engines.items():
             if engine.device >= len(self.devices):
                 raise ValueError(f"engines: {name} is on device {engine.device}, and there is {len(self.devices)}")
-            if self.devices[engine.device] == "cpu" and engine.mib > self.device_mib:
-                raise ValueError(f"engines: {name} takes {engine.mib} MiB, and TANGRAM_DEVICE_MIB is {self.device_mib}")
-            if engine.sleep_s + CONTROL_TIMEOUT_S >= self.batch_limit_s:
+            if self.devices[engine.device] == "cpu" and engine.device_memory_mib > self.device_mib:
+                raise ValueError(
+                    f"engines: {name} takes {engine.device_memory_mib} MiB, and TANGRAM_DEVICE_MIB is {self.device_mib}"
+                )
+            if engine.sleep_timeout_s + CONTROL_TIMEOUT_S >= self.batch_limit_s:
                 raise ValueError(f"engines: {name} may take longer to sleep than batch_limit_s gives a worker")
         return self
 

@@ -17,13 +17,15 @@ class SchedulerSettings(ServiceSettings):
     )
     leader_ttl_s: float = Field(default=10.0, gt=0)
     node_ttl_s: float = Field(default=10.0, gt=0, description="A node silent for longer loses its grants")
-    node_away_s: float = Field(default=300.0, gt=0, description="A node away for longer loses its environments")
+    environment_loss_after_s: float = Field(
+        default=300.0, gt=0, description="A node away for longer loses its environments"
+    )
     poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
     poll_idle_s: float = Field(default=5.0, gt=0)
     round_limit: int = Field(
         default=500, ge=1, description="Grants in one round at most, so that wake-ups get their turn"
     )
-    rebuild_page: int = Field(
+    recovery_page_size: int = Field(
         default=2000, ge=1, le=100_000, description="Queued rows that a new leader reads in one statement"
     )
     trace_slow_s: float = Field(

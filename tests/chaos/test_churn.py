@@ -123,7 +123,7 @@ async def test_nothing_piles_up_over_many_execs_with_agents_and_manager_killed(t
         assert churn.outcomes[ActionOutcome.OK, None] >= EXECS * 0.8
         assert launcher_of(machine) == launcher
         await eventually(lambda: files_of(launcher) <= files)
-        assert machine.cli("audit", check=False).returncode == 0
+        assert machine.cli("check", check=False).returncode == 0
         pids = machine.pids() | set(agents(launcher))
     assert not [pid for pid in pids if is_running(pid)]
     assert not list(HostResourceScanner(machine.directory).findings())

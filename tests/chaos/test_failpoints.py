@@ -113,7 +113,7 @@ def expect_one_truth(actions: list[Action]) -> None:
 async def until_nothing_is_held(system: System) -> None:
     async with system.client() as client, asyncio.timeout(30):
         while True:
-            answer = await client.get("/v1/admin/audit")
+            answer = await client.get("/v1/admin/consistency")
             audit = ConsistencyReport.model_validate_json(answer.content)
             if not any(entry.held for entry in audit.held) and not any(node.environments for node in audit.nodes):
                 break

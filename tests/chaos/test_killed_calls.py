@@ -40,7 +40,7 @@ async def there() -> AsyncIterator[External]:
 @pytest_asyncio.fixture
 async def system(databases: Databases, there: External) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    endpoints = f'{{"e": {{"url": "{there.url}", "concurrency": 8, "per_s": 60, "burst": 20}}}}'
+    endpoints = f'{{"e": {{"url": "{there.url}", "concurrency": 8, "rate_per_s": 60, "burst": 20}}}}'
     node = {"TANGRAM_ENDPOINTS": endpoints, "TANGRAM_NODE_TTL_S": "2", "TANGRAM_BEAT_S": "0.3"}
     leader = {"TANGRAM_NODE_TTL_S": "2", "TANGRAM_LEADER_TTL_S": "1"}
     async with running_system(owner_url, overrides={"api": node, "scheduler": leader}) as system:

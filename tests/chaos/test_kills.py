@@ -66,7 +66,7 @@ async def die_at_each_failpoint(machine: Machine, service: str) -> None:
         try:
             await eventually(lambda died=died: died in machine.log(service), timeout_s=PATIENCE_S)
         except TimeoutError:
-            audit = machine.cli("audit", check=False).stdout
+            audit = machine.cli("check", check=False).stdout
             raise AssertionError(f"{failpoint} is never reached: {audit}{logs_of(machine)}") from None
         machine.disarm(service)
 
@@ -112,7 +112,7 @@ async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_pat
             await expect_one_truth(client, load)
             await until_free(client, load)
         assert await load.changed() == [], "a settled action never changes"
-        audited = json.loads(machine.cli("audit", "-o", "json").stdout)
+        audited = json.loads(machine.cli("check", "-o", "json").stdout)
         assert audited["rows"]["actions"] == {"settled": load.acknowledged}
         assert set(audited["compared"]) >= {"rows", "processes", "amounts", "leftovers"}
         pids = machine.pids()

@@ -78,7 +78,7 @@ async def test_a_leader_that_stood_still_books_nothing_twice(databases: Database
         assert all(held[resource] <= most[resource] for resource in held), (held, most)
         assert held["cpu_milli"] == CORES * 1000, "never full, so nothing could be booked twice"
         assert await rows.value(GRANTED) == await rows.value("select sum(grant_no) from actions")
-        assert (await client.get("/v1/admin/audit")).json()["findings"] == []
+        assert (await client.get("/v1/admin/consistency")).json()["findings"] == []
     await databases.drop(url)
 
 
@@ -173,7 +173,7 @@ async def test_leaders_that_take_over_from_each_other_book_nothing_twice_while_t
         assert await rows.value(GRANTED) == await rows.value("select sum(grant_no) from actions")
         assert await rows.value(HALF_GANGS) == 0
         async with system.client() as api:
-            assert (await api.get("/v1/admin/audit")).json()["findings"] == []
+            assert (await api.get("/v1/admin/consistency")).json()["findings"] == []
     await databases.drop(url)
 
 

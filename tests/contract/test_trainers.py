@@ -36,11 +36,13 @@ async def system(databases: Databases, models: Path) -> AsyncIterator[System]:
     overrides = {"gpu": {"TANGRAM_MODELS": str(models), "TANGRAM_POLL_IDLE_S": "0.2"}}
     async with running_system(owner_url, scores=True, overrides=overrides) as system:
         async with system.client() as api:
-            answer = await api.post("/v1/services", json={"name": "skywork", "kind": "classifier", "source": "rm"})
+            answer = await api.post(
+                "/v1/reward-services", json={"name": "skywork", "kind": "classifier", "source": "rm"}
+            )
             assert answer.status_code == 201, answer.text
 
             async def is_there() -> bool:
-                return bool((await api.get("/v1/services/skywork")).json()["available"])
+                return bool((await api.get("/v1/reward-services/skywork")).json()["available"])
 
             await eventually(is_there)
         yield system

@@ -292,7 +292,7 @@ class TestParameters:
         [
             ("/v1/actions/%ff%00", "path.id"),
             ("/v1/actions?limit=0", "query.limit"),
-            ("/v1/admin/plan?cores=many", "query.cores"),
+            ("/v1/admin/capacity?cores=many", "query.cores"),
             ("/v1/actions?limit=99999999999999999999", "query.limit"),
             ("/v1/actions?task=%00", "query.task"),
             ("/v1/actions?state=lost", "query.state"),

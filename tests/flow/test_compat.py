@@ -94,7 +94,7 @@ class TestTogether:
 class TestOpenRlhf:
     async def test_a_query_is_compared_with_its_label(self, api: httpx.AsyncClient) -> None:
         body = {"query": [f"Q: {TEXTS[0]}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
-        said = await json_of(api, "/services/minilm/get_reward", body)
+        said = await json_of(api, "/reward-services/minilm/get_reward", body)
         assert said == {
             "rewards": [about(COSINES[0, 1])],
             "scores": [about(COSINES[0, 1])],
@@ -114,24 +114,24 @@ class TestOpenRlhf:
     @pytest.mark.parametrize("end", ["<|im_end|>\n", "<｜end▁of▁sentence｜>", "</s><|endoftext|>"])
     async def test_tokens_that_end_an_answer_are_no_part_of_it(self, api: httpx.AsyncClient, end: str) -> None:
         body = {"query": [f"Q: {TEXTS[0]}{end}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
-        said = await json_of(api, "/services/minilm/get_reward", body)
+        said = await json_of(api, "/reward-services/minilm/get_reward", body)
         assert said["rewards"] == [about(COSINES[0, 1])]
         sample = {"prompt": "Q: ", "response": f"{TEXTS[0]}{end}", "label": TEXTS[1]}
-        assert await json_of(api, "/services/minilm/slime/reward", sample) == about(COSINES[0, 1])
+        assert await json_of(api, "/reward-services/minilm/slime/reward", sample) == about(COSINES[0, 1])
 
     @pytest.mark.parametrize(("label", "response"), [(4, "4"), ([1, "é"], '[1, "é"]'), ({"a": None}, '{"a": null}')])
     async def test_a_label_that_is_no_text_is_compared_as_json(
         self, api: httpx.AsyncClient, label: Any, response: str
     ) -> None:
         body = {"query": [response, TEXTS[0]], "prompts": ["", ""], "labels": [label, label]}
-        same, other = (await json_of(api, "/services/minilm/get_reward", body))["rewards"]
+        same, other = (await json_of(api, "/reward-services/minilm/get_reward", body))["rewards"]
         assert same == about(1)
         assert other < 0.9
 
     @pytest.mark.parametrize("service", ["exact", "minilm"])
     async def test_without_a_label_nothing_is_compared(self, api: httpx.AsyncClient, service: str) -> None:
         body = {"query": ["x", "y"], "prompts": ["", ""], "labels": ["x", ""]}
-        answer = await api.post(f"/services/{service}/get_reward", json=body)
+        answer = await api.post(f"/reward-services/{service}/get_reward", json=body)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "labels.1")
         assert "needs a label" in answer.json()["detail"]
 
@@ -141,37 +141,37 @@ class TestWhateverAPolicyWrites:
     async def test_what_no_text_can_have_is_replaced_and_scored(self, api: httpx.AsyncClient, written: str) -> None:
         content = f'{{"query": ["{TEXTS[0]} {written}"], "prompts": [""], "labels": ["x"]}}'
         headers = {"content-type": "application/json"}
-        answer = await api.post("/services/minilm/get_reward", content=content, headers=headers)
+        answer = await api.post("/reward-services/minilm/get_reward", content=content, headers=headers)
         assert answer.status_code == 200, answer.text
 
     async def test_what_only_looks_like_it_is_left_as_it_is(self, api: httpx.AsyncClient) -> None:
         text = "a \\u0000 b \U0001f600 \\\\ud83d"
         body = {"query": [text], "prompts": [""], "labels": [text]}
-        assert (await json_of(api, "/services/minilm/get_reward", body))["rewards"] == [about(1)]
+        assert (await json_of(api, "/reward-services/minilm/get_reward", body))["rewards"] == [about(1)]
 
     async def test_a_text_without_a_score_has_the_number_of_the_address(self, api: httpx.AsyncClient) -> None:
         body = {"query": ["", TEXTS[0]], "prompts": ["", ""], "labels": [TEXTS[1], TEXTS[1]]}
-        answer = await api.post("/services/minilm/get_reward?unscored=-1.5", json=body)
+        answer = await api.post("/reward-services/minilm/get_reward?unscored=-1.5", json=body)
         assert answer.json()["rewards"] == [-1.5, about(COSINES[0, 1])]
         assert answer.headers["tangram-unscored"] == "0"
-        classified = await json_of(api, "/services/quality/classify?unscored=-1.5", {"input": ""})
+        classified = await json_of(api, "/reward-services/quality/classify?unscored=-1.5", {"input": ""})
         assert classified["data"][-1]["probs"][-1] == -1.5
         empty = {"query": ["x"], "prompts": [""], "labels": [" "]}
-        answer = await api.post("/services/minilm/get_reward?unscored=0", json=empty)
+        answer = await api.post("/reward-services/minilm/get_reward?unscored=0", json=empty)
         assert (answer.status_code, "empty_reference" in answer.text) == (422, True)
 
 
 BAD = [
-    ("/services/minilm/v1/score", {"query": [1], "items": [[2]], "label_token_ids": [1]}, "items.0"),
+    ("/reward-services/minilm/v1/score", {"query": [1], "items": [[2]], "label_token_ids": [1]}, "items.0"),
     ("/v1/score", {"query": [1], "items": ["y"], "model": "minilm"}, "query"),
     ("/v1/score", {"query": [1], "items": ["y"], "model": "minilm", "label_token_ids": [1]}, "items"),
-    ("/services/minilm/v1/completions", {"prompt": [[1, 2]], "prompt_logprobs": 1}, "prompt.0"),
+    ("/reward-services/minilm/v1/completions", {"prompt": [[1, 2]], "prompt_logprobs": 1}, "prompt.0"),
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "max_tokens": 2}, "max_tokens"),
     ("/classify", {"messages": []}, "messages"),
     ("/classify", {"input": "x" * (MAX_CHARACTERS + 1)}, "input"),
-    ("/services/minilm/verify", {"response": {"output": None}, "label": "x"}, "items.0"),
-    ("/services/minilm/verify", {"response": {"output": ["x"], "content": 5}, "label": "x"}, "items.0"),
-    ("/services/exact/get_reward", {"query": ["x"], "prompts": ["y"], "labels": ["x"]}, "query.0"),
+    ("/reward-services/minilm/verify", {"response": {"output": None}, "label": "x"}, "items.0"),
+    ("/reward-services/minilm/verify", {"response": {"output": ["x"], "content": 5}, "label": "x"}, "items.0"),
+    ("/reward-services/exact/get_reward", {"query": ["x"], "prompts": ["y"], "labels": ["x"]}, "query.0"),
 ]
 
 
@@ -186,7 +186,7 @@ class TestWhose:
     async def test_all_of_it_may_be_in_the_address(self, system: System, api: httpx.AsyncClient) -> None:
         body = {"prompt": "Q: ", "response": TEXTS[2], "label": TEXTS[3]}
         async with httpx.AsyncClient(base_url=system.url.replace("//", f"//{API_KEY}@")) as without_headers:
-            path = "/t/by-address/services/minilm/slime/reward?trajectory=r7&step=3"
+            path = "/t/by-address/reward-services/minilm/slime/reward?trajectory=r7&step=3"
             assert await json_of(without_headers, path, body) == about(COSINES[2, 3])
         [action] = (await api.get("/v1/actions", params={"task": "by-address"})).json()["items"]
         assert action["trajectory"] == "r7"
@@ -200,7 +200,7 @@ class TestWhose:
 
     async def test_what_an_address_names_is_the_first_model_and_is_asked_for_its_health(self, system: System) -> None:
         """As TRL's client for a teacher begins."""
-        base = f"{system.url.replace('//', f'//{API_KEY}@')}/t/opd/services/quality"
+        base = f"{system.url.replace('//', f'//{API_KEY}@')}/t/opd/reward-services/quality"
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{base}/health")).status_code == 200
             assert (await client.get(f"{base}/v1/models")).json()["data"][0]["id"] == "quality"
@@ -229,7 +229,7 @@ class TestWhose:
 
     async def test_a_service_that_is_not_there_is_said(self, api: httpx.AsyncClient) -> None:
         body = {"query": ["x"], "prompts": [""], "labels": ["x"]}
-        answer = await api.post("/services/nothing/get_reward", json=body)
+        answer = await api.post("/reward-services/nothing/get_reward", json=body)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "service")
         assert "minilm" in answer.json()["detail"]
 
@@ -293,7 +293,7 @@ class TestVllm:
         assert sorted(each["index"] for each in said["results"]) == list(range(1000))
 
     async def test_what_a_service_cannot_do_is_refused(self, api: httpx.AsyncClient) -> None:
-        answer = await api.post("/services/minilm/classify", json={"input": "x"})
+        answer = await api.post("/reward-services/minilm/classify", json={"input": "x"})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input")
         answer = await api.post("/v1/score", json={"query": "x", "items": ["y"], "label_token_ids": [1]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "service")
@@ -302,7 +302,7 @@ class TestVllm:
 async def test_a_rollout_is_verified_and_comes_back_with_its_reward(api: httpx.AsyncClient) -> None:
     output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXTS[0]}]}]
     body = {"responses_create_params": {"input": "?"}, "response": {"output": output}, "expected_answer": TEXTS[1]}
-    said = await json_of(api, "/services/minilm/verify", body)
+    said = await json_of(api, "/reward-services/minilm/verify", body)
     assert said == {**body, "reward": about(COSINES[0, 1])}
 
 

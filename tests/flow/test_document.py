@@ -73,7 +73,7 @@ async def known(system: System) -> dict[str, dict[str, str]]:
     return {
         "/v1/actions/{id}": {"id": action["id"]},
         "/v1/actions/{id}/explain": {"id": action["id"]},
-        "/v1/actions/{id}/output": {"id": action["id"]},
+        "/v1/actions/{id}/logs": {"id": action["id"]},
         "/v1/actions/{id}/input": {"id": action["id"]},
         "/v1/trajectories/{trajectory}": {"trajectory": "known"},
         "/v1/admin/keys/{id}": {"id": str(key["id"])},

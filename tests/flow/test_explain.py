@@ -125,7 +125,7 @@ async def test_a_resource_that_only_its_node_knows_of_is_granted_and_waited_for(
     waits = await submit(api, **with_npus)
     (lack,) = (await explained(api, waits, "waits_for_capacity"))["wait"]["lacks"]
     assert lack == {"resource": "npu", "needed": 2, "free": 0, "capacity": 2}
-    assert (await api.get("/v1/admin/audit")).json()["findings"] == []
+    assert (await api.get("/v1/admin/consistency")).json()["findings"] == []
     await api.delete(f"/v1/actions/{holds}")
     await eventually(lambda: is_running(api, waits))
     await api.delete(f"/v1/actions/{waits}")
@@ -210,8 +210,8 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     assert before.complete
     assert [str(cell) for cell in capacity_table(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
     node = (await api.get("/v1/admin/nodes")).json()["items"][0]["name"]
-    for change in ({"cores": "50%"}, {"without": [node]}):
-        (without,) = [(await api.get("/v1/admin/plan", params=change)).json()["changed"]]
+    for change in ({"cores": "50%"}, {"exclude_node": [node]}):
+        (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["changed"]]
         assert without["started"] == 0
         assert "drained_s" not in without
     assert (await api.get(f"/v1/actions/{id}")).json()["state"] == "queued"
@@ -221,11 +221,11 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
 async def test_a_plan_of_what_cannot_be_is_a_problem_that_names_the_field(api: httpx.AsyncClient) -> None:
     for asked, field in (
         ({"cores": "lots"}, "query.cores"),
-        ({"without": ["nobody"]}, "query.without"),
+        ({"exclude_node": ["nobody"]}, "query.exclude_node"),
         ({"actions": 1001}, "query.actions"),
         ({"kores": "1"}, "query.kores"),
     ):
-        answer = await api.get("/v1/admin/plan", params=asked)
+        answer = await api.get("/v1/admin/capacity", params=asked)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
@@ -239,6 +239,6 @@ async def test_what_was_granted_says_what_it_holds_without_the_scheduler(
         assert found["granted_at"] <= found["started_at"]
         waiting = await submit(api)
         assert (await api.get(f"/v1/actions/{waiting}/explain")).status_code == 503
-        assert (await api.get("/v1/admin/plan")).status_code == 503
+        assert (await api.get("/v1/admin/capacity")).status_code == 503
     finally:
         await system.start("scheduler")

@@ -26,17 +26,20 @@ STRANGER = "tk_" + "s" * 32
 LONG = {"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 0.1}}
 METHODS = ("get", "post", "put", "patch", "delete")
 OF_THE_INSTALLATION = {
-    *("/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/services", "/v1/services/{name}"),
+    *("/v1/admin/nodes", "/v1/admin/nodes/{name}", "/v1/reward-services", "/v1/reward-services/{name}"),
     *(
-        "/v1/services/{name}/{verb}",
+        "/v1/reward-services/{name}/{verb}",
         "/v1/endpoints",
         "/v1/endpoints/{name}",
         "/endpoints/{endpoint}/{path}",
         "/endpoints/{endpoint}",
     ),
-    *("/v1/admin/projects", "/v1/admin/projects/{name}"),
+    *("/v1/admin/projects", "/v1/admin/projects/{name}", "/v1/admin/audit-log"),
 }
-"""What belongs to no project: administrators of the first project change it. Who sees projects: `test_projects.py`."""
+"""What belongs to no project: administrators of the first project change it.
+
+Visibility of projects: `test_projects.py`; of the audit log: `test_audit_log.py`.
+"""
 
 
 def the_document() -> dict[str, Any]:
@@ -270,7 +273,7 @@ async def test_how_a_service_is_called_is_everybody_s_and_what_it_is_made_of_its
     system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient
 ) -> None:
     options = {"judge": {"prompt": PROMPT, "pattern": "(yes|no)", "words": {"yes": 1, "no": 0}}}
-    assert (await owner.post("/v1/services", json=JUDGE | {"options": options})).status_code == 201
+    assert (await owner.post("/v1/reward-services", json=JUDGE | {"options": options})).status_code == 201
     connection = await asyncpg.connect(system.owner_url)
     try:
         await connection.execute("update nodes set services = cast($1::text as jsonb)", OWN)
@@ -279,12 +282,12 @@ async def test_how_a_service_is_called_is_everybody_s_and_what_it_is_made_of_its
     plain = (await owner.post("/v1/admin/keys", json={"scopes": ["actions:read"]})).json()["key"]
     async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {plain}"}) as without_scope:
         for api in (stranger, without_scope):
-            for path in ("/v1/services", "/v1/services/judge", "/v1/services/own"):
+            for path in ("/v1/reward-services", "/v1/reward-services/judge", "/v1/reward-services/own"):
                 text = (await api.get(path)).text
                 assert not [each for each in (PROMPT, "qwen", "ours.rewards", "10.1.2.3") if each in text]
-            own = (await api.get("/v1/services/own")).json()
+            own = (await api.get("/v1/reward-services/own")).json()
             assert (own["kind"], own["max_tokens"], own["nodes"][0]["health"]) == ("python", 5, "engine_gone")
-    known = (await owner.get("/v1/services")).text
+    known = (await owner.get("/v1/reward-services")).text
     assert all(each in known for each in (PROMPT, "qwen", "ours.rewards", "10.1.2.3"))
 
 

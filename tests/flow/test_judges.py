@@ -36,17 +36,17 @@ async def engine() -> AsyncIterator[RunningEngine]:
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases, engine: RunningEngine) -> AsyncIterator[System]:
     owner_url = await databases.clone()
-    engines = {"tiny": engine.settings(mib=60, sleep_s=1.0, wake_s=5.0)}
+    engines = {"tiny": engine.settings(mib=60, sleep_timeout_s=1.0, wake_timeout_s=5.0)}
     node = {
         "TANGRAM_ENGINES": json.dumps(engines),
         "TANGRAM_SERVICES": "minilm",
         "TANGRAM_DEVICE_MIB": str(DEVICE_MIB),
-        "TANGRAM_SWAP_WAIT_S": "0.2",
+        "TANGRAM_MODEL_SWAP_DELAY_S": "0.2",
         "TANGRAM_POLL_IDLE_S": "0.2",
     }
     async with running_system(owner_url, scores=True, overrides={"gpu": node}) as system:
         async with system.client() as api:
-            assert (await api.post("/v1/services", json=JUDGE)).status_code == 201
+            assert (await api.post("/v1/reward-services", json=JUDGE)).status_code == 201
             await until(api, available=True)
         yield system
     await databases.drop(owner_url)
@@ -54,7 +54,7 @@ async def system(databases: Databases, engine: RunningEngine) -> AsyncIterator[S
 
 async def until(api: httpx.AsyncClient, **wanted: Any) -> None:
     async def is_so() -> bool:
-        found = (await api.get("/v1/services/judge")).json()
+        found = (await api.get("/v1/reward-services/judge")).json()
         [node] = found["nodes"] or [{}]
         return wanted.items() <= {**node, **found}.items()
 
@@ -81,8 +81,8 @@ async def test_items_and_chats_are_answered_and_a_key_is_nowhere_but_with_the_en
     assert (scores[0]["score"], scores[0]["details"]["verdicts"]) == (0.5, [1.0, 0.0, None])
     assert [each["error"]["code"] for each in scores[1:]] == ["verdict_unparsed", "refused"]
     sample = {"prompt": "Is it?", "response": "say:verdict: bad", "label": "yes"}
-    assert (await api.post("/services/judge/slime/reward", json=sample)).json() == 0.0
-    said = (await chat(api, "say:yes|no", path="/t/mine/services/judge", n=2, logprobs=True, top_k=5)).json()
+    assert (await api.post("/reward-services/judge/slime/reward", json=sample)).json() == 0.0
+    said = (await chat(api, "say:yes|no", path="/t/mine/reward-services/judge", n=2, logprobs=True, top_k=5)).json()
     assert [each["message"]["content"] for each in said["choices"]] == ["yes", "no"]
     assert (said["object"], said["model"], said["choices"][0]["logprobs"]) == (
         "chat.completion",
@@ -192,7 +192,7 @@ class TestTrouble:
         assert (action["outcome"], action["reason"]) == ("infra_error", "engine_gone")
 
         async def is_said() -> bool:
-            [node] = (await api.get("/v1/services/judge")).json()["nodes"]
+            [node] = (await api.get("/v1/reward-services/judge")).json()["nodes"]
             return bool(node["health"].startswith("engine_gone"))
 
         await eventually(is_said)
@@ -218,7 +218,7 @@ class TestTrouble:
 
 @pytest.mark.slow
 async def test_the_official_client_reads_answers_and_errors(system: System, openai: Path) -> None:
-    command = (sys.executable, OPENAI_CHAT, openai, f"{system.url}/services/judge/v1", API_KEY)
+    command = (sys.executable, OPENAI_CHAT, openai, f"{system.url}/reward-services/judge/v1", API_KEY)
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr[-4000:]
     said = json.loads(ran.stdout)
@@ -231,7 +231,7 @@ async def test_a_judge_is_registered_from_a_terminal_with_what_it_is_asked(syste
     file = tmp_path / "judge.json"
     for content, code in ((json.dumps(OPTIONS), 0), ("{", 2), ('{"prompt": "?"}', 2)):
         file.write_text(content)
-        command = (sys.executable, "-m", "arl_tangram.cli", "services", "register", "second", "judge", "tiny")
+        command = (sys.executable, "-m", "arl_tangram.cli", "reward-services", "register", "second", "judge", "tiny")
         environment = os.environ | {"TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY, "TANGRAM_DIR": str(tmp_path)}
         ran = await asyncio.to_thread(
             subprocess.run,
@@ -245,7 +245,7 @@ async def test_a_judge_is_registered_from_a_terminal_with_what_it_is_asked(syste
         if code == 0:
             assert json.loads(ran.stdout)["options"]["judge"]["pattern"] == OPTIONS["pattern"]
             async with system.client() as api:
-                assert (await api.delete("/v1/services/second")).status_code == 204
+                assert (await api.delete("/v1/reward-services/second")).status_code == 204
 
 
 async def asleep(api: httpx.AsyncClient, engine: RunningEngine) -> None:

@@ -27,7 +27,7 @@ ECHO = "echo ready; while read line; do echo got $line; echo err $line >&2; done
 async def system(databases: Databases) -> AsyncIterator[System]:
     owner_url = await databases.clone()
     await ensure_api_key(owner_url, "strangers", STRANGER)
-    overrides = {"gateway": {"TANGRAM_FOLLOWERS": "4"}}
+    overrides = {"gateway": {"TANGRAM_MAX_LOG_STREAMS": "4"}}
     async with running_system(owner_url, driver="namespaces", cores=1, overrides=overrides) as system:
         yield system
     await databases.drop(owner_url)
@@ -164,7 +164,7 @@ class TestOutput:
         async with following(api, id) as a, following(api, id) as b, following(api, id) as c, following(api, id) as d:
             for stream in (a, b, c, d):
                 await stream.until("stdout", b"ready\n")
-            refused = await api.get(f"/v1/actions/{id}/output")
+            refused = await api.get(f"/v1/actions/{id}/logs")
             assert (refused.status_code, refused.json()["code"]) == (503, "unavailable")
             assert int(refused.headers["retry-after"]) >= 1
             await send(api, id, end=True)
@@ -172,7 +172,7 @@ class TestOutput:
                 await stream.to_the_end()
                 assert stream.content("stdout") == b"ready\nover\n"
         async with asyncio.timeout(10):
-            while (again := await api.get(f"/v1/actions/{id}/output")).status_code != 200:
+            while (again := await api.get(f"/v1/actions/{id}/logs")).status_code != 200:
                 await asyncio.sleep(0.02)
         assert again.text.count("event: end") == 1
 
@@ -190,9 +190,9 @@ class TestOutput:
         id = await submitted(api, ECHO, stdin_open=True)
         headers = {"authorization": f"Bearer {STRANGER}"}
         async with httpx.AsyncClient(base_url=system.url, headers=headers) as stranger:
-            assert (await stranger.get(f"/v1/actions/{id}/output")).status_code == 404
+            assert (await stranger.get(f"/v1/actions/{id}/logs")).status_code == 404
             assert (await send(stranger, id, text="x")).status_code == 404
-        assert (await api.get(f"/v1/actions/{uuid4()}/output")).status_code == 404
+        assert (await api.get(f"/v1/actions/{uuid4()}/logs")).status_code == 404
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
             await send(api, id, end=True)
@@ -208,7 +208,7 @@ class TestOutput:
     @pytest.mark.parametrize("wrong", ["x", "1:2", "1:-2:3", "1:2:3:4"])
     async def test_an_event_id_that_is_none_is_a_problem(self, api: httpx.AsyncClient, wrong: str) -> None:
         id = await submitted(api, "true")
-        answer = await api.get(f"/v1/actions/{id}/output", headers={"last-event-id": wrong})
+        answer = await api.get(f"/v1/actions/{id}/logs", headers={"last-event-id": wrong})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "header.Last-Event-ID")
 
     async def test_an_attempt_that_was_given_up_is_said_to_begin_anew(self, api: httpx.AsyncClient) -> None:

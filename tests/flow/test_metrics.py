@@ -98,7 +98,7 @@ async def test_the_scheduler_shows_the_queue_of_each_task(system: System) -> Non
 
 async def test_the_manager_shows_what_its_node_holds(system: System) -> None:
     samples = await scrape(system, "cpu")
-    held = {name: value(samples, "node_held", resource=name) for name in ("cpu_cores", "memory_bytes")}
+    held = {name: value(samples, "node_allocated", resource=name) for name in ("cpu_cores", "memory_bytes")}
     assert held == {"cpu_cores": 2, "memory_bytes": 512 * 2**20}
     assert value(samples, "node_capacity", resource="cpu_cores") == 2
     assert value(samples, "attempts_running") == 1

@@ -124,7 +124,7 @@ class TestDrain:
         async with asyncio.timeout(30):
             while not (await change(api, "first", cordoned=True))["drained"]:
                 pass
-        assert (await api.get("/v1/admin/audit")).json()["findings"] == []
+        assert (await api.get("/v1/admin/consistency")).json()["findings"] == []
 
 
 class TestRemove:
@@ -160,7 +160,7 @@ class TestWhoMay:
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
             assert (await other.patch("/v1/admin/nodes/first", json={"cordoned": True})).status_code == 403
             assert (await other.delete("/v1/admin/nodes/first")).status_code == 403
-            assert (await other.get("/v1/admin/audit")).status_code == 403
+            assert (await other.get("/v1/admin/consistency")).status_code == 403
 
     async def test_a_node_that_is_not_there_is_unknown(self, api: httpx.AsyncClient) -> None:
         assert (await api.patch("/v1/admin/nodes/third", json={"cordoned": True})).status_code == 404

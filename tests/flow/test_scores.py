@@ -155,15 +155,15 @@ async def test_the_registry_says_where_weights_are_and_what_they_did(api: httpx.
     await settled(api, scored((TEXTS[0], TEXTS[1])))
 
     async def is_said() -> bool:
-        services = (await api.get("/v1/services")).json()["items"]
+        services = (await api.get("/v1/reward-services")).json()["items"]
         service = next(service for service in services if service["name"] == "minilm")
         [node] = service["nodes"]
         return bool(node["state"] == "resident" and node["scores"] > 0 and node["in_flight"] == 0)
 
     await eventually(is_said)
-    one = (await api.get("/v1/services/minilm")).json()
+    one = (await api.get("/v1/reward-services/minilm")).json()
     assert (one["kind"], one["available"], one["max_tokens"]) == ("similarity", True, REFERENCE["max_tokens"])
-    assert (await api.get("/v1/services/nobody")).status_code == 404
+    assert (await api.get("/v1/reward-services/nobody")).status_code == 404
 
 
 async def test_a_worker_that_is_killed_in_mid_batch_costs_an_attempt_and_never_makes_a_score(

@@ -32,7 +32,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture
 async def twin(api: httpx.AsyncClient) -> AsyncIterator[None]:
-    answer = await api.post("/v1/services", json=TWIN)
+    answer = await api.post("/v1/reward-services", json=TWIN)
     assert answer.status_code == 201, answer.text
     await until(api, "twin", available=True)
     yield
@@ -40,7 +40,7 @@ async def twin(api: httpx.AsyncClient) -> AsyncIterator[None]:
 
 
 async def described(api: httpx.AsyncClient, name: str) -> dict[str, Any]:
-    answer = await api.get(f"/v1/services/{name}")
+    answer = await api.get(f"/v1/reward-services/{name}")
     assert answer.status_code == 200, answer.text
     found: dict[str, Any] = answer.json()
     return found | {"state": found["nodes"][0]["state"] if found["nodes"] else None}
@@ -55,13 +55,13 @@ async def until(api: httpx.AsyncClient, name: str, **wanted: Any) -> None:
 
 async def until_removed(api: httpx.AsyncClient) -> None:
     async def is_gone() -> bool:
-        return (await api.delete("/v1/services/twin")).status_code in (204, 404)
+        return (await api.delete("/v1/reward-services/twin")).status_code in (204, 404)
 
     await eventually(is_gone)
 
 
 async def changed(api: httpx.AsyncClient, name: str, verb: str) -> None:
-    answer = await api.post(f"/v1/services/{name}/{verb}")
+    answer = await api.post(f"/v1/reward-services/{name}/{verb}")
     assert answer.status_code == 200, answer.text
 
 
@@ -69,7 +69,7 @@ async def test_a_registered_service_scores_until_it_is_removed(api: httpx.AsyncC
     action = (await api.post("/v1/actions", json=SCORE, params={"wait": 50})).json()
     assert action["result"]["scores"][0]["score"] == pytest.approx(1.0, abs=1e-4)
     assert (await described(api, "twin"))["registered"]
-    assert (await api.post("/v1/services", json=TWIN)).status_code == 409
+    assert (await api.post("/v1/reward-services", json=TWIN)).status_code == 409
     await until_removed(api)
     assert (await api.post("/v1/actions", json=SCORE)).json()["code"] == "service_unknown"
 
@@ -88,7 +88,7 @@ async def test_a_drained_service_lets_actions_wait_and_cannot_be_removed_under_t
 
     await eventually(has_left)
     id = (await api.post("/v1/actions", json=SCORE)).json()["id"]
-    refused = await api.delete("/v1/services/twin")
+    refused = await api.delete("/v1/reward-services/twin")
     assert (refused.status_code, "1 actions" in refused.json()["detail"]) == (409, True)
 
     async def waits() -> bool:
@@ -123,10 +123,10 @@ async def test_a_pinned_service_stays_and_its_pin_outlives_the_manager(
 
 @pytest.mark.parametrize("source", ["../elsewhere", "/etc", "none/such"])
 async def test_what_lies_elsewhere_is_refused_or_offered_nowhere(api: httpx.AsyncClient, source: str) -> None:
-    answer = await api.post("/v1/services", json=TWIN | {"name": "away", "source": source})
+    answer = await api.post("/v1/reward-services", json=TWIN | {"name": "away", "source": source})
     if source == "none/such":
         assert (answer.status_code, answer.json()["available"]) == (201, False)
-        assert (await api.delete("/v1/services/away")).status_code == 204
+        assert (await api.delete("/v1/reward-services/away")).status_code == 204
     else:
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "source")
 
@@ -134,6 +134,6 @@ async def test_what_lies_elsewhere_is_refused_or_offered_nowhere(api: httpx.Asyn
 async def test_a_service_that_comes_along_cannot_be_removed_and_one_that_is_not_there_not_changed(
     api: httpx.AsyncClient,
 ) -> None:
-    assert (await api.delete("/v1/services/minilm")).status_code == 409
-    assert (await api.post("/v1/services/nobody/load")).status_code == 404
-    assert (await api.post("/v1/services/minilm/dance")).status_code == 422
+    assert (await api.delete("/v1/reward-services/minilm")).status_code == 409
+    assert (await api.post("/v1/reward-services/nobody/load")).status_code == 404
+    assert (await api.post("/v1/reward-services/minilm/dance")).status_code == 422

@@ -56,7 +56,7 @@ async def system(databases: Databases, templates: Path) -> AsyncIterator[System]
 async def rex(system: System) -> AsyncIterator["Rex"]:
     """In a trajectory of its own, whose environment its first use makes, and its close ends."""
     async with system.client() as api:
-        rex = Rex(api, f"/t/rex/trajectories/{uuid4()}/with/memory_mib=64,disk_mib=32/swerex")
+        rex = Rex(api, f"/t/rex/trajectories/{uuid4()}/options/memory_mib=64,disk_mib=32/swerex")
         yield rex
         await rex.ask("close")
 
@@ -138,7 +138,7 @@ async def test_a_trajectory_s_is_made_by_its_first_use_and_ends_with_its_close(r
 
 @pytest.mark.parametrize("options", ["memory_mib=1", "colour=red", "template=no such"])
 async def test_an_address_that_says_what_cannot_be_is_refused_by_name(api: httpx.AsyncClient, options: str) -> None:
-    rex = Rex(api, f"/t/rex/trajectories/wrong/with/{options}/swerex")
+    rex = Rex(api, f"/t/rex/trajectories/wrong/options/{options}/swerex")
     assert options.partition("=")[0] in (await rex.raised("execute", command=["true"]))["message"]
 
 
@@ -315,7 +315,7 @@ async def test_files_and_trees_are_uploaded(rex: Rex) -> None:
 
 async def test_an_image_is_an_agent_s_whole_machine(api: httpx.AsyncClient) -> None:
     """SWE-agent begins so: what it is given lies in /root."""
-    rex = Rex(api, "/t/rex/trajectories/image/with/template=small,memory_mib=64/swerex")
+    rex = Rex(api, "/t/rex/trajectories/image/options/template=small,memory_mib=64/swerex")
     answer = await rex.post("execute", command=["ls", "-a", "/root"])
     if "no node" in answer.text:
         pytest.skip("this machine's launcher has no templates")

@@ -60,7 +60,7 @@ class TestSubmit:
     def test_follows_what_is_printed_now_or_later(self, machine: Machine) -> None:
         done = machine.cli("submit", "--follow", "--", "sh", "-c", "echo out; echo err >&2; exit 3", check=False)
         id = done.stderr.splitlines()[-1].partition(" ")[0]
-        again = machine.cli("output", id, check=False)
+        again = machine.cli("logs", id, check=False)
         for shown in (done, again):
             assert (shown.stdout, shown.returncode) == ("out\n", 1)
             assert shown.stderr.startswith("err\n")
@@ -144,19 +144,21 @@ class TestScores:
         assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE
 
     def test_services_are_registered_changed_and_removed(self, machine: Machine) -> None:
-        machine.cli("services", "register", "reward", "sequence-classifier", "rewards/one", "--tensor-parallel", "2")
-        assert "on no node yet" in machine.cli("services", "list").stdout
-        assert "drained" in machine.cli("services", "drain", "reward").stdout
-        assert "drained" not in machine.cli("services", "resume", "reward").stdout
-        machine.cli("services", "remove", "reward")
+        machine.cli(
+            "reward-services", "register", "reward", "sequence-classifier", "rewards/one", "--tensor-parallel", "2"
+        )
+        assert "on no node yet" in machine.cli("reward-services", "list").stdout
+        assert "drained" in machine.cli("reward-services", "drain", "reward").stdout
+        assert "drained" not in machine.cli("reward-services", "resume", "reward").stdout
+        machine.cli("reward-services", "unregister", "reward")
         for arguments in (("load", "reward"), ("remove", "minilm"), ("register", "x", "no-kind", "y")):
-            assert machine.cli("services", *arguments, check=False).returncode == EXIT_USAGE
+            assert machine.cli("reward-services", *arguments, check=False).returncode == EXIT_USAGE
 
     def test_services_say_where_they_are(self, machine: Machine) -> None:
-        services = json.loads(machine.cli("services", "list", "-o", "json").stdout)["items"]
+        services = json.loads(machine.cli("reward-services", "list", "-o", "json").stdout)["items"]
         offered = {service["name"] for service in services if service["available"]}
         assert {"minilm", "relevance", "quality"} <= offered
-        assert "minilm" in machine.cli("services", "list").stdout
+        assert "minilm" in machine.cli("reward-services", "list").stdout
         checks = json.loads(machine.cli("doctor", "-o", "json").stdout)["checks"]
         found = {check["name"]: check["found"] for check in checks}
         assert "CPU device" in found["devices"]
@@ -199,21 +201,21 @@ class TestSystem:
     def test_an_audit_of_a_system_at_rest_is_clean(self, machine: Machine) -> None:
         with machine.client() as tangram:
             tangram.put_files("t", "audited", {"a": b"1"})
-            found = json.loads(machine.cli("audit", "-o", "json").stdout)
+            found = json.loads(machine.cli("check", "-o", "json").stdout)
             held = {entry["resource"]: entry["held"] for entry in found["rows"]["held"]}
             assert held["cpu_milli"] == 0
             assert held["memory_mib"] > 0
             assert (found["clean"], found["findings"]) == (True, [])
             walls = {entry.name: entry.level for node in tangram.nodes().items for entry in node.enforced}
-            # Without cgroups an environment has no name outside, and the audit says that it did not compare them.
+            # Without cgroups an environment has no name outside, and the check says that it did not compare them.
             assert ("environments" in found["compared"]) == (walls["memory"] == "enforced")
             tangram.end_trajectory("t", "audited")
-        assert machine.cli("audit").stdout.splitlines()[-1] == "clean"
+        assert machine.cli("check").stdout.splitlines()[-1] == "clean"
 
     def test_an_audit_names_what_was_left_behind(self, machine: Machine) -> None:
         stray = machine.directory / "some.unfinished"
         stray.touch()
-        done = machine.cli("audit", "-o", "json", check=False)
+        done = machine.cli("check", "-o", "json", check=False)
         stray.unlink()
         assert done.returncode == EXIT_FAILED
         assert [entry["subject"] for entry in json.loads(done.stdout)["findings"]] == [str(stray)]
@@ -248,14 +250,14 @@ class TestTemplates:
         assert "templates besides host: small" in machine.cli("doctor").stdout
         with machine.client() as tangram:
             kept = tangram.run(task="t", trajectory="imaged", argv=["sh", "-c", "echo x >>which"], template="small")
-            refused = machine.cli("templates", "rm", "small", check=False)
+            refused = machine.cli("templates", "remove", "small", check=False)
             assert (kept.outcome, refused.returncode) == ("ok", EXIT_FAILED)
             assert "still live in small" in refused.stderr
             again = tangram.run(task="t", trajectory="imaged", argv=["cat", "which"])
             assert again.result is not None
             assert again.result.stdout.text == "image\nx\n"
             tangram.end_trajectory("t", "imaged")
-        assert machine.cli("audit").stdout.splitlines()[-1] == "clean"
+        assert machine.cli("check").stdout.splitlines()[-1] == "clean"
 
     def test_what_is_no_image_is_a_sentence(self, machine: Machine, tmp_path: Path) -> None:
         done = machine.cli("templates", "import", str(tmp_path / "missing"), "--name", "x", check=False)

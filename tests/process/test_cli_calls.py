@@ -39,7 +39,7 @@ class Terminal:
 async def terminal(databases: Databases) -> AsyncIterator[Terminal]:
     owner_url = await databases.clone()
     async with external() as there:
-        endpoints = {"search": {"url": there.url, "concurrency": 4, "per_s": 50, "burst": 10}}
+        endpoints = {"search": {"url": there.url, "concurrency": 4, "rate_per_s": 50, "burst": 10}}
         overrides = {"api": {"TANGRAM_ENDPOINTS": json.dumps(endpoints)}}
         async with running_system(owner_url, overrides=overrides) as system:
             await system.start("api")

@@ -143,7 +143,7 @@ class TestUp:
         ],
     )
     def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:
-        accepted = json.loads(ready.environment_of(service)["TANGRAM_ACCEPT"])
+        accepted = json.loads(ready.environment_of(service)["TANGRAM_CALLER_TOKEN_HASHES"])
         tokens = {name: ready.environment_of(name)["TANGRAM_SERVICE_TOKEN"] for name in callers}
         assert accepted == {name: sha256(token.encode()).hexdigest() for name, token in tokens.items()}
 
@@ -160,9 +160,9 @@ class TestUp:
         assert json.loads(status.stdout)["processes"].keys() == EVERYBODY
 
     def test_logs_show_each_process_under_its_name(self, ready: Machine) -> None:
-        logs = run(*TANGRAM, "logs", "postgres", "--dir", str(ready.directory), "-o", "json")
+        logs = run(*TANGRAM, "system", "logs", "postgres", "--dir", str(ready.directory), "-o", "json")
         assert {json.loads(line)["service"] for line in logs.stdout.splitlines()} == {"postgres"}
-        assert run(*TANGRAM, "logs", "nobody", "--dir", str(ready.directory)).returncode == 2
+        assert run(*TANGRAM, "system", "logs", "nobody", "--dir", str(ready.directory)).returncode == 2
 
 
 class TestDown:

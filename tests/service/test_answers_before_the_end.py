@@ -30,14 +30,14 @@ def refusing(answered: threading.Event) -> Iterator[str]:
     """The address of a service that refuses a body after its first bytes, and says when it has."""
     accept = {"gateway": sha256(TOKEN.encode()).hexdigest()}
     secrets = {"database_url": SecretStr("postgresql://none"), "service_token": SecretStr(TOKEN)}
-    hops = InternalApi(ServiceSettings(port=1, accept=accept, **secrets), "gateway")
+    hops = InternalApi(ServiceSettings(port=1, caller_token_hashes=accept, **secrets), "gateway")
 
     async def serve(request: Request) -> Response:
         async for _ in request.stream():
             raise Conflict("'f' does not fit")
         raise AssertionError("nothing was sent")
 
-    hops.add_stream("/internal/work", serve)
+    hops.add_stream("/internal/transfers", serve)
     app = create_app(title="t", lifespan=lifespan, ready=ready, max_body_bytes=16 << 20, metrics=Metrics())
     mount_internal_apis(app, hops)
 
@@ -54,7 +54,7 @@ def refusing(answered: threading.Event) -> Iterator[str]:
         serving = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         serving.start()
         try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}/internal/work"
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}/internal/transfers"
         finally:
             server.should_exit = True
             serving.join()

@@ -157,7 +157,7 @@ async def test_an_endpoint_that_is_gone_and_a_request_that_cannot_be_read_are_sa
 
 
 async def test_trouble_goes_back_to_the_queue_while_it_has_retries(rows: Rows, there: External) -> None:
-    async with brokering(rows, there, tries=1) as broker:
+    async with brokering(rows, there, max_attempts=1) as broker:
         there.answers(500, 500)
         again, last = await broker.granted(retries=1), await broker.granted(retries=0)
         await broker.offer(again, last)
@@ -169,7 +169,7 @@ async def test_trouble_goes_back_to_the_queue_while_it_has_retries(rows: Rows, t
 
 async def test_the_node_says_what_there_is_and_less_of_it_while_it_is_too_much(rows: Rows, there: External) -> None:
     said = "select capacity::text, rates::text, endpoints::text from nodes where name = 'b'"
-    async with brokering(rows, there, concurrency=8, per_s=50, tries=1) as broker:
+    async with brokering(rows, there, concurrency=8, rate_per_s=50, max_attempts=1) as broker:
         capacity, rates, _ = map(json.loads, await rows.pool.fetchrow(said))
         assert (capacity, rates) == ({"calls:e": 8}, {"calls:e": {"per_s": 50.0, "burst": 50}})
         there.answers(429)

@@ -1,4 +1,4 @@
-"""What `/v1/admin/audit` finds in rows that contradict each other; the owner writes what no service may."""
+"""What `/v1/admin/consistency` finds in rows that contradict each other; the owner writes what no service may."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4

@@ -88,7 +88,7 @@ async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> No
 async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
     there.answers(429, Retry_After="30")
     reports: list[CallReport] = []
-    async with a_broker(there, reports, tries=1) as broker:
+    async with a_broker(there, reports, max_attempts=1) as broker:
         broker.add(a_call())
         await eventually(lambda: len(reports) == 1)
         broker.add(a_call(timeout_s=0.1))

@@ -110,7 +110,7 @@ async def test_every_form_of_packing_is_read_to_its_end(packing: str, packed: by
 
 async def test_one_that_is_as_long_as_may_be_kept_and_longer_is_cut() -> None:
     long = b"x" * ((16 << 20) + 5)
-    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, keep_kib=16 << 10)
+    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, max_body_kib=16 << 10)
     assert found.response is not None
     assert found.response.total_bytes > len(found.response.body)
 
@@ -160,7 +160,7 @@ async def test_an_answer_that_repeats_the_key_is_whole_and_one_that_is_cut_in_it
     assert found.response is not None
     assert (found.response.body, found.response.total_bytes) == (b"you are [hidden]", len(b"you are [hidden]"))
     long = KEY.encode() * 40 + b"." * ((1 << 10) - 40 * len(KEY) - 10) + KEY.encode()
-    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, key=KEY, keep_kib=1)
+    found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, key=KEY, max_body_kib=1)
     assert found.response is not None
     assert found.response.body.endswith(b"...")
     assert found.response.total_bytes == len(long)

@@ -31,7 +31,7 @@ async def engine() -> AsyncIterator[RunningEngine]:
 
 
 def spec_of(engine: RunningEngine, mib: int = 6) -> dict[str, Any]:
-    spec = EngineSpec(url=engine.url, family="vllm", size=mib * MIB, wake_s=5.0, sleep_s=2.0)
+    spec = EngineSpec(url=engine.url, family="vllm", size=mib * MIB, wake_timeout_s=5.0, sleep_timeout_s=2.0)
     return asdict(spec) | {"family": engine.family}
 
 

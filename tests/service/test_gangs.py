@@ -161,14 +161,14 @@ class TestAdmission:
 
     async def test_a_queue_that_has_not_room_for_all_takes_none(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
-            settings = SETTINGS.model_copy(update={"queue_limit": 2})
+            settings = SETTINGS.model_copy(update={"default_max_queued": 2})
             admission = AdmissionService(store, RecordingPeers(), settings)
             assert codes(await admission.admit_gang([item(rows)] * 3)) == ["queue_full"] * 3
             assert codes(await admission.admit_gang([item(rows)] * 2)) == [None] * 2
 
     async def test_gangs_that_come_at_once_fill_a_queue_and_no_more(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
-            settings = SETTINGS.model_copy(update={"queue_limit": 8})
+            settings = SETTINGS.model_copy(update={"default_max_queued": 8})
             admission = AdmissionService(store, RecordingPeers(), settings)
             gangs = [admission.admit_gang([item(rows)] * 3) for _ in range(6)]
             singles = [admission.admit([item(rows)] * 3) for _ in range(6)]

@@ -284,7 +284,7 @@ async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_sam
 async def test_how_much_was_scored_is_written_now_and_then_and_with_whatever_else_changes(
     rows: Rows, every_s: float, counted: list[int]
 ) -> None:
-    async with driving(rows, count_every_s=every_s) as gpu:
+    async with driving(rows, counter_flush_s=every_s) as gpu:
         found = []
         for breaks in (False, False, True):
             action = await gpu.granted("a")

@@ -52,7 +52,7 @@ async def caller() -> AsyncIterator[httpx.AsyncClient]:
         port=1,
         database_url="postgresql://nowhere",
         service_token=TOKEN,
-        accept={"cpu": sha256(TOKEN.encode()).hexdigest()},
+        caller_token_hashes={"cpu": sha256(TOKEN.encode()).hexdigest()},
     )
     hops = InternalApi(settings, "cpu")
     hops.add_route("/internal/double", Asked, _answer)

@@ -169,7 +169,7 @@ async def test_one_that_is_larger_than_its_device_says_so_before_anybody_needs_i
 
 
 async def test_an_answer_that_is_none_is_its_item_s_error_and_the_others_keep_their_scores() -> None:
-    async with judging_by(said, request_s=0.3) as (judging, desk):
+    async with judging_by(said, request_timeout_s=0.3) as (judging, desk):
         judge_texts(judging, "verdict: good", "500", "long", "none", "slow", "cut off")
         await asyncio.wait_for(desk.released.wait(), 5)
         codes = [desk.entries[at]["error"]["code"] for at in range(1, 6)]
@@ -188,7 +188,10 @@ async def judged() -> AsyncIterator[Judged]:
         config = WorkerConfig(services=services, device_mib=8, copy_mib_per_s=None, engines=specs)
         worker = WorkerClient(config, threads=1, limit_s=60, engine_keys=dict.fromkeys(engines, KEY))
         judging = EngineDispatcher(
-            {n: EngineSettings.model_validate(e.settings(6, requests=4, patience_s=0.3)) for n, e in engines.items()},
+            {
+                n: EngineSettings.model_validate(e.settings(6, max_concurrent_requests=4, engine_down_timeout_s=0.3))
+                for n, e in engines.items()
+            },
             [worker],
             lambda: [files_of(name, str(spec["engine"])) for name, spec in services.items()],
             health_check_s=0.1,

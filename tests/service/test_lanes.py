@@ -94,7 +94,7 @@ async def test_after_too_much_fewer_are_let_in_and_more_again_after_success() ->
 
 
 async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
-    lane = a_lane(concurrency=64, per_s=100, burst=7)
+    lane = a_lane(concurrency=64, rate_per_s=100, burst=7)
     loop = asyncio.get_running_loop()
     moments: list[float] = []
 
@@ -113,7 +113,7 @@ async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
 
 async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> None:
     """The endpoint's bucket is full until then."""
-    lane = a_lane(concurrency=64, per_s=50, burst=6)
+    lane = a_lane(concurrency=64, rate_per_s=50, burst=6)
     there, loop = TokenBucket(RateLimit(50, 6), now=0.0), asyncio.get_running_loop()
     early: list[float] = []
 
@@ -130,7 +130,7 @@ async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> 
 
 
 async def test_too_much_when_tokens_are_used_up_halves_nothing_unless_it_is_so_again() -> None:
-    lane = a_lane(concurrency=8, per_s=1, burst=1)
+    lane = a_lane(concurrency=8, rate_per_s=1, burst=1)
     async with lane.acquire_slot(is_retry=False):
         sent = asyncio.get_running_loop().time()
         for _ in range(2):  # of requests that were under way together

@@ -40,9 +40,13 @@ async def store(database: str) -> AsyncIterator[PostgresStore]:
         yield store
 
 
-def an_admission(store: PostgresStore, *, queue_limit: int) -> AdmissionService:
+def an_admission(store: PostgresStore, *, default_max_queued: int) -> AdmissionService:
     settings = AdmissionSettings(
-        port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s", queue_limit=queue_limit
+        port=1,
+        database_url="postgresql://",
+        service_token="t" * 16,
+        scheduler_url="http://s",
+        default_max_queued=default_max_queued,
     )
     return AdmissionService(store, RecordingPeers(), settings)  # type: ignore[arg-type]
 
@@ -61,7 +65,7 @@ def codes(answers: list[AdmitItemResult]) -> list[str | None]:
 
 class TestQueueLimit:
     async def test_what_fits_is_accepted_and_the_rest_told_to_come_back(self, store: PostgresStore, rows: Rows) -> None:
-        admission = an_admission(store, queue_limit=3)
+        admission = an_admission(store, default_max_queued=3)
         answers = await admit(admission, rows, *[None] * 5)
         assert codes(answers) == [None, None, None, "queue_full", "queue_full"]
         problem = answers[3].problem
@@ -72,22 +76,22 @@ class TestQueueLimit:
 
     async def test_a_queues_own_limit_goes_before_the_default(self, store: PostgresStore, rows: Rows) -> None:
         await rows.execute("update queues set max_queued = 1 where id = $1", rows.queue)
-        assert codes(await admit(an_admission(store, queue_limit=100), rows, None, None)) == [None, "queue_full"]
+        assert codes(await admit(an_admission(store, default_max_queued=100), rows, None, None)) == [None, "queue_full"]
 
     async def test_what_waited_before_this_admission_began_counts(self, store: PostgresStore, rows: Rows) -> None:
         await rows.action()
         await rows.action(state="settled", outcome="ok")
-        assert codes(await admit(an_admission(store, queue_limit=2), rows, None, None)) == [None, "queue_full"]
+        assert codes(await admit(an_admission(store, default_max_queued=2), rows, None, None)) == [None, "queue_full"]
 
     async def test_a_repeated_request_finds_its_action_in_a_full_queue(self, store: PostgresStore, rows: Rows) -> None:
-        admission = an_admission(store, queue_limit=1)
+        admission = an_admission(store, default_max_queued=1)
         (first,) = await admit(admission, rows, "again")
         again, other = await admit(admission, rows, "again", "other")
         assert again.id == first.id
         assert codes([other]) == ["queue_full"]
 
     async def test_a_refused_key_stays_free(self, store: PostgresStore, rows: Rows) -> None:
-        admission = an_admission(store, queue_limit=1)
+        admission = an_admission(store, default_max_queued=1)
         assert codes(await admit(admission, rows, None, "later")) == [None, "queue_full"]
         assert await rows.value("select count(*) from submissions where key = 'later'") == 0
 

@@ -63,7 +63,7 @@ class TestSilent:
     async def test_how_long_is_a_setting(self, rows: Rows, store: PostgresStore) -> None:
         await rows.node("here", cores=2)
         await rows.node("away", cores=64, beat="-2 minutes")
-        settings = SETTINGS.model_copy(update={"node_silent_s": 60.0})
+        settings = SETTINGS.model_copy(update={"forget_node_after_s": 60.0})
         assert await refusal(AdmissionService(store, RecordingPeers(), settings), rows, cpu=64) == "demand_impossible"
 
 

@@ -32,7 +32,7 @@ class Endless(SparPolicy):
 
 def asked(*, without: Sequence[int] = (), **question: Any) -> CapacityPlanRequest:
     return CapacityPlanRequest(
-        question=CapacityPlanQuery(without=["n"] * len(without), **question), without=list(without)
+        question=CapacityPlanQuery(exclude_node=["n"] * len(without), **question), without=list(without)
     )
 
 

@@ -29,7 +29,7 @@ async def store(database: str) -> AsyncIterator[PostgresStore]:
 
 
 def retention_of(store: PostgresStore, *, batch: int = 1000) -> RetentionLoop:
-    return RetentionLoop(store, retain_s=RETAIN.total_seconds(), batch=batch)
+    return RetentionLoop(store, retention_s=RETAIN.total_seconds(), batch=batch)
 
 
 def in_future(**ahead: float) -> datetime:

@@ -75,7 +75,7 @@ class TestGrants:
     async def test_what_is_submitted_while_a_leader_reads_the_backlog_is_granted_once(self, rows: Rows) -> None:
         await rows.node(cores=64)
         before = [await rows.action() for _ in range(20)]
-        async with leading(rows, rebuild_page=1):
+        async with leading(rows, recovery_page_size=1):
             during = [await rows.action() for _ in range(20)]
             for id in (*before, *during):
                 await rows.until_state(id, "granted")
@@ -288,7 +288,7 @@ class TestReclaim:
         outside = await rows.action(state="running", node_id=node)
         waiting = await rows.action(trajectory="x", scope="trajectory")
         await silence(rows, node)
-        async with leading(rows, node_away_s=60.0):
+        async with leading(rows, environment_loss_after_s=60.0):
             await rows.until_state(outside, "settled")
             assert await rows.state(inside) == ("running", None, None)
         async with leading(rows):

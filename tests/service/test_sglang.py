@@ -46,7 +46,7 @@ def driver_of(
     is_asleep: bool = False,
     on_step: Callable[[], None] = lambda: None,
 ) -> EngineController:
-    spec = EngineSpec(url=process.url, family="sglang", size=1, wake_s=0.5, sleep_s=0.5)
+    spec = EngineSpec(url=process.url, family="sglang", size=1, wake_timeout_s=0.5, sleep_timeout_s=0.5)
     return EngineController(spec, key=KEY, is_asleep=is_asleep, state_file=last, on_progress=on_step)
 
 

@@ -48,9 +48,9 @@ async def calling(databases: Databases) -> AsyncIterator[Site]:
     async with external() as there:
         endpoints = {
             "search": {"url": f"{there.url}/v1/", "key": SECRET, "concurrency": 8, "secret_query": {"cx": "engine-7"}},
-            "slow": {"url": there.url, "concurrency": 64, "per_s": 20, "burst": 5, "idempotent": True},
+            "slow": {"url": there.url, "concurrency": 64, "rate_per_s": 20, "burst": 5, "idempotent": True},
             "many": {"url": there.url, "concurrency": 8},
-            "away": {"url": "http://127.0.0.1:9", "tries": 2},
+            "away": {"url": "http://127.0.0.1:9", "max_attempts": 2},
         }
         overrides = {"api": {"TANGRAM_ENDPOINTS": json.dumps(endpoints)}}
         async with running_system(owner_url, overrides=overrides) as system, system.client() as api:

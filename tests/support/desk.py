@@ -96,7 +96,13 @@ async def judging_by(
     app.router.add_post("/v1/chat/completions", chat)
     app.router.add_get("/health", _well)
     async with TestServer(app) as server:
-        settings = {"url": f"http://127.0.0.1:{server.port}", "family": "vllm", "mib": 1, "model": "m", **more}
+        settings = {
+            "url": f"http://127.0.0.1:{server.port}",
+            "family": "vllm",
+            "device_memory_mib": 1,
+            "model": "m",
+            **more,
+        }
         engines = {"e": EngineSettings.model_validate(settings)}
         judging = EngineDispatcher(
             engines, [desk], lambda: [files_of(each, "e") for each in judges], health_check_s=look_s

@@ -199,7 +199,7 @@ class RunningEngine:
 
     def settings(self, mib: int, **more: Any) -> dict[str, Any]:
         """As `TANGRAM_ENGINES` has it."""
-        return {"url": self.url, "family": self.family, "mib": mib, "api_key": KEY, **more}
+        return {"url": self.url, "family": self.family, "device_memory_mib": mib, "api_key": KEY, **more}
 
     @property
     def has_ended(self) -> bool:

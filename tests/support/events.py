@@ -71,7 +71,7 @@ class Stream:
 @asynccontextmanager
 async def following(api: httpx.AsyncClient, id: str, after: str | None = None) -> AsyncIterator[Stream]:
     headers = {"last-event-id": after} if after is not None else {}
-    async with api.stream("GET", f"/v1/actions/{id}/output", headers=headers) as response:
+    async with api.stream("GET", f"/v1/actions/{id}/logs", headers=headers) as response:
         assert response.status_code == 200
         assert response.headers["content-type"].startswith("text/event-stream")
         yield Stream(response)

@@ -183,7 +183,7 @@ class Launcher:
                 "TANGRAM_LAUNCHER_DIR": str(directory / "launcher"),
                 "TANGRAM_DRIVER": driver,
                 "TANGRAM_NODE_NAME": "test",
-                "TANGRAM_READY_ENVIRONMENTS": "0",
+                "TANGRAM_SANDBOX_POOL_SIZE": "0",
                 "TANGRAM_AGENT": agent,
                 **variables,
             },
@@ -218,7 +218,7 @@ def _end_with_the_test() -> None:
 async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncIterator[Bench]:
     """A launcher with a manager connected, ended afterwards. Unless told otherwise nothing stands ready in it."""
     templates = str(directory / "templates")
-    launcher = Launcher(directory, driver, TANGRAM_READY_ENVIRONMENTS=str(ready), TANGRAM_TEMPLATES_DIR=templates)
+    launcher = Launcher(directory, driver, TANGRAM_SANDBOX_POOL_SIZE=str(ready), TANGRAM_TEMPLATES_DIR=templates)
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
     bench = Bench(client, await client.connect(), launcher)

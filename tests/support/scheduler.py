@@ -22,7 +22,7 @@ async def leading(
 ) -> AsyncIterator[SchedulingLoop]:
     """A leader that polls often and takes a node for lost after 0.3 s without beats."""
     url = role_url(rows.owner_url, "scheduler", PASSWORDS["scheduler"])
-    often = {"poll_busy_s": 0.03, "poll_idle_s": 0.03, "node_ttl_s": 0.3, "node_away_s": 0.6}
+    often = {"poll_busy_s": 0.03, "poll_idle_s": 0.03, "node_ttl_s": 0.3, "environment_loss_after_s": 0.6}
     settings = SchedulerSettings(port=1, database_url=url, service_token="t" * 16, **(often | changed))
     async with store_of(rows.owner_url, "scheduler") as store:
         rounds = SchedulingLoop(store, peers or RecordingPeers(), WakeNotifier(url, name="scheduler"), settings, policy)

@@ -146,7 +146,7 @@ class System:
             "TANGRAM_PORT": str(self.ports[name]),
             "TANGRAM_DATABASE_URL": role_url(self.owner_url, service_name, PASSWORDS[service_name]),
             "TANGRAM_SERVICE_TOKEN": self.token(service_name),
-            "TANGRAM_ACCEPT": json.dumps(accept),
+            "TANGRAM_CALLER_TOKEN_HASHES": json.dumps(accept),
             "TANGRAM_ADMISSION_URL": self.url_of("admission"),
             "TANGRAM_SCHEDULER_URL": self.url_of("scheduler"),
         }

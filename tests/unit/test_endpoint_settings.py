@@ -33,9 +33,9 @@ def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
 def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
     url = "https://api.example"
     assert EndpointSettings(url=url).rate is None
-    assert EndpointSettings(url=url, per_s=2.5).rate == RateLimit(2.5, 3)
-    assert EndpointSettings(url=url, per_s=0.1).rate == RateLimit(0.1, 1)
-    assert EndpointSettings(url=url, per_s=2.5, burst=10).rate == RateLimit(2.5, 10)
+    assert EndpointSettings(url=url, rate_per_s=2.5).rate == RateLimit(2.5, 3)
+    assert EndpointSettings(url=url, rate_per_s=0.1).rate == RateLimit(0.1, 1)
+    assert EndpointSettings(url=url, rate_per_s=2.5, burst=10).rate == RateLimit(2.5, 10)
 
 
 @pytest.mark.parametrize(
@@ -53,8 +53,8 @@ def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
         ({"headers": {"X-A": "a\r\nb"}}, "X-A has to be printable"),
         ({"secret_query": {"k": "é"}}, "k has to be printable"),
         ({"headers": {"Content-Length": "3"}}, "Content-Length: made by whoever sends"),
-        ({"burst": 3}, "give per_s too"),
-        ({"per_s": 0}, "per_s"),
+        ({"burst": 3}, "give rate_per_s too"),
+        ({"rate_per_s": 0}, "rate_per_s"),
         ({"concurrency": 0}, "concurrency"),
         ({"methods": ["TRACE"]}, "methods"),
         ({"methods": []}, "methods"),

@@ -12,7 +12,16 @@ from arl_local.env_routing import FORWARDED_SETTINGS, forwarded_variables, unkno
 from arl_scheduler.settings import SchedulerSettings
 
 DECIDED = {
-    *("host", "port", "database_url", "service_token", "accept", "failpoints", "admission_url", "scheduler_url"),
+    *(
+        "host",
+        "port",
+        "database_url",
+        "service_token",
+        "caller_token_hashes",
+        "failpoints",
+        "admission_url",
+        "scheduler_url",
+    ),
     *("node_name", "advertise_url", "driver", "launcher_socket", "templates_dir", "snapshots_dir", "engines_dir"),
 }
 """By `tangram up`, or for tests."""

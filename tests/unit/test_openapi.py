@@ -11,6 +11,7 @@ import pytest
 
 from arl_gateway.app import build
 from arl_gateway.examples import EXAMPLES as EXAMPLES_BY_OPERATION
+from arl_gateway.examples import RESPONSE_EXAMPLES
 from arl_gateway.openapi import MEANINGFUL_NULLS
 from arl_gateway.settings import GatewaySettings
 
@@ -58,7 +59,7 @@ def test_every_operation_takes_a_key_and_documents_its_problems(operation: dict[
     for status, response in operation["responses"].items():
         if status >= "400" and status != OF_SWEREX:
             assert response["content"] == {
-                "application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}
+                "application/problem+json": {"schema": {"$ref": "#/components/schemas/ProblemDetails"}}
             }
 
 
@@ -87,6 +88,12 @@ EXAMPLES = [
     for body in operation.get("requestBody", {}).get("content", {}).values()
     for key, example in body.get("examples", {}).items()
 ]
+EXAMPLES += [
+    pytest.param(body["schema"], example["value"], id=f"{name}-response-{key}")
+    for name, operation in OPERATIONS.items()
+    for body in operation["responses"].get("200", {}).get("content", {}).values()
+    for key, example in body.get("examples", {}).items()
+]
 
 
 @pytest.mark.parametrize(("schema", "example"), EXAMPLES)
@@ -102,3 +109,12 @@ def test_the_operations_that_take_json_have_examples() -> None:
         if "application/json" in operation.get("requestBody", {}).get("content", {})
     }
     assert set(EXAMPLES_BY_OPERATION) == takes_json
+
+
+def test_response_examples_of_known_operations_are_in_the_document() -> None:
+    shown = {
+        name
+        for name, operation in OPERATIONS.items()
+        if operation["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("examples")
+    }
+    assert shown == set(RESPONSE_EXAMPLES)

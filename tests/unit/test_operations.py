@@ -1,5 +1,6 @@
 """The SDK's operations, driven by hand: no network, no time."""
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -8,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from arl_core.domain.states import ActionOutcome, ActionState
-from arl_tangram import batches, operations
+from arl_tangram import admin, batches, operations
 from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkRequest, SdkResponse, WaitTimeout
 from arl_tangram.options import exec_action
 from arl_tangram.resources.reward_services import RewardServiceMethods, ScoreOptions
@@ -303,7 +304,7 @@ def test_all_tries_of_a_score_end_with_its_wait(
         return reply
 
     with pytest.raises(Unavailable, match="within 2 s"):
-        OfRewards(timed, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=2, **options)
+        OfRewards(timed, retry_timeout_s=120).score("exact", [("a", "a")], wait_timeout_s=2, **options)
     assert 0 < sum(took) <= 2 + RESPONSE_GRACE_S
 
 
@@ -318,7 +319,7 @@ def test_a_score_that_is_asked_for_again_is_wanted_within_what_is_left() -> None
         answer = ScoreResponse(action=numbered(1), first=0, scores=[Score(score=1.0)])
         return SdkResponse(200, answer.model_dump_json().encode())
 
-    assert OfRewards(server, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=10) == [Score(score=1.0)]
+    assert OfRewards(server, retry_timeout_s=120).score("exact", [("a", "a")], wait_timeout_s=10) == [Score(score=1.0)]
     assert asked == [10.0, 3.0]
 
 
@@ -344,7 +345,7 @@ def test_an_action_whose_wait_was_not_answered_in_time_goes_on_by_its_name() -> 
         return SdkResponse(202, an_answer(settled=False).model_dump_json().encode(), elapsed_s=31.0)
 
     with pytest.raises(WaitTimeout) as late:
-        OfRewards(server, patience_s=120).score("exact", [("a", "a")], wait_timeout_s=40, timeout_s=100)
+        OfRewards(server, retry_timeout_s=120).score("exact", [("a", "a")], wait_timeout_s=40, timeout_s=100)
     assert late.value.pending == (numbered(1),)
 
 
@@ -374,8 +375,27 @@ def test_items_that_are_no_list_of_them_are_refused_before_anything_is_sent(item
 
 
 class OfRewards(RewardServiceMethods):
-    def __init__(self, server: Callable[[SdkRequest], SdkResponse], *, patience_s: float = 0.0) -> None:
-        self._server, self._retry_timeout_s = server, patience_s
+    def __init__(self, server: Callable[[SdkRequest], SdkResponse], *, retry_timeout_s: float = 0.0) -> None:
+        self._server, self._retry_timeout_s = server, retry_timeout_s
 
     def _run(self, operation: Operation[Any]) -> Any:
         return drive(operation, self._server)[0]
+
+
+def test_audit_log_reads_pages_until_the_limit() -> None:
+    newest = 2500
+
+    def server(call: SdkRequest) -> SdkResponse:
+        first = int(call.query.get("before", newest + 1)) - 1
+        last = first - int(call.query["limit"])
+        entry = {"at": "2026-03-02T09:15:00Z", "verb": "key.create", "target": "key:1", "detail": {}}
+        items = [{**entry, "id": id} for id in range(first, last, -1)]
+        return SdkResponse(200, json.dumps({"items": items, "next_before": last + 1}).encode())
+
+    operation = admin.list_audit_log(limit=1001, before=None, verb="key.create", project=None, retry_timeout_s=1)
+    entries, calls, _ = drive(operation, server)
+    assert [each.id for each in entries] == list(range(newest, newest - 1001, -1))
+    assert [call.query for call in calls] == [
+        {"verb": "key.create", "limit": 1000},
+        {"verb": "key.create", "before": 1501, "limit": 1},
+    ]

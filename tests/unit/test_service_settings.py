@@ -54,8 +54,12 @@ def test_a_gpu_without_torch_is_refused_with_what_to_do(
     ("name", "value", "said"),
     [
         ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: .*bert: there is minilm"),
-        ("TANGRAM_ACCEPT", "{", "TANGRAM_ACCEPT: is no JSON: Expecting property name"),
-        ("TANGRAM_ENGINES", '{"e": {"url": "http://x", "mib": 1}}', "TANGRAM_ENGINES: e.family: Field required"),
+        ("TANGRAM_CALLER_TOKEN_HASHES", "{", "TANGRAM_CALLER_TOKEN_HASHES: is no JSON: Expecting property name"),
+        (
+            "TANGRAM_ENGINES",
+            '{"e": {"url": "http://x", "device_memory_mib": 1}}',
+            "TANGRAM_ENGINES: e.family: Field required",
+        ),
         ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES: .*gpu: a device is cpu or cuda:N"),
         ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*one process owns a GPU"),
     ],
@@ -70,7 +74,7 @@ def test_what_cannot_be_read_is_named_in_one_line(
     assert re.search(said, line)
 
 
-ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "mib": 100, "api_key": "a-secret-key"}
+ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "device_memory_mib": 100, "api_key": "a-secret-key"}
 
 
 def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,9 +96,9 @@ def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, mo
         ({"api_key": "a-secret-key\u00e9"}, "printable ASCII"),
         ({"admin_key": "a-secret\n-key"}, "printable ASCII"),
         ({"device": 1}, "is on device 1"),
-        ({"mib": 1000}, "takes 1000 MiB"),
+        ({"device_memory_mib": 1000}, "takes 1000 MiB"),
         ({"family": "other"}, "vllm"),
-        ({"sleep_s": 500}, "50"),
+        ({"sleep_timeout_s": 500}, "50"),
     ],
 )
 def test_an_engine_that_can_not_be_is_said_without_its_key(

@@ -10,7 +10,11 @@ from arl_local.provision import ProvisionSettings
 
 
 def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("database_url", "postgresql://file"), ("service_token", "f" * 16), ("accept", '{"a": "b"}')):
+    for name, value in (
+        ("database_url", "postgresql://file"),
+        ("service_token", "f" * 16),
+        ("caller_token_hashes", '{"a": "b"}'),
+    ):
         (tmp_path / f"tangram_{name}").write_text(value)
     needed = {"PORT": "1", "ADMISSION_URL": "http://a", "SCHEDULER_URL": "http://s"}
     for name, value in (needed | {"DATABASE_URL": "postgresql://environment"}).items():
@@ -18,7 +22,7 @@ def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monk
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     settings = load_settings(GatewaySettings)
     assert settings.database_url.get_secret_value() == "postgresql://environment"
-    assert (settings.service_token.get_secret_value(), settings.accept) == ("f" * 16, {"a": "b"})
+    assert (settings.service_token.get_secret_value(), settings.caller_token_hashes) == ("f" * 16, {"a": "b"})
 
 
 def test_the_owner_s_password_may_be_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,8 +24,8 @@ def a_job(costs: list[int], service: str = "minilm") -> ScoreJob:
     )
 
 
-def turns_of(*jobs: ScoreJob, batch_tokens: int = 2048, begun_tokens: int = 1 << 20) -> BatchScheduler:
-    turns = BatchScheduler(batch_tokens=batch_tokens, max_inflight_tokens=begun_tokens)
+def turns_of(*jobs: ScoreJob, batch_tokens: int = 2048, max_inflight_tokens: int = 1 << 20) -> BatchScheduler:
+    turns = BatchScheduler(batch_tokens=batch_tokens, max_inflight_tokens=max_inflight_tokens)
     for job in jobs:
         turns.add(job)
     return turns
@@ -48,7 +48,7 @@ def test_a_short_action_is_not_behind_large_ones_that_fill_every_batch() -> None
 
 def test_a_large_one_waits_while_as_much_as_may_begin_has_begun_and_short_ones_do_not() -> None:
     large, waits, short = a_job([10] * 9), a_job([10] * 9), a_job([10])
-    turns = turns_of(large, batch_tokens=20, begun_tokens=100)
+    turns = turns_of(large, batch_tokens=20, max_inflight_tokens=100)
     computed(turns, turns.next_batch(HERE))
     turns.add(waits)
     turns.add(short)
@@ -62,10 +62,10 @@ def test_a_large_one_waits_while_as_much_as_may_begin_has_begun_and_short_ones_d
 
 @given(COSTS, st.integers(1, 100), st.integers(1, 300))
 def test_each_that_began_or_is_short_is_served_within_as_many_batches_as_there_are_jobs(
-    costs: list[list[int]], batch_tokens: int, begun_tokens: int
+    costs: list[list[int]], batch_tokens: int, max_inflight_tokens: int
 ) -> None:
     jobs = [a_job(each, service="minilm" if at % 3 else "other") for at, each in enumerate(costs)]
-    turns = turns_of(*jobs, batch_tokens=batch_tokens, begun_tokens=begun_tokens)
+    turns = turns_of(*jobs, batch_tokens=batch_tokens, max_inflight_tokens=max_inflight_tokens)
     waits = dict.fromkeys((job.fence for job in jobs), 0)
     begun_large: list[ScoreJob] = []
     clock = count(1.0)
@@ -85,15 +85,17 @@ def test_each_that_began_or_is_short_is_served_within_as_many_batches_as_there_a
 
 
 @given(COSTS, st.integers(1, 100), st.integers(1, 300))
-def test_of_large_ones_no_more_begins_than_may(costs: list[list[int]], batch_tokens: int, begun_tokens: int) -> None:
+def test_of_large_ones_no_more_begins_than_may(
+    costs: list[list[int]], batch_tokens: int, max_inflight_tokens: int
+) -> None:
     jobs = [a_job(each) for each in costs if sum(each) > batch_tokens]
-    turns = turns_of(*jobs, batch_tokens=batch_tokens, begun_tokens=begun_tokens)
+    turns = turns_of(*jobs, batch_tokens=batch_tokens, max_inflight_tokens=max_inflight_tokens)
     while turns:
         batch = turns.next_batch(HERE)
         ready = {job.fence: job for job in jobs if job.has_started} | {job.fence: job for job, _, _ in batch}
         left = {fence: sum(job.remaining_costs) for fence, job in ready.items()}
         left |= {job.fence: sum(job.costs[start:]) for job, start, _ in batch}
-        assert len([each for each in left.values() if each]) == 1 or sum(left.values()) <= begun_tokens
+        assert len([each for each in left.values() if each]) == 1 or sum(left.values()) <= max_inflight_tokens
         computed(turns, batch)
 
 
@@ -193,8 +195,10 @@ def test_a_split_service_is_not_brought_where_one_that_is_in_use_on_another_devi
 class TestBatchesByTime:
     """A batch is as large as what a device computes within 0.1 s, and never below what it may have at once anyway."""
 
-    def turns(self, *jobs: ScoreJob, begun_tokens: int = 10_000) -> BatchScheduler:
-        turns = BatchScheduler(batch_tokens=20, max_inflight_tokens=begun_tokens, model_swap_delay_s=60.0, batch_s=0.1)
+    def turns(self, *jobs: ScoreJob, max_inflight_tokens: int = 10_000) -> BatchScheduler:
+        turns = BatchScheduler(
+            batch_tokens=20, max_inflight_tokens=max_inflight_tokens, model_swap_delay_s=60.0, batch_s=0.1
+        )
         for job in jobs:
             turns.add(job)
         return turns
@@ -231,7 +235,7 @@ class TestBatchesByTime:
         assert self.sizes(turns, 20, 2) == [80, 20]
 
     def test_it_is_never_more_than_may_be_begun_or_many_times_what_it_may_have_anyway(self) -> None:
-        assert self.sizes(self.turns(a_job([1] * 1000), begun_tokens=50), 1e9, 4) == [20, 40, 50, 50]
+        assert self.sizes(self.turns(a_job([1] * 1000), max_inflight_tokens=50), 1e9, 4) == [20, 40, 50, 50]
         assert self.sizes(self.turns(a_job([1] * 5000)), 1e9, 8)[-2:] == [320, 320]
 
     def test_one_with_little_in_it_says_nothing_of_one_with_much_unless_it_takes_too_long(self) -> None:
@@ -273,7 +277,7 @@ class TestBatchesByTime:
     def test_a_second_copy_is_made_although_no_more_may_begin_than_a_few_batches(self) -> None:
         elsewhere = DeviceState(number=1, replicas_elsewhere={"minilm": 1}, fitting=())
         for tokens, is_made in ((299, False), (300, True)):
-            turns = self.turns(a_job([1] * 3000), begun_tokens=600)
+            turns = self.turns(a_job([1] * 3000), max_inflight_tokens=600)
             self.sizes(turns, 1e9, 8)
             self.instead(turns, a_job([1] * tokens))
             assert bool(turns.next_batch(elsewhere)) == is_made
@@ -282,7 +286,7 @@ class TestBatchesByTime:
 def test_what_waits_for_a_closed_service_is_in_nobody_s_way() -> None:
     """As of an engine that is in trouble: there is no end of it."""
     begun, judged = a_job([10] * 9, "judge"), [a_job([10] * 9, "judge") for _ in range(3)]
-    turns = turns_of(begun, *judged, batch_tokens=20, begun_tokens=100)
+    turns = turns_of(begun, *judged, batch_tokens=20, max_inflight_tokens=100)
     computed(turns, turns.next_batch(HERE))
     waits = a_job([10] * 9)
     turns.add(waits)

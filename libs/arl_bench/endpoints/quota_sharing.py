@@ -120,7 +120,7 @@ def run_calls(
 
 
 def _environment(config: EndpointBenchConfig, url: str) -> dict[str, str]:
-    endpoint = {"url": url, "concurrency": config.concurrency, "per_s": config.per_s, "burst": config.burst}
+    endpoint = {"url": url, "concurrency": config.concurrency, "rate_per_s": config.per_s, "burst": config.burst}
     return {"TANGRAM_ENDPOINTS": json.dumps({ENDPOINT: endpoint})}
 
 

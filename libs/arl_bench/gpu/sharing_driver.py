@@ -42,7 +42,7 @@ class SharingScenario:
     device: str
     device_mib: int
     copy_mib_per_s: float | None
-    swap_wait_s: float
+    model_swap_delay_s: float
     directory: str
     threads: int = 1
 
@@ -138,7 +138,7 @@ def _create_worker(
 
 def _create_scheduler(scenario: SharingScenario) -> BatchScheduler:
     return BatchScheduler(
-        batch_tokens=BATCH_TOKENS, max_inflight_tokens=8 * BATCH_TOKENS, model_swap_delay_s=scenario.swap_wait_s
+        batch_tokens=BATCH_TOKENS, max_inflight_tokens=8 * BATCH_TOKENS, model_swap_delay_s=scenario.model_swap_delay_s
     )
 
 

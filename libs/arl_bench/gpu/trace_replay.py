@@ -33,7 +33,7 @@ class ReplayScenario:
     device_mib: int
     copy_mib_per_s: float | None
     eviction: str
-    swap_wait_s: float
+    model_swap_delay_s: float
     batch_tokens: int
     threads: int = 1
 
@@ -69,10 +69,10 @@ async def _replay_requests(scenario: ReplayScenario, worker: CountingWorker) -> 
     for name in scenario.services:
         await worker.restore(name)
     worker.reset_counters()
-    limits = {"batch_tokens": scenario.batch_tokens, "begun_tokens": MAX_INFLIGHT_TOKENS}
+    limits = {"batch_tokens": scenario.batch_tokens, "max_inflight_tokens": MAX_INFLIGHT_TOKENS}
     timed = RequestReplayer(
         dict.fromkeys(scenario.services, worker),
-        lambda: BatchScheduler(model_swap_delay_s=scenario.swap_wait_s, **limits),
+        lambda: BatchScheduler(model_swap_delay_s=scenario.model_swap_delay_s, **limits),
     )
     ended = await timed.run([TimedRequest(at, service, _items(pairs)) for at, service, pairs in scenario.requests])
     return ReplayResult(

@@ -55,7 +55,7 @@ def _app() -> FastAPI:
         port=1,
         database_url="postgresql://nowhere",
         service_token=TOKEN,
-        accept={"gateway": sha256(TOKEN.encode()).hexdigest()},
+        caller_token_hashes={"gateway": sha256(TOKEN.encode()).hexdigest()},
     )
 
     async def caller(request: Request) -> str:

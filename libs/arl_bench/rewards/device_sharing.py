@@ -51,7 +51,7 @@ class DeviceSharingBenchConfig:
     burst_s: float = 4.0
     skew: float = 1.0
     """Zipf's exponent: how much more often the first service is asked than the others."""
-    swap_wait_s: float = 1.5
+    model_swap_delay_s: float = 1.5
     seed: int = 0
     directory: str = field(default_factory=tempfile.gettempdir)
     """On a real disk, where files are that are read anew."""
@@ -116,7 +116,7 @@ def _run_strategy(
         "device": config.device,
         "device_mib": max(max(config.mib.values()), int(config.room * sum(config.mib.values()))),
         "copy_mib_per_s": config.copy_mib_per_s,
-        "swap_wait_s": config.swap_wait_s,
+        "model_swap_delay_s": config.model_swap_delay_s,
         "directory": config.directory,
     }
     command = [sys.executable, "-P", "-m", "arl_bench.gpu.sharing_driver"]

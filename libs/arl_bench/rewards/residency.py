@@ -45,7 +45,7 @@ class ResidencyBenchConfig:
     """Zipf's exponent: how much more often the first service is asked than the others."""
     copy_mib_per_s: float = 800.0
     """A bus in proportion to these small weights: 0.11 s a service, as 5 GB take on PCIe 5."""
-    swap_wait_s: float = 1.5
+    model_swap_delay_s: float = 1.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def _replay(
         "device_mib": DEVICE_MIB,
         "copy_mib_per_s": config.copy_mib_per_s,
         "eviction": policy.eviction,
-        "swap_wait_s": config.swap_wait_s if policy.waits_for_swap else 0.0,
+        "model_swap_delay_s": config.model_swap_delay_s if policy.waits_for_swap else 0.0,
         "batch_tokens": BATCH_TOKENS,
     }
     found: dict[str, Any] = _run_module("arl_bench.gpu.trace_replay", [], asked)

@@ -95,7 +95,7 @@ def run_reward_overhead(
     config: RewardBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Figures and samples, on a system of its own."""
-    with bench_system(driver="simulated", environment={"TANGRAM_CALLABLES": REWARD_FUNCTIONS}) as system:
+    with bench_system(driver="simulated", environment={"TANGRAM_REWARD_FUNCTIONS": REWARD_FUNCTIONS}) as system:
         rows = asyncio.run(_measure(system, config, report_progress))
     report_progress("the same items without the system")
     return _figures(rows), {name: [_to_sample(rate) for rate in rates] for name, rates in rows.items()}

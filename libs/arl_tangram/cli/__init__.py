@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from arl_tangram.cli import actions, endpoints, environments, explain, reward_services, templates, trace
-from arl_tangram.cli.admin import capacity, keys, nodes, projects, queues, top
+from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, projects, queues, top
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, fail
 from arl_tangram.cli.system import consistency_check, doctor, lifecycle, process_logs
 
@@ -56,7 +56,7 @@ app = typer.Typer(
 COMMAND_MODULES = (
     *(lifecycle, top, process_logs, doctor, consistency_check),
     *(actions, trace, explain, reward_services, endpoints, environments),
-    *(keys, queues, projects, nodes, capacity, templates),
+    *(keys, queues, projects, nodes, capacity, audit_log, templates),
 )
 for module in COMMAND_MODULES:
     module.register(app)

@@ -1,4 +1,4 @@
-"""`submit`, `list`, `output`, `get` and `cancel`: actions from a terminal."""
+"""`submit`, `list`, `logs`, `get` and `cancel`: actions from a terminal."""
 
 import sys
 from collections.abc import Iterator
@@ -49,7 +49,7 @@ def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(submit)
     app.command("list")(list_actions)
-    app.command()(output)
+    app.command()(logs)
     app.command()(get)
     app.command()(cancel)
 
@@ -113,7 +113,7 @@ def list_actions(
         stdout.print(_format_action(action), markup=False, soft_wrap=True)
 
 
-def output(directory: DirOption, id: Annotated[UUID, typer.Argument(help="Id of an action.")]) -> None:
+def logs(directory: DirOption, id: Annotated[UUID, typer.Argument(help="Id of an action.")]) -> None:
     """Show what an action printed and goes on printing, until its end. Exit code 0 only for the outcome `ok`."""
     with connected_client(directory) as tangram:
         _stream_output(tangram, id)
@@ -167,7 +167,7 @@ def _report_if_interrupted(id: UUID) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        fail(f"{id} goes on: `tangram output {id}` follows it, `tangram cancel {id}` ends it", EXIT_INTERRUPTED)
+        fail(f"{id} goes on: `tangram logs {id}` follows it, `tangram cancel {id}` ends it", EXIT_INTERRUPTED)
 
 
 def _stream_output(tangram: Tangram, id: UUID) -> None:

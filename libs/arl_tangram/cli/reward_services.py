@@ -1,4 +1,4 @@
-"""`score` and `services`: reward services from a terminal."""
+"""`score` and `reward-services`: reward services from a terminal."""
 
 import json
 import sys
@@ -28,19 +28,19 @@ from arl_wire.scores import Score
 __all__ = ["register", "report_long_wait"]
 
 WAIT_NOTICE_S = 5.0
-RewardServiceArgument = Annotated[str, typer.Argument(help="As `services list` shows it.")]
+RewardServiceArgument = Annotated[str, typer.Argument(help="As `reward-services list` shows it.")]
 group = typer.Typer(no_args_is_help=True, help="Reward services: models that score items.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
     app.command()(score)
-    app.add_typer(group, name="services")
+    app.add_typer(group, name="reward-services")
 
 
 def score(
     directory: DirOption,
-    service: Annotated[str, typer.Argument(help="As `services list` shows it.")],
+    service: Annotated[str, typer.Argument(help="As `reward-services list` shows it.")],
     text: Annotated[str, typer.Argument(help="What is scored.")],
     reference: Annotated[str | None, typer.Argument(help="What it is compared with, where its kind compares.")] = None,
     task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
@@ -63,7 +63,7 @@ def score(
 @contextmanager
 def report_long_wait(service: str, *, after_s: float = WAIT_NOTICE_S) -> Iterator[None]:
     """Once, where it takes that long."""
-    line = f"waiting for {service}; `tangram services list` says where it is"
+    line = f"waiting for {service}; `tangram reward-services list` says where it is"
     timer = Timer(after_s, print_progress, [line])
     timer.daemon = True
     timer.start()
@@ -154,10 +154,10 @@ def resume(directory: DirOption, name: RewardServiceArgument, output: FormatOpti
 
 
 @group.command()
-def remove(directory: DirOption, name: RewardServiceArgument) -> None:
-    """Take a registered service back. Refused while actions wait for it."""
+def unregister(directory: DirOption, name: RewardServiceArgument) -> None:
+    """Unregister a service. Refused while actions of it are queued or running."""
     with connected_client(directory) as tangram:
-        tangram.remove_reward_service(name)
+        tangram.unregister_reward_service(name)
 
 
 def _read_json(path: Path) -> Any:

@@ -67,14 +67,14 @@ def list_templates(directory: DirOption, output: FormatOption = OutputFormat.TEX
         stdout.print(_format_template(template), markup=False)
 
 
-@group.command("rm")
+@group.command()
 def remove(
     directory: DirOption,
     name: Annotated[str, typer.Argument(help="As `templates list` shows it.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Remove a template and the layers that only it has. Refused while an environment lives that began with it."""
-    removed = _run_template_store(directory, "rm", name)
+    removed = _run_template_store(directory, "remove", name)
     # One whose record could not be read has nothing more to show.
     if output is OutputFormat.JSON:
         print_json(removed[0] if removed else {"name": name})

@@ -50,7 +50,7 @@ class FileMethods:
 
     def snapshot(self, id: UUID) -> SnapshotInfo:
         """Keep all that was written in an environment; `CreateEnvironment.snapshot` makes others begin with it."""
-        return self._run(_take_snapshot(id, self._retry_timeout_s))
+        return self._run(_create_snapshot(id, self._retry_timeout_s))
 
     def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
         """Newest first, all pages."""
@@ -88,7 +88,7 @@ class AsyncFileMethods:
             _unpack(archive, Path(target))
 
     async def snapshot(self, id: UUID) -> SnapshotInfo:
-        return await self._run(_take_snapshot(id, self._retry_timeout_s))
+        return await self._run(_create_snapshot(id, self._retry_timeout_s))
 
     async def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
         return await self._run(_list_snapshots(task, self._retry_timeout_s))
@@ -127,7 +127,7 @@ def _download(id: UUID, target: Path, path: str, retry_timeout_s: float) -> Oper
     yield from call_with_retry(call, retry_timeout_s)
 
 
-def _take_snapshot(id: UUID, retry_timeout_s: float) -> Operation[SnapshotInfo]:
+def _create_snapshot(id: UUID, retry_timeout_s: float) -> Operation[SnapshotInfo]:
     """One that was taken and not heard of is another one, and in the list."""
     call = SdkRequest(method="POST", path=f"/v1/environments/{id}/snapshots", timeout_s=TRANSFER_TIMEOUT_S)
     return SnapshotInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))

@@ -85,7 +85,7 @@ class _StreamRetry:
     """One answer after the other, until the stream ends or patience does."""
 
     def __init__(self, id: UUID, retry_timeout_s: float) -> None:
-        self.path = f"/v1/actions/{id}/output"
+        self.path = f"/v1/actions/{id}/logs"
         self.reader = OutputEventReader()
         self._retry_timeout_s = retry_timeout_s
         self._last_data_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""Queues, projects and plans, for both clients: what waits, which share of the nodes it has, and what would be."""
+"""Queues, projects, capacity plans and the audit log, for both clients."""
 
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -7,6 +7,7 @@ from typing import TypeVar
 from arl_tangram import admin
 from arl_tangram.operations import Operation
 from arl_wire.actions.explanations import StragglerInfo
+from arl_wire.admin.audit_log import AuditLogEntry
 from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
 from arl_wire.admin.queues import ChangeProjectRequest, ChangeQueueRequest, Project, Queue, QueueQuota
 
@@ -63,8 +64,25 @@ class QueueMethods:
         return self._run(admin.list_stragglers(retry_timeout_s=self._retry_timeout_s))
 
     def plan_capacity(self, question: CapacityPlanQuery) -> CapacityPlan:
-        """How long what waits now would wait, with other nodes or more actions. Nothing of it is done."""
+        """Estimate the queueing delay under a hypothetical capacity or workload. Changes nothing."""
         return self._run(admin.plan_capacity(question, retry_timeout_s=self._retry_timeout_s))
+
+    def audit_log(
+        self, *, limit: int = 100, before: int | None = None, verb: str | None = None, project: str | None = None
+    ) -> list[AuditLogEntry]:
+        """List changes by administrators, newest first. Needs a key with `admin:read`.
+
+        Args:
+            limit: The maximum number of entries.
+            before: Return only entries with a smaller id.
+            verb: Return only this operation, such as `queue.change`.
+            project: Return only changes of this project. Other projects are visible to keys of `default` only.
+        """
+        return self._run(
+            admin.list_audit_log(
+                limit=limit, before=before, verb=verb, project=project, retry_timeout_s=self._retry_timeout_s
+            )
+        )
 
     def _change_queue(self, task: str, request: ChangeQueueRequest) -> Queue:
         return self._run(admin.change_queue(task, request, retry_timeout_s=self._retry_timeout_s))
@@ -114,6 +132,15 @@ class AsyncQueueMethods:
 
     async def plan_capacity(self, question: CapacityPlanQuery) -> CapacityPlan:
         return await self._run(admin.plan_capacity(question, retry_timeout_s=self._retry_timeout_s))
+
+    async def audit_log(
+        self, *, limit: int = 100, before: int | None = None, verb: str | None = None, project: str | None = None
+    ) -> list[AuditLogEntry]:
+        return await self._run(
+            admin.list_audit_log(
+                limit=limit, before=before, verb=verb, project=project, retry_timeout_s=self._retry_timeout_s
+            )
+        )
 
     async def _change_queue(self, task: str, request: ChangeQueueRequest) -> Queue:
         return await self._run(admin.change_queue(task, request, retry_timeout_s=self._retry_timeout_s))

@@ -122,9 +122,9 @@ class RewardServiceMethods:
         """Load, pin, unpin, drain or resume it; the nodes obey at their next look."""
         return self._run(_change(name, verb, self._retry_timeout_s))
 
-    def remove_reward_service(self, name: str) -> None:
+    def unregister_reward_service(self, name: str) -> None:
         """Raises `Conflict` while actions that name it have not settled."""
-        self._run(_remove(name, self._retry_timeout_s))
+        self._run(_unregister(name, self._retry_timeout_s))
 
     @abstractmethod
     def _run(self, operation: Operation[Value]) -> Value: ...
@@ -154,15 +154,15 @@ class AsyncRewardServiceMethods:
     async def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
         return await self._run(_change(name, verb, self._retry_timeout_s))
 
-    async def remove_reward_service(self, name: str) -> None:
-        await self._run(_remove(name, self._retry_timeout_s))
+    async def unregister_reward_service(self, name: str) -> None:
+        await self._run(_unregister(name, self._retry_timeout_s))
 
     @abstractmethod
     async def _run(self, operation: Operation[Value]) -> Value: ...
 
 
 def _list_reward_services(retry_timeout_s: float) -> Operation[list[RewardService]]:
-    call = SdkRequest(method="GET", path="/v1/services")
+    call = SdkRequest(method="GET", path="/v1/reward-services")
     return RewardServiceListResponse.model_validate_json((yield from call_with_retry(call, retry_timeout_s))).items
 
 
@@ -188,16 +188,16 @@ def _score(
 
 
 def _register(request: RegisterServiceRequest, retry_timeout_s: float) -> Operation[RewardService]:
-    call = SdkRequest(method="POST", path="/v1/services", body=request)
+    call = SdkRequest(method="POST", path="/v1/reward-services", body=request)
     return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
 def _change(name: str, verb: ServiceOperation, retry_timeout_s: float) -> Operation[RewardService]:
-    call = SdkRequest(method="POST", path=f"/v1/services/{quote(name, safe='')}/{verb.value}")
+    call = SdkRequest(method="POST", path=f"/v1/reward-services/{quote(name, safe='')}/{verb.value}")
     return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 
-def _remove(name: str, retry_timeout_s: float) -> Operation[None]:
+def _unregister(name: str, retry_timeout_s: float) -> Operation[None]:
     yield from call_with_retry(
-        SdkRequest(method="DELETE", path=f"/v1/services/{quote(name, safe='')}"), retry_timeout_s
+        SdkRequest(method="DELETE", path=f"/v1/reward-services/{quote(name, safe='')}"), retry_timeout_s
     )

@@ -199,7 +199,7 @@ class SubmitActionRequest(StrictModel):
         default=300, ge=1e-6, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
     )
     demand: DemandSpec = DemandSpec()
-    service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/services")
+    service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/reward-services")
     items: list[ScoreItem] = Field(
         default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: what the kind of its service takes"
     )

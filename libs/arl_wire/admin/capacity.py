@@ -1,4 +1,4 @@
-"""What would be: `GET /v1/admin/plan`."""
+"""What would be: `GET /v1/admin/capacity`."""
 
 import re
 from typing import Annotated
@@ -39,7 +39,7 @@ class CapacityPlanQuery(StrictModel):
         " Each node gets its part",
     )
     add_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="More nodes like the one with most cores")
-    without: list[NodeName] = Field(
+    exclude_node: list[NodeName] = Field(
         default_factory=list, max_length=MAX_NODE_NAMES, description="Names of nodes that take nothing new"
     )
     actions: int = Field(default=0, ge=0, le=MAX_EXTRA_ACTIONS, description="So many more, alike, that come now")
@@ -68,7 +68,7 @@ class CapacityPlanQuery(StrictModel):
 
     @property
     def has_changes(self) -> bool:
-        return self.cores is not None or bool(self.add_nodes or self.without or self.actions)
+        return self.cores is not None or bool(self.add_nodes or self.exclude_node or self.actions)
 
     def core_fraction(self, schedulable_milli: int) -> float:
         """Of what the nodes have, that they are to have."""

@@ -1,4 +1,4 @@
-"""What an audit of the rows says: counts, amounts, and whatever contradicts an invariant."""
+"""The report of a consistency check of the rows: counts, amounts, and whatever contradicts an invariant."""
 
 from datetime import datetime
 

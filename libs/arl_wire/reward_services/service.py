@@ -131,7 +131,9 @@ class RewardService(BaseModel):
     max_tokens: int | None = Field(
         default=None, description="A longer text is cut, and its score says so. Absent while no node has it"
     )
-    registered: bool = Field(default=False, description="By `POST /v1/services`; others come along with their nodes")
+    registered: bool = Field(
+        default=False, description="By `POST /v1/reward-services`; others come along with their nodes"
+    )
     pinned: bool = False
     drained: bool = Field(default=False, description="It takes nothing new until it is resumed")
     options: dict[str, Any] = Field(default_factory=dict)

@@ -17,7 +17,7 @@ class CpuMetrics:
     def __init__(self, metrics: Metrics) -> None:
         self.environments = metrics.gauge("environments", "Persistent environments on this node")
         self._capacity = metrics.gauge("node_capacity", "What the node offers, in base units", "resource")
-        self._allocated = metrics.gauge("node_held", "What attempts and environments hold of it", "resource")
+        self._allocated = metrics.gauge("node_allocated", "What attempts and environments hold of it", "resource")
 
     def show_resources(self, *, capacity: Mapping[str, int], available: Mapping[str, int]) -> None:
         for resource, amount in capacity.items():

@@ -29,8 +29,8 @@ from arl_wire.internal.node import (
 __all__ = ["TRANSFER_HEADER", "TRANSFER_PATH", "add_manager_routes", "add_stream_routes", "add_transfer_routes"]
 
 
-TRANSFER_PATH = "/internal/work/"
-TRANSFER_HEADER = "tangram-work"
+TRANSFER_PATH = "/internal/transfers/"
+TRANSFER_HEADER = "tangram-transfer"
 """The header that says what is to be done; the body is an archive."""
 
 

@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
                 answer = [import_template(store, Path(path), name, budget=budget)]
             case "list", []:
                 answer = list(store.list_templates())
-            case "rm", [name]:
+            case "remove", [name]:
                 answer = [each for each in store.list_templates() if each.name == name]
                 remove_template(store, name)
             case _:

@@ -28,7 +28,7 @@ async def _stragglers(request: Request) -> StragglerService:
 
 
 @router.get(
-    "/plan",
+    "/capacity",
     operation_id="plan_capacity",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, Conflict),

@@ -104,7 +104,7 @@ async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter
     return await queues.change(task, body, caller)
 
 
-@router.get("/audit", operation_id="audit", responses=error_responses(*COMMON_ERRORS, Forbidden))
+@router.get("/consistency", operation_id="check_consistency", responses=error_responses(*COMMON_ERRORS, Forbidden))
 async def check_consistency(
     caller: Admin, consistency: Annotated[ConsistencyService, Depends(_consistency)]
 ) -> ConsistencyReport:

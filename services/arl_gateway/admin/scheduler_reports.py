@@ -21,7 +21,7 @@ class CapacityService:
 
     async def plan(self, question: CapacityPlanQuery) -> CapacityPlan:
         """Nodes serve all projects, so what waits of all is in it, as numbers."""
-        ask = CapacityPlanRequest(question=question, without=await self._node_ids(question.without))
+        ask = CapacityPlanRequest(question=question, without=await self._node_ids(question.exclude_node))
         content = await self._peers.call(f"{self._scheduler_url}/internal/plan", ask)
         return CapacityPlan.model_validate_json(content)
 
@@ -32,7 +32,7 @@ class CapacityService:
             ids = await node_queries.node_ids(tx, names)
         if unknown := sorted(set(names) - ids.keys()):
             message = f"there is no node {unknown[0]!r}; `tangram nodes list` shows them"
-            raise ValidationFailed(message, errors=[FieldError(field="query.without", message=message)])
+            raise ValidationFailed(message, errors=[FieldError(field="query.exclude_node", message=message)])
         return list(ids.values())
 
 

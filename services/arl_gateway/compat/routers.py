@@ -1,4 +1,4 @@
-"""The routes at the root, and below `/t/{task}` and `/services/{service}` for clients that can only be given a URL."""
+"""Routes at the root, and below `/t/{task}` and `/reward-services/{service}` for clients that only take a base URL."""
 
 from fastapi import APIRouter
 from starlette.routing import Mount
@@ -24,7 +24,12 @@ _MODULES = (
     upstream,
 )
 ROUTERS = tuple(each.router for each in _MODULES)
-PREFIXES = ("/t/{task}/services/{service}", "/t/{task}", "/services/{service}", "/ng-rollout/{trajectory}")
+PREFIXES = (
+    "/t/{task}/reward-services/{service}",
+    "/t/{task}",
+    "/reward-services/{service}",
+    "/ng-rollout/{trajectory}",
+)
 """The last is NeMo-Gym's own."""
 
 

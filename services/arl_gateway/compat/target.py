@@ -1,7 +1,7 @@
 """Which service a request means, and for which task and trajectory: by path, query, header or `model`.
 
 Clients of these routes can set a URL and rarely more, so all of it may be in the URL:
-`/t/{task}/services/{service}/get_reward?trajectory=…&step=…`.
+`/t/{task}/reward-services/{service}/get_reward?trajectory=…&step=…`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -100,7 +100,7 @@ def _default_service(services: Mapping[str, ServiceEntry], kinds: Sequence[str],
         why = "several that were registered would do" if candidates else "none that would do was registered"
         what = f"there is no reward service {model[:MAX_SHOWN_MODEL]!r}, and {why}"
     raise _service_not_found(
-        f"{what}; name it in the path, /services/NAME/…", services, field="model" if model else "service"
+        f"{what}; name it in the path, /reward-services/NAME/…", services, field="model" if model else "service"
     )
 
 

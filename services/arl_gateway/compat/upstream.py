@@ -71,7 +71,7 @@ for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
             place,
             proxy_request,
             methods=[method],
-            operation_id=f"through_{method.lower()}{'' if 'path' in place else '_itself'}",
+            operation_id=f"proxy_{method.lower()}{'' if 'path' in place else '_root'}",
             responses=error_responses(*COMMON_ERRORS, EndpointUnknown, TooLarge, GatewayTimeout),
         )
 
@@ -138,5 +138,5 @@ def _content(response: CallResponse) -> bytes:
     content = b64decode(body.base64) if body.base64 is not None else body.text.encode()
     if body.truncated:
         kept = f"the endpoint's answer has {body.total_bytes} bytes, of which {len(content)} are kept"
-        raise TooLarge(f"{kept}; its operator may keep more by `keep_kib`")
+        raise TooLarge(f"{kept}; its operator may keep more by `max_body_kib`")
     return content

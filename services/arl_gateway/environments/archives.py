@@ -99,8 +99,8 @@ class ArchiveService:
             demand=DemandSpec(memory_mib=row.memory_mib, disk_mib=row.disk_mib, pids=row.pids),
         )
         submitted = await self._actions.submit(action, caller, key=None, trace=trace)
-        about = {"tangram-work": json.dumps({**operation, "limit_s": self._timeout_s})}
-        url = f"{row.node_url}/internal/work/{submitted.id}"
+        about = {"tangram-transfer": json.dumps({**operation, "limit_s": self._timeout_s})}
+        url = f"{row.node_url}/internal/transfers/{submitted.id}"
         try:
             async with AsyncExitStack() as held:
                 opening = asyncio.create_task(held.enter_async_context(self._peers.stream(url, about, body)))

@@ -28,7 +28,7 @@ SnapshotsDep = Annotated[SnapshotService, Depends(_snapshots)]
 
 @router.post(
     "/environments/{id}/snapshots",
-    operation_id="take_snapshot",
+    operation_id="create_snapshot",
     status_code=201,
     responses=error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge),
 )

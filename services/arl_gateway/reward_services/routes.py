@@ -19,7 +19,7 @@ from arl_wire.scores import ServiceName
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["services"])
+router = APIRouter(prefix="/v1", tags=["reward-services"])
 
 
 async def _reward_services(request: Request) -> RewardServiceAdmin:
@@ -31,8 +31,8 @@ RewardServicesDep = Annotated[RewardServiceAdmin, Depends(_reward_services)]
 
 
 @router.get(
-    "/services",
-    operation_id="list_services",
+    "/reward-services",
+    operation_id="list_reward_services",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
@@ -45,8 +45,8 @@ async def list_reward_services(caller: Reader, reward_services: RewardServicesDe
 
 
 @router.get(
-    "/services/{name}",
-    operation_id="get_service",
+    "/reward-services/{name}",
+    operation_id="get_reward_service",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
@@ -56,9 +56,9 @@ async def get_reward_service(name: ServiceName, caller: Reader, reward_services:
 
 
 @router.post(
-    "/services",
+    "/reward-services",
     status_code=201,
-    operation_id="register_service",
+    operation_id="register_reward_service",
     response_model_exclude_none=True,
     dependencies=JSON_BODY,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
@@ -71,8 +71,8 @@ async def register_reward_service(
 
 
 @router.post(
-    "/services/{name}/{verb}",
-    operation_id="change_service",
+    "/reward-services/{name}/{verb}",
+    operation_id="change_reward_service",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
@@ -87,9 +87,9 @@ async def change_reward_service(
 
 
 @router.delete(
-    "/services/{name}",
+    "/reward-services/{name}",
     status_code=204,
-    operation_id="remove_service",
+    operation_id="unregister_reward_service",
     responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
 async def unregister_reward_service(name: ServiceName, caller: AdminWriter, reward_services: RewardServicesDep) -> None:

@@ -14,7 +14,7 @@ from arl_wire.reward_services.service import ScoreRequest, ScoreResponse
 
 __all__ = ["router"]
 
-router = APIRouter(prefix="/v1", tags=["services"], route_class=WriterRoute)
+router = APIRouter(prefix="/v1", tags=["reward-services"], route_class=WriterRoute)
 
 
 @router.post(
@@ -47,7 +47,7 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     except Unavailable as error:
         if service is None or service.is_anywhere:
             raise
-        message = f"{error.detail}: no node has {body.service}, and `tangram services list` says why"
+        message = f"{error.detail}: no node has {body.service}, and `tangram reward-services list` says why"
         raise Unavailable(message, retry_after_s=error.retry_after_s) from None
     return model_response(
         ScoreResponse(action=scored.action, first=scored.first, scores=list(scored.entries)), response

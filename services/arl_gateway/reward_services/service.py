@@ -63,10 +63,10 @@ class RewardServiceAdmin:
             f"{self._admission_url}/internal/register-service", InternalRegisterServiceRequest(service=request)
         )
         if AffectedRowsResponse.model_validate_json(content).count == 0:
-            message = f"there is a reward service {request.name!r} already; remove it first, or take another name"
+            message = f"there is a reward service {request.name!r} already; unregister it first, or take another name"
             raise Conflict(message, errors=[FieldError(field="name", message=message)])
         await self._write_audit_log(
-            caller, "service.register", request.name, request.model_dump_json(exclude_none=True)
+            caller, "reward_service.register", request.name, request.model_dump_json(exclude_none=True)
         )
         return await self.get(request.name, caller)
 
@@ -78,7 +78,7 @@ class RewardServiceAdmin:
         )
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise _service_not_found(name)
-        await self._write_audit_log(caller, f"service.{verb.value}", name, "{}")
+        await self._write_audit_log(caller, f"reward_service.{verb.value}", name, "{}")
         return await self.get(name, caller)
 
     async def remove(self, name: str, caller: Caller) -> None:
@@ -95,7 +95,7 @@ class RewardServiceAdmin:
             if there in VERIFIERS:
                 raise Conflict(f"{there!r} is a program of the system, and is there wherever sandboxes are")
             raise Conflict(f"{there!r} comes along with its node; `drain` keeps it from taking anything new")
-        await self._write_audit_log(caller, "service.remove", name, "{}")
+        await self._write_audit_log(caller, "reward_service.unregister", name, "{}")
 
     async def _write_audit_log(self, caller: Caller, verb: str, name: str, detail: str) -> None:
         async with self._store.write() as tx:
@@ -104,7 +104,7 @@ class RewardServiceAdmin:
                 project_id=caller.project_id,
                 api_key_id=caller.key_id,
                 verb=verb,
-                target=f"service:{name}",
+                target=f"reward_service:{name}",
                 detail=detail,
             )
 

@@ -38,8 +38,8 @@ LogStreamsDep = Annotated[LogStreams, Depends(_log_streams)]
 
 
 @router.get(
-    "/{id}/output",
-    operation_id="follow_output",
+    "/{id}/logs",
+    operation_id="stream_logs",
     response_class=Response,
     responses={
         200: {"description": "Server-sent events", "content": EVENT_STREAM_CONTENT},

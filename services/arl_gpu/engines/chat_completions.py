@@ -62,7 +62,9 @@ class ChatCompletionClient:
         self._model = self._configured_model
         # SGLang's /health generates a token, and it may release its memory only while it generates nothing.
         self._health = "/v1/models" if settings.family == "sglang" else "/health"
-        self._timeout = aiohttp.ClientTimeout(total=settings.request_s, connect=None, sock_connect=CONNECT_TIMEOUT_S)
+        self._timeout = aiohttp.ClientTimeout(
+            total=settings.request_timeout_s, connect=None, sock_connect=CONNECT_TIMEOUT_S
+        )
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, body: Mapping[str, Any]) -> ChatCompletion:

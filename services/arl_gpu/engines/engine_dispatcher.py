@@ -82,7 +82,7 @@ class EngineDispatcher:
                 name,
                 each,
                 ChatCompletionClient(each),
-                asyncio.Semaphore(each.requests),
+                asyncio.Semaphore(each.max_concurrent_requests),
                 ExponentialBackoff(health_check_s, max_s=MAX_BACKOFF_S),
             )
             for name, each in engines.items()
@@ -150,7 +150,7 @@ class EngineDispatcher:
             lane.settings.device != number
             or lane.error is not None
             or bool(lane.pending)
-            or lane.running >= lane.settings.requests
+            or lane.running >= lane.settings.max_concurrent_requests
             or makes_room
             or any(each.is_waiting_for_room for each in others)
         )
@@ -336,7 +336,8 @@ class EngineDispatcher:
             queue.last_healthy_at = time.monotonic()
             return
         reason, _, message = queue.error.partition(": ")
-        if reason == ENGINE_TOO_LARGE or time.monotonic() - queue.last_healthy_at > queue.settings.patience_s:
+        down_s = time.monotonic() - queue.last_healthy_at
+        if reason == ENGINE_TOO_LARGE or down_s > queue.settings.engine_down_timeout_s:
             services = {each.name for each in self._judge_services() if each.engine == queue.name}
             self._sink.fail_waiting(services, reason, message)
 

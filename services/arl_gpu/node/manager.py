@@ -70,8 +70,8 @@ class GpuManager(SlotNode[ScoreReport]):
             scheduler=BatchScheduler(
                 batch_tokens=settings.batch_tokens,
                 batch_s=settings.batch_s,
-                max_inflight_tokens=settings.begun_tokens,
-                model_swap_delay_s=settings.swap_wait_s,
+                max_inflight_tokens=settings.max_inflight_tokens,
+                model_swap_delay_s=settings.model_swap_delay_s,
             ),
             metrics=self._metrics,
             engine_dispatcher=judging,
@@ -252,7 +252,7 @@ class GpuManager(SlotNode[ScoreReport]):
     def _has_due_counters(self) -> bool:
         """Something was scored since that was last written, long enough ago."""
         counted_ago_s = time.monotonic() - self._counters_published_at
-        return counted_ago_s >= self._settings.count_every_s and self._snapshot_counters() != self._published_counters
+        return counted_ago_s >= self._settings.counter_flush_s and self._snapshot_counters() != self._published_counters
 
     def _snapshot_counters(self) -> "tuple[Counter[str], Counter[str]]":
         return self.dispatcher.batches.copy(), self.dispatcher.items_scored.copy()

@@ -65,16 +65,16 @@ class BatchScheduler:
     """Jobs in the order in which they head a batch; costs are in tokens, times by the monotonic clock.
 
     Services that are on the device go before those that would have to be restored, until the oldest action of these has
-    waited `swap_wait_s`. Where one that is in use would have to leave for it, a service is restored only then, or once
-    all that waits for it has together waited `PATIENCE` times as long. A service that was restored keeps the device
-    until all that waited for it by then was in a batch.
+    waited `model_swap_delay_s`. Where one that is in use would have to leave for it, a service is restored only then,
+    or once all that waits for it has together waited `PATIENCE` times as long. A service that was restored keeps the
+    device until all that waited for it by then was in a batch.
 
     A batch has `batch_tokens`, or more of a service of which the device computes more within `batch_s`, where that is
     not more than the device's part of what waits for it.
 
     Beside that whoever was served goes behind all others. An action of at most `batch_tokens` may begin at once.
     Larger ones of a service begin in their order, while what is left of all that began and is not closed there is at
-    most `begun_tokens`, or alone: the time of one that waits does not run.
+    most `max_inflight_tokens`, or alone: the time of one that waits does not run.
     """
 
     def __init__(
@@ -274,7 +274,8 @@ class BatchScheduler:
         """Those that have begun or may begin, and of which something is left.
 
         Large ones of a service wait for those of it that are before them; for another service's, which may not begin
-        here for long, once these have waited `swap_wait_s`, so that they come to begin. For a closed one's, never.
+        here for long, once these have waited `model_swap_delay_s`, so that they come to begin. For a closed one's,
+        never.
         """
         begun = _remaining_tokens(job for job in self if job.has_started and job.service not in blocked)
         before: Counter[str] = Counter()

@@ -72,8 +72,8 @@ class EngineSpec:
     family: EngineFamily
     size: int
     """Bytes of the device while it is awake, whatever they are for: weights, caches, graphs."""
-    wake_s: float = 120.0
-    sleep_s: float = 60.0
+    wake_timeout_s: float = 120.0
+    sleep_timeout_s: float = 60.0
     """The longest that it may take for either."""
 
 
@@ -91,7 +91,8 @@ class EngineController:
     ) -> None:
         """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed, unless `last` denies it.
 
-        `on_step` is called before and after whatever its caller waits for: `ASK_S`, or at most that and `sleep_s`.
+        `on_step` is called before and after whatever its caller waits for: `ASK_S`, or at most that and
+        `sleep_timeout_s`.
         """
         self.spec = spec
         self._on_progress = on_progress
@@ -151,14 +152,14 @@ class EngineController:
             busy = "it is not idle, and nothing of ours is in flight"
             with self._progress_scope():
                 # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
-                self._wait_until(self._is_idle, busy, within_s=self.spec.sleep_s)
+                self._wait_until(self._is_idle, busy, within_s=self.spec.sleep_timeout_s)
             self._identify_process()
             with self._progress_scope():
-                self._send_command("/release_memory_occupation", within_s=self.spec.sleep_s, sleeps=True)
+                self._send_command("/release_memory_occupation", within_s=self.spec.sleep_timeout_s, sleeps=True)
             return
         with self._progress_scope():
             # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
-            self._request("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_s)
+            self._request("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_timeout_s)
         with self._progress_scope():
             self._wait_until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
 
@@ -189,9 +190,9 @@ class EngineController:
         if self._is_awake():
             return
         if self.spec.family == "sglang":
-            self._send_command("/resume_memory_occupation", within_s=self.spec.wake_s, sleeps=False)
+            self._send_command("/resume_memory_occupation", within_s=self.spec.wake_timeout_s, sleeps=False)
             return
-        self._request("POST", "/wake_up", within_s=self.spec.wake_s)
+        self._request("POST", "/wake_up", within_s=self.spec.wake_timeout_s)
         self._wait_until(self._is_awake, "it said that it woke, and sleeps")
 
     def _restore_state(self) -> None:

@@ -217,7 +217,7 @@ class SchedulingLoop:
             if rebuilding:
                 self._traces.reset()
                 self._resizer.begin(index.allocations)
-                await read_backlog(self._store, self.election, index, page_rows=self._settings.rebuild_page)
+                await read_backlog(self._store, self.election, index, page_rows=self._settings.recovery_page_size)
         self._index = index
         busy = bool(found.queued or found.allocations or index.queued_count)
         step = self._settings.poll_busy_s
@@ -248,7 +248,7 @@ class SchedulingLoop:
         self._polled_at = now
 
     async def _reclaim(self, index: SchedulerIndex, poll: PollResult) -> None:
-        ttl_s, away_s = self._settings.node_ttl_s, self._settings.node_away_s
+        ttl_s, away_s = self._settings.node_ttl_s, self._settings.environment_loss_after_s
         verdicts, away = find_failed(
             index, poll, watching_since=self._watching_since, ttl_s=ttl_s, environment_loss_after_s=away_s
         )
@@ -261,7 +261,7 @@ class SchedulingLoop:
         async with self._store.write() as tx:
             await leader_queries.lock_term(tx, cell=self.election.cell, term=self._require_term())
             if lost_nodes:
-                await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.node_away_s)
+                await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.environment_loss_after_s)
             reclaimed = await repository.reclaim(tx, decisions) if decisions else frozenset()
         self._metrics.reclaimed.inc(len(reclaimed))
         log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), lost_nodes)

@@ -8,15 +8,15 @@ from tangram_client import AuthenticatedClient
 from tangram_client.api.actions import list_actions, submit_action, wait_for_actions
 from tangram_client.models import (
     Action,
-    ActionPage,
+    ActionListResponse,
     ActionResult,
-    Amdahl,
+    AmdahlElasticity,
     CpuRange,
-    Demand,
-    Problem,
-    SubmitAction,
-    SubmitActionKind,
-    SubmitActionLabels,
+    DemandSpec,
+    ProblemDetails,
+    SubmitActionRequest,
+    SubmitActionRequestKind,
+    SubmitActionRequestLabels,
     WaitRequest,
     WaitResponse,
 )
@@ -25,14 +25,14 @@ from tangram_client.types import UNSET, Unset
 TASK = "python"
 
 
-def squared(n: int) -> SubmitAction:
-    return SubmitAction(
+def squared(n: int) -> SubmitActionRequest:
+    return SubmitActionRequest(
         task=TASK,
-        kind=SubmitActionKind.EXEC,
+        kind=SubmitActionRequestKind.EXEC,
         argv=["python3", "-c", f"print({n} ** 2)"],
-        demand=Demand(cpu=CpuRange(min_=0.5, max_=1), memory_mib=64),
-        elasticity=Amdahl(model="amdahl", parallel_fraction=0.5),
-        labels=SubmitActionLabels.from_dict({"n": str(n)}),
+        demand=DemandSpec(cpu=CpuRange(min_=0.5, max_=1), memory_mib=64),
+        elasticity=AmdahlElasticity(model="amdahl", parallel_fraction=0.5),
+        labels=SubmitActionRequestLabels.from_dict({"n": str(n)}),
     )
 
 
@@ -57,18 +57,18 @@ def listed(client: AuthenticatedClient) -> list[str]:
     cursor: str | Unset = UNSET
     while True:
         page = list_actions.sync(client=client, task=TASK, limit=2, cursor=cursor)
-        assert isinstance(page, ActionPage), page
+        assert isinstance(page, ActionListResponse), page
         found += [str(action.id) for action in page.items]
         if isinstance(page.next_cursor, Unset):
             return found
         cursor = page.next_cursor
 
 
-def refused(client: AuthenticatedClient) -> Problem:
+def refused(client: AuthenticatedClient) -> ProblemDetails:
     impossible = squared(0)
-    impossible.demand = Demand(memory_mib=1)
+    impossible.demand = DemandSpec(memory_mib=1)
     problem = submit_action.sync(client=client, body=impossible)
-    assert isinstance(problem, Problem), problem
+    assert isinstance(problem, ProblemDetails), problem
     return problem
 
 

@@ -1,13 +1,13 @@
 // Against a running gateway: node consumer.js URL KEY. Prints what it saw as one JSON object.
 import { createClient, createConfig } from "./tangram_client/client/index.js";
 import { listActions, submitAction, waitForActions } from "./tangram_client/sdk.gen.js";
-import type { Action, Problem, SubmitAction } from "./tangram_client/types.gen.js";
+import type { Action, ProblemDetails, SubmitActionRequest } from "./tangram_client/types.gen.js";
 
 const [url, key] = process.argv.slice(2);
 const client = createClient(createConfig({ baseUrl: url, auth: () => key }));
 const task = "typescript";
 
-function squared(n: number): SubmitAction {
+function squared(n: number): SubmitActionRequest {
   return {
     task,
     kind: "exec",
@@ -47,7 +47,7 @@ async function listed(): Promise<string[]> {
   return found;
 }
 
-async function refused(): Promise<Problem> {
+async function refused(): Promise<ProblemDetails> {
   const { error } = await submitAction({ client, body: { ...squared(0), demand: { memory_mib: 1 } } });
   if (error === undefined) throw new Error("it was accepted");
   return error;

@@ -66,13 +66,13 @@ async def asked(directory: Path, address: str, key: str) -> dict[str, Any]:
         worker._preprocess_reward_inputs = text
         found[f"verl_{engine}"] = await worker.compute_score_disrm(None)
     openrlhf = loaded(directory, "openrlhf.utils.agent").SingleTurnAgentExecutor
-    where = f"http://{key}@{address}/t/openrlhf/services/minilm/get_reward"
+    where = f"http://{key}@{address}/t/openrlhf/reward-services/minilm/get_reward"
     found["openrlhf"] = await openrlhf(where)._fetch_rewards_via_http([PROMPT + RESPONSE], [PROMPT], [LABEL])
     found["openrlhf_two"] = await openrlhf([where, where])._fetch_rewards_via_http(
         [PROMPT + RESPONSE], [PROMPT], [LABEL]
     )
     slime = loaded(directory, "miles.rollout.rm_hub")
-    args = types.SimpleNamespace(rm_url=f"http://{key}@{address}/t/slime/services/minilm/slime/reward")
+    args = types.SimpleNamespace(rm_url=f"http://{key}@{address}/t/slime/reward-services/minilm/slime/reward")
     sample = types.SimpleNamespace(prompt=PROMPT, response=RESPONSE, label=LABEL)
     found["slime"] = await slime.remote_rm(args, sample)
     return found

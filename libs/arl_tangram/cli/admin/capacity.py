@@ -1,4 +1,4 @@
-"""`plan`: what would be with other nodes or more actions."""
+"""`capacity`: the queueing delay under a hypothetical capacity or workload."""
 
 import sys
 from typing import Annotated
@@ -17,14 +17,16 @@ __all__ = ["capacity_table", "register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(plan)
+    app.command()(capacity)
 
 
-def plan(
+def capacity(
     directory: DirOption,
     cores: Annotated[str | None, typer.Option(help="`75%` of the cores there are, or so many.")] = None,
     add_nodes: Annotated[int, typer.Option(help="More nodes like the largest.")] = 0,
-    without: Annotated[list[str] | None, typer.Option(help="A node that takes nothing new.")] = None,
+    exclude_node: Annotated[
+        list[str] | None, typer.Option(help="A node that takes no new actions. May be repeated.")
+    ] = None,
     actions: Annotated[int, typer.Option(help="So many more actions come now.")] = 0,
     cpu: Annotated[float, typer.Option(help="Cores that each of them needs.")] = 1.0,
     cpu_max: Annotated[float | None, typer.Option(help="Cores that each of them can use.")] = None,
@@ -32,12 +34,12 @@ def plan(
     seconds: Annotated[float, typer.Option(help="How long each takes on --cpu cores.")] = 1.0,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Say how long what waits now would wait with other nodes or more actions. Needs a key with `admin:read`."""
+    """Estimate the queueing delay under a hypothetical capacity or workload. Needs a key with `admin:read`."""
     try:
         question = CapacityPlanQuery(
             cores=cores,
             add_nodes=add_nodes,
-            without=without or [],
+            exclude_node=exclude_node or [],
             actions=actions,
             cpu=cpu,
             cpu_max=cpu_max,

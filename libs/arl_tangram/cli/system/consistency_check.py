@@ -1,4 +1,4 @@
-"""`audit`: do rows, processes, cgroups, mounts, files and amounts of one system agree?"""
+"""`check`: do rows, processes, cgroups, mounts, files and amounts of one system agree?"""
 
 import socket
 import time
@@ -22,10 +22,10 @@ _SCAN_INTERVAL_S = 0.5
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(audit)
+    app.command()(check)
 
 
-def audit(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
+def check(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
     """Compare rows, processes, cgroups, mounts, files and amounts. Exit code 1: something does not agree.
 
     What is on its way for a moment is no finding: a finding is what each of four looks within two seconds saw.
@@ -104,11 +104,11 @@ def _fetch_report(state: LocalState) -> ConsistencyReport:
     if gateway is None or key is None:
         fail("the system is not ready yet; `tangram status` says more")
     try:
-        answer = httpx.get(f"{gateway}/v1/admin/audit", headers={"authorization": f"Bearer {key}"}, timeout=30)
+        answer = httpx.get(f"{gateway}/v1/admin/consistency", headers={"authorization": f"Bearer {key}"}, timeout=30)
         answer.raise_for_status()
         return ConsistencyReport.model_validate_json(answer.content)
     except (httpx.HTTPError, ValueError) as error:
-        fail(f"the gateway can't say: {error}; `tangram logs gateway` says more")
+        fail(f"the gateway can't say: {error}; `tangram system logs gateway` says more")
 
 
 def _finding_key(finding: ConsistencyFinding) -> tuple[str, str]:

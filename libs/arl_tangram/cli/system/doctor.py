@@ -90,7 +90,7 @@ def _fetch_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[MachineF
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         return [], [
-            MachineFinding("nodes", FindingLevel.WARN, f"the gateway can't say: {error}", "tangram logs gateway")
+            MachineFinding("nodes", FindingLevel.WARN, f"the gateway can't say: {error}", "tangram system logs gateway")
         ]
     listed = body if isinstance(body, list) else body.get("nodes", body.get("items", []))
     return [node for node in listed if isinstance(node, dict)], []

@@ -63,7 +63,9 @@ def run_in_foreground(state: LocalState, supervisor: subprocess.Popen[bytes]) ->
                 continue
             break
     if code != 0:
-        stderr.print(f"tangram: the supervisor ended with code {code}; see tangram logs supervisor", markup=False)
+        stderr.print(
+            f"tangram: the supervisor ended with code {code}; see tangram system logs supervisor", markup=False
+        )
         return EXIT_FAILED
     stderr.print("stopped")
     return 0

@@ -199,7 +199,7 @@ def _wait_for_running_system(state: LocalState) -> None:
             if progress.show_phase(pid=pid) == "ready":
                 return
             time.sleep(_POLL_INTERVAL_S)
-    fail(f"it stopped while starting: {state.processes().get('message') or 'see tangram logs'}")
+    fail(f"it stopped while starting: {state.processes().get('message') or 'see tangram system logs'}")
 
 
 def _print_started(state: LocalState, output: OutputFormat, message: str) -> None:
@@ -217,7 +217,7 @@ def _drain(state: LocalState) -> None:
     with stderr.status("draining"):
         while state.supervisor_pid() is not None:
             if time.monotonic() > deadline:
-                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see tangram logs supervisor")
+                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see tangram system logs supervisor")
             time.sleep(_POLL_INTERVAL_S)
 
 

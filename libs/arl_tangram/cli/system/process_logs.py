@@ -1,4 +1,4 @@
-"""`logs`: what the processes wrote."""
+"""`system logs`: the logs of the processes of this machine's system."""
 
 import json
 import sys
@@ -16,12 +16,15 @@ __all__ = ["register"]
 
 _POLL_INTERVAL_S = 0.2
 
+group = typer.Typer(no_args_is_help=True, help="The processes of the system on this machine.")
+
 
 def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(logs)
+    """Add the commands of this module."""
+    app.add_typer(group, name="system")
 
 
+@group.command()
 def logs(
     directory: DirOption,
     service: Annotated[str | None, typer.Argument(help="One process; default all.")] = None,
@@ -34,7 +37,7 @@ def logs(
     if not known:
         fail(f"nothing was ever started in {directory}", EXIT_NOT_RUNNING)
     if service is not None and service not in known:
-        fail(f"there is no log of {service!r}; there are {', '.join(known)}", EXIT_USAGE)
+        fail(f"Process {service!r} has no log. Available: {', '.join(known)}.", EXIT_USAGE)
     chosen = [service] if service else list(known)
     followed = [_LogTail(name, known[name], prefixed=len(chosen) > 1, output=output) for name in chosen]
     try:

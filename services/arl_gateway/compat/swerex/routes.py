@@ -44,7 +44,7 @@ ID_PARAMETER = {
     "description": "Of an environment",
 }
 ENVIRONMENT_PREFIX = "/v1/environments/{id}/swerex"
-TRAJECTORY_PREFIXES = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/with/{options}/swerex")
+TRAJECTORY_PREFIXES = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/options/{options}/swerex")
 
 router = APIRouter(tags=["compatibility"], route_class=SwerexRoute)
 

@@ -1,7 +1,7 @@
 """Where a command of SWE-ReX's is run: an environment that is there, or a trajectory's, made at its first use.
 
 SWE-ReX's client can be given an address and a key and nothing else, so what an environment is made with may stand in
-the address: `/t/TASK/trajectories/TRAJECTORY/with/template=py312,memory_mib=2048/swerex`.
+the address: `/t/TASK/trajectories/TRAJECTORY/options/template=py312,memory_mib=2048/swerex`.
 """
 
 from dataclasses import dataclass
@@ -95,5 +95,5 @@ def _parse_options(text: str) -> dict[str, str]:
     known = _EnvironmentParams.model_fields.keys() - {"task", "trajectory"}
     if wrong := found.keys() - known:
         message = f"`{min(wrong)[:64]}` is none of {', '.join(sorted(known))}"
-        raise ValidationFailed(message, errors=[FieldError(field="path.with", message=message)])
+        raise ValidationFailed(message, errors=[FieldError(field="path.options", message=message)])
     return found

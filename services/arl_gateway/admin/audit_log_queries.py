@@ -1,0 +1,30 @@
+"""The statement that reads the audit log."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import text
+
+from arl_store.tx import ReadTx, Row
+
+__all__ = ["list_audit_log"]
+
+LIST_AUDIT_LOG = text("""
+    select l.id, l.at, p.name as project, l.api_key_id, l.verb, l.target, l.detail
+      from audit_log l
+      left join projects p on p.id = l.project_id
+     where (cast(:project_id as int) is null or l.project_id = :project_id)
+       and (cast(:project as text) is null or p.name = :project)
+       and (cast(:verb as text) is null or l.verb = :verb)
+       and (cast(:before as bigint) is null or l.id < :before)
+     order by l.id desc
+     limit :limit
+""")
+
+
+async def list_audit_log(
+    tx: ReadTx, *, project_id: int | None, project: str | None, verb: str | None, before: int | None, limit: int
+) -> Sequence[Row]:
+    """Newest first. A filter that is None matches every entry."""
+    return await tx.fetch(
+        LIST_AUDIT_LOG, {"project_id": project_id, "project": project, "verb": verb, "before": before, "limit": limit}
+    )
