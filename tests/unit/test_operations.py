@@ -1,6 +1,5 @@
 """The SDK's operations, driven by hand: no network, no time."""
 
-import json
 from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
@@ -9,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from arl_core.domain.states import ActionOutcome, ActionState
-from arl_tangram import admin, batches, operations
+from arl_tangram import batches, operations
 from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkRequest, SdkResponse, WaitTimeout
 from arl_tangram.options import exec_action
 from arl_tangram.resources.reward_services import RewardServiceMethods, ScoreOptions
@@ -380,22 +379,3 @@ class OfRewards(RewardServiceMethods):
 
     def _run(self, operation: Operation[Any]) -> Any:
         return drive(operation, self._server)[0]
-
-
-def test_audit_log_reads_pages_until_the_limit() -> None:
-    newest = 2500
-
-    def server(call: SdkRequest) -> SdkResponse:
-        first = int(call.query.get("before", newest + 1)) - 1
-        last = first - int(call.query["limit"])
-        entry = {"at": "2026-03-02T09:15:00Z", "verb": "key.create", "target": "key:1", "detail": {}}
-        items = [{**entry, "id": id} for id in range(first, last, -1)]
-        return SdkResponse(200, json.dumps({"items": items, "next_before": last + 1}).encode())
-
-    operation = admin.list_audit_log(limit=1001, before=None, verb="key.create", project=None, retry_timeout_s=1)
-    entries, calls, _ = drive(operation, server)
-    assert [each.id for each in entries] == list(range(newest, newest - 1001, -1))
-    assert [call.query for call in calls] == [
-        {"verb": "key.create", "limit": 1000},
-        {"verb": "key.create", "before": 1501, "limit": 1},
-    ]
