@@ -49,9 +49,9 @@ $(TORCH)/.ready: constraints.txt $(VENV)/.ready
 	@touch $@
 
 test-torch: $(TORCH)/.ready
-	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/test_encoders.py \
-		tests/unit/test_hugging_face.py tests/unit/test_quality.py tests/unit/test_teachers.py tests/unit/test_tensor_parallel.py \
-		tests/service/test_split_services.py tests/contract/test_trl.py tests/gpu
+	PYTHONPATH=$(TORCH) $(BIN)/python -m pytest tests/unit/gpu/test_encoders.py \
+		tests/unit/gpu/test_hugging_face.py tests/unit/gpu/test_quality.py tests/unit/gpu/test_teachers.py tests/unit/gpu/test_tensor_parallel.py \
+		tests/service/gpu/test_split_services.py tests/contract/test_trl.py tests/gpu
 
 lint: $(VENV)/.ready
 	$(BIN)/ruff check .

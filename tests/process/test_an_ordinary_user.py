@@ -14,7 +14,7 @@ SYSTEM_PYTHON = Path("/usr/bin/python3")
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pytest_asyncio")
 SOME_UID = 23456
 EXECUTOR_SUITES = ("conformance", "cpu", "launcher")
-SUITES = ("tests/hostile", *(f"tests/service/test_executor_{name}.py" for name in EXECUTOR_SUITES))
+SUITES = ("tests/hostile", *(f"tests/service/cpu/test_executor_{name}.py" for name in EXECUTOR_SUITES))
 QUICK = "not (executor and slow) and not namespaces+python"
 """All attacks; what the executor does at length does not depend on who runs it, and without root's cgroups the agent in
 Python is the one that `namespaces` uses."""

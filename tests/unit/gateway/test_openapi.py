@@ -15,7 +15,7 @@ from arl_gateway.examples import RESPONSE_EXAMPLES
 from arl_gateway.openapi import MEANINGFUL_NULLS
 from arl_gateway.settings import GatewaySettings
 
-COMMITTED = Path(__file__).parents[2] / "openapi" / "gateway.json"
+COMMITTED = Path(__file__).parents[3] / "openapi" / "gateway.json"
 SETTINGS = GatewaySettings(
     port=1,
     database_url="postgresql://nobody",

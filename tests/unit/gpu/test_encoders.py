@@ -14,7 +14,7 @@ from arl_gpu.catalog.service_files import wheel_directory
 from arl_gpu.models.encoders.bert import EncodeFunction, encode_numpy, encode_torch, has_torch
 from arl_gpu.models.encoders.sentence_encoder import SimilarityModel
 
-REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / "minilm_reference.json").read_text())
+REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[2] / "support" / "minilm_reference.json").read_text())
 TEXTS: list[str] = REFERENCE["texts"]
 EMBEDDINGS = np.array(REFERENCE["embeddings"])
 TOLERANCE = 1e-4
