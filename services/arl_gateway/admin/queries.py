@@ -46,6 +46,17 @@ INSERT_AUDIT_LOG = text("""
     values (:project_id, :api_key_id, :verb, :target, cast(:detail as jsonb))
 """)
 
+LIST_PROJECTS = text("""
+    select id, name, weight
+      from projects
+     where (cast(:only as int) is null or id = :only)
+       and (cast(:after as int) is null or id > :after)
+     order by id
+     limit :limit
+""")
+
+PROJECT_BY_NAME = text("select id, name, weight from projects where name = :name")
+
 
 async def insert_project(tx: WriteTx, name: str) -> int | None:
     """Its id; None if the name is taken."""
@@ -69,18 +80,6 @@ async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: 
 
 async def queue_by_task(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
     return await tx.first(QUEUE_BY_TASK, {"project_id": project_id, "task": task})
-
-
-LIST_PROJECTS = text("""
-    select id, name, weight
-      from projects
-     where (cast(:only as int) is null or id = :only)
-       and (cast(:after as int) is null or id > :after)
-     order by id
-     limit :limit
-""")
-
-PROJECT_BY_NAME = text("select id, name, weight from projects where name = :name")
 
 
 async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limit: int) -> Sequence[Row]:
