@@ -12,6 +12,16 @@ from typing import IO
 __all__ = ["UnixAccount", "child_environment", "spawn", "wait_for_exit"]
 
 _PR_SET_PDEATHSIG = 1
+
+BASE_VARIABLES = ("PATH", "HOME", "LANG", "TZ")
+LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH")
+"""Where a cluster's modules put the driver's libraries, and torch."""
+DEVICE_PREFIXES = ("CUBLAS_", "CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_")
+"""What such names begin with. A batch scheduler says in CUDA_VISIBLE_DEVICES which GPUs are its job's."""
+
+NETWORK_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
+"""In capitals or not: by what way one gets there, and whom one believes."""
+
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
@@ -79,16 +89,6 @@ def _parent_death_hook(parent: int, before_exec: Callable[[], None] | None) -> C
             os._exit(1)
 
     return arm
-
-
-BASE_VARIABLES = ("PATH", "HOME", "LANG", "TZ")
-LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH")
-"""Where a cluster's modules put the driver's libraries, and torch."""
-DEVICE_PREFIXES = ("CUBLAS_", "CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_")
-"""What such names begin with. A batch scheduler says in CUDA_VISIBLE_DEVICES which GPUs are its job's."""
-
-NETWORK_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""In capitals or not: by what way one gets there, and whom one believes."""
 
 
 def child_environment(

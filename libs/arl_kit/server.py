@@ -18,6 +18,10 @@ DRAIN_TIMEOUT_S = 20
 TICK_INTERVAL_S = 1.0
 """How old the Date header may become. Uvicorn's own ten ticks a second are most of what an idle service costs."""
 
+GC_THRESHOLDS = 5_000, 80, 100
+"""Of objects, and of collections of the generation before. By default it looks through new objects seven times as
+often, and through all that is kept, a million waiting actions for instance, whenever a quarter more has come."""
+
 
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
     """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
@@ -69,11 +73,6 @@ class _DrainingServer(uvicorn.Server):
         if self._on_drain is not None:
             self._on_drain()
         self._exiting.set()
-
-
-GC_THRESHOLDS = 5_000, 80, 100
-"""Of objects, and of collections of the generation before. By default it looks through new objects seven times as
-often, and through all that is kept, a million waiting actions for instance, whenever a quarter more has come."""
 
 
 def freeze_heap() -> None:

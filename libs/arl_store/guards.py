@@ -59,6 +59,10 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
     ServiceRole.API: _STATELESS_MANAGER_GRANTS,
 }
 
+DESIRED_STATE_LOCK = "hashtext('tangram.wishes')"
+"""Shared by every transaction of the leader; whoever closes a node or pauses a queue takes it alone, and so waits for
+the last round that did not know of it."""
+
 
 def role_name(database: str, role: ServiceRole) -> str:
     """Roles belong to the whole cluster, so each carries the name of its database."""
@@ -124,8 +128,3 @@ def _literals(values: list[str]) -> str:
 
 def _quote_identifier(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
-
-
-DESIRED_STATE_LOCK = "hashtext('tangram.wishes')"
-"""Shared by every transaction of the leader; whoever closes a node or pauses a queue takes it alone, and so waits for
-the last round that did not know of it."""

@@ -12,6 +12,9 @@ from asyncpg.pgproto import pgproto
 
 __all__ = ["parse_uuid", "storable", "storable_json", "to_driver_uuid", "uuid7"]
 
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""No text in Postgres has one of these."""
+
 
 def to_driver_uuid(id: UUID) -> UUID:
     """Equal, and hashed once instead of at each look-up: the standard library's hashes in Python, 0.2 µs each time."""
@@ -40,10 +43,6 @@ def uuid7() -> UUID:
     random = int.from_bytes(os.urandom(8)) & ((1 << 62) - 1)
     value = (stamp >> 12) << 80 | 0x7 << 76 | (stamp & 0xFFF) << 64 | 0b10 << 62 | random
     return UUID(int=value)
-
-
-UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-"""No text in Postgres has one of these."""
 
 
 def storable(text: str | None) -> str | None:

@@ -33,6 +33,16 @@ MAX_JSON_CHARACTERS = 64 << 10
 MAX_DEPTH = 64
 """Of arrays and objects in each other: whatever reads JSON by recursion can read it."""
 
+RESERVED_NAMES = frozenset(
+    {
+        *("cpu", "cpu_milli", "cpu_cores", "cores", "memory", "memory_mib", "memory_bytes", "disk", "disk_mib"),
+        *("disk_bytes", "pids", "gpu", "concurrency", "slots"),
+    }
+)
+"""They have fields of their own, are no node's to declare, or are what metrics call those that have."""
+
+MAX_AMOUNT = 1 << 40
+
 
 def validate_no_nul(text: str) -> str:
     if "\x00" in text:
@@ -120,16 +130,6 @@ class StrictModel(BaseModel):
     """What clients send: unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-RESERVED_NAMES = frozenset(
-    {
-        *("cpu", "cpu_milli", "cpu_cores", "cores", "memory", "memory_mib", "memory_bytes", "disk", "disk_mib"),
-        *("disk_bytes", "pids", "gpu", "concurrency", "slots"),
-    }
-)
-"""They have fields of their own, are no node's to declare, or are what metrics call those that have."""
-MAX_AMOUNT = 1 << 40
 
 
 def _check_not_reserved(name: str) -> str:

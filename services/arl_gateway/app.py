@@ -8,11 +8,11 @@ from fastapi import FastAPI
 from arl_gateway.actions.inspect_routes import explain_router, trace_router
 from arl_gateway.actions.routes import router, trajectories
 from arl_gateway.actions.submit_routes import router as submit_router
-from arl_gateway.admin.audit_log_routes import router as audit_log_router
 from arl_gateway.admin.capacity_routes import router as plan_router
 from arl_gateway.admin.node_routes import router as node_router
 from arl_gateway.admin.project_routes import router as project_router
 from arl_gateway.admin.routes import router as admin_router
+from arl_gateway.audit_log.routes import router as audit_log_router
 from arl_gateway.compat.routers import PREFIXED_MOUNTS
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.deps import build_deps

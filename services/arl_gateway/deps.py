@@ -10,13 +10,13 @@ from arl_gateway.actions.explanations import ExplanationService
 from arl_gateway.actions.service import ActionService
 from arl_gateway.actions.traces import TraceService
 from arl_gateway.actions.waiters import ActionWaiters
-from arl_gateway.admin.audit_log import AuditLogReader
 from arl_gateway.admin.consistency import ConsistencyService
 from arl_gateway.admin.keys import KeyAdmin
 from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.admin.projects import ProjectAdmin
 from arl_gateway.admin.queues import QueueAdmin
 from arl_gateway.admin.scheduler_reports import CapacityService, StragglerService
+from arl_gateway.audit_log.service import AuditLogReader
 from arl_gateway.blocking.code_runs import CodeRunner
 from arl_gateway.blocking.command_runner import CommandRunner
 from arl_gateway.endpoints.service import EndpointService

@@ -19,6 +19,9 @@ __all__ = [
 
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
+ERROR_LINE = re.compile(r"[\w.]+: ")
+"""The last line of a traceback; all before it have more words, or are indented."""
+
 
 def own_cpu_s() -> float:
     """Of this process, without its children."""
@@ -83,10 +86,6 @@ def _scheduled_ns(pid: int) -> int:
         return int(Path(f"/proc/{pid}/schedstat").read_text().split()[0])
     except OSError:
         return 0
-
-
-ERROR_LINE = re.compile(r"[\w.]+: ")
-"""The last line of a traceback; all before it have more words, or are indented."""
 
 
 def summarize_error(output: str) -> str:

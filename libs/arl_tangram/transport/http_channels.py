@@ -30,6 +30,8 @@ MAX_CONNECTIONS = 2000
 CONNECTION_LIMITS = httpx.Limits(max_connections=MAX_CONNECTIONS, max_keepalive_connections=200)
 LOOPBACK_PREFIXES = ("127.", "localhost", "::1")
 
+log = logging.getLogger(__name__)
+
 
 class SyncHttpChannel:
     """Its client is safe to share between threads."""
@@ -167,9 +169,6 @@ def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBas
         return made
 
     return AiohttpTransport(client=session)
-
-
-log = logging.getLogger(__name__)
 
 
 def add_trace_context(request: httpx.Request) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 
 from arl_gateway.admin import key_queries, queries
+from arl_gateway.audit_log.queries import insert_audit_log
 from arl_gateway.http.auth import Caller, KeyAuthenticator
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
@@ -69,7 +70,7 @@ class KeyAdmin:
 
     async def _write_audit_log(self, tx: WriteTx, verb: str, row: Row, caller: Caller) -> None:
         detail = {"project": row.project, "prefix": row.prefix, "scopes": row.scopes}
-        await queries.insert_audit_log(
+        await insert_audit_log(
             tx,
             project_id=row.project_id,
             api_key_id=caller.key_id,

@@ -2,8 +2,9 @@
 
 import json
 
-from arl_gateway.admin import node_queries, queries
+from arl_gateway.admin import node_queries
 from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.audit_log.queries import insert_audit_log
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row, WriteTx
@@ -65,7 +66,7 @@ def _require_root_project(caller: Caller) -> None:
 
 
 async def _write_audit_log(tx: WriteTx, caller: Caller, verb: str, name: str, detail: str) -> None:
-    await queries.insert_audit_log(
+    await insert_audit_log(
         tx, project_id=caller.project_id, api_key_id=caller.key_id, verb=verb, target=f"node:{name}", detail=detail
     )
 

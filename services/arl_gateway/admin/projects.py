@@ -2,6 +2,7 @@
 
 from arl_gateway.admin import queries
 from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.audit_log.queries import insert_audit_log
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
@@ -35,7 +36,7 @@ class ProjectAdmin:
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise NotFound(f"there is no project {name!r}; its first key makes it")
         async with self._store.write() as tx:
-            await queries.insert_audit_log(
+            await insert_audit_log(
                 tx,
                 project_id=caller.project_id,
                 api_key_id=caller.key_id,

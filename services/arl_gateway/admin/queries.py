@@ -1,4 +1,4 @@
-"""Statements about queues, projects and the audit log."""
+"""Statements about queues and projects."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row, WriteTx
 
-__all__ = ["insert_audit_log", "insert_project", "list_projects", "list_queues", "project_by_name", "queue_by_task"]
+__all__ = ["insert_project", "list_projects", "list_queues", "project_by_name", "queue_by_task"]
 
 # Each half is served by the partial index of its states; together they would be a scan of all actions.
 _QUEUE = """
@@ -41,36 +41,6 @@ QUEUE_BY_TASK = text(_QUEUE + " and q.task = :task")
 
 INSERT_PROJECT = text("insert into projects (name) values (:name) on conflict (name) do nothing returning id")
 
-INSERT_AUDIT_LOG = text("""
-    insert into audit_log (project_id, api_key_id, verb, target, detail)
-    values (:project_id, :api_key_id, :verb, :target, cast(:detail as jsonb))
-""")
-
-
-async def insert_project(tx: WriteTx, name: str) -> int | None:
-    """Its id; None if the name is taken."""
-    row = await tx.first(INSERT_PROJECT, {"name": name})
-    return int(row.id) if row is not None else None
-
-
-async def insert_audit_log(
-    tx: WriteTx, *, project_id: int, api_key_id: int, verb: str, target: str, detail: str
-) -> None:
-    await tx.execute(
-        INSERT_AUDIT_LOG,
-        {"project_id": project_id, "api_key_id": api_key_id, "verb": verb, "target": target, "detail": detail},
-    )
-
-
-async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: int) -> Sequence[Row]:
-    """In order of their making."""
-    return await tx.fetch(LIST_QUEUES, {"project_id": project_id, "after": after, "limit": limit})
-
-
-async def queue_by_task(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
-    return await tx.first(QUEUE_BY_TASK, {"project_id": project_id, "task": task})
-
-
 LIST_PROJECTS = text("""
     select id, name, weight
       from projects
@@ -81,6 +51,21 @@ LIST_PROJECTS = text("""
 """)
 
 PROJECT_BY_NAME = text("select id, name, weight from projects where name = :name")
+
+
+async def insert_project(tx: WriteTx, name: str) -> int | None:
+    """Its id; None if the name is taken."""
+    row = await tx.first(INSERT_PROJECT, {"name": name})
+    return int(row.id) if row is not None else None
+
+
+async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: int) -> Sequence[Row]:
+    """In order of their making."""
+    return await tx.fetch(LIST_QUEUES, {"project_id": project_id, "after": after, "limit": limit})
+
+
+async def queue_by_task(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
+    return await tx.first(QUEUE_BY_TASK, {"project_id": project_id, "task": task})
 
 
 async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limit: int) -> Sequence[Row]:

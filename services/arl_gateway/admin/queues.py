@@ -1,6 +1,7 @@
 """Queues shown and changed. Admission is the writer of their rows; a change goes through it."""
 
 from arl_gateway.admin import queries
+from arl_gateway.audit_log.queries import insert_audit_log
 from arl_gateway.http.auth import Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
@@ -43,7 +44,7 @@ class QueueAdmin:
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             raise NotFound(f"there is no queue of task {task!r}; its first action makes it")
         async with self._store.write() as tx:
-            await queries.insert_audit_log(
+            await insert_audit_log(
                 tx,
                 project_id=caller.project_id,
                 api_key_id=caller.key_id,

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from arl_gateway.admin.keys import ROOT_PROJECT
-from arl_gateway.admin.queries import insert_audit_log
+from arl_gateway.audit_log.queries import insert_audit_log
 from arl_gateway.http.auth import Caller
 from arl_gateway.reward_services.queries import desired_services, has_cpu_node, services_by_node
 from arl_kit.service_client import ServiceClient

@@ -10,6 +10,14 @@ from arl_cpu.launcher.linux.processes import ProcessInfo
 
 __all__ = ["AgentSetup", "Isolation", "TemplateLayers", "apply_limits", "lower_priority"]
 
+_NICE_WITHOUT_CGROUP = 10
+
+_OPEN_FILES = 4096
+
+_MIB = 1 << 20
+
+_MIN_FILE_MIB = 16
+
 
 @dataclass(frozen=True, slots=True)
 class TemplateLayers:
@@ -95,12 +103,6 @@ class Isolation(Protocol):
     def exceeded_limit(self) -> str | None:
         """The limit that was found passed by looking, where nothing else holds it."""
         ...
-
-
-_NICE_WITHOUT_CGROUP = 10
-_OPEN_FILES = 4096
-_MIB = 1 << 20
-_MIN_FILE_MIB = 16
 
 
 def apply_limits(setup: AgentSetup, *, processes: int) -> None:

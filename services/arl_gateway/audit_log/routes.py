@@ -4,7 +4,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request
 
-from arl_gateway.admin.audit_log import AuditLogReader
+from arl_gateway.audit_log.service import AuditLogReader
 from arl_gateway.deps import gateway_deps
 from arl_gateway.http.dependencies import COMMON_ERRORS, Admin
 from arl_kit.app import error_responses

@@ -2,8 +2,8 @@
 
 import json
 
-from arl_gateway.admin.audit_log_queries import list_audit_log
 from arl_gateway.admin.keys import ROOT_PROJECT
+from arl_gateway.audit_log.queries import list_audit_log
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
 from arl_wire.admin.audit_log import AuditLogEntry, AuditLogResponse

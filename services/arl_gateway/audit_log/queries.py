@@ -1,12 +1,17 @@
-"""The statement that reads the audit log."""
+"""Statements about the audit log."""
 
 from collections.abc import Sequence
 
 from sqlalchemy import text
 
-from arl_store.tx import ReadTx, Row
+from arl_store.tx import ReadTx, Row, WriteTx
 
-__all__ = ["list_audit_log"]
+__all__ = ["insert_audit_log", "list_audit_log"]
+
+INSERT_AUDIT_LOG = text("""
+    insert into audit_log (project_id, api_key_id, verb, target, detail)
+    values (:project_id, :api_key_id, :verb, :target, cast(:detail as jsonb))
+""")
 
 LIST_AUDIT_LOG = text("""
     select l.id, l.at, p.name as project, l.api_key_id, l.verb, l.target, l.detail
@@ -27,4 +32,13 @@ async def list_audit_log(
     """Newest first. A filter that is None matches every entry."""
     return await tx.fetch(
         LIST_AUDIT_LOG, {"project_id": project_id, "project": project, "verb": verb, "before": before, "limit": limit}
+    )
+
+
+async def insert_audit_log(
+    tx: WriteTx, *, project_id: int, api_key_id: int, verb: str, target: str, detail: str
+) -> None:
+    await tx.execute(
+        INSERT_AUDIT_LOG,
+        {"project_id": project_id, "api_key_id": api_key_id, "verb": verb, "target": target, "detail": detail},
     )

@@ -1,0 +1,1 @@
+"""The audit log: changes by administrators, as entries that administrators read."""
