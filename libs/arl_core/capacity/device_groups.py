@@ -14,7 +14,7 @@ from arl_core.domain.model import ActionClass, Fence, Grant, NodeResources, Queu
 __all__ = ["DEVICE_RESOURCE", "DeviceGroup", "DeviceGroupFitter", "parallelism_degrees"]
 
 DEVICE_RESOURCE = "gpu"
-"""Resource whose amount is a number of whole devices."""
+"""Resource that is counted in whole devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ class DeviceGroupFitter:
                     yield self._make_group(node, devices, cls)
 
     def cheapest(self, cls: ActionClass, count: int) -> DeviceGroup | None:
-        """Return the group with the lowest restore cost, then the one whose services were unused longest."""
+        """Return the group with the lowest restore cost; ties go to the group with the longest unused services."""
         return min(self.groups_of_size(cls, count), key=_cost_rank, default=None)
 
     def allocate(self, action: QueuedAction) -> Grant | None:

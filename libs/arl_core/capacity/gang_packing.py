@@ -12,8 +12,7 @@ __all__ = ["SEARCH_LIMIT", "PackingItem", "SearchBudget", "hardest_first", "pack
 SEARCH_LIMIT = 5_000
 """Search steps after the first failed choice; a longer search is given up. The first choice nearly always succeeds."""
 ROUND_SEARCH_BUDGET, MAX_SEARCH_FRACTION, MIN_SEARCH_STEPS = 20_000, 0.25, 10
-"""Search steps of a whole round; the fraction of the remaining steps that one search may use; the minimum per search.
-"""
+"""Search steps of a round; largest fraction of the rest that one search may use; minimum steps per search."""
 
 
 @dataclass(slots=True)

@@ -32,8 +32,7 @@ ENVIRONMENT_HEADROOM = 8
 
 MAX_RESERVATION_NODES = 8
 RESTORE_COST_ACTIONS = 4
-"""Restore cost in queued actions: how many actions may be ahead on a node with the service before another node restores
-it.
+"""Cost of restoring a service on another node, in queued actions ahead on a node that has it.
 
 A restore takes about as long as this many batches. A node computes the queued actions of one service as one batch.
 """
@@ -44,8 +43,7 @@ _Entry = TypeVar("_Entry", tuple[int, int], tuple[int, int, int])
 
 @dataclass(slots=True)
 class NodeFitter:
-    """The nodes and available amounts of a round. Choosing a node costs O(log n) unless many nodes lack another
-    resource."""
+    """The available amounts of nodes in a round. Choosing a node costs O(log n) in the common case."""
 
     nodes: Mapping[int, NodeResources]
     available: dict[int, dict[str, int]]
@@ -124,8 +122,7 @@ class NodeFitter:
         return Grant(Fence(action.id, action.grant_no + 1), node, resources)
 
     def allocate_on(self, node: int, action: QueuedAction, resources: Resources) -> Grant | None:
-        """Grant the amounts on a node returned by `find_node` or `find_roomiest_node`; return None if they do not fit.
-        """
+        """Grant the amounts on a node from `find_node` or `find_roomiest_node`; return None if they do not fit."""
         pinned = self.pinned_node(action)
         needed = _needed_resources(resources, pinned)
         return self._grant(node, action, resources, needed, pinned) if self._fits(node, action.cls, needed) else None
@@ -198,13 +195,11 @@ class NodeFitter:
         return list(islice(found, MAX_RESERVATION_NODES))
 
     def needed_resources(self, action: QueuedAction) -> Resources:
-        """Return what the action's minimum would take from a node; an existing environment already has its memory and
-        disk."""
+        """Return what the action's minimum takes from a node; an existing environment has its memory and disk."""
         return _needed_resources(action.cls.demand.minimum, self.pinned_node(action))
 
     def missing_resources(self, node: int, action: QueuedAction) -> dict[str, int]:
-        """Return the additional amounts that must become free on the node before the action can start at its minimum.
-        """
+        """Return the additional amounts that must become free on the node to start the action at its minimum."""
         wanted, free = self.required_available(node, action), self.available[node]
         return {name: amount - free.get(name, 0) for name, amount in wanted.items() if 0 < amount > free.get(name, 0)}
 

@@ -50,7 +50,7 @@ class LoadCalculator:
         self._applied_starts = 0
         """Number of entries of `started` that are already counted."""
         self._pending_starts: Counter[tuple[int, str | None]] = Counter()
-        """Started actions of nodes whose load has not been computed yet."""
+        """Started actions of nodes without a computed load."""
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
         self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}

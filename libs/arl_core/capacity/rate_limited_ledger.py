@@ -42,7 +42,9 @@ class RateLimitedLedger(ResourceLedger):
         """Rate states by node, for nodes with rates only; all other nodes behave like a plain ledger."""
 
     def set_rates(self, node: int, rates: Mapping[str, RateLimit]) -> None:
-        """Set all rates of the node. Spent tokens stay spent if a rate changes; the state of a removed rate is dropped.
+        """Set all rates of the node.
+
+        Spent tokens stay spent if a rate changes; the state of a removed rate is dropped.
         """
         before = self._rate_states.pop(node, _NO_RATES)
         if rates:

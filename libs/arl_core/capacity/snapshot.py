@@ -15,7 +15,9 @@ __all__ = ["CellSnapshot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSnapshot:
-    """The state of a cell at the start of a round. The caller updates it between rounds; it never changes during one.
+    """The state of a cell at the start of a round.
+
+    The caller updates it between rounds; it never changes during a round.
     """
 
     now: float

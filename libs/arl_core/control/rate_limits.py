@@ -36,8 +36,10 @@ def rate_at_sender(rate: RateLimit, *, max_delay_s: float) -> RateLimit:
 
 
 class TokenBucket:
-    """A token bucket, full at first. If callers check `available`, any `t` seconds take at most `burst + per_s * t`
-    tokens."""
+    """A token bucket, full at first.
+
+    If callers check `available` first, any `t` seconds take at most `burst + per_s * t` tokens.
+    """
 
     def __init__(self, rate: RateLimit, *, now: float) -> None:
         self.rate = rate
@@ -53,8 +55,7 @@ class TokenBucket:
         self._updated_at = max(self._updated_at, now)
 
     def available_at(self, amount: int, *, now: float) -> float:
-        """Return when this many tokens will be available if none are taken meanwhile; infinity if the burst is smaller.
-        """
+        """Return when this many tokens are available if none are taken meanwhile; infinity above the burst."""
         if amount > self.rate.burst:
             return float("inf")
         return max(now, self._updated_at + (amount - self._tokens) / self.rate.per_s)

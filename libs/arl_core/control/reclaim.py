@@ -1,4 +1,4 @@
-"""Recovery of attempts whose node is lost; a pure decision over the rows of one poll."""
+"""Recovery of attempts on lost nodes; a pure decision over the rows of one poll."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,7 +12,9 @@ __all__ = ["ActiveAttempt", "NodeLease", "ReclaimDecision", "reclaim"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLease:
-    """The lease of a node. `silent_s` counts only time in which a heartbeat was possible and this leader was watching.
+    """The lease of a node.
+
+    `silent_s` counts only time in which a heartbeat was possible and this leader was watching.
     """
 
     node: int

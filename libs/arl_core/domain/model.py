@@ -158,7 +158,7 @@ class ExclusiveService:
 
 @dataclass(frozen=True, slots=True)
 class ResidentService:
-    """A service whose weights are on a group of devices, in use or idle until other actions need the devices."""
+    """A service with weights on a group of devices, in use or idle until other actions need the devices."""
 
     service: ExclusiveService
     devices: tuple[int, ...]
@@ -241,8 +241,7 @@ class RunningAction(NamedTuple):
     remaining_work: float = 1.0
     """Estimated fraction of the work that was left at `allocated_since`."""
     overrun: float = 0.0
-    """Run time as a multiple of the straggler limit: 0 if normal, 1 for a straggler, 2 if forecasts ignore the action.
-    """
+    """Overrun level: 0 if normal, 1 for a straggler, 2 if forecasts no longer expect its end."""
     resizing_to: Resources | None = None
     """Amounts after the resize in progress; until it is confirmed, the allocation is the larger of both."""
     in_environment: bool = False
@@ -286,7 +285,7 @@ class NodeResources:
     resident_services: tuple[ResidentService, ...] = ()
     """Services on the devices; no two of them share a device. Group shape only."""
     warm_slots: frozenset[str] = frozenset()
-    """Slot resources whose service is already on a device, as named by `slot_resource`."""
+    """Slot resources of services that are on a device already, as named by `slot_resource`."""
 
 
 class Grant(NamedTuple):

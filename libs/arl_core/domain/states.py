@@ -32,13 +32,13 @@ class ActionOutcome(StrEnum):
     USER_ERROR = "user_error"  # its code failed: exit code other than 0, or it died by a signal
     USER_TIMEOUT = "user_timeout"  # it ran longer than its timeout_s
     LIMIT_EXCEEDED = "limit_exceeded"  # the reason names the limit: memory, pids, disk or output
-    INFRA_ERROR = "infra_error"  # an infrastructure failure; the reason says which
+    INFRA_ERROR = "infra_error"  # an infrastructure failure; the reason names it
     DEADLINE_IN_QUEUE = "deadline_in_queue"  # its deadline passed before it started
     CANCELLED = "cancelled"  # the client cancelled it in time
 
 
 COMPLETED_OUTCOMES = frozenset({ActionOutcome.OK, ActionOutcome.USER_ERROR})
-"""Outcomes whose run times are used to learn duration estimates."""
+"""Outcomes after which the run time is used for duration estimates."""
 
 
 class ServiceRole(StrEnum):
@@ -111,13 +111,13 @@ class WaitReason(StrEnum):
     """The reasons for which a queued action does not run; the first one that applies is reported."""
 
     QUEUE_PAUSED = "queue_paused"  # nothing of its task starts
-    ENVIRONMENT_BUSY = "environment_busy"  # earlier actions of its environment are not done, or the environment is ending
+    ENVIRONMENT_BUSY = "environment_busy"  # earlier actions of its environment are not done, or it is ending
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no existing node could ever run it
-    NO_NODE_OPEN = "no_node_open"  # the nodes that could run it are not schedulable or sent no heartbeat
+    NO_NODE_OPEN = "no_node_open"  # nodes that could run it are not schedulable or not alive
     TASK_AT_QUOTA = "task_at_quota"  # the quota of its task allows no more
-    POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, but ends sooner if it waits for more resources or a resident service
-    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits in a reservation for an overdue action, but may run too long
+    POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, but waiting lets it end sooner
+    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits only in a reservation, and may run too long for it
     WAITS_FOR_GANG = "waits_for_gang"  # it fits, but not every action of its gang does
     WAITS_BEHIND_PRIORITY = "waits_behind_priority"  # higher priorities go first
     WAITS_IN_ORDER = "waits_in_order"  # others of its task and priority go first

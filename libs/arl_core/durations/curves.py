@@ -23,8 +23,7 @@ __all__ = [
 ]
 
 REFRESH_AFTER_RUN_S = 1.0
-"""Seconds after which new observations of a class take effect; limits recomputation, as a round needs hundreds of
-curves."""
+"""Seconds until new observations of a class take effect; limits rebuilds, as a round needs hundreds of curves."""
 
 MAX_AGE_S = 10.0
 """Maximum age of a curve in seconds if its class has no new runs; similar classes may have taught something."""
@@ -41,8 +40,7 @@ class DurationModel(Protocol):
     """A model of action durations. Queue order and degrees of parallelism depend on it; correctness never does."""
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
-        """Return the expected seconds with this amount of the elastic resource; the amount is ignored if there is none.
-        """
+        """Return the expected seconds with this amount of the elastic resource; ignored if there is none."""
         ...
 
 
@@ -61,7 +59,7 @@ class DeclaredDurations:
 
 @dataclass(frozen=True, slots=True)
 class ParallelismOption:
-    """One amount of the elastic resource and the expected duration with it."""
+    """An amount of the elastic resource and the expected duration with it."""
 
     amount: int
     units: float
@@ -163,8 +161,7 @@ class CurveCache:
         return curve
 
     def cache_token(self, purpose: Hashable) -> object:
-        """Return an object that stays the same for this purpose while no curve changes; use it to validate derived
-        values.
+        """Return an object that stays the same for this purpose while no curve changes; it validates derived values.
 
         With more than `MANY_CLASSES` classes it may stay the same for `REFRESH_AFTER_RUN_S` after a change.
         """

@@ -27,9 +27,9 @@ __all__ = [
 PRIOR_S = 1.0
 """Prior duration in seconds of an unknown action at its smallest amount."""
 RUN_WINDOW = 64
-"""Runs kept per class; older runs are forgotten, so estimates follow changes."""
+"""Runs remembered per class; older runs are dropped, so estimates follow changes."""
 MAX_CLASSES = 10_000
-"""Classes kept; the class without a run for the longest time is evicted first."""
+"""Classes remembered; the class without a run for the longest time is evicted first."""
 OUTLIER_FACTOR = 20.0
 """Cap on a run's duration, as a multiple of the median of its class."""
 PRIOR_WEIGHT = 4.0
@@ -48,7 +48,7 @@ HELPER_CORES = 0.1
 
 @dataclass(frozen=True, slots=True)
 class RunObservation:
-    """One run: its amount of the elastic resource, its duration and its processor time."""
+    """A run: its amount of the elastic resource, its duration and its processor time."""
 
     amount: int
     run_s: float
@@ -93,7 +93,7 @@ class DurationEstimates:
         return len(self._classes)
 
     def run_count(self, cls: ActionClass) -> int:
-        """Return the number of kept runs of this class."""
+        """Return the number of remembered runs of this class."""
         known = self._classes.get(cls.key)
         return len(known.runs) if known is not None else 0
 
@@ -228,7 +228,7 @@ def _fit_curve(cls: ActionClass, runs: Sequence[RunObservation]) -> _FittedCurve
 
 @dataclass(frozen=True, slots=True)
 class _ScalingFit:
-    """The scaling of a class: the declared elasticity, blended with a fit whose weight grows with the runs."""
+    """The scaling of a class: the declared elasticity, blended with a fit. More runs give the fit more weight."""
 
     elasticity: Elasticity
     base: int
@@ -316,8 +316,8 @@ def _blend_observed(modelled: Mapping[int, float], runs: Sequence[RunObservation
 def _make_monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
     """Return durations that never rise with the amount and never fall faster than proportionally.
 
-    Violations are noise. The figure of the smaller amount is kept because it is the safer one; averaging neighbours
-    would move both.
+    Violations are noise. The figure of the smaller amount stays because it is the safer one; averaging neighbours would
+    move both.
     """
     kept: dict[int, float] = {}
     before: tuple[int, float] | None = None
@@ -373,8 +373,7 @@ _LATE_QUANTILE, _MEDIAN_FACTOR = 0.99, 5.0
 
 
 def straggler_limit_s(estimates: DurationEstimates, cls: ActionClass, resources: Resources) -> float | None:
-    """Return the larger of the 0.99 quantile and five times the median; None if the class has too few runs or is mixed.
-    """
+    """Return the larger of the 0.99 quantile and five times the median; None with too few runs or a mixed class."""
     if cls.is_mixed or estimates.run_count(cls) < MIN_STRAGGLER_RUNS:
         return None
     amount = resources.get(main_resource(cls) or "", 0)

@@ -92,7 +92,7 @@ class QueueExplanation:
 def explain(
     snapshot: CellSnapshot, action: QueuedAction, policy: SchedulingPolicy, *, blocked_by: WaitReason | None = None
 ) -> QueueExplanation:
-    """Explain a queued action without changing anything; `blocked_by` says why it is not in the snapshot."""
+    """Explain a queued action without changing anything; `blocked_by` is the reason if it is not in the snapshot."""
     pool, possible = _closest_node(snapshot, action)
     possible = possible and _can_gang_fit(snapshot, action)
     lacks = _shortages(action, pool, possible) if pool is not None else ()
@@ -305,7 +305,9 @@ def _is_competing(bucket: ActionBucket, action: QueuedAction) -> bool:
 def _fair_order(
     snapshot: CellSnapshot, buckets: list[ActionBucket], policy: SparPolicy, action: QueuedAction
 ) -> Iterator[tuple[UUID, int, int]]:
-    """Yield actions in fair order, without those blocked by a quota; if the quota blocks the action itself, yield all.
+    """Yield actions in fair order, without those blocked by a quota.
+
+    If the quota blocks the action itself, yield all actions.
     """
     room = snapshot.quotas.room()
     room = room if room is None or room.has_room(action) else None

@@ -153,8 +153,7 @@ class _DeviceRound:
         return self._constants.price_factor * max(0, self._queued - 1) / self._total[DEVICE_RESOURCE]
 
     def _restore_area_s(self, cls: ActionClass, group: DeviceGroup) -> float:
-        """Return the device-seconds that a restore takes from others, including the later restores of evicted services.
-        """
+        """Return the device-seconds that a restore takes from others, including later restores of evicted services."""
         if not group.restore_s:
             return 0.0
         missed_s = sum(self._reload_cost_s(resident) for resident in group.evicted)

@@ -53,8 +53,7 @@ class ElasticResizer:
         self._reserved: dict[int, int] = {}
         """Free milli-cores reserved for claiming actions, by node."""
         self._claimable_heap: list[tuple[int, int]] | None = None
-        """Heap of negated claimable milli-cores and node; entries may be outdated, because the amounts only fall in a
-        round."""
+        """Heap of negated claimable milli-cores and node; entries may be outdated, as the amounts only fall."""
 
     def add_started(self, action: QueuedAction) -> None:
         """Register an action that starts at its minimum."""

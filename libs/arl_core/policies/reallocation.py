@@ -80,8 +80,7 @@ def _distribute_spare(candidates: Sequence[ResizeCandidate], chosen: dict[UUID, 
 
 
 def _next_step(each: ResizeCandidate, index: int) -> tuple[float, UUID, float] | None:
-    """Return the negated saving per unit of the next option, the id and the additional units; None at the last option.
-    """
+    """Return the negated saving per unit of the next option, the id and the added units; None after the last."""
     if index + 1 >= len(each.options):
         return None
     here, there = each.options[index], each.options[index + 1]

@@ -64,7 +64,7 @@ class RoundReservations:
     def __init__(self, snapshot: CellSnapshot, fitter: NodeFitter, loads: LoadCalculator) -> None:
         self._snapshot, self._fitter, self._loads = snapshot, fitter, loads
         self._previous = dict(snapshot.running.reserved)
-        """Previous reservations whose actions this round has not examined yet."""
+        """Previous reservations of actions that this round has not examined yet."""
         self._current: dict[UUID, Reservation] = {}
         self._reserved: dict[int, _ReservedResources] = {}
         """Reserved resources by node."""

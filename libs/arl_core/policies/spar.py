@@ -45,7 +45,7 @@ class SparConstants:
     price_factor: float = 2.0
     """Seconds of delay that a unit-second costs each action that waits for a unit."""
     headroom: float = 0.03
-    """Fraction of a node that is kept for starting actions instead of more parallelism."""
+    """Fraction of a node reserved for starting actions, not for more parallelism."""
     strictness: float = 100.0
     """Seconds of penalty per cell-second that a task has used more than another."""
     postpone_gain: float = 0.9
@@ -190,8 +190,10 @@ class _SparRound:
                 self._reserve_for(member)
 
     def _available_if_idle(self, node: int) -> Resources:
-        """Return the amounts of the idle node; memory and disk of environments stay allocated, because clients end
-        them."""
+        """Return the amounts of the idle node.
+
+        Memory and disk of environments stay allocated, because clients decide when environments end.
+        """
         outside = self._snapshot.running.outside_environments(node)
         stays = environment_resources(self._fitter.available[node])
         back = {name: amount + outside.get(name, 0) for name, amount in stays.items()}

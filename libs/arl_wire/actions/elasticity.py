@@ -1,4 +1,4 @@
-"""What more of a resource brings, as clients say it."""
+"""Declarations of how more of a resource shortens an action."""
 
 from typing import Annotated, Literal
 
@@ -20,7 +20,7 @@ class _ResizableElasticity(StrictModel):
 
 
 class AmdahlElasticity(_ResizableElasticity):
-    """d(k) = d(1) * ((1 - f) + f / k)."""
+    """Amdahl's law: d(k) = d(1) * ((1 - f) + f / k)."""
 
     model: Literal["amdahl"]
     parallel_fraction: float = Field(ge=0, le=1)
@@ -47,6 +47,6 @@ class TableElasticity(_ResizableElasticity):
 
 
 class NoElasticity(_ResizableElasticity):
-    """More cores bring nothing."""
+    """No elasticity: more cores have no effect."""
 
     model: Literal["none"]
