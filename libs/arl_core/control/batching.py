@@ -37,9 +37,9 @@ def next_batch(queued_costs: Sequence[Sequence[int]], *, budget: int) -> list[in
 def next_budget(budget: int, cost: int, run_time_s: float, *, target_s: float, min_budget: int, max_budget: int) -> int:
     """Return the budget of the next batch, chosen so that it takes about `target_s` and overhead stays small.
 
-    `cost` and `run_time_s` describe a finished batch. A batch far below its budget tells little about larger ones,
-    because fixed costs dominate its time. If such a batch was slow, that may be an exception, so the budget shrinks by
-    `MAX_BUDGET_GROWTH` only.
+    `cost` and `run_time_s` describe a finished batch. A batch far below its budget predicts little about larger ones,
+    because fixed costs dominate its time. If such a batch was too slow, that may be an exception, so the budget is only
+    divided by `MAX_BUDGET_GROWTH`.
     """
     if MAX_BUDGET_GROWTH * cost < budget:
         wanted = budget / MAX_BUDGET_GROWTH if run_time_s > target_s else budget

@@ -253,7 +253,7 @@ class Reservation(NamedTuple):
 
     node: int
     since: float
-    """Start of the reservation; actions granted there later are backfill or were to end before the reserved start."""
+    """Start of the reservation. Actions granted there later use unreserved resources or end before it is needed."""
 
 
 @dataclass(frozen=True, slots=True)

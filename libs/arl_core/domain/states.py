@@ -1,7 +1,7 @@
 """Action states, outcomes and the transitions between them, as data.
 
-The Postgres trigger and the state diagram in the documentation are generated from `TRANSITIONS`. The database rejects
-any transition that is not listed here.
+The Postgres trigger is generated from `TRANSITIONS`, so the database rejects any other transition. A test compares the
+diagram in the README with them.
 """
 
 from dataclasses import dataclass

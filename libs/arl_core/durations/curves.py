@@ -26,7 +26,7 @@ REFRESH_AFTER_RUN_S = 1.0
 """Seconds until new observations of a class take effect; limits rebuilds, as a round needs hundreds of curves."""
 
 MAX_AGE_S = 10.0
-"""Maximum age of a curve in seconds if its class has no new runs; similar classes may have taught something."""
+"""Maximum age of a curve in seconds if its class has no new runs; similar classes may have new ones."""
 MAX_CLASSES = 100_000
 """Maximum number of cached curves. Curves above it are rebuilt on each use instead of evicting others."""
 MANY_CLASSES = 1_000
@@ -77,7 +77,7 @@ class DurationCurve:
     cores: int
     """Minimum milli-cores."""
     min_share: tuple[Resources, float] = field(default=({}, 0.0), repr=False)
-    """Cluster total and the cell-seconds that one action takes at its minimum, cached for that total."""
+    """Total resources, and the cell-seconds that one action takes at its minimum, cached for that total."""
     _source: tuple[ActionClass, DurationModel] = field(kw_only=True, repr=False)
     _by_amount: dict[int, float] | None = field(default=None, repr=False)
     _options: tuple[ParallelismOption, ...] | None = field(default=None, repr=False)

@@ -84,7 +84,7 @@ class DurationEstimates:
         self._pooled_means: dict[str, OrderedDict[int, float]] = {}
         """Mean seconds at the smallest amount by class, for each kind and form of elasticity."""
         self._mean_cache: dict[str, float] = {}
-        """Cached means of these pools; unknown classes are looked up most when there are many classes."""
+        """Cached means of these pools, because unknown classes are looked up most when there are many classes."""
         self._dirty_keys: dict[int, None] = {}
 
     @property
@@ -160,7 +160,7 @@ class DurationEstimates:
         self._dirty_keys |= dict.fromkeys(key for key in keys if key in self._classes)
 
     def restore(self, saved: Mapping[int, Sequence[Sequence[int]]]) -> None:
-        """Load saved runs, oldest class first; classes with runs observed since then are not replaced."""
+        """Load saved runs, oldest class first; classes with runs observed meanwhile are not replaced."""
         since, self._classes = self._classes, OrderedDict()
         for key, runs in saved.items():
             self._classes[key] = _ClassHistory(deque((_decode_run(run) for run in runs), maxlen=RUN_WINDOW))

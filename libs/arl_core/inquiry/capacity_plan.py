@@ -106,7 +106,7 @@ def _has_schedulable_cores(pool: NodeResources) -> bool:
 
 
 def _copy_node(pool: NodeResources, node: int) -> NodeResources:
-    """Return an empty copy of the node, without the requirement that names the original."""
+    """Return an empty copy of the node, without the original's own `node:` feature."""
     enforces = pool.enforced - {f"node:{pool.node}"}
     return replace(pool, node=node, available=dict(pool.capacity), environments=0, enforced=enforces)
 

@@ -1,9 +1,9 @@
 """Reservations for overdue actions, and backfill by actions that end before the reserved start.
 
 EASY backfilling (Lifka 1995, Tsafrir et al. 2007), with one reservation per node. A backfilled action can delay the
-reserved one by at most its own overrun, and overruns do not add up: an action granted after the reservation counts as
-ended when it was expected to. The reserved action therefore starts once the actions that ran when it was made have
-ended, and the last of those due by then.
+reserved action by at most its own overrun, and overruns do not add up. An action granted after the reservation counts
+as ended when it was expected to end. The reserved action starts once two groups have ended: the actions that ran when
+the reservation was made, and the last action that was due by then.
 """
 
 from collections.abc import Iterator, Mapping
@@ -161,8 +161,8 @@ class RoundReservations:
 
     def _reserve(self, node: int, action: QueuedAction, backfill_s: float) -> int:
         amounts = self._fitter.reserve(node, action)
-        # The wait is infinite if no known end releases the missing amounts. They may be released at any moment, so no
-        # backfill.
+        # An infinite wait means that no known end releases the missing amounts. They may still become free at any
+        # moment, so backfill is disabled.
         kept = self._reserved[node] = _ReservedResources(
             action, amounts, backfill_s if backfill_s < float("inf") else 0.0
         )

@@ -30,7 +30,7 @@ class CreateKeyRequest(BaseModel):
 
 
 class ApiKey(BaseModel):
-    """The metadata of a key. The key itself is not stored and cannot be recovered."""
+    """The metadata of a key. The key itself cannot be recovered."""
 
     id: int
     project: str

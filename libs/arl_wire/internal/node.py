@@ -29,7 +29,7 @@ class GrantPayload(BaseModel):
 
 
 class GrantBatchRequest(BaseModel):
-    """The grants of a round for one manager, sent to deliver them faster than polling of the rows."""
+    """The grants of a round for one manager. They arrive faster than by polling the rows."""
 
     node_epoch: UUID
     grants: list[GrantPayload]
