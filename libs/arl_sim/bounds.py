@@ -1,6 +1,6 @@
-"""What no schedule can beat, for actions whose times of submission are given.
+"""Lower bounds on the mean ACT of any schedule, for actions with given submission times.
 
-The bound holds for schedules that know everything in advance and resize nothing; one that resizes may be better.
+The bound applies to schedules that know everything in advance and never resize; a schedule that resizes may be better.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ __all__ = ["BoundJob", "lagrangian_bound_s", "speed_bound_s"]
 Floats = npt.NDArray[np.float64]
 
 STALL_LIMIT = 8
-"""Steps without a better bound after which they become smaller."""
+"""Iterations without a better bound after which the step size is reduced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +26,19 @@ class BoundJob:
 
 
 def speed_bound_s(jobs: Sequence[BoundJob]) -> float:
-    """Mean ACT where nobody ever waits."""
+    """Return the mean ACT if no action ever waits."""
     return float(np.mean([job.work.fastest_s for job in jobs]))
 
 
 def lagrangian_bound_s(
     jobs: Sequence[BoundJob], units: int, *, achieved_s: float, iterations: int = 150, grid_s: float = 1.0
 ) -> float:
-    """A lower bound of the mean ACT of any schedule without resizing, on so many units.
+    """Return a lower bound of the mean ACT of any schedule without resizing on `units` units.
 
-    For any prices of a unit-second over time, what each job would pay for its own best start and width, less what all
-    units would earn, is a bound. Prices are constant between grid points, so the best start is the submission, a grid
-    point, or one that ends at a grid point. They rise where more is wanted than there is (subgradient, Polyak steps);
-    `reached_s` is the mean ACT of some schedule, which scales the steps.
+    For any prices of a unit-second over time, this is a bound: the cost of each job at its own best start and
+    parallelism, minus the revenue of all units. Prices are constant between grid points, so the best start is the
+    submission, a grid point, or a start that ends at a grid point. Prices rise where demand exceeds supply
+    (subgradient, Polyak steps). `achieved_s` is the mean ACT of some schedule; it scales the steps.
     """
     problem = _BoundProblem(jobs, units, grid_s)
     prices = best_prices = np.zeros(problem.steps)
@@ -62,7 +62,7 @@ def lagrangian_bound_s(
 
 
 class _BoundProblem:
-    """Every job at every width is a row; every start worth looking at is a column."""
+    """The bound as a matrix: a row for each job and degree of parallelism, a column for each candidate start."""
 
     def __init__(self, jobs: Sequence[BoundJob], units: int, grid_s: float) -> None:
         self._units, self._grid_s = units, grid_s
@@ -80,7 +80,7 @@ class _BoundProblem:
         self._own: Floats = self._starts + (self._seconds - self._submitted)[:, None]
 
     def evaluate(self, prices: Floats) -> tuple[float, Floats]:
-        """The bound at these prices, and how many unit-seconds the jobs would take of each step."""
+        """Return the bound at these prices, and the unit-seconds that the jobs use in each time step."""
         earned: Floats = np.concatenate([[0.0], np.cumsum(prices) * self._grid_s])
         ends = self._starts + self._seconds[:, None]
         paid = np.interp(ends, self._grid, earned) - np.interp(self._starts, self._grid, earned)

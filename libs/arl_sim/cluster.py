@@ -1,4 +1,4 @@
-"""The hardware that a workload is simulated on, and how its actions ask for it."""
+"""Simulated hardware, and the demands of simulated actions."""
 
 import math
 from collections.abc import Mapping
@@ -31,36 +31,36 @@ __all__ = [
 
 CORE_MILLI = 1000
 SERVICE_SLOTS = 64
-"""Actions that a shared service takes at once."""
+"""Actions that a shared service runs concurrently."""
 FREE_BATCH_SIZE = 4.0
-"""So many actions in one batch take no longer than one alone; an assumption."""
+"""Batch size up to which a batch takes no longer than one action; an assumption."""
 ENVIRONMENT_MIB = 2048
 NODE_MIB = 1 << 20
-"""Memory never decides in these simulations; it only has to be there."""
+"""Memory of a node in MiB; large enough never to limit a simulation."""
 
 
 class DemandMode(StrEnum):
-    """How much an action says that it can use."""
+    """The demand that an action declares."""
 
-    ELASTIC = "elastic"  # from its least to its most
-    FIXED = "fixed"  # what its author would ask for
+    ELASTIC = "elastic"  # from its minimum to its maximum
+    FIXED = "fixed"  # the amount that its author would request
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimCluster:
-    """Nodes of cores, nodes of devices, and calls at once."""
+    """A cluster of CPU nodes, GPU nodes and concurrent API calls."""
 
     cpu_nodes: tuple[int, ...]
     gpu_nodes: tuple[int, ...]
     api_calls: int
     dedicated: Mapping[str, int] = field(default_factory=dict)
-    """Devices that a service has for itself alone, its weights on them from the start; `gpu_nodes` are the others."""
+    """Devices dedicated to a service, with resident weights from the start; `gpu_nodes` are the others."""
     shared: frozenset[str] = frozenset()
-    """Of these, services that take many actions at once, in batches, instead of one after another."""
+    """Dedicated services that run many actions in batches instead of one after another."""
 
     @classmethod
     def from_totals(cls, *, cores: int, gpus: int, api_calls: int, cores_per_node: int = 64) -> "SimCluster":
-        """Whole nodes of cores, at least one, and nodes of 8 devices with a smaller rest."""
+        """Return a cluster of whole CPU nodes, at least one, and GPU nodes of 8 devices plus smaller ones."""
         nodes = max(1, cores // cores_per_node)
         per_node = min(cores, cores_per_node)
         return cls(cpu_nodes=(per_node,) * nodes, gpu_nodes=split_into_nodes(gpus), api_calls=api_calls)
@@ -75,13 +75,13 @@ class SimCluster:
 
 
 def split_into_nodes(devices: int) -> tuple[int, ...]:
-    """Nodes of 8 devices; what is left over makes smaller nodes of powers of two."""
+    """Return nodes of 8 devices; the remainder forms smaller nodes of powers of two."""
     rest = [size for size in (4, 2, 1) if devices % 8 & size]
     return (8,) * (devices // 8) + tuple(rest)
 
 
 def create_nodes(cluster: SimCluster, services: Mapping[str, ExclusiveService]) -> list[NodeResources]:
-    """A pool for each node, numbered from 1: first those of cores, then of devices, then the API's."""
+    """Return the nodes, numbered from 1: CPU nodes, then GPU nodes, then the API node."""
     pools = [_cpu_node(cores) for cores in cluster.cpu_nodes]
     pools += [_gpu_node(count) for count in cluster.gpu_nodes]
     pools += [
@@ -111,7 +111,7 @@ def _make_node(kind: str, shape: ResourceShape, capacity: Mapping[str, int]) -> 
 
 
 class SimActionClasses:
-    """What actions of each kind of work ask for. One class for all work that is alike, or one for each action."""
+    """The action classes of simulated work: one class for equivalent work, or one per action."""
 
     def __init__(
         self,
@@ -136,7 +136,7 @@ class SimActionClasses:
         return self._cache[name]
 
     def environment_class(self) -> ActionClass:
-        """Of the action that makes an environment."""
+        """Return the class of the action that creates an environment."""
         demand = ResourceDemand({"memory_mib": ENVIRONMENT_MIB})
         return ActionClass(key=0, kind="environment.create", shape=ResourceShape.DIVISIBLE, demand=demand)
 

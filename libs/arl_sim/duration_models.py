@@ -1,4 +1,4 @@
-"""What a simulated scheduler expects actions to take: what it saw before, or more than anybody can know."""
+"""Duration models of a simulated scheduler: learnt from past runs, or with more knowledge than possible."""
 
 from typing import Protocol
 
@@ -10,29 +10,29 @@ from arl_sim.workload import ActionWork, ResourceKind
 __all__ = ["ClairvoyantDurations", "ClassMeans", "LearnedDurations", "SimDurationModel", "UniformDurations"]
 
 WINDOW = 64
-"""A mean follows its class: one more observation counts at least one part in so many."""
+"""Weight of a new observation in a mean: at least one part in this many."""
 PRIOR_S = 1.0
 OUTLIER_FACTOR = 20.0
-"""An observation counts as at most so many times the mean."""
+"""Cap on an observation, as a multiple of the mean."""
 
 
 class SimDurationModel(DurationModel, Protocol):
-    """Durations that are told what happens."""
+    """A duration model that is informed of submissions and ends."""
 
     @property
     def has_separate_classes(self) -> bool:
-        """Whether each action is a class of its own."""
+        """Return True if each action is a class of its own."""
         ...
 
     def submitted(self, cls: ActionClass, work: ActionWork) -> None: ...
 
     def ended(self, cls: ActionClass, work: ActionWork, *, amount: int, run_s: float, steady: bool) -> None:
-        """It worked for `run_s` with `amount` of its elastic resource, on average where not `steady`."""
+        """Record a run of `run_s` seconds with `amount` of the elastic resource; an average if not `steady`."""
         ...
 
 
 class UniformDurations(DeclaredDurations):
-    """All actions are taken for equally long on one unit."""
+    """A model in which all actions take equally long on one unit."""
 
     @property
     def has_separate_classes(self) -> bool:
@@ -46,7 +46,7 @@ class UniformDurations(DeclaredDurations):
 
 
 class ClairvoyantDurations:
-    """Each action's own duration, known before it runs."""
+    """A model that knows the duration of each action before it runs."""
 
     has_separate_classes = True
 
@@ -64,7 +64,7 @@ class ClairvoyantDurations:
 
 
 class LearnedDurations:
-    """What the scheduler learns."""
+    """The estimates that the real scheduler learns."""
 
     has_separate_classes = False
 
@@ -88,7 +88,7 @@ class LearnedDurations:
 
 
 class ClassMeans:
-    """As the first experiments did it: each class's mean so far, and before the first one that of all like it."""
+    """A model of running class means, as in the first experiments; unknown classes use the mean of their kind."""
 
     has_separate_classes = False
 

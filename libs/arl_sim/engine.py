@@ -1,6 +1,6 @@
-"""Event by event: trajectories think and submit, the policy plans, actions run and end.
+"""Discrete-event simulation: trajectories think and submit, the policy plans, actions run and end.
 
-The policies are those that the scheduler runs, on the same snapshots; only what is around them is simulated.
+The policies are the production ones, on the same snapshots; only their surroundings are simulated.
 """
 
 import heapq
@@ -23,28 +23,28 @@ from arl_sim.workload import ActionWork, ResourceKind, SimWorkload
 __all__ = ["RESIZE_S", "START_S", "SimOverheads", "StuckError", "WorkloadSimulation"]
 
 START_S = 0.02
-"""From a grant until the action works: two hops and the start of a process."""
+"""Seconds from a grant to the start of the work: two network hops and a process start."""
 RESIZE_S = 0.005
-"""An action stands still for so long when its amounts change; until then a shrink frees nothing."""
+"""Seconds for which an action pauses when it is resized; a shrink frees nothing until then."""
 SAME_MOMENT_S = 1e-9
 _POD_ACTION = -1
-"""Of what makes an environment."""
+"""Position of the action that creates an environment."""
 
 Handler = Callable[[float], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimOverheads:
-    """What is charged besides work, in seconds."""
+    """The overheads added to work, in seconds."""
 
     start_s: float = START_S
     pod_start_s: float = 0.0
-    """The same where trajectories have pods, which get it for nothing unless somebody measured it."""
+    """Overhead with pods; 0 unless it was measured."""
     resize_s: float = RESIZE_S
 
 
 class StuckError(RuntimeError):
-    """Actions wait, nothing runs, and the policy starts none."""
+    """Actions are queued, nothing runs, and the policy starts none."""
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class _SimRunningAction:
     cls: ActionClass
     progress: TrajectoryProgress
     position: int
-    """Its turn."""
+    """Index of the action in its trajectory."""
     submitted: float
     started: float
     node: int
@@ -66,7 +66,7 @@ class _SimRunningAction:
 
 @dataclass
 class WorkloadSimulation:
-    """One run of a workload under a policy. The same input gives the same result, always."""
+    """A run of a workload under a policy. The same input always gives the same result."""
 
     workload: SimWorkload
     cluster: SimCluster
@@ -91,7 +91,10 @@ class WorkloadSimulation:
         self._changed = False
 
     def run(self) -> SimResult:
-        """Raises `Overbooked` or `Stuck` where the policy is at fault."""
+        """Run the simulation to its end.
+
+        Raises OverbookedError or StuckError if the policy is at fault.
+        """
         for number, rollout in enumerate(self.workload.trajectories):
             self._schedule(rollout.starts_s, partial(self._begin_trajectory, TrajectoryProgress(number, rollout)))
         rounds = 0
@@ -119,7 +122,7 @@ class WorkloadSimulation:
 
     def _begin_trajectory(self, progress: TrajectoryProgress, now: float) -> None:
         if self.policy.has_pods and progress.trajectory.has_environment:
-            # A pod is there for the whole of its trajectory, which also thinks before it acts.
+            # A pod exists for its whole trajectory, including the thinking time before the first action.
             progress.is_creating_pod = True
             self._enqueue(
                 progress,
@@ -142,7 +145,7 @@ class WorkloadSimulation:
         if progress.started_at is None:
             progress.started_at = now
         action = self._make_action(progress, cls, now)
-        # A pod is all that its trajectory has.
+        # With pods, all CPU actions of a trajectory run in its pod.
         in_pod = self.policy.has_pods and progress.trajectory.has_environment
         at_home = turn.work.resource_kind is ResourceKind.CPU and (in_pod or not turn.is_outside_environment)
         if progress.is_creating_pod and at_home:
@@ -270,7 +273,7 @@ class WorkloadSimulation:
         self._schedule(now + pause_s, partial(self._finish_resize, running))
 
     def _finish_resize(self, running: _SimRunningAction, now: float) -> None:
-        """The manager has confirmed it; only now is free what a shrink gave back."""
+        """Confirm a resize; only now are the resources of a shrink free."""
         self._changed = True
         running.is_resizing = False
         if running.fence.action_id in self._running:
@@ -288,7 +291,7 @@ class WorkloadSimulation:
         running.segment_start = now
 
     def _share_node(self, node: int, now: float) -> None:
-        """What the actions on a node share changes with their number."""
+        """Update the speed of the actions on a node, which share it."""
         there = self._on_node.get(node, {})
         cores = self._state.capacity(node).get("cpu_milli", 0) / CORE_MILLI
         if cores:
@@ -298,7 +301,7 @@ class WorkloadSimulation:
                 self._change_units(running, running.attempt.units, now, speed=min(1.0, FREE_BATCH_SIZE / len(there)))
 
     def _share_cores(self, node: int, active: Mapping[UUID, _SimRunningAction], cores: float, now: float) -> None:
-        """Where actions may use more cores than the node has, as in overcommitted pods, each has its fair share."""
+        """Give each action its fair share if they want more cores than the node has, as in overcommitted pods."""
         wanted = {
             action_id: self._units(running.attempt.work, self._state.allocated_resources(node, action_id) or {})
             for action_id, running in active.items()
@@ -317,7 +320,7 @@ class WorkloadSimulation:
             self._expect_end(running)
 
     def _units(self, work: ActionWork, resources: Resources) -> float:
-        """On which it runs: no more than it can use."""
+        """Return the units on which the action runs, limited to what it can use."""
         match work.resource_kind:
             case ResourceKind.CPU:
                 units = resources["cpu_milli"] / CORE_MILLI

@@ -1,8 +1,8 @@
-"""The comparison of the paper: one workload, ever less hardware, static provisioning and policies beside each other.
+"""The paper's comparison: one workload on ever less hardware, static provisioning against the policies.
 
-At level 1 it has 1,024 cores on 16 nodes and 48 devices on 6. Static provisioning divides the devices between the
-services once and for all; each gets at least what its model needs, so at the lower levels it has more of them than
-the others.
+Level 1 has 1,024 cores on 16 nodes and 48 devices on 6 nodes. Static provisioning divides the devices between the
+services permanently. Each service gets at least what its model needs, so at the lower levels static provisioning has
+more devices than the other policies.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,20 +40,20 @@ API_CALLS = 48
 POD_CORES = 4
 LEVELS = (1.0, 0.5, 0.25, 0.125)
 STEPS = 2
-"""Of each seed, one after another: what was learnt in the first is known in the second."""
+"""Consecutive training steps per seed; the second step uses what the first one learnt."""
 VALIDATION_SEEDS = (10, 11, 12)
-"""Seeds that no constant was chosen by: that was done with 0, 1 and 2."""
+"""Seeds for validation; the constants were chosen with seeds 0, 1 and 2."""
 
 
 class ComparedPolicy(StrEnum):
-    STATIC = "static"  # a pod of 4 cores for each trajectory
-    SHRUNK = "shrunk"  # pods so small that all trajectories fit
-    OVERCOMMITTED = "overcommitted"  # pods of 4 cores, all admitted; the kernel shares
-    FCFS = "fcfs"  # actions with what their authors ask for, in order of arrival
+    STATIC = "static"  # one pod of 4 cores per trajectory
+    SHRUNK = "shrunk"  # pods small enough that all trajectories fit
+    OVERCOMMITTED = "overcommitted"  # pods of 4 cores, all admitted; the kernel shares the cores
+    FCFS = "fcfs"  # actions at their authors' demand, first come, first served
     REFERENCE = "reference"  # our reconstruction of the paper's policy
     SPAR = "spar"
-    SPAR_M = "spar_m"  # and running actions are resized
-    SPAR_M_SHARED = "spar_m_shared"  # and scores share resident services, on as many devices as static provisioning
+    SPAR_M = "spar_m"  # also resizes running actions
+    SPAR_M_SHARED = "spar_m_shared"  # also shares resident services, on as many devices as static provisioning
 
 
 STATIC_POLICIES = frozenset({ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, ComparedPolicy.OVERCOMMITTED})
@@ -61,7 +61,7 @@ STATIC_POLICIES = frozenset({ComparedPolicy.STATIC, ComparedPolicy.SHRUNK, Compa
 
 @dataclass(frozen=True, slots=True)
 class PaperHardware:
-    """Fractions of what there is at level 1."""
+    """The fractions of the hardware at level 1."""
 
     cpu: float
     gpu: float
@@ -84,7 +84,7 @@ def run_steps(
     workload: Callable[[int], SimWorkload] = synthetic_step,
     durations: Callable[[], SimDurationModel] = LearnedDurations,
 ) -> list[SimResult]:
-    """So many steps of training; `workload` makes one from its own seed."""
+    """Simulate `steps` training steps; `workload` creates one from its own seed."""
     known = durations()
     site = create_cluster(contender, hardware)
     asking = DemandMode.ELASTIC if contender not in {*STATIC_POLICIES, ComparedPolicy.FCFS} else DemandMode.FIXED
@@ -126,7 +126,7 @@ def create_cluster(contender: ComparedPolicy, hardware: PaperHardware) -> SimClu
 
 
 def average_statistics(results: Iterable[SimResult]) -> SimStatistics:
-    """The mean of each figure over some steps."""
+    """Return the mean of each figure over the steps."""
     found = [compute_statistics(result) for result in results]
     names = [each.name for each in fields(SimStatistics)]
     return SimStatistics(**{name: sum(getattr(one, name) for one in found) / len(found) for name in names})

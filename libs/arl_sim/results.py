@@ -1,4 +1,4 @@
-"""What a simulation found: each action's times, and their statistics."""
+"""Results of a simulation: the times of each action, and statistics."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["ActionRecord", "SimResult", "SimStatistics", "UsageSegment", "comput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionRecord:
-    """One action that ended. Times in seconds since the simulation began."""
+    """A finished action. Times are in seconds since the start of the simulation."""
 
     id: UUID
     trajectory: int
@@ -25,7 +25,7 @@ class ActionRecord:
     started: float
     ended: float
     restore_s: float
-    """Of which it waited for its service to be brought to its devices."""
+    """Seconds of waiting for the restore of its service."""
 
     @property
     def act_s(self) -> float:
@@ -34,7 +34,7 @@ class ActionRecord:
 
 @dataclass(frozen=True, slots=True)
 class UsageSegment:
-    """What a rollout had of a node for a while."""
+    """The units that a rollout used on a node during an interval."""
 
     trajectory: int
     node: int
@@ -59,7 +59,10 @@ class SimResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimStatistics:
-    """Seconds, but for the utilisations and counts. Means of ACTs: of all, of elastic CPU actions, of scores."""
+    """The statistics of a run, in seconds except utilisations and counts.
+
+    ACTs are means over all actions, over elastic CPU actions, and over scores.
+    """
 
     actions: float
     act: float
@@ -73,11 +76,11 @@ class SimStatistics:
     score: float
     call: float
     step: float
-    """When the last coding trajectory ended; of all tasks, where none codes."""
+    """End of the last coding trajectory; if there is none, the end of all tasks."""
     floor: float
-    """Mean of each action's shortest possible run."""
+    """Mean of each action's shortest possible run time."""
     cpu_busy: float
-    """Part of the core-seconds until the last end on which actions ran."""
+    """Fraction of the core-seconds until the end during which actions ran."""
     gpu_busy: float
 
 

@@ -1,4 +1,4 @@
-"""What the scheduler would know, kept event by event as its index keeps it: who waits, who holds what and where."""
+"""Scheduler state updated event by event, like the scheduler's index: queued actions and allocations."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -31,7 +31,7 @@ __all__ = ["OverbookedError", "SimSchedulerState"]
 
 
 class OverbookedError(AssertionError):
-    """A policy gave more than there is."""
+    """A policy granted more than a node has."""
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class _SimEnvironment:
 
 
 class SimSchedulerState:
-    """Raises `Overbooked` at whatever would hold more than its node has, on any resource."""
+    """The state of a simulated scheduler. Raises OverbookedError if an allocation exceeds its node on any resource."""
 
     def __init__(self, policy: SchedulingPolicy, nodes: Iterable[NodeResources], estimates: DurationModel) -> None:
         self._policy = policy
@@ -73,12 +73,12 @@ class SimSchedulerState:
         return self._queued[action_id]
 
     def allocated_resources(self, node: int, action_id: UUID) -> Resources | None:
-        """What a running action holds by its last grant or resize; None if it does not run."""
+        """Return the amounts of an action's last grant or resize; None if it does not run."""
         running = self._running.on_node(node).get(action_id)
         return running.resources if running is not None else None
 
     def submit(self, action: QueuedAction, *, environment: UUID | None) -> None:
-        """`environment` names the one it runs in; made by the first action that is granted in it."""
+        """Queue an action; `environment` names its environment, which the first granted action creates."""
         if environment is not None and action.trajectory is not None:
             home = self._environments.setdefault(action.trajectory, _SimEnvironment(environment))
             self._environment_of[action.id] = action.trajectory
@@ -88,7 +88,7 @@ class SimSchedulerState:
         self._accounts.record_queued(action.task, action.cls.demand.minimum)
 
     def apply_grant(self, grant: Grant, *, now: float) -> bool:
-        """Whether its service was resident on the granted devices already, where it is one of devices."""
+        """Apply a grant; return True if no restore is needed on the granted devices."""
         action = self._queued.pop(grant.fence.action_id)
         self._queue.discard(action.id)
         name = self._environment_of.get(action.id)
@@ -114,14 +114,14 @@ class SimSchedulerState:
         return self._occupy_devices(grant, action, now=now) if action.cls.shape is ResourceShape.GROUP else True
 
     def begin_resize(self, fence: Fence, node: int, resources: Resources) -> None:
-        """Until it is confirmed the action holds the larger of both."""
+        """Start a resize; until it is confirmed, the allocation is the larger of both amounts."""
         running = self._running.on_node(node)[fence.action_id]
         larger = {name: max(amount, running.resources.get(name, 0)) for name, amount in resources.items()}
         self._update_allocation(running, larger)
         self._running.add(running._replace(resizing_to=resources))
 
     def end_resize(self, fence: Fence, node: int, *, now: float) -> None:
-        """From now on it holds what it was to have."""
+        """Confirm a resize; from now on the allocation is the new amounts."""
         running = self._running.on_node(node)[fence.action_id]
         if running.resizing_to is None or running.cls is None:
             return
@@ -136,7 +136,7 @@ class SimSchedulerState:
         self._running.add(running)
 
     def release(self, node: int, action_id: UUID, *, now: float) -> None:
-        """It ended. Its environment stays."""
+        """End an action; its environment stays."""
         running = self._running.on_node(node)[action_id]
         self._running.discard(action_id)
         self._settle_share(running, now)
@@ -163,11 +163,11 @@ class SimSchedulerState:
             self._stale.add(home.node)
 
     def invalidate_estimates(self, cls: ActionClass) -> None:
-        """What is expected of its actions may have changed."""
+        """Rebuild the estimates of a class."""
         self._curves.invalidate(cls.key)
 
     def plan(self, policy: SchedulingPolicy, *, now: float) -> SchedulingPlan:
-        """One round."""
+        """Plan one round."""
         plan = policy.plan(self.snapshot(now=now))
         self._running.mark_clean(except_nodes=plan.watched_nodes, reserved=plan.reserved)
         return plan
@@ -208,7 +208,10 @@ class SimSchedulerState:
             self._pools[grant.node] = replace(pool, environments=pool.environments + 1)
 
     def _occupy_devices(self, grant: Grant, action: QueuedAction, *, now: float) -> bool:
-        """Put the action's service on its devices; what shared one of them is not resident any more."""
+        """Occupy the granted devices; services that share one of them are no longer resident.
+
+        Return True if the action's service was already resident on exactly these devices, or if it has none.
+        """
         pool = self._pools[grant.node]
         if len(grant.devices) != grant.resources["gpu"] or not set(grant.devices) <= set(pool.available_devices):
             raise OverbookedError(f"devices {grant.devices} are to be given and {pool.available_devices} are free")

@@ -1,4 +1,4 @@
-"""How far running actions are, and how soon they end with what they have."""
+"""Progress of running actions, and their expected ends."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,23 +11,23 @@ __all__ = ["SimAttempt", "max_min_shares"]
 
 @dataclass(slots=True)
 class SimAttempt:
-    """One running action. Its end is known as long as its units stay the same."""
+    """A running action. Its end is known as long as its units do not change."""
 
     work: ActionWork
     units: float
-    """What it runs on."""
+    """Units on which it runs."""
     work_starts_at: float
-    """Before that it is being started, restored or resized."""
+    """Time at which work starts; until then the action starts, restores or resizes."""
     speed: float = 1.0
-    """The part of its speed on these units that it has, as others run on them too."""
+    """Fraction of full speed on these units; below 1 if others share them."""
     remaining_work: float = 1.0
-    """The part of its work that is left at `works_from`."""
+    """Fraction of the work that is left at `work_starts_at`."""
     busy_s: float = 0.0
-    """Seconds of work until `works_from`."""
+    """Seconds of work until `work_starts_at`."""
     unit_s: float = 0.0
-    """Unit-seconds of work until then."""
+    """Unit-seconds of work until `work_starts_at`."""
     version: int = 0
-    """Of its end: rises whenever that changes."""
+    """Version of the end; rises whenever the end changes."""
 
     @property
     def ends_at(self) -> float:
@@ -35,11 +35,11 @@ class SimAttempt:
 
     @property
     def mean_units(self) -> float:
-        """While it worked, until its last change."""
+        """Return the mean units while it worked, until the last change."""
         return self.unit_s / self.busy_s if self.busy_s else self.units
 
     def change(self, units: float, *, now: float, pause_s: float = 0.0, speed: float = 1.0) -> None:
-        """From now on it runs on so many units, at this pace; it stands still for `pause_s`."""
+        """Change units and speed from now on, after a pause of `pause_s`."""
         worked_s = max(0.0, now - self.work_starts_at)
         self.remaining_work = max(0.0, self.remaining_work - worked_s * self.speed / self.work.duration_s(self.units))
         self.busy_s += worked_s
@@ -50,7 +50,7 @@ class SimAttempt:
 
 
 def max_min_shares(demands: Mapping[UUID, float], capacity: float) -> dict[UUID, float]:
-    """Max-min fair shares of cores, as the kernel gives them between equals: none has more than it wants."""
+    """Return max-min fair shares of cores, like the kernel's between equal groups; none exceeds its demand."""
     shares: dict[UUID, float] = {}
     left = capacity
     for number, (holder, most) in enumerate(sorted(demands.items(), key=lambda item: (item[1], item[0]))):

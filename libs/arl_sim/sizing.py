@@ -1,4 +1,4 @@
-"""One workload on given hardware: which policy, how many nodes."""
+"""Simulation of one workload on given hardware: policy and number of nodes."""
 
 import math
 from dataclasses import dataclass, replace
@@ -20,31 +20,31 @@ POD_POLICIES = frozenset({PolicyName.STATIC, PolicyName.OVERCOMMITTED})
 
 
 class DoesNotFitError(ValueError):
-    """Some action asks for more than any node has, so it would wait for ever."""
+    """An action demands more than any node has, so it would wait forever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimHardware:
     nodes: int
     cores: int
-    """Of each node."""
+    """Cores of each node."""
     gpus: int
     calls: int
-    """At once."""
+    """Concurrent API calls."""
     pod_cores: int
     shared: bool = False
-    """Reward services take many actions at once and keep their devices; else an action takes whole devices."""
+    """True if reward services batch many actions on dedicated devices; otherwise an action takes whole devices."""
 
 
 def generate_workload(name: str, seed: int) -> SimWorkload:
-    """`prototype`, or one of `Published`."""
+    """Return the workload `prototype` or a `PublishedWorkload`. Raises ValueError for any other name."""
     return synthetic_step(seed) if name == "prototype" else published_workload(PublishedWorkload(name), seed)
 
 
 def simulate(
     workload: SimWorkload, name: str, hardware: SimHardware, overheads: SimOverheads = DEFAULT_OVERHEADS
 ) -> SimResult:
-    """Raises `DoesNotFit`."""
+    """Simulate the workload under a policy. Raises DoesNotFitError if an action fits on no node."""
     site = _create_cluster(workload, PolicyName(name), hardware)
     policy: SchedulingPolicy = create_policy(
         PolicyName(name), pod_cpu_milli=hardware.pod_cores * CORE_MILLI, limit=1_000_000
@@ -56,7 +56,7 @@ def simulate(
 
 
 def demand_mode_for(name: str) -> DemandMode:
-    """Only some policies have a use for ranges."""
+    """Return the demand mode of a policy; some policies cannot use ranges."""
     return DemandMode.FIXED if name in POD_POLICIES or name == PolicyName.FCFS else DemandMode.ELASTIC
 
 
@@ -80,7 +80,7 @@ def _create_cluster(workload: SimWorkload, name: PolicyName, hardware: SimHardwa
 
 
 def _dedicate_devices(cluster: SimCluster, degrees: dict[str, float], gpus: int) -> SimCluster:
-    """Each service has its part of the devices, but no fewer than it needs."""
+    """Divide the devices between the services; each gets at least what it needs."""
     whole = 1 << int(math.log2(max(1, gpus // len(degrees))))
     dedicated = {service: max(int(least), whole) for service, least in degrees.items()}
     return replace(cluster, gpu_nodes=(), dedicated=dedicated)

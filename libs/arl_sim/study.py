@@ -1,4 +1,4 @@
-"""Many simulations for one answer. A case is a value, so that cases can run in other processes."""
+"""Studies of many simulations. A case is a value, so cases can run in other processes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ Figures = dict[str, float]
 BOUND_ACTIONS = 240
 BOUND_CORES = 64
 TOLERANCE = 1.01
-"""Times what is to be kept: seeds differ by more."""
+"""Allowed factor on the baseline figures; seeds differ by more."""
 CPU_FRACTIONS = (0.25, 0.21875, 0.1875, 0.15625, 0.125)
 GPU_FRACTIONS = (0.5, 5 / 12, 0.375, 1 / 3, 0.25)
 
@@ -43,7 +43,7 @@ class SimCase:
 
 @dataclass(frozen=True, slots=True)
 class BoundCase:
-    """One node, actions that come in bursts, the durations of an earlier trace known."""
+    """A case on one node with bursts of actions, after learning durations from an earlier trace."""
 
     contender: ComparedPolicy
     seed: int
@@ -52,7 +52,7 @@ class BoundCase:
 
 @dataclass(frozen=True, slots=True)
 class HardwareSaving:
-    """The least hardware on which ACT and step are no worse than those of static provisioning on all of it."""
+    """The least hardware whose ACT and step time are no worse than those of static provisioning at full hardware."""
 
     hardware: PaperHardware
     act_s: float
@@ -60,13 +60,13 @@ class HardwareSaving:
 
 
 def run_case(case: SimCase) -> list[Figures]:
-    """A set of figures for each step."""
+    """Return the figures of each step."""
     results = run_steps(case.contender, case.hardware, seed=case.seed, steps=case.steps)
     return [asdict(compute_statistics(result)) for result in results]
 
 
 def run_bound_case(case: BoundCase) -> Figures:
-    """Its mean ACT, and the clairvoyant bound of it."""
+    """Return the mean ACT of a case and its clairvoyant bound."""
     site = SimCluster(cpu_nodes=(BOUND_CORES,), gpu_nodes=(), api_calls=1)
     known = LearnedDurations()
     classes = SimActionClasses(site, {}, DemandMode.ELASTIC)
@@ -86,9 +86,10 @@ def savings(
     step_s: float,
     mean_of: Callable[[ComparedPolicy, PaperHardware], Figures],
 ) -> tuple[HardwareSaving | None, list[tuple[PaperHardware, Figures]]]:
-    """Ever fewer devices as long as both are kept, then ever fewer cores; and what was tried.
+    """Return the least hardware that keeps ACT and step time within tolerance, and everything that was tried.
 
-    Where a half of the devices is too few already, all are kept and there are ever fewer cores.
+    Devices are reduced first, then cores. If half of the devices is too few, all devices stay and only cores are
+    reduced.
     """
     tried: list[tuple[PaperHardware, Figures]] = []
 
@@ -110,5 +111,5 @@ def savings(
 
 
 def mean_figures(steps: Sequence[Figures]) -> Figures:
-    """The mean of each figure over some steps."""
+    """Return the mean of each figure over the steps."""
     return {name: sum(each[name] for each in steps) / len(steps) for name in steps[0]}

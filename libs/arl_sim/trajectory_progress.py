@@ -1,4 +1,4 @@
-"""Trajectories on their way: which of their turns are over, and which may begin."""
+"""Progress of trajectories: the finished actions, and those that may begin."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,20 +11,20 @@ __all__ = ["TrajectoryProgress"]
 
 @dataclass(slots=True, eq=False)
 class TrajectoryProgress:
-    """A trajectory on its way. Its turns branch where several wait for one, and join where one waits for several."""
+    """The progress of a trajectory. Its actions form a graph: several may depend on one, and one on several."""
 
     number: int
     trajectory: SimTrajectory
     started_at: float | None = None
     is_creating_pod: bool = False
-    """Its environment's own action is not over yet."""
+    """True while the action that creates the environment is not done."""
     delayed: list[tuple[int, QueuedAction]] = field(default_factory=list)
-    """Its turns that wait for that."""
+    """Actions that wait for the environment."""
     _pending_dependencies: list[int] = field(init=False)
-    """Of each turn, how many that it waits for are not over."""
+    """Number of unfinished dependencies of each action."""
     _dependents: list[list[int]] = field(init=False)
     _unfinished: int = field(init=False)
-    """Turns that are not over."""
+    """Number of unfinished actions."""
 
     def __post_init__(self) -> None:
         self._unfinished = len(self.trajectory.actions)
@@ -43,11 +43,11 @@ class TrajectoryProgress:
         return self._unfinished == 0
 
     def initial_positions(self) -> list[int]:
-        """The turns that wait for none."""
+        """Return the actions without dependencies."""
         return [at for at, missing in enumerate(self._pending_dependencies) if not missing]
 
     def complete(self, position: int) -> Iterable[int]:
-        """This turn is; those that waited for it alone by now."""
+        """Mark an action as finished; return the actions whose last dependency it was."""
         self._unfinished -= 1
         ready = []
         for follower in self._dependents[position]:

@@ -1,7 +1,7 @@
-"""What a simulated workload is: trajectories that think, act and think again.
+"""Model of simulated workloads: trajectories that alternate thinking and acting.
 
-A closed loop: an action is submitted when the thinking after the one before it has ended, so its time of submission
-depends on the policy. How long an action takes is known to the simulator alone.
+The loop is closed: an action is submitted after the thinking time that follows the previous action. Its submission time
+therefore depends on the policy. Only the simulator knows how long an action takes.
 """
 
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ __all__ = ["ActionWork", "ResourceKind", "SimTrajectory", "SimWorkload", "Trajec
 
 
 class ResourceKind(StrEnum):
-    """What an action takes a share of; its unit."""
+    """The resource that an action uses, and its unit."""
 
     CPU = "cpu"  # a core
     GPU = "gpu"  # a device, in groups
@@ -23,22 +23,22 @@ class ResourceKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionWork:
-    """One action's work, whoever schedules it."""
+    """The work of one action, independent of the scheduler."""
 
     cls: str
-    """Actions of one class are learnt from together."""
+    """Class name; actions of a class share duration estimates."""
     resource_kind: ResourceKind
     seconds: float
-    """On one unit."""
+    """Seconds on one unit."""
     parallel_fraction: float = 0.0
     choices: tuple[float, ...] = (1,)
-    """How many units it can use, in rising order."""
+    """Allowed numbers of units, in rising order."""
     fixed_units: float = 1
-    """How many it would be given where the number is fixed."""
+    """Units under a fixed demand."""
     service: str | None = None
 
     def duration_s(self, units: float) -> float:
-        """Amdahl's law (1967) on so many units; on a part of one it is slower in proportion."""
+        """Return the duration by Amdahl's law (1967); on less than one unit it grows in inverse proportion."""
         if units < 1.0:
             return self.seconds / units
         return self.seconds * ((1.0 - self.parallel_fraction) + self.parallel_fraction / units)
@@ -53,14 +53,14 @@ class TrajectoryAction:
     think_s: float
     work: ActionWork
     depends_on: tuple[int, ...] | None = None
-    """Places of the turns that are over before it thinks; None of one that follows the one before it."""
+    """Positions of the actions that must end before it thinks; None for an action that follows the previous one."""
     is_outside_environment: bool = False
-    """In an environment of its own: beside others of its trajectory."""
+    """True if it runs in an environment of its own, concurrently with others of its trajectory."""
 
 
 @dataclass(frozen=True, slots=True)
 class SimTrajectory:
-    """A trajectory. Its CPU actions run in one environment, one at a time, but for those outside of it."""
+    """A trajectory. Its CPU actions run one at a time in one environment, except those outside of it."""
 
     task: str
     actions: tuple[TrajectoryAction, ...]
@@ -73,7 +73,7 @@ class SimTrajectory:
         )
 
     def dependencies_of(self, position: int) -> tuple[int, ...]:
-        """The turns that are over before this one thinks."""
+        """Return the positions of the actions that must end before this one thinks."""
         after = self.actions[position].depends_on
         if after is None:
             return (position - 1,) if position else ()

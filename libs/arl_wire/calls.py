@@ -1,4 +1,4 @@
-"""Calls of external HTTP APIs: what is sent by way of a broker, and what came back."""
+"""Calls of external HTTP APIs: the request that a broker sends, and the response."""
 
 import json
 import re
@@ -32,11 +32,11 @@ CONNECTION_HEADERS = frozenset(
         *("upgrade", "accept-encoding", "proxy-connection"),
     }
 )
-"""Headers that whoever sends makes (RFC 9110, section 7.6.1)."""
+"""Headers that the sender of a request sets itself (RFC 9110, section 7.6.1)."""
 CREDENTIAL_HEADERS = re.compile(
     r"(authorization|cookie|token|secret|password|apikey|(?<!idempotency)-key)$", re.IGNORECASE
 )
-"""How headers end whose value would be kept with the action, in rows; a broker has an endpoint's key and adds it."""
+"""Name endings of credential headers. Their values would be stored in rows; brokers add the key instead."""
 _FORBIDDEN_IN_PATH = re.compile(r"[\x00-\x20\x7f\\?#]")
 
 EndpointName = ServiceName
@@ -46,14 +46,17 @@ HeaderValue = Annotated[str, StringConstraints(pattern=r"^[\t\x20-\x7e]*$", max_
 
 
 def validate_endpoint_path(path: str) -> str:
-    """A path that stays below its endpoint's address, whoever decodes it, and however often."""
+    """Return the path if it stays below the endpoint's address, however often a server decodes it.
+
+    Raises ValueError if it does not.
+    """
     path = path.removeprefix("/")
     decoded = path
     while (once := unquote(decoded)) != decoded:
         decoded = once
     if _FORBIDDEN_IN_PATH.search(path) or "\\" in decoded or any(ord(each) < ord(" ") for each in decoded):
         raise ValueError("is no path: write other characters as %XX, and parameters into `query`")
-    # Some servers drop what follows a semicolon before they look for these, and some read what is no UTF-8.
+    # Some servers drop the text after a semicolon before they resolve these segments, and some accept invalid UTF-8.
     if {".", ".."}.intersection(part.partition(";")[0] for part in decoded.split("/")) or "\ufffd" in decoded:
         raise ValueError("must stay below the endpoint's address: no segment is `.` or `..`, and all of it is UTF-8")
     if not path.isascii():
@@ -80,7 +83,7 @@ RawQuery = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$
 
 
 class CallRequest(StrictModel):
-    """One HTTP request to an endpoint."""
+    """An HTTP request to an endpoint."""
 
     method: Method = Field(default="POST", description="One that the endpoint allows")
     path: Annotated[str, StringConstraints(max_length=4096), AfterValidator(validate_endpoint_path)] = Field(
@@ -121,7 +124,7 @@ class CallRequest(StrictModel):
 
     @property
     def content(self) -> bytes:
-        """What is sent after the headers. Raises ValueError for JSON that cannot be written."""
+        """Return the body as bytes. Raises ValueError for JSON that cannot be written."""
         if self.base64 is not None:
             return self.base64
         if self.json_body is None:
@@ -132,19 +135,19 @@ class CallRequest(StrictModel):
 
     @property
     def is_idempotent(self) -> bool:
-        """Sent twice it does what it does once, by RFC 9110, section 9.2.2."""
+        """Return True if sending the request twice has the effect of sending it once (RFC 9110, section 9.2.2)."""
         return self.method in IDEMPOTENT_METHODS
 
     @property
     def content_type(self) -> str | None:
-        """Where no header says another."""
+        """Return the content type to use if no header sets one."""
         if self.json_body is not None:
             return "application/json"
         return "text/plain; charset=utf-8" if self.body else None
 
 
 class CallResponse(BaseModel):
-    """What an endpoint answered to the last try."""
+    """The response of an endpoint to the last try."""
 
     status: int = Field(description="Of HTTP")
     headers: dict[str, str] = Field(
@@ -158,7 +161,7 @@ class CallResponse(BaseModel):
 
 
 class EndpointReplica(BaseModel):
-    """What one broker says of an endpoint."""
+    """The state of an endpoint at one broker."""
 
     node: str
     available: bool = Field(description="The node lives, and takes new actions")
@@ -175,7 +178,7 @@ class EndpointReplica(BaseModel):
 
 
 class Endpoint(BaseModel):
-    """An external HTTP API whose quota all jobs share. Actions of kind `call` name it."""
+    """An external HTTP API with a quota that all jobs share. Actions of kind `call` name it."""
 
     name: EndpointName
     methods: list[str]

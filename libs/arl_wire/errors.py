@@ -1,26 +1,27 @@
-"""The errors that cross HTTP: one class per thing a caller can act on, the same in server and SDK.
+"""Errors that cross HTTP: one class per error that a caller can act on, shared by server and SDK.
 
 TangramError
 ├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, RequestTimeout 408,
 │   TooLarge 413, UnsupportedMediaType 415
 ├── Conflict 409
-│   ├── NotRunning              the action does not run yet, or not any more
-│   └── InputClosed             it reads no input, or no more of it
+│   ├── NotRunning              the action does not run yet, or no longer runs
+│   └── InputClosed             the action reads no input, or no more input
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
-│   ├── DemandImpossible        no node could ever run it
-│   ├── RequirementNotEnforced  no node enforces what it requires
-│   ├── TemplateUnknown         no node has the template it begins with
-│   ├── ServiceUnknown          no node has the reward service it names
-│   ├── EndpointUnknown         no broker has the endpoint it names
-│   ├── GangRefused             another of those that start together is refused
+│   ├── DemandImpossible        no node could ever run the action
+│   ├── RequirementNotEnforced  no node enforces what the action requires
+│   ├── TemplateUnknown         no node has the template
+│   ├── ServiceUnknown          no node has the reward service
+│   ├── EndpointUnknown         no broker has the endpoint
+│   ├── NotScored               an item has no score
+│   ├── GangRefused             another action of the gang is refused
 │   └── IdempotencyKeyReused    same key, another body
 ├── TooManyRequests 429
-│   ├── QueueFull               the task has too many actions waiting
+│   ├── QueueFull               the task has too many queued actions
 │   ├── RateLimited             the key makes too many requests
-│   └── InputFull               the program has not read what was sent before
+│   └── InputFull               the program has not read the earlier input
 ├── Unavailable 503             try again; retry_after_s says when
-├── GatewayTimeout 504          it goes on; the same request again takes it up
+├── GatewayTimeout 504          the action continues; repeat the same request to resume waiting
 └── Internal 500
 
 The body is an RFC 9457 problem: `application/problem+json`.
@@ -66,7 +67,7 @@ __all__ = [
 
 
 class FieldError(BaseModel):
-    """One field and what is wrong with it."""
+    """An error of one field."""
 
     field: str = Field(description="Where it is, as a dotted path into the body, `query.` or `header.`")
     message: str
@@ -101,7 +102,7 @@ class ProblemDetails(BaseModel):
 
 
 class TangramError(Exception):
-    """Base of all errors that a service answers with."""
+    """The base class of all errors that a service returns."""
 
     code: ClassVar[str] = "error"
     status: ClassVar[int] = 500
@@ -116,9 +117,9 @@ class TangramError(Exception):
         self.retry_after_s = retry_after_s
         self.trace_id: str | None = None
         self.headers: dict[str, str] = {}
-        """Further fields of the answer."""
+        """Additional headers of the response."""
         self.extensions: dict[str, object] = {}
-        """Further members of the problem, for clients that look for others than these."""
+        """Additional members of the problem document, for clients that expect another error format."""
 
     def to_problem(self, *, trace_id: str | None = None) -> ProblemDetails:
         return ProblemDetails(
@@ -241,7 +242,7 @@ class Internal(TangramError):
 
 
 def error_from_problem(problem: ProblemDetails, *, retry_after_s: float | None = None) -> TangramError:
-    """The error a problem stands for; an unknown code becomes the class of its status."""
+    """Return the error for a problem; an unknown code becomes the class of its status."""
     ours = [cls for cls in _subclasses(TangramError) if cls.__module__ == __name__]
     known = {cls.code: cls for cls in ours}
     by_status = {cls.status: cls for cls in reversed(ours) if TangramError in cls.__bases__}

@@ -1,4 +1,4 @@
-"""What is scored, and what comes back for each item."""
+"""Items to score, and their results."""
 
 import json
 from typing import Annotated, Any
@@ -27,27 +27,27 @@ __all__ = [
 
 MAX_ITEMS = 256
 MAX_CHARACTERS = 1 << 20
-"""In all items of one action together, and so of one text."""
+"""Maximum characters of all items of an action, and so of one text."""
 MAX_MESSAGES = 256
 MAX_TOKEN_IDS = 128 << 10
 CHARACTERS_PER_TOKEN = 4
-"""That a token id counts for."""
+"""Characters that a token id counts as."""
 MAX_TOP_LOGPROBS = 128
 MAX_TOP_LOGPROB_ENTRIES = 1 << 18
-"""Likeliest tokens in one entry, of which an answer has some 20 bytes each."""
+"""Maximum top tokens in one entry; each takes about 20 bytes of the response."""
 MAX_DETAILS_BYTES = 16 << 10
-"""Bytes, as JSON, of one entry."""
+"""Maximum bytes of one entry as JSON."""
 RESERVED_CHAT_FIELDS = frozenset({"messages", "model", "stream"})
-"""What a chat's further fields can't be."""
+"""Names that the additional fields of a chat must not use."""
 ENGINE_ONLY_FIELDS = frozenset(
     {
         *("request_id", "rid", "priority", "cache_salt", "data_parallel_rank", "kv_transfer_params"),
         *("bootstrap_host", "bootstrap_port", "bootstrap_room", "lora_path", "chat_template", "custom_logit_processor"),
     }
 )
-"""Nor these: by them one client of an engine would reach another's requests, or the engine itself."""
+"""Further forbidden names; they would give a client access to another client's requests or to the engine."""
 TEXT_ERROR_CODES = frozenset({"empty_text", "too_long", "verifier_timeout"})
-"""Codes of an `ItemError` that say something about the text, and nothing about us or about what it is compared with."""
+"""Codes of an `ItemError` caused by the text itself, not by the service or the reference."""
 MAX_CHOICES = 64
 
 ServiceName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
@@ -67,14 +67,14 @@ def _check_chat_fields(chat: dict[str, Any]) -> dict[str, Any]:
 
 
 class PromptMessage(StrictModel):
-    """One turn of a conversation."""
+    """A message of a conversation."""
 
     role: _RoleName
     content: _ScoredText
 
 
 class ScoreItem(StrictModel):
-    """What one score is about. Which of these a service takes is a matter of its kind; see /v1/reward-services."""
+    """The input of one score. The kind of the service determines the allowed fields; see /v1/reward-services."""
 
     text: _ScoredText | None = None
     reference: _ScoredText | None = Field(default=None, description="What `text` is compared with: an answer, a query")
@@ -101,7 +101,7 @@ class ScoreItem(StrictModel):
 
     @property
     def characters(self) -> int:
-        """What it counts for in `MAX_CHARACTERS`."""
+        """Return the number of characters that count towards `MAX_CHARACTERS`."""
         found = len(self.text or "") + len(self.reference or "") + len(self.prompt or "")
         if self.messages is not None:
             found += sum(len(each.content) for each in self.messages)
@@ -113,19 +113,22 @@ class ScoreItem(StrictModel):
 
     @property
     def given_fields(self) -> frozenset[str]:
-        """The names of what it has."""
+        """Return the names of the fields that are set."""
         return frozenset([name for name, value in vars(self).items() if value is not None])
 
 
 class ItemError(BaseModel):
-    """Why there is no score of one item, as `empty_text`, `not_finite`, `bad_reference` or `verifier_timeout`."""
+    """The reason for a missing score, such as `empty_text`, `not_finite`, `bad_reference` or `verifier_timeout`."""
 
     code: str
     message: str
 
 
 class Score(BaseModel):
-    """Of one item: `score`, or `error`, or, of a chat, `completion`. Never a 0 for something that was not computed."""
+    """The result of one item: `score`, `error`, or, for a chat, `completion`.
+
+    A score is never 0 for an item that was not computed.
+    """
 
     score: float | None = None
     truncated: bool = Field(default=False, description="The model read only the beginning of a text")

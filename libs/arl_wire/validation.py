@@ -28,10 +28,10 @@ __all__ = [
 
 
 MAX_ARGUMENT_BYTES = (128 << 10) - 130
-"""Bytes: with its end, and with the name before the value of a variable."""
+"""Maximum bytes of an argument, including its end and, for a variable, the name before the value."""
 MAX_JSON_CHARACTERS = 64 << 10
 MAX_DEPTH = 64
-"""Of arrays and objects in each other: whatever reads JSON by recursion can read it."""
+"""Maximum nesting of arrays and objects, so that recursive JSON parsers can read it."""
 
 RESERVED_NAMES = frozenset(
     {
@@ -39,7 +39,7 @@ RESERVED_NAMES = frozenset(
         *("disk_bytes", "pids", "gpu", "concurrency", "slots"),
     }
 )
-"""They have fields of their own, are no node's to declare, or are what metrics call those that have."""
+"""Names with fields of their own, names that nodes cannot declare, and metric names of built-in resources."""
 
 MAX_AMOUNT = 1 << 40
 
@@ -59,14 +59,14 @@ def validate_unicode(text: str) -> str:
 
 
 def validate_argument(text: str) -> str:
-    """Of a program, or the value of a variable: Linux starts none with a longer one (MAX_ARG_STRLEN in execve(2))."""
+    """Return the argument or variable value; raise ValueError if it exceeds MAX_ARG_STRLEN of Linux (execve(2))."""
     if (length := len(text.encode())) > MAX_ARGUMENT_BYTES:
         raise ValueError(f"has {length} bytes; Linux takes no more than {MAX_ARGUMENT_BYTES}, use files or stdin")
     return text
 
 
 def validate_small_json(document: dict[str, Any]) -> dict[str, Any]:
-    """What Postgres can keep, of at most 64 KiB."""
+    """Return the document if Postgres can store it and it has at most 64 KiB; raise ValueError otherwise."""
     if is_too_deep(document):
         raise ValueError(f"is nested more than {MAX_DEPTH} deep")
     written = json.dumps(document, ensure_ascii=False, allow_nan=False)
@@ -77,7 +77,7 @@ def validate_small_json(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_too_deep(value: Any) -> bool:
-    """It is nested more than 64 deep."""
+    """Return True if the value is nested more than 64 levels deep."""
     level = [value]
     for _ in range(MAX_DEPTH):
         level = [each for whole in level for each in _children(whole)]
@@ -105,7 +105,7 @@ def validate_relative_path(path: str) -> str:
 
 
 class StrictBase64(EncoderProtocol):
-    """RFC 4648 §4. Pydantic's own decoder drops characters that are none, and so changes files silently."""
+    """RFC 4648 §4 base64. Pydantic's own decoder drops invalid characters and so changes files silently."""
 
     @classmethod
     def decode(cls, data: bytes) -> bytes:
@@ -127,7 +127,7 @@ Base64 = Annotated[bytes, EncodedBytes(encoder=StrictBase64)]
 
 
 class StrictModel(BaseModel):
-    """What clients send: unknown fields are refused."""
+    """A model of client input; unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -144,11 +144,11 @@ ResourceName = Annotated[
     AfterValidator(_check_not_reserved),
 ]
 CustomResources = Annotated[dict[ResourceName, Annotated[int, Field(ge=1, le=MAX_AMOUNT)]], Field(max_length=16)]
-"""Amounts in whole units, whatever a unit is: a device, Mbit/s."""
+"""Amounts in whole units; the resource defines the unit, such as a device or Mbit/s."""
 
 
 class OutputStream(BaseModel):
-    """The first MiB of a stream and how much there was."""
+    """The first MiB of a stream, and its total size."""
 
     text: str = Field(default="", description="UTF-8; bytes that are not are written as \\xNN")
     base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")

@@ -1,7 +1,8 @@
-"""Which waiting action gets which group of devices, where what it needs has to be brought to them first.
+"""Choice of device groups for queued actions, with the cost of restoring services taken into account.
 
-Groups are aligned powers of two inside of a node. What an action left on its devices stays until others need them, so
-a group that already has an action's service starts it without a restore. Values in, values out.
+A group is an aligned power of two of devices inside a node. Weights stay on their devices until other actions need the
+devices. A group that already has the service of an action therefore starts it without a restore. This module is pure:
+values in, values out.
 """
 
 from collections.abc import Iterator, Mapping
@@ -13,28 +14,28 @@ from arl_core.domain.model import ActionClass, Fence, Grant, NodeResources, Queu
 __all__ = ["DEVICE_RESOURCE", "DeviceGroup", "DeviceGroupFitter", "parallelism_degrees"]
 
 DEVICE_RESOURCE = "gpu"
-"""The resource whose amount is a number of whole devices."""
+"""Resource that is counted in whole devices."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceGroup:
-    """Free devices of a node that could be given to an action."""
+    """A group of free devices of a node that an action could get."""
 
     node: int
     devices: tuple[int, ...]
     restore_s: float
-    """0 where the action's service is on exactly these devices."""
+    """Seconds to restore the action's service; 0 if the service is on exactly these devices."""
     evicted: tuple[ResidentService, ...] = ()
-    """What would have to leave them."""
+    """Services that would be evicted from the devices."""
 
     @property
     def unused_since(self) -> float:
-        """When the one used last of those that would leave was used."""
+        """Return the latest time at which one of the evicted services was used."""
         return max((resident.used_at for resident in self.evicted), default=float("-inf"))
 
 
 class DeviceGroupFitter:
-    """What is left of each node's devices, and of what else such actions need there, while a round spends them."""
+    """The free devices and other resources of each node, reduced as a round grants them."""
 
     def __init__(self, nodes: Mapping[int, NodeResources]) -> None:
         self._nodes = {
@@ -46,11 +47,11 @@ class DeviceGroupFitter:
 
     @property
     def available_count(self) -> int:
-        """Of free devices, whoever may use them."""
+        """Return the number of free devices on all nodes."""
         return sum(len(devices) for devices in self._available_devices.values())
 
     def groups_of_size(self, cls: ActionClass, count: int) -> Iterator[DeviceGroup]:
-        """The groups of `count` devices that an action of this class could start on, in order of node and device."""
+        """Yield the groups of `count` devices that an action of this class could start on, by node and device."""
         amounts = {**cls.demand.minimum, DEVICE_RESOURCE: count}
         for node, free in self._available_devices.items():
             if not cls.requires <= self._nodes[node].enforced or not fits(amounts, self._available[node]):
@@ -61,11 +62,11 @@ class DeviceGroupFitter:
                     yield self._make_group(node, devices, cls)
 
     def cheapest(self, cls: ActionClass, count: int) -> DeviceGroup | None:
-        """One that has the service, else one whose services were unused longest."""
+        """Return the group with the lowest restore cost; ties go to the group with the longest unused services."""
         return min(self.groups_of_size(cls, count), key=_cost_rank, default=None)
 
     def allocate(self, action: QueuedAction) -> Grant | None:
-        """Its minimum, on the cheapest group; None where there is none."""
+        """Grant the action's minimum on the cheapest group; return None if no group is free."""
         group = self.cheapest(action.cls, action.cls.demand.minimum.get(DEVICE_RESOURCE, 0))
         return None if group is None else self.grant_group(action, group)
 
@@ -89,7 +90,7 @@ class DeviceGroupFitter:
 
 
 def parallelism_degrees(cls: ActionClass) -> tuple[int, ...]:
-    """The numbers of devices that an action of this class can use, in rising order."""
+    """Return the numbers of devices that an action of this class can use, in rising order."""
     elastic = cls.demand.elastic
     if elastic is not None and elastic.resource == DEVICE_RESOURCE:
         return elastic.amounts

@@ -1,4 +1,4 @@
-"""What nodes could run were they empty."""
+"""Feasibility of demands on empty nodes."""
 
 from collections.abc import Sequence
 
@@ -9,19 +9,19 @@ __all__ = ["FeasibilityCheck"]
 
 
 class FeasibilityCheck:
-    """Asked once of each class; mostly the first node answers, and seldom any node by itself."""
+    """A cached check per class. The first node answers most checks, so the other nodes are grouped only when needed."""
 
     def __init__(self, nodes: Sequence[NodeResources]) -> None:
         self._nodes = nodes
         self._first_node = nodes[0] if nodes else None
         self._cache: dict[int, bool] = {}
         self._equivalent_nodes: dict[tuple[ResourceShape, frozenset[str]], list[NodeResources]] | None = None
-        """By what they have and enforce; made once the first one does not do."""
+        """Nodes by shape and enforced requirements; built when the first node does not fit a class."""
         self._max_capacity: dict[tuple[ResourceShape, frozenset[str]], Resources] = {}
-        """Of each resource as much as any of those has: what is more fits none of them."""
+        """Largest capacity of each resource in a set of equivalent nodes; a demand above it fits none of them."""
 
     def is_feasible(self, cls: ActionClass) -> bool:
-        """Whether any node has what an action of this class requires, and the capacity for it at its smallest."""
+        """Return True if an empty node enforces what the class requires and has capacity for its minimum demand."""
         known = self._cache.get(cls.key)
         if known is None:
             known = self._cache[cls.key] = self._fits_first_node(cls) or self._fits_any_node(cls)

@@ -1,4 +1,4 @@
-"""Places for several demands at once: a node for each of them, so that all have room."""
+"""Placement of several demands at once: one node for each demand, so that all of them fit."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,19 +10,19 @@ from arl_core.queue.fairness import dominant_share, total_resources
 __all__ = ["SEARCH_LIMIT", "PackingItem", "SearchBudget", "hardest_first", "pack"]
 
 SEARCH_LIMIT = 5_000
-"""At places, after the first that did not do: beyond that there is none. What is found first is nearly always right."""
+"""Search steps after the first failed choice; a longer search is given up. The first choice nearly always succeeds."""
 ROUND_SEARCH_BUDGET, MAX_SEARCH_FRACTION, MIN_SEARCH_STEPS = 20_000, 0.25, 10
-"""Of all searches of a round together; the part of what is left that one may have; and what each has in any case."""
+"""Search steps of a round; largest fraction of the rest that one search may use; minimum steps per search."""
 
 
 @dataclass(slots=True)
 class SearchBudget:
-    """What searches may have after their first choices did not do, shared by those of a round."""
+    """The search steps that all searches of a round share. Steps before the first failed choice are free."""
 
     remaining: int = ROUND_SEARCH_BUDGET
 
     def next_limit(self) -> int:
-        """Of the search that comes next."""
+        """Return the step limit of the next search."""
         return max(MIN_SEARCH_STEPS, min(SEARCH_LIMIT, int(MAX_SEARCH_FRACTION * self.remaining)))
 
 
@@ -30,19 +30,19 @@ class SearchBudget:
 class PackingItem:
     resources: Resources
     nodes: tuple[int, ...]
-    """That suit it, whatever they have free."""
+    """Suitable nodes, regardless of their free amounts."""
 
 
 def pack(
     items: Sequence[PackingItem], available: Mapping[int, Resources], budget: SearchBudget | None = None
 ) -> list[int] | None:
-    """The node of each, in their order; None where there are none.
+    """Return the node of each item, in the order of the items; None if no placement is found.
 
-    Those that fewest nodes suit choose first, and the larger before the smaller; each takes the node that has least of
-    what any of them needs. Where that leads nowhere other nodes are tried, within limits. Demands that are all alike
-    are always placed if that is possible.
+    Items with the fewest suitable nodes are placed first, larger items before smaller ones. Each item gets the node
+    with the least free amounts of the needed resources. If a choice leads to a dead end, other nodes are tried within
+    limits. Identical items are always placed if a placement exists.
 
-    `looks`: where others search as well; without, it has `LOOKS`.
+    `budget` is shared with other searches; without it, the limit is `SEARCH_LIMIT`.
     """
     groups = _group_equivalent(items, available)
     search = _PackingSearch(groups, available, budget.next_limit() if budget is not None else SEARCH_LIMIT)
@@ -58,17 +58,17 @@ def pack(
 
 
 def hardest_first(items: Sequence[PackingItem], available: Mapping[int, Resources]) -> list[int]:
-    """Their places in `demands`, in the order in which they choose."""
+    """Return the indices of the items in the order in which they are placed."""
     return [at for group in _group_equivalent(items, available) for at in group.indices]
 
 
 @dataclass(slots=True)
 class _EquivalentItems:
-    """Demands for the same on the same nodes."""
+    """A group of items with the same demand and the same suitable nodes."""
 
     resources: Resources
     nodes: Sequence[int]
-    """Those that have room for one."""
+    """Nodes with enough free resources for one item."""
     indices: list[int] = field(default_factory=list)
 
 
@@ -88,7 +88,7 @@ def _group_equivalent(items: Sequence[PackingItem], available: Mapping[int, Reso
 
 
 class _PackingSearch:
-    """Depth first. Alike ones take nodes in one order, so that no choice is made twice."""
+    """A depth-first search. Equivalent items take nodes in a fixed order, so no combination is tried twice."""
 
     def __init__(self, groups: Sequence[_EquivalentItems], available: Mapping[int, Resources], limit: int) -> None:
         self._groups = groups
@@ -97,20 +97,20 @@ class _PackingSearch:
         total = total_resources(self._available.values())
         self._total = {name: total.get(name) or 1 for group in groups for name in group.resources}
         self._available_fraction = {node: self._compute_fraction(node) for node in self._available}
-        """How much a node has of all that any of them needs, against what there is."""
+        """Sum over the needed resources of a node's free amount divided by the total of all nodes."""
         self._suitable_nodes = [frozenset(group.nodes) for group in groups]
         self._steps = 0
         self._step_limit: int | None = None
-        """Looks, once a place had to be taken back: `looks` more than there were by then."""
+        """Step count at which the search gives up; set at the first backtrack to the steps so far plus the limit."""
         self.chosen: list[list[int]] = [[] for _ in groups]
 
     @property
     def wasted_steps(self) -> int:
-        """Looks since a place had to be taken back."""
+        """Return the number of search steps since the first backtrack."""
         return 0 if self._step_limit is None else self._steps - (self._step_limit - self._limit)
 
     def place_groups(self, number: int) -> bool:
-        """The groups from this one on."""
+        """Place this group and all later groups; return True on success."""
         if number == len(self._groups):
             return True
         amounts = self._groups[number].resources
@@ -119,7 +119,7 @@ class _PackingSearch:
         return self._fill_group(number, sorted(nodes, key=lambda node: (self._available_fraction[node], node)), 0)
 
     def _fill_group(self, number: int, nodes: Sequence[int], first: int) -> bool:
-        """What is left of a group, on these nodes from the `first` on, and then the next groups."""
+        """Place the rest of a group on the nodes from index `first` on, then the later groups."""
         group, chosen = self._groups[number], self.chosen[number]
         if len(chosen) == len(group.indices):
             return self.place_groups(number + 1)

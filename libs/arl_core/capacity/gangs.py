@@ -1,4 +1,4 @@
-"""Gangs: all of their actions start in one round, or none does. So no two of them can block each other half placed."""
+"""Gangs: all actions of a gang start in one round or none does, so two half-placed gangs cannot block each other."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -10,7 +10,7 @@ __all__ = ["all_members", "allocate_gang", "can_gang_fit", "limit_grants", "plac
 
 
 def all_members(action: QueuedAction) -> list[QueuedAction]:
-    """Itself and those that it stands for, in a fixed order."""
+    """Return the action and its gang members, ordered by id."""
     return sorted((action, *action.gang_members), key=lambda each: each.id)
 
 
@@ -25,9 +25,10 @@ def allocate_gang(
     *,
     budget: SearchBudget | None = None,
 ) -> list[Grant] | None:
-    """A grant for each of `members_of` it; or None, and `free` is as it was.
+    """Return one grant per gang member; if the gang does not fit, return None and leave the fitter unchanged.
 
-    Each is granted the first of what it `asks`, and spends the second. `looks` are those of the round.
+    `demand_of` returns the amounts to grant and the amounts to deduct from the node. `budget` is the search budget of
+    the round.
     """
     members = all_members(action)
     asked = [demand_of(member) for member in members]
@@ -51,9 +52,9 @@ def placeable_members(
     *,
     budget: SearchBudget | None = None,
 ) -> list[QueuedAction]:
-    """Its members, the hardest to place first, if all would start now were so much `available` on the open nodes.
+    """Return the gang members, hardest to place first, if all could start with these `available` amounts.
 
-    Else nobody: what can't be is not waited for.
+    Return an empty list if they could not: the scheduler reserves nothing for an impossible placement.
     """
     members = all_members(action)
     amounts = {node: available(node) for node in fitter.schedulable_nodes()}
@@ -66,12 +67,15 @@ def placeable_members(
 
 
 def can_gang_fit(demands: Sequence[tuple[Resources, Collection[int]]], capacities: Mapping[int, Resources]) -> bool:
-    """Whether nodes of these capacities could ever have all of it at once; each demand on one of its own nodes."""
+    """Return True if nodes of these capacities could run all demands at once, each on one of its own nodes."""
     return pack([PackingItem(amounts, tuple(nodes)) for amounts, nodes in demands], capacities) is not None
 
 
 def limit_grants(grants: Sequence[Grant], limit: int) -> Sequence[Grant]:
-    """The first so many; a gang that would be cut is left for the next round, unless it is the first."""
+    """Return the first `limit` grants without cutting a gang.
+
+    A gang that would be cut is left for the next round, unless it comes first.
+    """
     if len(grants) <= limit or grants[limit].gang is None or grants[limit].gang != grants[limit - 1].gang:
         return grants[:limit]
     gang = grants[limit].gang

@@ -1,4 +1,4 @@
-"""Who holds what on which node. The scheduler plans against it, a manager refuses by it."""
+"""Resource allocations by node. The scheduler plans with the ledger; a manager uses it to refuse overbooking."""
 
 from collections.abc import Hashable
 
@@ -8,26 +8,26 @@ __all__ = ["ResourceLedger", "fits"]
 
 
 def fits(resources: Resources, available: Resources) -> bool:
-    """A resource that a node does not have is a resource of which it has 0; of any, 0 fits always."""
-    for resource, amount in resources.items():  # noqa: SIM110 - asked tens of thousands of times a second
+    """Return True if the amounts are available. A missing resource counts as 0; an amount of 0 always fits."""
+    for resource, amount in resources.items():  # noqa: SIM110 - called tens of thousands of times per second
         if amount > available.get(resource, 0) and amount > 0:
             return False
     return True
 
 
 class ResourceLedger:
-    """Holds by holder. Taking twice and releasing twice are harmless: amounts count once."""
+    """The allocations of each holder. Allocating or releasing twice is harmless: amounts count once."""
 
     def __init__(self) -> None:
         self._capacity: dict[int, dict[str, int]] = {}
         self._available: dict[int, dict[str, int]] = {}
-        """Capacity less what is held, of the resources that a node has."""
+        """Capacity minus allocations, for the resources that a node has."""
         self._node_of: dict[Hashable, int] = {}
         self._allocations: dict[int, dict[Hashable, Resources]] = {}
-        """By node and holder."""
+        """Allocations by node and holder."""
 
     def set_capacity(self, node: int, capacity: Resources) -> None:
-        """Looks through what is held there where it is another than before."""
+        """Set a node's capacity; if it changed, recompute the available amounts from the allocations."""
         if self._capacity.get(node) == capacity:
             return
         self._capacity[node], free = dict(capacity), dict(capacity)
@@ -41,17 +41,17 @@ class ResourceLedger:
         return dict(self._capacity.get(node, {}))
 
     def available(self, node: int) -> dict[str, int]:
-        """Capacity less what is held; negative where a node shrank below what it holds."""
+        """Return capacity minus allocations; negative if a node shrank below its allocations."""
         return self._available.get(node, {}).copy()
 
     def available_view(self, node: int) -> Resources:
-        """As `free`, but it goes on changing with this ledger: for whoever reads it before anything else happens."""
+        """Return a live view of `available` that changes with the ledger; read it before the next change."""
         return self._available.get(node, {})
 
     def allocate(self, holder: Hashable, node: int, resources: Resources) -> None:
-        """Replace what `holder` holds by these amounts, which nobody changes meanwhile.
+        """Replace the allocation of `holder` by these amounts; the caller must not change the mapping afterwards.
 
-        Never refuses: whoever must not overbook asks `fits` first.
+        This method never refuses. A caller that must not overbook checks `fits` first.
         """
         if holder in self._node_of:
             self.release(holder)
@@ -63,7 +63,7 @@ class ResourceLedger:
                 free[resource] -= amount
 
     def release(self, holder: Hashable) -> bool:
-        """Give back what `holder` holds. False if it held nothing."""
+        """Release the allocation of `holder`; return False if there was none."""
         node = self._node_of.pop(holder, None)
         if node is None:
             return False

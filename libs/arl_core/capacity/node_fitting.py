@@ -1,4 +1,4 @@
-"""What is left of each pool while a round spends it, and where the next action goes."""
+"""Available resources of each node during a round, and the choice of a node for the next action."""
 
 from bisect import bisect_left, insort
 from collections.abc import Callable, Container, Iterable, Mapping
@@ -28,13 +28,13 @@ from arl_core.domain.model import (
 __all__ = ["ENVIRONMENT_HEADROOM", "NodeFitter"]
 
 ENVIRONMENT_HEADROOM = 8
-"""New environments leave one part in so many of a node's memory and disk to actions outside of them."""
+"""Divisor of a node's memory and disk; new environments leave this part to actions outside environments."""
 
 MAX_RESERVATION_NODES = 8
 RESTORE_COST_ACTIONS = 4
-"""Actions that may be before one at a node with its service, rather than that the service is brought to another node.
+"""Cost of restoring a service on another node, in queued actions ahead on a node that has it.
 
-A copy takes about as long as so many batches; the node itself computes those that wait for one service together.
+A restore takes about as long as this many batches. A node computes the queued actions of one service as one batch.
 """
 
 _CORES = "cpu_milli"
@@ -43,26 +43,26 @@ _Entry = TypeVar("_Entry", tuple[int, int], tuple[int, int, int])
 
 @dataclass(slots=True)
 class NodeFitter:
-    """Choosing a node costs O(log n) unless many that have the cores lack something else."""
+    """The available amounts of nodes in a round. Choosing a node costs O(log n) in the common case."""
 
     nodes: Mapping[int, NodeResources]
     available: dict[int, dict[str, int]]
     environments: dict[int, int]
     nodes_by_cores: list[tuple[int, int]]
-    """Free cores and node, fewest first, of those that take something new; it changes as they are spent."""
+    """Free cores and node of the schedulable nodes, fewest cores first; updated with every grant."""
     placements: dict[UUID, int] = field(default_factory=dict)
     _device_groups: DeviceGroupFitter | None = None
     _unschedulable: tuple[int, ...] = ()
-    """To what is new; what lives there goes on."""
+    """Nodes that accept no new actions but still serve their environments."""
     _nodes_by_environments: list[tuple[int, int, int]] | None = None
-    """Where new environments go first, first."""
+    """Schedulable nodes in the order in which they get new environments."""
     _load_heaps: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
-    """Heaps of nodes that take something new for these slots or calls, where they were looked for, by `_before_it`.
+    """Heaps of schedulable nodes by slot or call resource, ordered by `_queue_length`; built on first use.
 
-    It only becomes more while a round spends, which is seen once a node is at the top.
+    Queue lengths only grow during a round. An outdated entry is corrected when it reaches the top of a heap.
     """
     _used_slots: dict[int, int] = field(default_factory=dict)
-    """Of all services of a node, where it was looked for."""
+    """Used slots of all services of a node; computed on first use."""
 
     @classmethod
     def from_nodes(cls, nodes: Mapping[int, NodeResources]) -> "NodeFitter":
@@ -82,21 +82,21 @@ class NodeFitter:
 
     @property
     def device_groups(self) -> DeviceGroupFitter:
-        """Of whole devices."""
+        """Return the fitter for groups of whole devices."""
         if self._device_groups is None:
             self._device_groups = DeviceGroupFitter(self.nodes)
         return self._device_groups
 
     def pinned_node(self, action: QueuedAction) -> int | None:
-        """The node an action is pinned to by its environment, also one placed earlier in this round."""
+        """Return the node that the action's environment is on, including placements made earlier in this round."""
         if action.environment is None:
             return None
         return self.placements.get(action.environment.id, action.environment.node)
 
     def allocate(self, action: QueuedAction, resources: Resources) -> Grant | None:
-        """Grant `amounts` where its environment lives, or on any node that has them.
+        """Grant the amounts on the node of the action's environment, or on any node with enough available.
 
-        The latter is `place` in fewer steps: there are tens of thousands a second.
+        The second case repeats `place` in fewer steps because it runs tens of thousands of times per second.
         """
         if action.cls.shape is ResourceShape.GROUP:
             return self.device_groups.allocate(action)
@@ -122,44 +122,44 @@ class NodeFitter:
         return Grant(Fence(action.id, action.grant_no + 1), node, resources)
 
     def allocate_on(self, node: int, action: QueuedAction, resources: Resources) -> Grant | None:
-        """Grant `amounts` on a node that `node_for` or `widest_for` said."""
+        """Grant the amounts on a node from `find_node` or `find_roomiest_node`; return None if they do not fit."""
         pinned = self.pinned_node(action)
         needed = _needed_resources(resources, pinned)
         return self._grant(node, action, resources, needed, pinned) if self._fits(node, action.cls, needed) else None
 
     def grant_on(self, node: int, action: QueuedAction, resources: Resources, *, needed: Resources) -> Grant:
-        """Grant `amounts`, of which `needed` are not held yet, on a node of which that is known to fit."""
+        """Grant the amounts on a node that is known to fit; only `needed` is deducted from the node."""
         return self._grant(node, action, resources, needed, self.pinned_node(action))
 
     def fitting_nodes(self, cls: ActionClass, needed: Resources) -> list[int]:
-        """Where so much fits that is new."""
+        """Return the schedulable nodes on which these amounts fit, by node."""
         levels = self.nodes_by_cores
         enough = levels[bisect_left(levels, (needed.get(_CORES, 0), -1)) :]
         return sorted(node for _, node in enough if self._fits(node, cls, needed))
 
     def schedulable_nodes(self) -> list[int]:
-        """That take something new."""
+        """Return the nodes that accept new actions, by node."""
         return sorted(self._schedulable())
 
     def is_suitable(self, node: int, cls: ActionClass) -> bool:
-        """Whether it is of its kind and enforces what it requires, whatever it has free."""
+        """Return True if the node has the class's shape and enforces its requirements, regardless of free amounts."""
         pool = self.nodes[node]
         return pool.shape is cls.shape and cls.requires <= pool.enforced
 
     def place(
         self, action: QueuedAction, resources: Resources, *, needed: Resources, pinned: int | None
     ) -> Grant | None:
-        """Grant `amounts`, of which `needed` are not held yet; on the node `pinned`, or on any that has them."""
+        """Grant the amounts on `pinned`, or on any node with enough available; only `needed` is deducted."""
         node = self._choose_node(action, needed, pinned)
         return None if node is None else self._grant(node, action, resources, needed, pinned)
 
     def find_node(self, action: QueuedAction, resources: Resources) -> int | None:
-        """Where `take` would grant these amounts."""
+        """Return the node on which `allocate` would grant these amounts; None if there is none."""
         pinned = self.pinned_node(action)
         return self._choose_node(action, _needed_resources(resources, pinned), pinned)
 
     def find_roomiest_node(self, action: QueuedAction, resources: Resources) -> int | None:
-        """Of the nodes where these amounts fit, one with most cores."""
+        """Return the node with the most free cores among those on which these amounts fit."""
         pinned = self.pinned_node(action)
         if pinned is not None or action.environment is not None:
             return self.find_node(action, resources)
@@ -170,10 +170,10 @@ class NodeFitter:
     def find_reservation_nodes(
         self, action: QueuedAction, *, outside: Callable[[int], Resources], first: int | None, excluded: Container[int]
     ) -> list[int]:
-        """Nodes that have all that it needs but what those who run there give back; a few.
+        """Return a few nodes that would fit the action once their running actions end.
 
-        Among them `first`, and else those with most cores. Of memory and disk only that comes back which is held
-        `outside` of environments: those end when somebody else wills.
+        `first` is preferred, then the nodes with the most free cores. Only memory and disk `outside` of environments
+        count as released, because clients decide when environments end.
         """
         pinned = self.pinned_node(action)
         comes_back = action_resources(action.cls.demand.minimum)
@@ -195,16 +195,19 @@ class NodeFitter:
         return list(islice(found, MAX_RESERVATION_NODES))
 
     def needed_resources(self, action: QueuedAction) -> Resources:
-        """What it would take at its smallest: a living environment has its memory and disk."""
+        """Return what the action's minimum takes from a node; an existing environment has its memory and disk."""
         return _needed_resources(action.cls.demand.minimum, self.pinned_node(action))
 
     def missing_resources(self, node: int, action: QueuedAction) -> dict[str, int]:
-        """What would have to be free there besides, for it to start at its smallest."""
+        """Return the additional amounts that must become free on the node to start the action at its minimum."""
         wanted, free = self.required_available(node, action), self.available[node]
         return {name: amount - free.get(name, 0) for name, amount in wanted.items() if 0 < amount > free.get(name, 0)}
 
     def required_available(self, node: int, action: QueuedAction) -> Resources:
-        """What has to be free there for it to start at its smallest: of a new environment with the headroom."""
+        """Return the amounts that must be free on the node to start the action at its minimum.
+
+        A new environment also needs the headroom.
+        """
         needed = self.needed_resources(action)
         if action.environment is None or self.pinned_node(action) is not None or not self.environments[node]:
             return needed
@@ -213,9 +216,9 @@ class NodeFitter:
         return {name: amount + headroom.get(name, 0) for name, amount in needed.items()}
 
     def reserve(self, node: int, action: QueuedAction) -> dict[str, int]:
-        """Keep what is free there for an action that does not fit yet, and say how much. Others get what is beyond.
+        """Reserve the free amounts of a node for an action that does not fit yet; return the reserved amounts.
 
-        With each that ends it comes nearer.
+        Other actions get only the rest. Every action that ends brings the reserved action closer to its start.
         """
         needed, free = self.needed_resources(action), self.available[node]
         lacking = self.missing_resources(node, action)
@@ -224,13 +227,13 @@ class NodeFitter:
         return kept
 
     def release_reserved(self, node: int, reserved: Resources) -> None:
-        """What was set aside there is free again."""
+        """Release amounts that `reserve` set aside."""
         self._deduct(node, {name: -amount for name, amount in reserved.items()}, new_environments=0)
 
     def fits_with_reserved(self, node: int, action: QueuedAction, reserved: Resources) -> bool:
-        """Whether its smallest amounts fit there together with what is kept.
+        """Return True if the action's minimum fits on the node together with the reserved amounts.
 
-        A new environment stays when its action ends, so its memory and disk have to fit without.
+        A new environment stays when its action ends, so its memory and disk must fit without the reserved amounts.
         """
         pool, pinned, free = self.nodes[node], self.pinned_node(action), self.available[node]
         needed = _needed_resources(action.cls.demand.minimum, pinned)
@@ -245,7 +248,7 @@ class NodeFitter:
         return self.is_suitable(node, action.cls)
 
     def has_cores(self, milli: int) -> bool:
-        """Whether any node has so many, for something new or for what lives there."""
+        """Return True if any serving node has this many free milli-cores, for new actions or for its environments."""
         levels = self.nodes_by_cores
         if levels and levels[-1][0] >= milli:
             return True
@@ -266,9 +269,9 @@ class NodeFitter:
         return next((node for node in fitting if self._keeps_headroom(node, needed)), None)
 
     def _best_fit_index(self, cls: ActionClass, needed: Resources) -> int | None:
-        """The place among `levels` of the node where this goes that is outside of environments.
+        """Return the index in `nodes_by_cores` of the node with the fewest free cores on which the action fits.
 
-        That is the one with fewest cores where it fits.
+        Only for actions outside environments.
         """
         counted = counted_resource(needed) if cls.shape is ResourceShape.QUOTA else None
         if counted is not None:
@@ -282,9 +285,10 @@ class NodeFitter:
         return None
 
     def _least_loaded_index(self, cls: ActionClass, needed: Resources, counted: str) -> int | None:
-        """Slots are not the device: whoever has fewest before it there is served first, if its service is there too.
+        """Return the index of the node with the shortest queue for these slots or calls.
 
-        Calls go where most are free.
+        Slots do not measure device load, so the queue length decides; a missing service adds the restore cost. Calls go
+        to the node with the most free calls.
         """
         if counted not in self._load_heaps:
             offering = (node for node in self._schedulable() if counted in self.nodes[node].capacity)
@@ -301,13 +305,16 @@ class NodeFitter:
             else:
                 lacking.append(heappop(heap))
         for each in lacking:
-            # Of what it lacks, another may need less.
+            # The node may lack another resource of which the next action needs less.
             if self.available[each[1]].get(counted):
                 heappush(heap, each)
         return place
 
     def _queue_length(self, node: int, counted: str) -> int:
-        """Actions, of all services there, and what a restore is worth of them. Of calls, less where more are free."""
+        """Return the actions of all services on the node, plus the restore cost if the service is not warm.
+
+        For calls, return the negated number of free calls.
+        """
         if not is_slot_resource(counted):
             return -self.available[node].get(counted, 0)
         taken = self._used_slots.get(node)
@@ -365,9 +372,10 @@ class NodeFitter:
         return pool.shape is cls.shape and cls.requires <= pool.enforced and fits(needed, self.available[node])
 
     def _keeps_headroom(self, node: int, needed: Resources) -> bool:
-        """Environments hold their memory while their trajectories wait for other actions, scoring for instance.
+        """Return True if the environment headroom of the node stays free after deducting these amounts.
 
-        Were all memory theirs, those actions could never start and no environment would ever end.
+        Environments keep their memory while their trajectories wait for other actions, for example scoring. If
+        environments used all memory, those actions could never start and no environment would ever end.
         """
         if not self.environments[node]:
             return True

@@ -1,4 +1,4 @@
-"""How busy a node is, in units of one resource: what prices and waiting times follow from."""
+"""Load of a node in units of one resource; core prices and queueing delays are computed from it."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -19,38 +19,38 @@ __all__ = ["LoadCalculator", "NodeLoad"]
 
 @dataclass(slots=True)
 class NodeLoad:
-    """Of what can only start here all, of what may start anywhere this node's part.
+    """The load of a node: actions pinned to it, plus its share of the actions that can start on any node.
 
-    What no node that takes something new could ever run waits for none of them, and counts nowhere.
+    Actions that fit on no schedulable node are not counted.
     """
 
     capacity: float
-    """Units."""
+    """Capacity in units."""
     queued: float
-    """Actions that have not started."""
+    """Number of actions that have not started."""
     queued_s: float
-    """Until all that waits were done, were it spread evenly."""
+    """Seconds to finish all queued work if it were spread evenly."""
     running_s: float | None = None
-    """As much of all that runs; None until somebody needs it."""
+    """Seconds to finish all running work if it were spread evenly; None until it is needed."""
 
 
 class LoadCalculator:
-    """Computed where it is asked for, once a round."""
+    """The loads of the nodes, computed on demand once per round."""
 
     def __init__(self, snapshot: CellSnapshot) -> None:
         self._snapshot = snapshot
         self.total = snapshot.total or total_resources(pool.capacity for pool in snapshot.nodes.values())
-        """Capacity of all nodes together."""
+        """Capacity of all nodes."""
         self._schedulable_capacity: Resources | None = None
-        """Of those that take something new; None until somebody needs it."""
+        """Capacity of the schedulable nodes; None until it is needed."""
         self._feasibility: FeasibilityCheck | None = None
-        """On those; None until somebody needs it."""
+        """Feasibility check on the schedulable nodes; None until it is needed."""
         self.started: list[tuple[int, str | None]] = []
-        """For each that was waiting and starts: the node, and what it is wide in."""
+        """Node and main resource of each queued action that this round starts."""
         self._applied_starts = 0
-        """Of these."""
+        """Number of entries of `started` that are already counted."""
         self._pending_starts: Counter[tuple[int, str | None]] = Counter()
-        """Those counted off where nobody has asked for the load yet."""
+        """Started actions of nodes without a computed load."""
         self._loads: dict[tuple[int, str | None], NodeLoad] = {}
         self._running: dict[tuple[int, str | None], list[tuple[float, float]]] = {}
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}
@@ -74,7 +74,7 @@ class LoadCalculator:
         self._applied_starts = len(self.started)
 
     def backlog_s(self, node: int, resource: str | None, *, stop_above_s: float) -> float:
-        """Until all known work is done, or anything that is no less than `enough_s`."""
+        """Return the seconds until all known work is done, or any value of at least `stop_above_s`."""
         load = self.load_of(node, resource)
         if load.queued_s >= stop_above_s:
             return load.queued_s
@@ -83,7 +83,7 @@ class LoadCalculator:
         return load.queued_s + load.running_s
 
     def wait_until_available_s(self, node: int, resource: str | None, units: float) -> float:
-        """Seconds until running actions are expected to have given back so much more."""
+        """Return the expected seconds until running actions have released this many units."""
         back = 0.0
         for rest, held in self._remaining_times(node, resource):
             back += held
@@ -106,7 +106,7 @@ class LoadCalculator:
         )
 
     def _total_schedulable(self) -> Resources:
-        """Capacity of all nodes together that take something new."""
+        """Return the total capacity of the schedulable nodes."""
         if self._schedulable_capacity is None:
             taking = self._schedulable_nodes()
             all_taking = len(taking) == len(self._snapshot.nodes)
@@ -117,7 +117,7 @@ class LoadCalculator:
         return [pool for pool in self._snapshot.nodes.values() if pool.is_schedulable and pool.is_serving]
 
     def _queued_work(self, node: int | None) -> dict[str | None, tuple[int, float]]:
-        """How many and how much area, by what they are wide in."""
+        """Return the count and area of queued work by main resource."""
         known = self._queued.get(node)
         if known is None:
             known = self._queued[node] = self._count_queued(node)
@@ -138,9 +138,9 @@ class LoadCalculator:
         return found
 
     def _remaining_times(self, node: int, resource: str | None) -> list[tuple[float, float]]:
-        """What each running action is expected to need still, and its units; the least first.
+        """Return the expected remaining seconds and the units of each running action, shortest first.
 
-        Of a straggler that nobody counts on any more nothing is expected.
+        Stragglers above `IGNORED_OVERRUN` are left out.
         """
         known = self._running.get((node, resource))
         if known is None:
@@ -156,7 +156,7 @@ class LoadCalculator:
 
 
 def _bucket_classes(bucket: ActionBucket, room: QuotaRoom | None) -> Iterable[tuple[ActionClass, int]]:
-    """Of what waits in it and may start, how many of each; a gang's members are of several."""
+    """Return the classes of the queued actions that may start, with counts; a gang may have several classes."""
     if bucket.key.gang is None:
         count = len(bucket)
         return [(bucket.cls, count if room is None else room.consume_up_to(bucket.first, count))]

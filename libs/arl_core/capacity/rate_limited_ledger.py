@@ -1,4 +1,4 @@
-"""A ledger some of whose resources refill with time: calls a second, beside calls at once."""
+"""A ledger in which some resources refill over time: calls per second in addition to concurrent calls."""
 
 from collections.abc import Hashable, Mapping
 
@@ -12,12 +12,12 @@ _NOTHING: Resources = {}
 
 
 class _RateState:
-    """Of one resource of one node."""
+    """The rate state of one resource of one node."""
 
     def __init__(self, bucket: TokenBucket, *, now: float) -> None:
         self.bucket = bucket
         self.visible_tokens = bucket.available(now)
-        """As they were when they were last looked at, less what was spent since."""
+        """Tokens at the last refill, minus the tokens spent since."""
 
     def spend(self, amount: int, *, now: float) -> None:
         self.bucket.take(amount, now=now)
@@ -28,33 +28,37 @@ _NO_RATES: Mapping[str, _RateState] = {}
 
 
 class RateLimitedLedger(ResourceLedger):
-    """Of a resource with a rate takers spend tokens, and give none back. Taking twice spends once.
+    """A ledger with rate-limited resources. Tokens are spent and never released; allocating twice spends once.
 
-    Where the node has a capacity of it too, they also hold it as they hold any other: free is the less of both.
+    If the node also has a capacity of the resource, an allocation counts against both. The available amount is the
+    smaller of the two.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.now = 0.0
-        """When whatever is taken is spent, by a clock that only goes on."""
+        """Time at which allocations spend tokens, from a clock that never goes back."""
         self._rate_states: dict[int, dict[str, _RateState]] = {}
-        """By node, of those that have rates: all others are a plain ledger's."""
+        """Rate states by node, for nodes with rates only; all other nodes behave like a plain ledger."""
 
     def set_rates(self, node: int, rates: Mapping[str, RateLimit]) -> None:
-        """All that the node has. What was spent under another rate stays spent; what has no rate now is forgotten."""
+        """Set all rates of the node.
+
+        Spent tokens stay spent if a rate changes; the state of a removed rate is dropped.
+        """
         before = self._rate_states.pop(node, _NO_RATES)
         if rates:
             self._rate_states[node] = {name: self._update_rate(before.get(name), rate) for name, rate in rates.items()}
 
     def refill(self, now: float) -> None:
-        """Free is from now on what has come by now. What comes afterwards is not, until this is said again."""
+        """Update the visible tokens to `now`. Tokens that refill later stay invisible until the next call."""
         self.now = now
         for tokens in self._rate_states.values():
             for each in tokens.values():
                 each.visible_tokens = each.bucket.available(now)
 
     def capacity(self, node: int) -> Resources:
-        """As much as can be free at once."""
+        """Return the largest amounts that can be available at once."""
         capacity = dict(super().capacity(node))
         for name, tokens in self._rate_states.get(node, _NO_RATES).items():
             burst = tokens.bucket.rate.burst
@@ -68,15 +72,15 @@ class RateLimitedLedger(ResourceLedger):
         return free
 
     def available_view(self, node: int) -> Resources:
-        """Of a node with rates as it is now: what refills does not go on changing."""
+        """Return a live view; for a node with rates, return a copy that does not change when tokens refill."""
         return self.available(node) if node in self._rate_states else super().available_view(node)
 
     def available_ignoring_rates(self, node: int) -> dict[str, int]:
-        """What would be free, were no tokens spent."""
+        """Return what would be available if no tokens were spent."""
         return super().available(node)
 
     def refills_at(self, node: int, resources: Resources) -> float | None:
-        """When tokens for these amounts will be there; None where they are, or where something else lacks as well."""
+        """Return when enough tokens will be there; None if there are enough, or if another resource is missing too."""
         tokens = self._rate_states.get(node, _NO_RATES)
         lacking = [name for name in tokens if resources.get(name, 0) > tokens[name].visible_tokens]
         if not lacking:
@@ -91,14 +95,14 @@ class RateLimitedLedger(ResourceLedger):
     def allocate(self, holder: Hashable, node: int, resources: Resources) -> None:
         if node in self._rate_states:
             self._spend_tokens(holder, node, resources)
-        # Not by `super`, which costs more than the rest of this: each grant comes by here, whatever its node.
+        # Called directly: `super()` would cost more than the rest of this method, and every grant runs it.
         ResourceLedger.allocate(self, holder, node, resources)
 
     def _spend_tokens(self, holder: Hashable, node: int, resources: Resources) -> None:
-        """What it holds there already is paid for. Nobody runs into debt.
+        """Spend tokens for the amounts that `holder` does not already have, without going into debt.
 
-        Who takes more than there is was granted it by another leader, and how long ago those tokens were spent is not
-        known: a debt could keep an idle endpoint closed for long, while an empty bucket is right again within a burst.
+        If a grant takes more tokens than available, another leader made it, and it is unknown when the tokens were
+        spent. A debt could close an idle endpoint for long. An empty bucket is correct again within one burst.
         """
         held = self._allocations.get(node, {}).get(holder, _NOTHING)
         for name, tokens in self._rate_states[node].items():

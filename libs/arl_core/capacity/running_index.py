@@ -1,4 +1,4 @@
-"""What runs where, so that a round looks only at nodes on which something happened."""
+"""An index of running actions by node, so that a round examines only nodes that changed."""
 
 from collections.abc import Iterable, Mapping
 from uuid import UUID
@@ -20,17 +20,17 @@ _NO_RESERVATIONS: Mapping[UUID, Reservation] = {}
 
 
 def is_resizable(cls: ActionClass | None) -> bool:
-    """Whether a running action of this class may be given other amounts at all; none of an unknown class may."""
+    """Return True if a running action of this class may be resized; an action of unknown class may not."""
     return cls is not None and cls.resizable is not ResizeSupport.NONE
 
 
 def released_amount(running: RunningAction, resource: str) -> int:
-    """How much of it is free when this one ends."""
+    """Return how much of the resource is released when this action ends."""
     return 0 if running.in_environment and resource in ENVIRONMENT_RESOURCES else running.resources.get(resource, 0)
 
 
 class RunningIndex:
-    """Granted and running actions by node. Each id is at most once in it."""
+    """The granted and running actions by node. Each id occurs at most once."""
 
     def __init__(self) -> None:
         self._by_node: dict[int, dict[UUID, RunningAction]] = {}
@@ -39,7 +39,7 @@ class RunningIndex:
         self._outside_environments: dict[int, dict[str, int]] = {}
         self._dirty_nodes: set[int] = set()
         self.reserved = _NO_RESERVATIONS
-        """What the last round reserved, by action."""
+        """Reservations of the last round, by action."""
 
     def __len__(self) -> int:
         return len(self._node_of)
@@ -48,26 +48,26 @@ class RunningIndex:
         return self._by_node.get(node, _NOTHING)
 
     def shrinkable_amount(self, node: int) -> int:
-        """What those who may be shrunk have there beyond their minimum, in amounts of what they are elastic in."""
+        """Return the total elastic amount above the minimum of the node's shrinkable actions."""
         return self._shrinkable.get(node, 0)
 
     def outside_environments(self, node: int) -> Resources:
-        """Memory and disk that those hold there who run outside of environments: with them it comes back."""
+        """Return the memory and disk of the actions outside environments; they are released when those actions end."""
         return self._outside_environments.get(node, _NO_RESOURCES)
 
     @property
     def dirty_nodes(self) -> frozenset[int]:
-        """Nodes on which something began, ended or changed since `calm`."""
+        """Return the nodes on which an action began, ended or changed since `mark_clean`."""
         return frozenset(self._dirty_nodes)
 
     def mark_clean(
         self, *, except_nodes: Iterable[int] = (), reserved: Mapping[UUID, Reservation] = _NO_RESERVATIONS
     ) -> None:
-        """A round has seen all; the next one is to look at these nodes again, and to keep to these reservations."""
+        """Mark all nodes as examined, except those that the next round must examine again; store the reservations."""
         self._dirty_nodes, self.reserved = set(except_nodes), reserved
 
     def add(self, running: RunningAction) -> None:
-        """A new one, or new amounts of one that is known."""
+        """Add an action, or replace the amounts of a known one."""
         action_id, node = running.fence.action_id, running.node
         if action_id in self._node_of:
             self.discard(action_id)

@@ -1,4 +1,4 @@
-"""What a round may look at."""
+"""Input of a scheduling round."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -15,18 +15,21 @@ __all__ = ["CellSnapshot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CellSnapshot:
-    """Whoever runs rounds keeps these up to date between them; nothing of it changes during a round."""
+    """The state of a cell at the start of a round.
+
+    The caller updates it between rounds; it never changes during a round.
+    """
 
     now: float
     queue: QueueIndex
     nodes: Mapping[int, NodeResources]
-    """By node."""
+    """Nodes by number."""
     running: RunningIndex = field(default_factory=RunningIndex)
     pods: Mapping[TrajectoryName, TrajectoryPod] = field(default_factory=dict)
-    """Of the living trajectories, where a policy gives them pods."""
+    """Pods of the live trajectories, if the policy uses pods."""
     curves: CurveCache = field(default_factory=CurveCache)
-    """What durations are expected; its clock shows `now`."""
+    """Expected durations; the clock of the cache is at `now`."""
     shares: FairShares = field(default_factory=FairShares)
     quotas: QuotaUsage = field(default_factory=QuotaUsage)
     total: Resources | None = None
-    """Capacity of all pools together; None of one that nobody has added up."""
+    """Capacity of all nodes; None if it has not been computed."""

@@ -1,4 +1,4 @@
-"""Which items of which actions go to the device together. There is no timer: a batch leaves when the device is free.
+"""Batching of items from several actions on one device. There is no timer: a batch starts when the device is free.
 
 Costs and lengths are in tokens.
 """
@@ -9,14 +9,14 @@ from collections.abc import Sequence
 __all__ = ["length_buckets", "next_batch", "next_budget", "padding_share"]
 
 MAX_BUDGET_GROWTH = 2
-"""How many times as large a budget is after one batch at most: what is learnt of a cheap one may be wrong of others."""
+"""Largest growth factor of a budget after one batch; one cheap batch may say little about the next."""
 
 
 def next_batch(queued_costs: Sequence[Sequence[int]], *, budget: int) -> list[int]:
-    """How many items of each waiting action go next, given the costs of those that it still has.
+    """Return how many items of each queued action go into the next batch, given the costs of their remaining items.
 
-    In turns, so that an action of one item is not behind all of one with hundreds. Never above `budget`, except
-    that there is always one item; never an empty batch while anything waits.
+    Actions alternate item by item, so a one-item action does not wait behind one with hundreds. The batch costs at most
+    `budget`, except that it always has one item. It is empty only if nothing is queued.
     """
     taken = [0] * len(queued_costs)
     turns = deque(range(len(queued_costs)))
@@ -35,10 +35,11 @@ def next_batch(queued_costs: Sequence[Sequence[int]], *, budget: int) -> list[in
 
 
 def next_budget(budget: int, cost: int, run_time_s: float, *, target_s: float, min_budget: int, max_budget: int) -> int:
-    """Of the next batch, so that it takes about `wanted_s`: what is said around a batch is then little beside it.
+    """Return the budget of the next batch, chosen so that it takes about `target_s` and overhead stays small.
 
-    `cost` and `took_s`: of a batch that was computed. One that was far below its budget says little of larger ones,
-    since what each batch takes, whatever is in it, is most of its time; too long, that may have been this once.
+    `cost` and `run_time_s` describe a finished batch. A batch far below its budget predicts little about larger ones,
+    because fixed costs dominate its time. If such a batch was too slow, that may be an exception, so the budget is only
+    divided by `MAX_BUDGET_GROWTH`.
     """
     if MAX_BUDGET_GROWTH * cost < budget:
         wanted = budget / MAX_BUDGET_GROWTH if run_time_s > target_s else budget
@@ -54,10 +55,11 @@ def next_budget(budget: int, cost: int, run_time_s: float, *, target_s: float, m
 def length_buckets(
     lengths: Sequence[int], *, max_tokens: int, max_padding: float = 0.15, pass_tokens: int = 0
 ) -> list[list[int]]:
-    """Indices of texts that are padded to one length together; short ones never to that of much longer ones.
+    """Return buckets of text indices; the texts of a bucket are padded to one length.
 
-    A bucket has at most `max_tokens` with its padding, or one text. At most the share `max_padding` of it is padding,
-    or `pass_tokens`: as many as could be computed in the time that a pass takes whatever is in it.
+    A bucket has at most `max_tokens` tokens including padding, or one text. Padding is at most the fraction
+    `max_padding` of a bucket, or `pass_tokens`. `pass_tokens` is the number of tokens that could be computed in the
+    fixed time of a pass.
     """
     found: list[list[int]] = []
     tokens = 0
@@ -75,6 +77,6 @@ def length_buckets(
 
 
 def padding_share(lengths: Sequence[int], buckets: Sequence[Sequence[int]]) -> float:
-    """The share of padding in all tokens that are computed; 0 where there are none."""
+    """Return the fraction of padding in all computed tokens; 0 if there are none."""
     padded = sum(max(1, *(lengths[at] for at in group)) * len(group) for group in buckets)
     return 1 - sum(max(1, length) for length in lengths) / padded if padded else 0.0

@@ -1,4 +1,4 @@
-"""So many calls a second: a quota that refills with time and that no end gives back."""
+"""Rate limits in calls per second: quotas that refill over time and that finished calls do not release."""
 
 import math
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ __all__ = ["ConcurrencyWindow", "RateLimit", "TokenBucket", "rate_at_sender"]
 
 _ROUNDING = 1e-9
 _SLOWDOWN = 0.95
-"""Where a burst has no room for a margin."""
+"""Factor on the rate if the burst is too small for a safety margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class RateLimit:
-    """Tokens a second, and how many there are after a pause."""
+    """A rate limit: tokens per second, and the burst that accumulates after a pause."""
 
     per_s: float
     burst: int
@@ -24,10 +24,10 @@ class RateLimit:
 
 
 def rate_at_sender(rate: RateLimit, *, max_delay_s: float) -> RateLimit:
-    """By which to send so that what arrives is within `rate`, each some time later, `late_s` at most.
+    """Return the rate to send at, so that arrivals stay within `rate` if each is delayed by at most `max_delay_s`.
 
-    Who counts arrivals has a full bucket until the first one, and so fewer tokens later than who counts from its
-    sending: as many as come in that time.
+    The receiver's bucket stays full until the first arrival, while the sender's bucket refills from the first sending
+    on. The difference is the number of tokens that refill during the delay; it is subtracted from the burst.
     """
     margin = math.ceil(rate.per_s * max_delay_s - _ROUNDING)
     if rate.burst > margin:
@@ -36,7 +36,10 @@ def rate_at_sender(rate: RateLimit, *, max_delay_s: float) -> RateLimit:
 
 
 class TokenBucket:
-    """Full at first. In any `t` seconds no more than `burst + per_s * t` are taken by whoever asks `free` before."""
+    """A token bucket, full at first.
+
+    If callers check `available` first, any `t` seconds take at most `burst + per_s * t` tokens.
+    """
 
     def __init__(self, rate: RateLimit, *, now: float) -> None:
         self.rate = rate
@@ -44,7 +47,7 @@ class TokenBucket:
         self._updated_at = now
 
     def available(self, now: float) -> int:
-        """Whole tokens. Below 0 where more was taken than there was."""
+        """Return the number of whole tokens; negative if more were taken than available."""
         return int((self._level(now) + _ROUNDING) // 1)
 
     def take(self, amount: int, *, now: float) -> None:
@@ -52,20 +55,20 @@ class TokenBucket:
         self._updated_at = max(self._updated_at, now)
 
     def available_at(self, amount: int, *, now: float) -> float:
-        """When so many are free, if nobody takes any meanwhile; never where the burst is less."""
+        """Return when this many tokens are available if none are taken meanwhile; infinity above the burst."""
         if amount > self.rate.burst:
             return float("inf")
         return max(now, self._updated_at + (amount - self._tokens) / self.rate.per_s)
 
     def with_rate(self, rate: RateLimit, *, now: float) -> "TokenBucket":
-        """Another, of this rate, of which as much is spent as of this one, but no more than all."""
+        """Return a bucket with another rate and the same number of spent tokens, but at least 0 tokens left."""
         missing = self.rate.burst - self._level(now)
         other = TokenBucket(rate, now=now)
         other._tokens = max(0.0, rate.burst - missing)
         return other
 
     def _level(self, now: float) -> float:
-        """A clock that goes back brings nothing and takes nothing."""
+        """Return the current tokens. A clock that goes back neither adds nor removes tokens."""
         passed_s = max(0.0, now - self._updated_at)
         return min(float(self.rate.burst), self._tokens + passed_s * self.rate.per_s)
 
@@ -74,9 +77,9 @@ _GROWTH_PER_S = 1.0
 
 
 class ConcurrencyWindow:
-    """Halved when the endpoint says that it is too much, and one more for each second in which it answers.
+    """A concurrency window: halved when the endpoint throttles, increased by one per second of successful responses.
 
-    Times are seconds of any clock that does not go back.
+    Times are seconds of any monotonic clock.
     """
 
     def __init__(self, max_size: int) -> None:
@@ -89,17 +92,17 @@ class ConcurrencyWindow:
 
     @property
     def size(self) -> int:
-        """From 1 to the most."""
+        """Return the current window, from 1 to the maximum."""
         return int(self._size)
 
     def throttled(self, *, sent: float, now: float) -> None:
-        """A request that was sent then was too much. Those that were under way when it was halved say nothing new."""
+        """Record a throttled request. Requests sent before the last halving do not halve the window again."""
         if sent > self._halved:
             self._size = max(1.0, self._size / 2)
             self._halved = self._changed = now
 
     def responded(self, now: float) -> None:
-        """It took a request. After a pause it is no larger than a second of success makes it."""
+        """Record a successful response. After a pause the window grows by at most one second's worth."""
         if self._size < self._max_size:
             self._size = min(
                 float(self._max_size), self._size + _GROWTH_PER_S * min(1.0, max(0.0, now - self._changed))

@@ -1,4 +1,4 @@
-"""What becomes of attempts whose node is gone. A pure decision over one poll's rows."""
+"""Recovery of attempts on lost nodes; a pure decision over the rows of one poll."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -12,13 +12,16 @@ __all__ = ["ActiveAttempt", "NodeLease", "ReclaimDecision", "reclaim"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeLease:
-    """`silent_s` counts only time in which a beat was possible and this leader was watching."""
+    """The lease of a node.
+
+    `silent_s` counts only time in which a heartbeat was possible and this leader was watching.
+    """
 
     node: int
     epoch: UUID
     silent_s: float
     is_drain_expired: bool = False
-    """The deadline by which it was to be empty has passed."""
+    """True if the drain deadline of the node has passed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,20 +32,20 @@ class ActiveAttempt:
     node_epoch: UUID
     environment: UUID | None
     environment_live: bool
-    """Whether its persistent environment is neither ended nor lost; True where it has none yet."""
+    """True if the persistent environment is neither ended nor lost, or if the action has none yet."""
     environment_made: bool = True
-    """False where it is known to have no row yet, so that nothing in it can be lost."""
+    """False if the environment is known to have no row yet, so nothing in it can be lost."""
     failures: int
     retries: int
 
 
 @dataclass(frozen=True, slots=True)
 class ReclaimDecision:
-    """`requeue` as a failure or not, or else settle as `infra_error` with this reason."""
+    """A decision on one attempt: re-queue it, as a failure or not, or settle it as `infra_error` with this reason."""
 
     fence: Fence
     state: ActionState
-    """In which it is so."""
+    """State of the attempt at the time of the decision."""
     requeue: bool
     is_failure: bool
     reason: str
@@ -51,11 +54,10 @@ class ReclaimDecision:
 def reclaim(
     attempts: Iterable[ActiveAttempt], leases: Mapping[int, NodeLease], *, ttl_s: float
 ) -> tuple[ReclaimDecision, ...]:
-    """Verdicts for held rows whose node lost its lease, came back as another or was to be empty by now.
+    """Return decisions for attempts whose node lost its lease, changed its epoch or passed its drain deadline.
 
-    A lapsed lease loses grants, not environments: what runs in a persistent environment stays
-    `running` until its node returns or the environment is lost. Run again in an empty environment
-    it would be a false `user_error`.
+    An expired lease loses grants, not environments. An action in a persistent environment stays `running` until its
+    node returns or the environment is lost. Re-running it in an empty environment would produce a false `user_error`.
     """
     verdicts = (_decide(row, leases.get(row.node), ttl_s) for row in attempts)
     return tuple(verdict for verdict in verdicts if verdict is not None)

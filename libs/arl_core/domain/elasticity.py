@@ -1,7 +1,7 @@
-"""How an action's duration falls with the amount of its elastic resource.
+"""Duration of an action as a function of the amount of its elastic resource.
 
-Units: amounts as the resource counts them (milli-cores, devices); durations relative to the
-duration at the smallest amount the model was made for, unless a table gives seconds.
+Units: amounts as the resource counts them (milli-cores, devices); durations relative to the duration at the smallest
+amount the model was made for, unless a table gives seconds.
 """
 
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 __all__ = ["AmdahlScaling", "DurationTable", "Elasticity", "NoScaling"]
 
 MAX_RATIO = 1e6
-"""And the inverse of the fastest, relative to another amount: beyond them times would be 0, or without an end."""
+"""Limits of a duration relative to that at another amount, as ratio and inverse; they keep times finite and above 0."""
 
 
 @dataclass(frozen=True, slots=True)
 class NoScaling:
-    """More of the resource brings nothing."""
+    """A model in which more of the resource has no effect."""
 
     def relative_duration(self, amount: int, *, base: int) -> float:
         return 1.0
@@ -23,7 +23,7 @@ class NoScaling:
 
 @dataclass(frozen=True, slots=True)
 class AmdahlScaling:
-    """`d(k) = d(base) * ((1 - f) + f * base / k)`; below the base it slows down in proportion (Amdahl 1967)."""
+    """Amdahl's law: `d(k) = d(base) * ((1 - f) + f * base / k)`; linear slowdown below the base (Amdahl 1967)."""
 
     parallel_fraction: float
 
@@ -37,7 +37,7 @@ class AmdahlScaling:
 
 @dataclass(frozen=True, slots=True)
 class DurationTable:
-    """Seconds per amount, as measured. Between two entries the smaller amount's duration holds."""
+    """Measured seconds per amount. Between two entries, the duration of the smaller amount applies."""
 
     seconds: tuple[tuple[int, float], ...]
 

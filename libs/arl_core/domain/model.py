@@ -1,8 +1,8 @@
-"""What the scheduler knows of actions, nodes and environments.
+"""Domain model of the scheduler: actions, nodes and environments.
 
-All amounts are integers: `cpu_milli` (milli-cores), `memory_mib`, `disk_mib`, `gpu` (devices),
-`slots:SERVICE`, `calls:ENDPOINT`, and whatever else nodes declare. Times are seconds of the database's clock, as a
-float since the epoch.
+All amounts are integers: `cpu_milli` (milli-cores), `memory_mib`, `disk_mib`, `gpu` (devices), `slots:SERVICE`,
+`calls:ENDPOINT`, and any other resource that nodes declare. Times are seconds of the database's clock, as a float since
+the epoch.
 """
 
 from collections.abc import Mapping
@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Fence(NamedTuple):
-    """`grant_no` rises with every grant; whoever lost a fence can change nothing any more."""
+    """The token of one attempt. `grant_no` rises with every grant; a writer with an old fence can change nothing."""
 
     action_id: UUID
     grant_no: int
@@ -54,34 +54,34 @@ class Fence(NamedTuple):
 Resources = Mapping[str, int]
 
 _SLOT_PREFIX = "slots:"
-"""What the slots of a reward service begin with."""
+"""Prefix of the slot resources of reward services."""
 _CALL_PREFIX = "calls:"
-"""And calls of an endpoint."""
+"""Prefix of the call resources of endpoints."""
 
 TrajectoryName = tuple[int, str]
-"""Task and trajectory: what a persistent environment is called, and a pod."""
+"""Task and trajectory: the name of a persistent environment or a pod."""
 
 ENVIRONMENT_RESOURCES = frozenset({"memory_mib", "disk_mib"})
-"""A persistent environment holds these from its first grant until it ends; an exec in it holds the rest."""
+"""Resources that a persistent environment occupies from its first grant until it ends; its actions occupy the rest."""
 
 
 def environment_resources(resources: Resources) -> dict[str, int]:
-    """What a persistent environment holds of its first action's amounts."""
+    """Return the part of its first action's amounts that a persistent environment occupies."""
     return {resource: amount for resource, amount in resources.items() if resource in ENVIRONMENT_RESOURCES}
 
 
 def action_resources(resources: Resources) -> dict[str, int]:
-    """What an action in a persistent environment holds itself."""
+    """Return the part of the amounts that an action in a persistent environment occupies itself."""
     return {resource: amount for resource, amount in resources.items() if resource not in ENVIRONMENT_RESOURCES}
 
 
 def slot_resource(service: str) -> str:
-    """The resource that an action of this reward service demands."""
+    """Return the resource that an action of this reward service demands."""
     return _SLOT_PREFIX + service
 
 
 def call_resource(endpoint: str) -> str:
-    """The resource that a call of this endpoint demands: one in flight, and one of its rate where it has one."""
+    """Return the resource that a call of this endpoint demands: one call in flight, and one token if it has a rate."""
     return _CALL_PREFIX + endpoint
 
 
@@ -90,7 +90,7 @@ def is_slot_resource(resource: str) -> bool:
 
 
 def counted_resource(resources: Resources) -> str | None:
-    """The slots or the calls among them, if there are any."""
+    """Return the slot or call resource in these amounts; None if there is none."""
     for resource in resources:
         if resource.startswith((_SLOT_PREFIX, _CALL_PREFIX)):
             return resource
@@ -98,7 +98,7 @@ def counted_resource(resources: Resources) -> str | None:
 
 
 class ResourceShape(StrEnum):
-    """How amounts are placed on a node."""
+    """The way in which amounts are placed on a node."""
 
     DIVISIBLE = "divisible"  # any amount up to what is free: cores, memory, bandwidth
     GROUP = "group"  # an aligned group of whole devices: GPUs
@@ -106,16 +106,16 @@ class ResourceShape(StrEnum):
 
 
 class ResizeSupport(StrEnum):
-    """Whether an action takes new amounts while it runs."""
+    """The kinds of resize that a running action supports."""
 
     NONE = "none"
-    GROW = "grow"  # it starts as many workers as it may ever use, but stopping some would stop it
+    GROW = "grow"  # the action starts as many workers as it may ever use; it cannot stop some of them
     ANY = "any"
 
 
 @dataclass(frozen=True, slots=True)
 class ElasticResource:
-    """The one resource of a demand that may grow: its choices in rising order, and what growing brings."""
+    """The one resource of a demand that may grow: its amounts in rising order, and its effect on the duration."""
 
     resource: str
     amounts: tuple[int, ...]
@@ -147,41 +147,41 @@ class ExclusiveService:
 
     name: str
     fixed_s: float
-    """Of a restore, however many devices there are."""
+    """Seconds of a restore that do not depend on the number of devices."""
     device_s: float
-    """Of a restore to one device; several devices are written to at once."""
+    """Seconds of a restore to one device; several devices are written in parallel."""
 
     def restore_s(self, devices: int) -> float:
-        """Seconds to bring its weights from host memory to a group of so many devices."""
+        """Return the seconds to copy the weights from host memory to a group of `devices` devices."""
         return self.fixed_s + self.device_s / devices
 
 
 @dataclass(frozen=True, slots=True)
 class ResidentService:
-    """A service whose weights are on a group of devices, in use or left there until others need them."""
+    """A service with weights on a group of devices, in use or idle until other actions need the devices."""
 
     service: ExclusiveService
     devices: tuple[int, ...]
     used_at: float
-    """When an action last began or ended on it."""
+    """Time at which an action last began or ended on the service."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionClass:
-    """Actions of one kind and demand shape: learnt from and scheduled together."""
+    """A class of actions of one kind and demand shape, which share estimates and are scheduled as a group."""
 
     key: int
     kind: str
     shape: ResourceShape
     demand: ResourceDemand
     requires: frozenset[str] = frozenset()
-    """What its node must enforce or have."""
+    """Features that the node must enforce or have."""
     service: ExclusiveService | None = None
-    """For the group shape: what has to be resident on its devices."""
+    """Service that must be resident on the devices; group shape only."""
     is_mixed: bool = False
-    """Of several programs, as many are not told apart: what one took says little of the next."""
+    """True if the class mixes several programs that are not distinguished; past runs then predict little."""
     resizable: ResizeSupport = field(init=False, repr=False, compare=False)
-    """Of its elastic resource; `NONE` where it has none."""
+    """Resize support of the elastic resource; `NONE` if there is none."""
 
     def __post_init__(self) -> None:
         elastic = self.demand.elastic
@@ -189,45 +189,45 @@ class ActionClass:
 
 
 class PinnedEnvironment(NamedTuple):
-    """A persistent environment: pinned to its node, holding memory and disk, no cores."""
+    """A persistent environment: pinned to its node, with memory and disk but no cores."""
 
     id: UUID
     node: int | None
-    """None until its first action is granted."""
+    """Node of the environment; None until its first action is granted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """So many actions that start in one round or not at all. Each is outside of kept environments."""
+    """A number of actions that start in one round or not at all; each runs outside persistent environments."""
 
     id: UUID
     size: int
 
 
 class QueuedAction(NamedTuple):
-    """A queued action that may start now, as far as its environment is concerned."""
+    """A queued action that its environment does not block."""
 
     id: UUID
     cls: ActionClass
     task: int
     submitted: float
     grant_no: int
-    """Grants so far; the next fence carries one more."""
+    """Number of grants so far; the next fence is one higher."""
     priority: int = 0
     deadline: float | None = None
     environment: PinnedEnvironment | None = None
-    """None for an ephemeral environment, which is made and ended with the action."""
+    """Persistent environment; None for an ephemeral environment, which exists only during the action."""
     trajectory: TrajectoryName | None = None
     trajectory_started_at: float | None = None
-    """When the first action of its trajectory was submitted, as far as is known."""
+    """Submission time of the first known action of the trajectory."""
     gang: Gang | None = None
-    """None of one that was granted before, too: it is started again by itself."""
+    """Gang of the action; None if the action was granted before, because a retry starts alone."""
     gang_members: tuple["QueuedAction", ...] = ()
-    """The others of its gang. It stands for all of them: where it is looked at, they are."""
+    """Other members of the gang. The action represents all of them in the queue."""
 
 
 class RunningAction(NamedTuple):
-    """A granted or running action and what it holds."""
+    """A granted or running action and its allocation."""
 
     fence: Fence
     cls: ActionClass | None
@@ -236,38 +236,38 @@ class RunningAction(NamedTuple):
     granted: float
     task: int
     allocated_since: float
-    """When its amounts last changed: when it was granted, at first."""
+    """Time of the last change of its amounts, initially the grant."""
     started: float | None = None
     remaining_work: float = 1.0
-    """The part of its work that was left then, as far as estimates tell."""
+    """Estimated fraction of the work that was left at `allocated_since`."""
     overrun: float = 0.0
-    """0 of one that takes no longer than others of its class; 1 of a straggler, 2 of one nobody counts on any more."""
+    """Overrun level: 0 if normal, 1 for a straggler, 2 if forecasts no longer expect its end."""
     resizing_to: Resources | None = None
-    """What it will have once a resize that is under way is confirmed; until then it holds the larger of both."""
+    """Amounts after the resize in progress; until it is confirmed, the allocation is the larger of both."""
     in_environment: bool = False
-    """Its memory and disk are its environment's, and are not given back when it ends."""
+    """True if its memory and disk belong to an environment; they are not released when the action ends."""
 
 
 class Reservation(NamedTuple):
-    """Of a node, for an action that fits nowhere and that nothing may overtake any more."""
+    """A reservation of a node for an overdue action that fits on no node."""
 
     node: int
     since: float
-    """Who was granted something there later started beside it, or was to be over before it could start."""
+    """Start of the reservation. Actions granted there later use unreserved resources or end before it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryPod:
-    """A trajectory's share of a node, held from its first action until its environment ends."""
+    """A trajectory's share of a node, allocated from its first action until its environment ends."""
 
     node: int
     is_busy: bool
-    """An action of the trajectory has the pod's cores."""
+    """True if an action of the trajectory uses the pod's cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeResources:
-    """One node's worth of a manager's resources."""
+    """The resources of one node of a manager."""
 
     node: int
     kind: str
@@ -275,21 +275,21 @@ class NodeResources:
     capacity: Resources
     available: Resources
     is_schedulable: bool = True
-    """False while cordoned, draining or without a lease: nothing new is placed here."""
+    """False while cordoned, draining or without a lease: no new actions are placed here."""
     is_serving: bool = True
-    """What lives here may go on; False without a lease and past the deadline of a drain."""
+    """True if environments on the node may continue; False without a lease or after the drain deadline."""
     environments: int = 0
     enforced: frozenset[str] = frozenset()
     available_devices: tuple[int, ...] = ()
-    """For the group shape: indices of devices that no group holds."""
+    """Indices of the free devices; group shape only."""
     resident_services: tuple[ResidentService, ...] = ()
-    """For the group shape: no two of them share a device."""
+    """Services on the devices; no two of them share a device. Group shape only."""
     warm_slots: frozenset[str] = frozenset()
-    """Slots of which the service is on a device already, as `slots_of` names them."""
+    """Slot resources of services that are on a device already, as named by `slot_resource`."""
 
 
 class Grant(NamedTuple):
-    """This action, this node, these amounts, this fence."""
+    """A grant: the action's fence, its node and its amounts."""
 
     fence: Fence
     node: int
@@ -297,7 +297,7 @@ class Grant(NamedTuple):
     environment: UUID | None = None
     devices: tuple[int, ...] = ()
     gang: UUID | None = None
-    """With all of these or not at all. They follow one another in a plan."""
+    """Gang that is granted completely or not at all; its grants are adjacent in a plan."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -310,12 +310,14 @@ class ResizeDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulingPlan:
-    """What a round decided. Grants are in the order in which the policy made them."""
+    """The decisions of a round. Grants are in the order in which the policy made them."""
 
     grants: tuple[Grant, ...] = ()
     resizes: tuple[ResizeDecision, ...] = field(default=())
     watched_nodes: frozenset[int] = frozenset()
-    """Nodes where something is held back or asked back for one who waits: the next round looks at them again, for he
-    may be gone by then."""
+    """Nodes with a reservation or a requested shrink for a queued action.
+
+    The next round examines them again, because that action may have left the queue by then.
+    """
     reserved: Mapping[UUID, Reservation] = field(default_factory=dict)
-    """By action; for the next round, which keeps to them."""
+    """Reservations by action; the next round respects them."""

@@ -1,7 +1,7 @@
-"""States, outcomes and the edges between them, as data.
+"""Action states, outcomes and the transitions between them, as data.
 
-The trigger in Postgres and the diagram in the README are generated from `EDGES`; what is not listed
-here cannot happen to a row.
+The Postgres trigger is generated from `TRANSITIONS`, so the database rejects any other transition. A test compares the
+diagram in the README with them.
 """
 
 from dataclasses import dataclass
@@ -21,28 +21,28 @@ __all__ = [
 
 
 class ActionState(StrEnum):
-    QUEUED = "queued"  # admitted and durable; holds nothing
-    GRANTED = "granted"  # the scheduler gave it amounts on a node; nothing has started
+    QUEUED = "queued"  # admitted and durable; no resources allocated
+    GRANTED = "granted"  # the scheduler allocated amounts on a node; nothing has started
     RUNNING = "running"  # its manager committed to run it
-    SETTLED = "settled"  # one outcome, for ever
+    SETTLED = "settled"  # final: has exactly one outcome
 
 
 class ActionOutcome(StrEnum):
     OK = "ok"  # exit code 0
-    USER_ERROR = "user_error"  # its code failed: exit code other than 0, or a signal of its own
+    USER_ERROR = "user_error"  # its code failed: exit code other than 0, or it died by a signal
     USER_TIMEOUT = "user_timeout"  # it ran longer than its timeout_s
     LIMIT_EXCEEDED = "limit_exceeded"  # the reason names the limit: memory, pids, disk or output
-    INFRA_ERROR = "infra_error"  # ours, not its; the reason says what
+    INFRA_ERROR = "infra_error"  # an infrastructure failure; the reason names it
     DEADLINE_IN_QUEUE = "deadline_in_queue"  # its deadline passed before it started
-    CANCELLED = "cancelled"  # the client's wish was in time
+    CANCELLED = "cancelled"  # the client cancelled it in time
 
 
 COMPLETED_OUTCOMES = frozenset({ActionOutcome.OK, ActionOutcome.USER_ERROR})
-"""How long these took says how long others will."""
+"""Outcomes after which the run time is used for duration estimates."""
 
 
 class ServiceRole(StrEnum):
-    """Who may write. Each is a role in Postgres, named after the database and this value."""
+    """The roles that may write. Each is a Postgres role, named after the database and this value."""
 
     GATEWAY = "gateway"
     ADMISSION = "admission"
@@ -61,7 +61,7 @@ _RUN_OUTCOMES = frozenset(ActionOutcome) - {ActionOutcome.DEADLINE_IN_QUEUE}
 
 @dataclass(frozen=True, slots=True)
 class StateTransition:
-    """One allowed change of a row. `outcomes` is empty where the new state has none."""
+    """An allowed change of a row. `outcomes` is empty if the new state has none."""
 
     old: ActionState
     new: ActionState
@@ -108,26 +108,26 @@ TRANSITIONS: tuple[StateTransition, ...] = (
 
 
 class WaitReason(StrEnum):
-    """Why a queued action does not run. Each is said where none above it holds."""
+    """The reasons for which a queued action does not run; the first one that applies is reported."""
 
     QUEUE_PAUSED = "queue_paused"  # nothing of its task starts
-    ENVIRONMENT_BUSY = "environment_busy"  # others come before it in its environment, or that is ending
+    ENVIRONMENT_BUSY = "environment_busy"  # earlier actions of its environment are not done, or it is ending
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
-    NO_NODE_FITS = "no_node_fits"  # no node there is could ever run it
-    NO_NODE_OPEN = "no_node_open"  # those that could are closed, or gave no sign of life
-    TASK_AT_QUOTA = "task_at_quota"  # its task's quota lets no more of it start
-    POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, and ends sooner if it waits for more or for others
-    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits, in what is kept for an overdue one, and may last too long
-    WAITS_FOR_GANG = "waits_for_gang"  # it fits, and not all of those that start with it do
+    NO_NODE_FITS = "no_node_fits"  # no existing node could ever run it
+    NO_NODE_OPEN = "no_node_open"  # nodes that could run it are not schedulable or not alive
+    TASK_AT_QUOTA = "task_at_quota"  # the quota of its task allows no more
+    POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, but waiting lets it end sooner
+    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits only in a reservation, and may run too long for it
+    WAITS_FOR_GANG = "waits_for_gang"  # it fits, but not every action of its gang does
     WAITS_BEHIND_PRIORITY = "waits_behind_priority"  # higher priorities go first
     WAITS_IN_ORDER = "waits_in_order"  # others of its task and priority go first
     WAITS_BEHIND_FAIR_SHARE = "waits_behind_fair_share"  # first in its task; tasks that had less go first
-    WAITS_FOR_CAPACITY = "waits_for_capacity"  # nobody goes first; too little is free
+    WAITS_FOR_CAPACITY = "waits_for_capacity"  # no action is ahead of it; too little is free
 
 
 class EstimateBasis(StrEnum):
-    """What an expected duration rests on."""
+    """The data that an expected duration is based on."""
 
-    LEARNT = "learnt"  # runs of its very class
-    POOLED = "pooled"  # runs of classes like it
-    DECLARED = "declared"  # nothing was seen: what the client declared, and an assumption
+    LEARNT = "learnt"  # runs of this class
+    POOLED = "pooled"  # runs of similar classes
+    DECLARED = "declared"  # no runs seen: the client's declaration and a prior

@@ -1,6 +1,6 @@
-"""How long actions of a class take at each width, and how wide one should be.
+"""Expected durations of a class by degree of parallelism, and the choice of that degree.
 
-«Units» are cores or devices, whatever the resource counts in; times are seconds.
+«Units» are cores or devices, depending on the resource; times are seconds.
 """
 
 from collections.abc import Hashable, Sequence
@@ -23,30 +23,30 @@ __all__ = [
 ]
 
 REFRESH_AFTER_RUN_S = 1.0
-"""What was learnt of a class counts after so long at the latest: a round asks for hundreds of classes."""
+"""Seconds until new observations of a class take effect; limits rebuilds, as a round needs hundreds of curves."""
 
 MAX_AGE_S = 10.0
-"""So long at most where nothing was: what is like it may have taught something."""
+"""Maximum age of a curve in seconds if its class has no new runs; similar classes may have new ones."""
 MAX_CLASSES = 100_000
-"""That are kept at most; what is asked of others is made each time, so that they drive out nobody."""
+"""Maximum number of cached curves. Curves above it are rebuilt on each use instead of evicting others."""
 MANY_CLASSES = 1_000
-"""From so many on, what was made of all of them holds for `FRESH_S`: each round one of them is due."""
+"""Number of classes above which cache tokens last `REFRESH_AFTER_RUN_S`; some curve expires in every round."""
 
 _CORES, _MILLI_PER_CORE = "cpu_milli", 1000
 _MIN_REMAINING_S = 0.05
 
 
 class DurationModel(Protocol):
-    """How long actions are expected to take. Orders and widths follow it, correctness never does."""
+    """A model of action durations. Queue order and degrees of parallelism depend on it; correctness never does."""
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
-        """Of an action of this class with so much of its elastic resource; of any other, `amount` is not looked at."""
+        """Return the expected seconds with this amount of the elastic resource; ignored if there is none."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DeclaredDurations:
-    """Nothing is known but what clients declare: every class takes `prior_s` at its minimum."""
+    """A model without observations, based on declarations only: every class takes `prior_s` at its minimum."""
 
     prior_s: float = 1.0
 
@@ -59,7 +59,7 @@ class DeclaredDurations:
 
 @dataclass(frozen=True, slots=True)
 class ParallelismOption:
-    """One choice of the elastic resource, and how long the action is expected to take with it."""
+    """An amount of the elastic resource and the expected duration with it."""
 
     amount: int
     units: float
@@ -68,24 +68,24 @@ class ParallelismOption:
 
 @dataclass(slots=True, eq=False)
 class DurationCurve:
-    """Of one class. It does not change, but for what was last asked of it."""
+    """The duration curve of one class. It is immutable except for its caches."""
 
     resource: str | None
-    """`main_resource`."""
+    """Main resource of the class."""
     area_s: float
-    """Unit-seconds at the smallest width."""
+    """Unit-seconds at the smallest degree of parallelism."""
     cores: int
-    """Milli-cores at least."""
+    """Minimum milli-cores."""
     min_share: tuple[Resources, float] = field(default=({}, 0.0), repr=False)
-    """Of the whole, the seconds of it that one takes at its minimum."""
+    """Total resources, and the cell-seconds that one action takes at its minimum, cached for that total."""
     _source: tuple[ActionClass, DurationModel] = field(kw_only=True, repr=False)
     _by_amount: dict[int, float] | None = field(default=None, repr=False)
     _options: tuple[ParallelismOption, ...] | None = field(default=None, repr=False)
-    """Both None until somebody looks beyond the smallest: of most that wait nobody does."""
+    """Caches of options and durations; None until an amount above the minimum is needed, which is rare."""
 
     @property
     def options(self) -> tuple[ParallelismOption, ...]:
-        """In rising order, each faster than all before it: more that brings nothing is no choice."""
+        """Return the options in rising order; each is faster than all before it, so useless amounts are left out."""
         if self._options is None:
             widths: list[ParallelismOption] = []
             for amount, seconds in self._seconds().items():
@@ -95,7 +95,7 @@ class DurationCurve:
         return self._options
 
     def expected_s(self, amount: int) -> float:
-        """With so much of `resource`."""
+        """Return the expected seconds with this amount of `resource`."""
         seconds = self._seconds().get(amount)
         cls, durations = self._source
         return seconds if seconds is not None else durations.seconds(cls, amount)
@@ -115,10 +115,10 @@ def to_units(resource: str | None, amount: int) -> float:
 def best_option(
     options: Sequence[ParallelismOption], *, price: float, backlog_s: float, units: float, remaining_work: float = 1.0
 ) -> ParallelismOption | None:
-    """Least own time plus the delay it causes to others; None where even the smallest is more than `units`.
+    """Return the option with the least own time plus delay to others; None if the smallest exceeds `units`.
 
-    `price` is what a unit-second costs those who wait, in seconds; nobody waits any more after `backlog_s`. `left` is
-    the part of the work that is to be done.
+    `price` is the delay in seconds that one unit-second causes to queued actions; no action waits any more after
+    `backlog_s`. `remaining_work` is the fraction of the work that is left.
     """
     best, least = None, float("inf")
     for width in options:
@@ -132,21 +132,21 @@ def best_option(
 
 
 class CurveCache:
-    """Made of `durations` when they are asked for, and again when something was learnt, but not all the time."""
+    """A cache of duration curves. A curve is built on demand, and rebuilt at a limited rate after new observations."""
 
     def __init__(self, durations: DurationModel | None = None) -> None:
         self.durations = durations or DeclaredDurations()
         self.now = 0.0
-        """Whoever runs rounds sets it, by the clock that rounds go by."""
+        """Current time by the clock of the rounds; set by the caller that runs rounds."""
         self._cached: dict[int, tuple[float, float, DurationCurve]] = {}
-        """Until when it counts, when it was made."""
+        """Expiry, creation time and curve, by class key."""
         self._expirations: list[tuple[float, int]] = []
-        """A heap of when a class's curve counts no longer, or did not before something was learnt."""
+        """Heap of expiry times by class; entries may be outdated if new observations shortened the lifetime."""
         self._cache_tokens: dict[Hashable, object] = {}
         self._evicted_at = float("-inf")
-        """When it was last looked for those that count no longer."""
+        """Time of the last eviction of expired curves."""
         self._has_rebuilt = False
-        """Since then, one that counted no longer."""
+        """True if an expired curve was rebuilt since then."""
 
     def curve_for(self, cls: ActionClass) -> DurationCurve:
         known = self._cached.get(cls.key)
@@ -161,15 +161,15 @@ class CurveCache:
         return curve
 
     def cache_token(self, purpose: Hashable) -> object:
-        """The same object for one use while no curve has become another: what was made of them holds as long.
+        """Return an object that stays the same for this purpose while no curve changes; it validates derived values.
 
-        Of `MANY` some always have; there it is the same for `FRESH_S`, at most.
+        With more than `MANY_CLASSES` classes it may stay the same for `REFRESH_AFTER_RUN_S` after a change.
         """
         self._evict_expired()
         return self._cache_tokens.setdefault(purpose, object())
 
     def invalidate(self, key: int) -> None:
-        """Of the class with this key, durations may be others now."""
+        """Note that the durations of the class with this key may have changed."""
         known = self._cached.get(key)
         if known is not None:
             until, made, curve = known
@@ -178,17 +178,17 @@ class CurveCache:
                 heappush(self._expirations, (made + REFRESH_AFTER_RUN_S, key))
 
     def expected_s(self, cls: ActionClass, resources: Resources) -> float:
-        """How long an action of this class takes with these amounts, from its start to its end."""
+        """Return the expected run time of an action of this class with these amounts."""
         curve = self.curve_for(cls)
         amount = resources.get(curve.resource, 0) if curve.resource is not None else 0
         return curve.expected_s(amount)
 
     def share_s(self, cls: ActionClass, resources: Resources, total: Resources) -> float:
-        """How many seconds of all nodes together that is. Asked of a class's own minimum again, it is known."""
+        """Return the expected cell-seconds of an action with these amounts; cached for the minimum of its class."""
         return self.share_s_on_curve(self.curve_for(cls), cls, resources, total)
 
     def share_s_on_curve(self, curve: DurationCurve, cls: ActionClass, resources: Resources, total: Resources) -> float:
-        """As `share_s`, for whoever has the class's curve."""
+        """Return the same as `share_s` for a caller that already has the curve."""
         if resources is not cls.demand.minimum:
             return own_share(resources, total) * self.expected_s(cls, resources)
         if curve.min_share[0] is not total:
@@ -196,7 +196,10 @@ class CurveCache:
         return curve.min_share[1]
 
     def remaining_s(self, running: RunningAction) -> float:
-        """What is expected to be left. Who has overrun is taken to need half as long again (Tsafrir et al. 2007)."""
+        """Return the expected remaining seconds.
+
+        An action past its estimate is expected to need half its elapsed time again (Tsafrir et al. 2007).
+        """
         if running.cls is not None:
             left = running.remaining_work * self.expected_s(running.cls, running.resources) - (
                 self.now - running.allocated_since
@@ -206,7 +209,7 @@ class CurveCache:
         return max((self.now - running.granted) / 2, _MIN_REMAINING_S)
 
     def _evict_expired(self) -> None:
-        """Curves that count no longer."""
+        """Drop expired curves, and the cache tokens if any curve changed."""
         if len(self._cached) > MANY_CLASSES and 0 <= self.now - self._evicted_at < REFRESH_AFTER_RUN_S:
             return
         is_other, self._has_rebuilt, self._evicted_at = self._has_rebuilt, False, self.now
@@ -232,7 +235,7 @@ def _min_amount(cls: ActionClass, resource: str | None) -> int:
 
 
 def main_resource(cls: ActionClass) -> str | None:
-    """What an action of this class is wide in: its elastic resource, else cores, else whatever it counts."""
+    """Return the resource that parallelism is counted in: the elastic one, else cores, else any counted resource."""
     demand = cls.demand
     if demand.elastic is not None:
         return demand.elastic.resource

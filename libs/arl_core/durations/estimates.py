@@ -1,6 +1,7 @@
-"""How long actions take, learnt from those that ended: by class and by how much of the elastic resource they had.
+"""Duration estimates learnt from finished actions, by class and by amount of the elastic resource.
 
-Orders and widths follow these figures, correctness never does. Seconds of execution, without waiting.
+Queue order and degrees of parallelism depend on these figures; correctness never does. Durations are seconds of run
+time, without queueing delay.
 """
 
 import math
@@ -24,84 +25,84 @@ __all__ = [
 
 
 PRIOR_S = 1.0
-"""Of an action of which nothing is known, with its smallest amount."""
+"""Prior duration in seconds of an unknown action at its smallest amount."""
 RUN_WINDOW = 64
-"""Runs of a class that are remembered: what changes is forgotten with the last of them."""
+"""Runs remembered per class; older runs are dropped, so estimates follow changes."""
 MAX_CLASSES = 10_000
-"""Classes that are remembered; the one that was seen longest ago goes first."""
+"""Classes remembered; the class without a run for the longest time is evicted first."""
 OUTLIER_FACTOR = 20.0
-"""A run counts as no longer than so many times the median of its class."""
+"""Cap on a run's duration, as a multiple of the median of its class."""
 PRIOR_WEIGHT = 4.0
-"""What was declared weighs as many runs, beside those that were seen."""
+"""Weight of the declared elasticity, in number of observed runs."""
 PRIOR_LOG_DEVIATION, PRIOR_LOG_DEVIATION_WEIGHT = 1.0, 2.0
-"""Standard deviation of the logarithm of durations, and the number of runs that this assumption weighs."""
+"""Prior standard deviation of the logarithm of durations, and its weight in number of runs."""
 MIN_RUN_S = 1e-6
-"""What managers measure in; a run that was kept and read again is the same."""
+"""Resolution of managers in seconds; a run that was saved and restored is unchanged."""
 MIN_SPARE_RUNS = 2
-"""Runs that must have left cores unused before no more than they used count as useful."""
+"""Runs that must have left cores unused before the useful amount is capped at the used cores."""
 DECLARED_USE_THRESHOLD = 0.75
-"""Who used so much of what its declared elasticity says is taken to be as it says."""
+"""Fraction of the declared core use above which a declared elasticity is believed."""
 HELPER_CORES = 0.1
-"""Cores that a program uses beside its work, at its start or in threads that mostly sleep."""
+"""Cores that a program uses besides its work, at start-up or in threads that mostly sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunObservation:
-    """One run: with how much of the elastic resource, for how long, and with how much processor time."""
+    """A run: its amount of the elastic resource, its duration and its processor time."""
 
     amount: int
     run_s: float
     cpu_s: float = 0.0
     is_steady: bool = True
-    """False where the amount changed meanwhile: `amount` is what it had on average, and its use says nothing."""
+    """False if the amount changed during the run: `amount` is then the average and core use is ignored."""
 
 
 @dataclass(slots=True)
 class _ClassHistory:
     runs: deque[RunObservation] = field(default_factory=lambda: deque(maxlen=RUN_WINDOW))
     curve: "_FittedCurve | None" = None
-    """Made when it is asked for, until the next run."""
+    """Fitted curve; built on demand and dropped at the next run."""
 
 
 @dataclass(frozen=True, slots=True)
 class _FittedCurve:
-    """A class as its window shows it."""
+    """The fitted curve of a class, from the runs in its window."""
 
     base_s: float
-    """With the smallest amount."""
+    """Seconds at the smallest amount."""
     seconds: Mapping[int, float]
-    """By amount, for those that the class may have; never rising."""
+    """Seconds by allowed amount; never rising."""
     base_durations: tuple[float, ...]
-    """Durations of the runs, each as it would have been with the smallest amount, in rising order."""
+    """Durations of the runs, scaled to the smallest amount, in rising order."""
 
 
 class DurationEstimates:
-    """Answers `arl_core.capacity.snapshot.Durations`. A class of its own, else what is like it, else `PRIOR_S`."""
+    """A `DurationModel` learnt from runs: of the class, else of similar classes, else `PRIOR_S`."""
 
     def __init__(self) -> None:
         self._classes: OrderedDict[int, _ClassHistory] = OrderedDict()
         self._pooled_means: dict[str, OrderedDict[int, float]] = {}
-        """Of the classes of a kind whose elasticity has the same form: the mean of each, with its smallest amount."""
+        """Mean seconds at the smallest amount by class, for each kind and form of elasticity."""
         self._mean_cache: dict[str, float] = {}
-        """Of those, as long as none changes: what is unknown is asked for most where classes are many."""
+        """Cached means of these pools, because unknown classes are looked up most when there are many classes."""
         self._dirty_keys: dict[int, None] = {}
 
     @property
     def class_count(self) -> int:
-        """How many are known."""
+        """Return the number of known classes."""
         return len(self._classes)
 
     def run_count(self, cls: ActionClass) -> int:
-        """Of this very class, that are remembered."""
+        """Return the number of remembered runs of this class."""
         known = self._classes.get(cls.key)
         return len(known.runs) if known is not None else 0
 
     def has_pooled_estimate(self, cls: ActionClass) -> bool:
-        """Whether an unknown class is expected to be as others that are like it."""
+        """Return True if an unknown class is estimated from similar classes."""
         return bool(self._pooled_means.get(_pool_key(cls)))
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
-        """The mean, in which a straggler counts as `OUTLIER` usual ones at most."""
+        """Return the mean duration; a straggler counts as at most `OUTLIER_FACTOR` times the median."""
         curve = self._curve_for(cls)
         if curve is None:
             return self._pooled_mean(cls) * _declared_duration(cls, amount)
@@ -109,10 +110,12 @@ class DurationEstimates:
         return known if known is not None else curve.base_s * _relative_duration(curve, cls, amount)
 
     def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
-        """What a run exceeds with probability 1 - `q`, 0 < q < 1; the wider of the mean, the fewer runs were seen.
+        """Return the duration that a run exceeds with probability 1 - `q`, 0 < q < 1; fewer runs give a larger value.
 
-        With enough runs an order statistic, which assumes no distribution; else that of a log-normal one whose
-        spread is uncertain too.
+        With enough runs it is an order statistic, which assumes no distribution. Otherwise it is the quantile of a
+        log-normal distribution with uncertain spread.
+
+        Raises ValueError if `q` is not between 0 and 1.
         """
         if not 0.0 < q < 1.0:
             raise ValueError("a quantile lies between 0 and 1")
@@ -125,7 +128,7 @@ class DurationEstimates:
     def observe(
         self, cls: ActionClass, *, amount: int, run_s: float, cpu_s: float = 0.0, is_steady: bool = True
     ) -> None:
-        """An action ran to its own end, well or badly. What was killed says nothing and must not come here."""
+        """Record an action that ran to its own end, successfully or not. Killed actions must not be recorded."""
         if amount < 0 or run_s < 0:
             return
         known = self._classes.get(cls.key)
@@ -138,23 +141,26 @@ class DurationEstimates:
         self._dirty_keys[cls.key] = None
 
     def useful_amount(self, cls: ActionClass) -> int | None:
-        """The largest amount of which runs used all, as far as was seen; None where none left anything unused."""
+        """Return the largest amount that runs used completely, as far as known; None if none left cores unused."""
         known, elastic = self._classes.get(cls.key), cls.demand.elastic
         return _useful_amount(elastic, known.runs) if known is not None and elastic is not None else None
 
     def take_changes(self, *, limit: int) -> dict[int, list[list[int]]]:
-        """By class key what `restore` takes, of at most so many classes that changed since this was last asked."""
+        """Return the runs by class key, in the form that `restore` takes, of at most `limit` changed classes.
+
+        The returned classes count as unchanged afterwards.
+        """
         keys = [key for key, _ in zip(self._dirty_keys, range(limit), strict=False)]
         for key in keys:
             del self._dirty_keys[key]
         return {key: [_encode_run(run) for run in self._classes[key].runs] for key in keys}
 
     def mark_changed(self, keys: Iterable[int]) -> None:
-        """These could not be kept."""
+        """Mark classes as changed because saving them failed."""
         self._dirty_keys |= dict.fromkeys(key for key in keys if key in self._classes)
 
     def restore(self, saved: Mapping[int, Sequence[Sequence[int]]]) -> None:
-        """What an earlier holder of this place wrote, the longest ago first; what was seen since is kept."""
+        """Load saved runs, oldest class first; classes with runs observed meanwhile are not replaced."""
         since, self._classes = self._classes, OrderedDict()
         for key, runs in saved.items():
             self._classes[key] = _ClassHistory(deque((_decode_run(run) for run in runs), maxlen=RUN_WINDOW))
@@ -222,14 +228,14 @@ def _fit_curve(cls: ActionClass, runs: Sequence[RunObservation]) -> _FittedCurve
 
 @dataclass(frozen=True, slots=True)
 class _ScalingFit:
-    """How duration falls with the amount: as declared, and the more runs show it, as seen."""
+    """The scaling of a class: the declared elasticity, blended with a fit. More runs give the fit more weight."""
 
     elasticity: Elasticity
     base: int
     fraction: float
-    """Of the work, that runs in parallel, as least squares on 1/amount find it."""
+    """Parallel fraction of the work, fitted by least squares on 1/amount."""
     trust: float
-    """In that, against what was declared: 0..1."""
+    """Weight of the fit against the declaration: 0..1."""
     useful_amount: int | None
 
     @classmethod
@@ -255,7 +261,7 @@ def _durations_by_amount(runs: Iterable[RunObservation]) -> dict[int, list[float
 
 
 def _fit_parallel_fraction(durations_by_amount: Mapping[int, Sequence[float]], base: int) -> tuple[float, float]:
-    """The parallel fraction, and how far it is to be trusted: by the runs at other amounts than the commonest."""
+    """Return the parallel fraction and its weight, which grows with runs at amounts other than the most common one."""
     if len(durations_by_amount) < 2:
         return 0.0, 0.0
     points = [(base / amount, _mean(durations), len(durations)) for amount, durations in durations_by_amount.items()]
@@ -273,9 +279,10 @@ def _fit_parallel_fraction(durations_by_amount: Mapping[int, Sequence[float]], b
 
 
 def _useful_amount(elastic: ElasticResource, runs: Sequence[RunObservation]) -> int | None:
-    """The least amount that is not below what any run used of its cores, where some had more than that.
+    """Return the least amount that covers the core use of every run; None unless enough runs had more than that.
 
-    A serial part lowers the mean use too: who used about what the declared elasticity says needs what it says.
+    A serial part lowers the mean use too. If a run used about as much as its declared elasticity predicts, the
+    declaration is believed and the result is None.
     """
     if elastic.resource != "cpu_milli":
         return None
@@ -291,13 +298,13 @@ def _useful_amount(elastic: ElasticResource, runs: Sequence[RunObservation]) -> 
 
 
 def _declared_use(elastic: ElasticResource, amount: int) -> float:
-    """Cores in the mean over a run, if it uses all of the smallest amount."""
+    """Return the mean core use predicted by the declaration, if the smallest amount is fully used."""
     base = elastic.amounts[0]
     return base / 1000 / elastic.elasticity.relative_duration(amount, base=base)
 
 
 def _blend_observed(modelled: Mapping[int, float], runs: Sequence[RunObservation]) -> dict[int, float]:
-    """Where an amount was tried, what it took there; the model weighs `DOUBT` runs beside those."""
+    """Blend the model with the mean of the runs at each tried amount; the model weighs `PRIOR_WEIGHT` runs."""
     tried = {amount: durations for amount, durations in _durations_by_amount(runs).items() if amount in modelled}
     seen = {
         amount: (PRIOR_WEIGHT * modelled[amount] + len(durations) * _mean(durations)) / (PRIOR_WEIGHT + len(durations))
@@ -307,9 +314,10 @@ def _blend_observed(modelled: Mapping[int, float], runs: Sequence[RunObservation
 
 
 def _make_monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
-    """More never takes longer, and is never more than proportionally faster: what says so is chance.
+    """Return durations that never rise with the amount and never fall faster than proportionally.
 
-    Pooling neighbours that contradict each other would move them both; the smaller amount's figure is the safer one.
+    Violations are noise. The figure of the smaller amount stays because it is the safer one; averaging neighbours would
+    move both.
     """
     kept: dict[int, float] = {}
     before: tuple[int, float] | None = None
@@ -323,7 +331,7 @@ def _make_monotonic(seconds: Mapping[int, float]) -> dict[int, float]:
 
 
 def _relative_duration(curve: _FittedCurve, cls: ActionClass, amount: int) -> float:
-    """Relative to the smallest: that of the next smaller amount that the class may have."""
+    """Return the duration relative to the smallest amount, taken from the next smaller allowed amount."""
     below = [each for each in curve.seconds if each <= amount]
     if not below:
         return _declared_duration(cls, amount) if curve.seconds else 1.0
@@ -348,7 +356,7 @@ def _quantile(base_durations: Sequence[float], q: float) -> float:
 
 
 def _encode_run(run: RunObservation) -> list[int]:
-    """The amount, microseconds of time and of processor time, and whether it was steady."""
+    """Return the amount, the run time and processor time in microseconds, and whether the amount was steady."""
     return [run.amount, round(1e6 * run.run_s), round(1e6 * run.cpu_s), int(run.is_steady)]
 
 
@@ -358,14 +366,14 @@ def _decode_run(run: Sequence[int]) -> RunObservation:
 
 
 MIN_STRAGGLER_RUNS = 8
-"""Of its very class, or nobody can say what is usual."""
+"""Runs of a class needed to detect stragglers."""
 IGNORED_OVERRUN = 2.0
-"""After so many times the limit nobody expects its end any more: it is in no forecast of when nodes are free."""
+"""Overrun, as a multiple of the straggler limit, above which forecasts ignore the action's end."""
 _LATE_QUANTILE, _MEDIAN_FACTOR = 0.99, 5.0
 
 
 def straggler_limit_s(estimates: DurationEstimates, cls: ActionClass, resources: Resources) -> float | None:
-    """The larger of what one run in a hundred exceeds and five times the usual; None where its runs say too little."""
+    """Return the larger of the 0.99 quantile and five times the median; None with too few runs or a mixed class."""
     if cls.is_mixed or estimates.run_count(cls) < MIN_STRAGGLER_RUNS:
         return None
     amount = resources.get(main_resource(cls) or "", 0)

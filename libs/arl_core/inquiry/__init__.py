@@ -1,1 +1,1 @@
-"""Answers to questions: explanations, forecasts, capacity plans."""
+"""Explanations, forecasts and capacity plans."""

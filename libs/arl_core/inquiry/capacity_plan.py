@@ -1,4 +1,4 @@
-"""A cell as it is not: with other nodes, with more that waits. Values in, values out."""
+"""Hypothetical cells with other nodes or more queued actions. Values in, values out."""
 
 import copy
 from collections.abc import Mapping
@@ -13,34 +13,34 @@ __all__ = ["BaselineDurations", "ExtraLoad", "NodeChange", "schedulable_cores", 
 
 _CORES = "cpu_milli"
 _EXTRA_LOAD_KEY = 1 << 63
-"""The class key of what comes besides: others have 64 bits with a sign."""
+"""Class key of the extra load; real keys are signed 64-bit integers."""
 _EXTRA_LOAD_TASK = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeChange:
-    """What is changed of the nodes that take something new."""
+    """A hypothetical change of the schedulable nodes."""
 
     cores_factor: float = 1.0
-    """Each node of cores has so many times what it has."""
+    """Factor on the cores of each schedulable node."""
     added: int = 0
-    """More like the one with most cores, before that."""
+    """Number of added copies of the node with the most cores, before scaling."""
     cordoned: frozenset[int] = frozenset()
-    """They take nothing new."""
+    """Nodes that accept no new actions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraLoad:
-    """Actions that are alike and come now, each outside of kept environments, of a task of their own."""
+    """Identical extra actions that arrive now, outside persistent environments, in a task of their own."""
 
     count: int
     demand: ResourceDemand
     run_time_s: float
-    """Each, with its smallest amounts."""
+    """Seconds per action at its smallest amounts."""
 
 
 class BaselineDurations:
-    """`durations` as they were when each was first asked for: what is learnt meanwhile changes no comparison."""
+    """A snapshot of `durations` that fixes each value at first use, so that learning does not distort a comparison."""
 
     def __init__(self, durations: DurationModel, *, extra_load_s: float = 0.0) -> None:
         self._durations, self._extra_load_s = durations, extra_load_s
@@ -62,7 +62,7 @@ class BaselineDurations:
 
 
 def with_node_change(start: ForecastInput, change: NodeChange) -> ForecastInput:
-    """What runs goes on where it runs, also on a node that has less than that."""
+    """Apply the change; running actions stay on their nodes even if a node becomes too small."""
     largest = max(
         filter(_has_schedulable_cores, start.nodes.values()), key=lambda pool: pool.capacity[_CORES], default=None
     )
@@ -81,7 +81,7 @@ def with_node_change(start: ForecastInput, change: NodeChange) -> ForecastInput:
 
 
 def with_extra_load(start: ForecastInput, load: ExtraLoad) -> ForecastInput:
-    """They came at this moment, after all that is there."""
+    """Queue the extra actions now, behind all queued actions."""
     cls = ActionClass(key=_EXTRA_LOAD_KEY, kind="exec", shape=ResourceShape.DIVISIBLE, demand=load.demand)
     more = [
         QueuedAction(
@@ -97,7 +97,7 @@ def with_extra_load(start: ForecastInput, load: ExtraLoad) -> ForecastInput:
 
 
 def schedulable_cores(nodes: Mapping[int, NodeResources]) -> dict[int, int]:
-    """Milli-cores of each node that takes something new."""
+    """Return the milli-cores of each schedulable node."""
     return {node: pool.capacity[_CORES] for node, pool in nodes.items() if _has_schedulable_cores(pool)}
 
 
@@ -106,7 +106,7 @@ def _has_schedulable_cores(pool: NodeResources) -> bool:
 
 
 def _copy_node(pool: NodeResources, node: int) -> NodeResources:
-    """Empty. What only the one node has is not among what it enforces."""
+    """Return an empty copy of the node, without the original's own `node:` feature."""
     enforces = pool.enforced - {f"node:{pool.node}"}
     return replace(pool, node=node, available=dict(pool.capacity), environments=0, enforced=enforces)
 

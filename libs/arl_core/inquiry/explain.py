@@ -1,6 +1,6 @@
-"""Why a queued action waits: what it lacks, who goes before it, what is expected of it, and which rule decides.
+"""Explanation of a queued action: missing resources, actions ahead, estimates and the deciding rule.
 
-It asks the policy for the round that would follow, and walks the order in which the policy looks at what waits.
+The next round is computed with the policy, and the queue is walked in the order of the policy.
 """
 
 from collections.abc import Iterator
@@ -33,12 +33,12 @@ from arl_core.queue.queue_index import ActionBucket, QueueCursor, effective_arri
 __all__ = ["MAX_SCANNED", "ActionsAhead", "QueueExplanation", "ResourceShortage", "explain"]
 
 MAX_SCANNED = 5_000
-"""Waiting actions that are counted at most: whoever explains does nothing else meanwhile."""
+"""Maximum number of queued actions to count; counting blocks the scheduler's loop."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResourceShortage:
-    """More of a resource than its node has free."""
+    """A resource of which a node has too little free."""
 
     resource: str
     needed: int
@@ -48,51 +48,51 @@ class ResourceShortage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionsAhead:
-    """Of what could use what the action needs: how many are looked at before it."""
+    """The number of competing actions ahead in the queue."""
 
     priority: int = 0
-    """Because theirs is higher."""
+    """Actions with a higher priority."""
     in_task: int = 0
-    """Others of its task."""
+    """Other actions of the same task."""
     other_tasks: int = 0
     is_lower_bound: bool = False
-    """`LOOKED_AT` were counted and there are more."""
+    """True if counting stopped at `MAX_SCANNED` and there are more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueExplanation:
     reason: WaitReason
     node: int | None
-    """Where its environment lives, else the node that lacks least; None where no node could ever run it."""
+    """Node of its environment, else the node that lacks least; None if no node could ever run it."""
     shortages: tuple[ResourceShortage, ...]
-    """There; where no node could ever run it, of the one that comes nearest, against its capacity."""
+    """Shortages on that node; if no node could ever run it, those of the closest node against its capacity."""
     unenforced: frozenset[str]
-    """What it requires and no node has."""
+    """Requirements that no node enforces."""
     ahead: ActionsAhead | None
-    """None of one that is no candidate, as its queue is paused or its environment busy."""
+    """Actions ahead; None if its queue is paused or its environment is busy."""
     effective_arrival: float
-    """When it counts as submitted."""
+    """Time at which it counts as submitted."""
     size_penalty_s: float
-    """So much later, as it is long or wide, does it count in the order of its task."""
+    """Seconds added to its arrival in the order of its task, because of its area."""
     debt_s: float
-    """Seconds of the whole cell that its task had more than the one, of those that wait, that had least."""
+    """Cell-seconds that its task has used more than the queued task with the least use."""
     fair_share: float
-    """Of its task, beside those that wait too; 0..1."""
+    """Fair share of its task among the queued tasks; 0..1."""
     resource: str | None
-    """What its widths are counted in."""
+    """Resource that its degree of parallelism is counted in."""
     min_parallelism: ParallelismOption
     max_parallelism: ParallelismOption
     basis: EstimateBasis
     runs: int
-    """Of its class, that the expected durations rest on."""
+    """Number of runs of its class behind the estimates."""
     backlog_s: float | None
-    """Until all that is known were done on `node`, were it spread evenly."""
+    """Seconds to finish all known work on `node` if spread evenly."""
 
 
 def explain(
     snapshot: CellSnapshot, action: QueuedAction, policy: SchedulingPolicy, *, blocked_by: WaitReason | None = None
 ) -> QueueExplanation:
-    """Of a queued action; `held_back` says why one is not in the snapshot. Changes nothing."""
+    """Explain a queued action without changing anything; `blocked_by` is the reason if it is not in the snapshot."""
     pool, possible = _closest_node(snapshot, action)
     possible = possible and _can_gang_fit(snapshot, action)
     lacks = _shortages(action, pool, possible) if pool is not None else ()
@@ -130,7 +130,7 @@ def _wait_reason(
     pool: NodeResources | None,
     ahead: ActionsAhead,
 ) -> WaitReason:
-    """`pool`: where it would go; None where no node could ever run it."""
+    """Return the first reason that applies; `pool` is the target node, None if no node could ever run the action."""
     plan = policy.plan(snapshot)
     if _is_granted(plan, action):
         return WaitReason.STARTS_NEXT_ROUND
@@ -140,7 +140,7 @@ def _wait_reason(
         return WaitReason.NO_NODE_OPEN
     if not _has_room(snapshot, action, plan):
         return WaitReason.TASK_AT_QUOTA
-    # What is free says nothing of a pod's cores.
+    # Free amounts say nothing about the cores of a pod.
     if not policy.has_pods and _fits_after_plan(snapshot, action, plan):
         return WaitReason.WAITS_FOR_GANG if action.gang_members else _skip_reason(snapshot, action, policy, plan)
     if ahead.priority:
@@ -153,12 +153,12 @@ def _wait_reason(
 
 
 def _has_room(snapshot: CellSnapshot, action: QueuedAction, plan: SchedulingPlan) -> bool:
-    """Whether its task's quota lets it start beside what runs and what is granted."""
+    """Return True if the quota of its task allows the action in addition to running and granted actions."""
     room, task = snapshot.quotas.room(), action.task
     if room is None:
         return True
     for grant in plan.grants:
-        # Of a gang the first one is waiting for all.
+        # Only the first action of a gang is in the queue.
         bucket = snapshot.queue.bucket_of(grant.fence.action_id)
         task = bucket.key.task if bucket is not None else task
         room.consume_resources(task, grant.resources)
@@ -168,7 +168,7 @@ def _has_room(snapshot: CellSnapshot, action: QueuedAction, plan: SchedulingPlan
 def _skip_reason(
     snapshot: CellSnapshot, action: QueuedAction, policy: SchedulingPolicy, plan: SchedulingPlan
 ) -> WaitReason:
-    """Of one that a round does not start though it fits."""
+    """Return the reason for which a round does not start an action that fits."""
     if not isinstance(policy, SparPolicy):
         return WaitReason.POSTPONED_FOR_MORE_CORES
     if len(plan.grants) >= policy.limit:
@@ -185,7 +185,7 @@ def _is_granted(plan: SchedulingPlan, action: QueuedAction) -> bool:
 
 
 def _fits_after_plan(snapshot: CellSnapshot, action: QueuedAction, plan: SchedulingPlan) -> bool:
-    """Whether it could start at its smallest where these grants are made."""
+    """Return True if the action would still fit at its minimum after the grants of the plan."""
     granted: dict[int, list[Grant]] = {}
     for grant in plan.grants:
         granted.setdefault(grant.node, []).append(grant)
@@ -206,7 +206,7 @@ def _apply_grants(snapshot: CellSnapshot, pool: NodeResources, grants: list[Gran
 
 
 def _closest_node(snapshot: CellSnapshot, action: QueuedAction) -> tuple[NodeResources | None, bool]:
-    """Where it would go or nearly could, and whether any node could ever run it."""
+    """Return the node that fits the action or lacks least, and True if any node could ever run it."""
     pools = [pool for pool in snapshot.nodes.values() if pool.shape is action.cls.shape]
     home = _environment_node(action)
     if home is not None:
@@ -220,17 +220,17 @@ def _closest_node(snapshot: CellSnapshot, action: QueuedAction) -> tuple[NodeRes
 
 
 def _environment_node(action: QueuedAction) -> int | None:
-    """The node where its environment lives."""
+    """Return the node of the action's environment."""
     return action.environment.node if action.environment is not None else None
 
 
 def _can_start_on(pool: NodeResources, action: QueuedAction) -> bool:
-    """Whether it may start there; a closed node still serves what lives there."""
+    """Return True if the action may start on the node; an unschedulable node still serves its environments."""
     return pool.is_serving and (pool.is_schedulable or _environment_node(action) is not None)
 
 
 def _can_gang_fit(snapshot: CellSnapshot, action: QueuedAction) -> bool:
-    """Whether the nodes, were they empty, could run all that start with it."""
+    """Return True if the nodes, when empty, could run the whole gang."""
     pools = {node: pool for node, pool in snapshot.nodes.items() if pool.shape is action.cls.shape}
     demands = [
         (each.cls.demand.minimum, [node for node, pool in pools.items() if each.cls.requires <= pool.enforced])
@@ -240,7 +240,7 @@ def _can_gang_fit(snapshot: CellSnapshot, action: QueuedAction) -> bool:
 
 
 def _shortage_rank(needed: Resources, available: Resources, pool: NodeResources) -> tuple[int, float, int]:
-    """How many resources are too few, and by what part of what is needed in all; ties by node."""
+    """Return the number of missing resources and the sum of missing fractions; ties are broken by node."""
     parts = [
         1 - available.get(name, 0) / amount for name, amount in needed.items() if 0 < amount > available.get(name, 0)
     ]
@@ -257,7 +257,7 @@ def _shortages(action: QueuedAction, pool: NodeResources, is_possible: bool) -> 
 
 
 def _needed_resources(action: QueuedAction) -> Resources:
-    """What is not held yet: an environment that lives has its memory and disk."""
+    """Return the amounts not yet allocated; an existing environment already has its memory and disk."""
     return (
         action_resources(action.cls.demand.minimum)
         if _environment_node(action) is not None
@@ -270,7 +270,7 @@ def _unenforced(snapshot: CellSnapshot, cls: ActionClass) -> frozenset[str]:
 
 
 def _count_ahead(snapshot: CellSnapshot, action: QueuedAction, policy: SchedulingPolicy) -> ActionsAhead:
-    """As if everybody before it were given the smallest width."""
+    """Count the actions ahead as if each got its minimum."""
     is_fair = isinstance(policy, SparPolicy) and action.cls.shape is not ResourceShape.GROUP
     priority = in_task = other_tasks = 0
     for looked_at, (id, task, its) in enumerate(_queue_order(snapshot, action, policy)):
@@ -290,7 +290,7 @@ def _count_ahead(snapshot: CellSnapshot, action: QueuedAction, policy: Schedulin
 def _queue_order(
     snapshot: CellSnapshot, action: QueuedAction, policy: SchedulingPolicy
 ) -> Iterator[tuple[UUID, int, int]]:
-    """Id, task and priority of those that could use what it needs, in the order in which the policy looks at them."""
+    """Yield id, task and priority of the competing actions in the policy's order."""
     buckets = [bucket for bucket in snapshot.queue.buckets() if _is_competing(bucket, action)]
     if isinstance(policy, SparPolicy) and action.cls.shape is not ResourceShape.GROUP:
         return _fair_order(snapshot, buckets, policy, action)
@@ -305,7 +305,10 @@ def _is_competing(bucket: ActionBucket, action: QueuedAction) -> bool:
 def _fair_order(
     snapshot: CellSnapshot, buckets: list[ActionBucket], policy: SparPolicy, action: QueuedAction
 ) -> Iterator[tuple[UUID, int, int]]:
-    """Without those that a quota holds back; of one that is held back itself, all."""
+    """Yield actions in fair order, without those blocked by a quota.
+
+    If the quota blocks the action itself, yield all actions.
+    """
     room = snapshot.quotas.room()
     room = room if room is None or room.has_room(action) else None
     total = LoadCalculator(snapshot).total
@@ -320,14 +323,14 @@ def _fair_order(
 
 
 def _share_s(snapshot: CellSnapshot, cls: ActionClass, total: Resources) -> float:
-    """Seconds of the whole cell that one takes at its smallest."""
+    """Return the cell-seconds that one action takes at its minimum."""
     return own_share(cls.demand.minimum, total) * snapshot.curves.curve_for(cls).options[0].seconds
 
 
 def _plain_order(
     snapshot: CellSnapshot, buckets: list[ActionBucket], policy: SchedulingPolicy
 ) -> Iterator[tuple[UUID, int, int]]:
-    """Arrival; for whole devices with what their tasks had, too."""
+    """Yield actions in order of arrival; for device groups, also weighted by the past use of their tasks."""
     strictness = policy.groups.strictness if isinstance(policy, SparPolicy) else 0.0
     leads = [
         _size_penalty_s(snapshot, bucket.cls, policy) + strictness * snapshot.shares.virtual_s(bucket.key.task)
@@ -340,7 +343,7 @@ def _plain_order(
 
 
 def _size_penalty_s(snapshot: CellSnapshot, cls: ActionClass, policy: SchedulingPolicy) -> float:
-    """As `Spar` has it; a restore that whole devices may need besides depends on the group and is not in it."""
+    """Return the size penalty of SPAR; for device groups without the restore, which depends on the group."""
     if not isinstance(policy, SparPolicy):
         return 0.0
     area_s = snapshot.curves.curve_for(cls).area_s

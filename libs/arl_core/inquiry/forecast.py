@@ -1,7 +1,7 @@
-"""What becomes of what waits if nothing more comes: the policy's own rounds, one after another, on a copy of a cell.
+"""Forecast of the queue without new arrivals: the policy's own rounds, simulated on a copy of a cell.
 
-Everything takes as long as the policy expects. Environments that live stay; one that is made on the way ends with the
-last action that is known of it. What a resize changes holds at once.
+Every action takes its expected duration. Existing environments stay. An environment created during the forecast ends
+with its last known action. Resizes take effect immediately.
 """
 
 import copy
@@ -32,14 +32,14 @@ from arl_core.queue.queue_index import QueueIndex
 __all__ = ["STEP_BATCH", "ActiveAction", "ForecastInput", "ForecastSimulator", "QueueForecast"]
 
 SAME_MOMENT_S = 0.01
-"""What ends within so long is one moment, and one round follows."""
+"""Seconds within which ends are treated as simultaneous, followed by one round."""
 STEP_BATCH = 1000
-"""Running actions that are taken in, or end, in one step."""
+"""Running actions that are loaded, or that end, in one step."""
 
 
 @dataclass(frozen=True, slots=True)
 class ActiveAction:
-    """A granted or running action, and the persistent environment it is in."""
+    """A granted or running action and its persistent environment."""
 
     running: RunningAction
     environment: UUID | None = None
@@ -47,47 +47,50 @@ class ActiveAction:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForecastInput:
-    """A cell at one moment, copied: whatever its scheduler does afterwards changes nothing here."""
+    """A copy of a cell at one moment; later changes by the scheduler do not affect it."""
 
     now: float
     nodes: Mapping[int, NodeResources]
     active: tuple[ActiveAction, ...]
     dirty_nodes: frozenset[int] = frozenset()
-    """Nodes at which the next round would look for whom to resize."""
+    """Nodes that the next round would examine for resizes."""
     queued: tuple[QueuedAction, ...]
-    """Those of one environment in the order in which they run there, one after another."""
+    """Queued actions; those of one environment in their order of execution."""
     shares: FairShares
-    """Every action of `working` and `waiting` has begun in them."""
+    """Fair shares in which every action of `active` and `queued` is registered."""
     durations: DurationModel
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueForecast:
-    """Seconds from now. Of the actions that wait now; what runs already only frees what it holds."""
+    """The forecast of the queued actions, in seconds from now. Running actions only release their allocations."""
 
     simulated: int
     starts_now: int
-    """Granted before anything has ended."""
+    """Number of actions granted before any other action ends."""
     started: int
     mean_wait_s: float | None
-    """Of those that started; None where none did."""
+    """Mean wait of the started actions; None if none started."""
     p90_wait_s: float | None
     drained_s: float | None
-    """When the last of them starts; None where not all do."""
+    """Time at which the last action starts; None if some never start."""
 
 
 @dataclass(slots=True)
 class _ForecastEnvironment:
     node: int
     allocated: Resources
-    """What it gives back at its end; nothing of one that lives now, as that stays."""
+    """Resources released at its end; empty for an existing environment, which stays."""
 
 
 class ForecastSimulator:
-    """`step` by `step`, so that whoever has other things to do can do them in between."""
+    """A simulator that advances in short steps, so that the caller can do other work in between."""
 
     def __init__(self, start: ForecastInput, policy: SchedulingPolicy, *, limit: int) -> None:
-        """`limit` is the policy's own: a round that made so many grants may have been cut short."""
+        """Initialize the simulation.
+
+        `limit` is the policy's limit of grants per round. A round that reaches it may have been cut short.
+        """
         self._input, self._policy, self._limit = start, policy, limit
         self._now = start.now
         self._nodes = dict(start.nodes)
@@ -111,13 +114,13 @@ class ForecastSimulator:
         self._starts_now = 0
         self._is_started = False
         self._moment_end: float | None = None
-        """The end of the moment that is being gone through."""
+        """End of the moment that is being processed."""
         self._not_loaded = iter(start.active)
 
     def step(self) -> bool:
-        """One round, and on to what ends next. False where nothing more would happen.
+        """Run one round and advance to the next end; return False if nothing more would happen.
 
-        The first steps only take in what runs, and those between two rounds what ends: `AT_ONCE` in each.
+        Loading running actions and processing ends also take steps of at most `STEP_BATCH` actions.
         """
         if not self._is_started:
             self._load_active()
@@ -132,7 +135,7 @@ class ForecastSimulator:
         return True
 
     def forecast(self) -> QueueForecast:
-        """As far as the steps went."""
+        """Return the result of the steps so far."""
         waits = sorted(self._waits)
         return QueueForecast(
             simulated=sum(1 + len(action.gang_members) for action in self._input.queued),
@@ -169,7 +172,7 @@ class ForecastSimulator:
             self._offer_next_action(environment)
 
     def _run_round(self) -> bool:
-        """Whether another is to follow before anything ends."""
+        """Run a round; return True if another round must follow before any action ends."""
         self._curves.now = self._now
         plan = self._policy.plan(self._snapshot())
         self._running.mark_clean(except_nodes=plan.watched_nodes, reserved=plan.reserved)

@@ -1,8 +1,8 @@
-"""SPAR on groups of devices: shortest area first, its part of what has to be restored and evicted included.
+"""SPAR on device groups: shortest area first, including the action's part of restores and evictions.
 
-Order: when an action came, plus a lead that grows with its area up to a limit. Group: own time against the time that
-its devices would save those who wait. And where one with the action's service frees so soon that nobody gains by
-another restore, the action waits for it.
+Order: arrival plus a size penalty that grows with the area up to a limit. Group: own time against the time that its
+devices would save the queued actions. If a group with the action's service becomes free soon enough, the action waits
+for it instead of restoring the service elsewhere.
 """
 
 from collections.abc import Iterator
@@ -23,49 +23,49 @@ _NEVER = float("inf")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupConstants:
-    """Found by simulation (README, Decisions); results are flat around them."""
+    """The constants of the policy, found by simulation (README, Decisions); results change little around them."""
 
     size_penalty_limit_s: float = 300.0
-    """Nothing is overtaken, inside its task and priority, by what came so much later."""
+    """Seconds after which a later arrival of the same task and priority cannot overtake."""
     size_penalty_per_unit_s: float = 30.0
-    """How far behind others an action goes for each device-second of its own."""
+    """Seconds of size penalty per device-second of the action."""
     price_factor: float = 1.0
-    """What a device-second costs, in seconds, for each action that waits for a device."""
+    """Seconds of delay that a device-second costs each action that waits for a device."""
     strictness: float = 5.0
-    """What a second of all devices that a task had more than another counts, in seconds of waiting."""
+    """Seconds of waiting per second of all devices that a task has used more than another."""
     max_restore_sharers: int = 4
-    """So many waiting actions of a service share what its restore costs, at most: more may come to be elsewhere."""
+    """Maximum number of queued actions that share the cost of a restore; the others may run elsewhere."""
     restore_patience: float = 0.5
-    """The part of what a restore would cost the others that an action waits for a group with its service."""
+    """Fraction of the restore cost to others that an action waits for a group with its service."""
     demand_half_life_s: float = 60.0
-    """After so long unused, a service that nobody waits for is half as likely to be missed."""
+    """Seconds unused after which the expected need for a service without queued actions halves."""
 
 
 @dataclass(frozen=True, slots=True)
 class _GroupOption:
-    """The next action of a line on one group."""
+    """The next action of a bucket on one group."""
 
     cursor: "_BucketCursor"
     action: QueuedAction
     group: DeviceGroup
     run_s: float
     area_s: float
-    """Device-seconds, its parts of the restore and of those that follow from it included."""
+    """Device-seconds, including its parts of the restore and of the restores that the eviction causes."""
     cost_s: float
-    """Its own time and the others'."""
+    """Own time plus the delay to others, in seconds."""
 
 
 def grant_device_groups(
     snapshot: CellSnapshot, *, limit: int, constants: GroupConstants, room: QuotaRoom | None = None
 ) -> list[Grant]:
-    """Grants of one round to actions that need devices; at most `limit`, and what quotas have room for."""
+    """Return the grants of one round to actions that need devices, within `limit` and the quotas."""
     if not snapshot.queue.on_devices():
         return []
     return _DeviceRound(snapshot, constants, room).plan(limit)
 
 
 class _BucketCursor:
-    """Those of one bucket that have no grant yet."""
+    """The actions of one bucket that have no grant yet."""
 
     def __init__(self, bucket: ActionBucket) -> None:
         self.cls = bucket.cls
@@ -153,7 +153,7 @@ class _DeviceRound:
         return self._constants.price_factor * max(0, self._queued - 1) / self._total[DEVICE_RESOURCE]
 
     def _restore_area_s(self, cls: ActionClass, group: DeviceGroup) -> float:
-        """What a restore takes from others: the devices for that time, and the services that have to come back."""
+        """Return the device-seconds that a restore takes from others, including later restores of evicted services."""
         if not group.restore_s:
             return 0.0
         missed_s = sum(self._reload_cost_s(resident) for resident in group.evicted)
@@ -170,7 +170,7 @@ class _DeviceRound:
         return max(1, min(self._queued_by_service.get(service, 0), self._constants.max_restore_sharers))
 
     def _should_wait(self, option: _GroupOption) -> bool:
-        """For one of the groups that have its service and are in use, at least as wide as this one."""
+        """Return True if waiting pays off for a busy group with the service that is at least as large."""
         if not option.group.restore_s:
             return False
         others_s = self._price * self._restore_area_s(option.action.cls, option.group)

@@ -1,4 +1,4 @@
-"""SPAR-M: actions start at their smallest width and are resized while they run; nothing is killed."""
+"""SPAR-M: actions start at their smallest degree of parallelism and are resized while they run; none is killed."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,16 +25,20 @@ from arl_core.policies.reallocation import ResizeCandidate, reallocate
 __all__ = ["MIN_RESIZE_INTERVAL_S", "NEARLY_DONE_S", "ElasticResizer"]
 
 MIN_RESIZE_INTERVAL_S = 0.5
-"""What was resized is not shrunk before so long after."""
+"""Seconds after a resize during which an action is not shrunk."""
 NEARLY_DONE_S = 0.3
-"""What is expected to end so soon is not shrunk any more."""
+"""Expected remaining seconds below which an action is no longer shrunk."""
 
 _CORES = "cpu_milli"
 _NOTHING: Resources = {}
 
 
 class ElasticResizer:
-    """One round's. First who starts at all, then how wide everybody is: who starts, and who runs and may be resized."""
+    """The resize decisions of one round.
+
+    The round first decides which actions start. It then sets the degree of parallelism of starting and resizable
+    running actions.
+    """
 
     def __init__(
         self, snapshot: CellSnapshot, fitter: NodeFitter, loads: LoadCalculator, *, price_factor: float, headroom: float
@@ -43,20 +47,20 @@ class ElasticResizer:
         self._price_factor, self._headroom = price_factor, headroom
         self._started: dict[UUID, QueuedAction] = {}
         self._claimed: dict[int, int] = {}
-        """Milli-cores that would be used if others shrank, by node."""
+        """Milli-cores that other actions must give up for claims, by node."""
         self._promised: dict[int, Counter[str]] = {}
-        """What else those need who claim these."""
+        """Other resources that the claiming actions need, by node."""
         self._reserved: dict[int, int] = {}
-        """Milli-cores that are free and not for whoever comes, by node."""
+        """Free milli-cores reserved for claiming actions, by node."""
         self._claimable_heap: list[tuple[int, int]] | None = None
-        """Milli-cores below 0 and node, as they were at some time of this round: they only become fewer."""
+        """Heap of negated claimable milli-cores and node; entries may be outdated, as the amounts only fall."""
 
     def add_started(self, action: QueuedAction) -> None:
-        """It starts, at its smallest width so far."""
+        """Register an action that starts at its minimum."""
         self._started[action.id] = action
 
     def claim(self, action: QueuedAction) -> None:
-        """What it needs to start is what others may be shrunk by."""
+        """Claim the cores that the action needs to start, so that running actions are shrunk."""
         cores = action.cls.demand.minimum.get(_CORES, 0)
         node = self._fitter.pinned_node(action) if cores else None
         if node is not None:
@@ -73,17 +77,17 @@ class ElasticResizer:
             heappush(self._build_claimable_heap(), entry)
 
     def has_claims(self, node: int) -> bool:
-        """Whether others are to give up something there."""
+        """Return True if actions on the node must give up cores."""
         return self._claimed.get(node, 0) > 0
 
     def reserve(self, node: int, cores: int) -> None:
-        """So many of the milli-cores that are claimed there are free already, and kept for whoever claims them."""
+        """Reserve free milli-cores of the node for its claims."""
         self._reserved[node] = cores
         if node in self._claimed:
             self._claimed[node] = max(0, self._claimed[node] - cores)
 
     def plan(self, grants: Sequence[Grant]) -> SchedulingPlan:
-        """The same grants, some of them wider, and resizes of what runs."""
+        """Return the grants, some with more cores, and the resizes of running actions."""
         admitted = [grant for grant in grants if grant.fence.action_id in self._started]
         changing = sorted(self._can_change({grant.node for grant in admitted}))
         starting: dict[int, list[Grant]] = {node: [] for node in changing}
@@ -105,22 +109,22 @@ class ElasticResizer:
         )
 
     def _can_change(self, starting: Iterable[int]) -> list[int]:
-        """Where somebody starts, claims something or has moved, and anything is free or could be given up."""
+        """Return the nodes with a start, a claim or a change that have free or shrinkable cores."""
         free, spare = self._fitter.available, self._snapshot.running.shrinkable_amount
         nodes = (self._snapshot.running.dirty_nodes | self._claimed.keys()).union(starting)
         return [node for node in nodes if node in free and (free[node].get(_CORES, 0) > 0 or spare(node) > 0)]
 
     def has_claimable(self, milli: int) -> bool:
-        """Whether there is a node where so many could be had if others shrank."""
+        """Return True if a node could provide this many milli-cores by shrinking actions."""
         node = self._most_claimable_node()
         return node is not None and self._unclaimed_cores(node) >= milli
 
     def obtainable_resources(self, node: int) -> Resources:
-        """What is free there, and what those who run there could give up besides."""
+        """Return the free amounts of the node, plus the cores that running actions could give up."""
         return {**self._fitter.available[node], _CORES: self._unclaimed_cores(node)}
 
     def _is_suitable(self, node: int, action: QueuedAction, cores: int) -> bool:
-        """Whether all but cores is there beside what is promised, and those could be."""
+        """Return True if the node could provide the cores and has all other resources, besides those promised."""
         pool = self._snapshot.nodes.get(node)
         if (
             pool is None
@@ -149,7 +153,7 @@ class ElasticResizer:
         return None
 
     def _build_claimable_heap(self) -> list[tuple[int, int]]:
-        """A heap of those on which somebody could give something up."""
+        """Return a heap of the nodes with shrinkable actions."""
         if self._claimable_heap is None:
             spare = self._snapshot.running.shrinkable_amount
             self._claimable_heap = [
@@ -159,12 +163,12 @@ class ElasticResizer:
         return self._claimable_heap
 
     def _unclaimed_cores(self, node: int) -> int:
-        """Milli-cores that are free, or that those who run there could give up or are giving up already."""
+        """Return the milli-cores that are free, shrinkable or already being released, minus the claims."""
         free = self._fitter.available[node].get(_CORES, 0)
         return free + self._snapshot.running.shrinkable_amount(node) - self._claimed.get(node, 0)
 
     def _shrinking_cores(self, node: int) -> int:
-        """Milli-cores that were asked back and are not confirmed."""
+        """Return the milli-cores of resizes that are not confirmed yet."""
         running = self._snapshot.running.on_node(node).values()
         changing = [
             (each.resources[_CORES], each.resizing_to[_CORES]) for each in running if each.resizing_to is not None
@@ -210,7 +214,7 @@ class ElasticResizer:
     def _changes(
         self, running: Iterable[RunningAction], starting: Iterable[Grant], chosen: dict[UUID, int], *, budget: float
     ) -> Iterator[Grant | ResizeDecision]:
-        """Shrinks as they are, growths as far as what is free now goes: those who start before those who run."""
+        """Yield all shrinks, and growth within the free amount; starting actions come before running ones."""
         for grant in starting:
             widths = self._curve(grant).options
             width = _cap_option(widths, chosen[grant.fence.action_id], budget + widths[0].units)
@@ -240,7 +244,10 @@ class ElasticResizer:
         return ResizeCandidate(grant.fence.action_id, self._curve(grant).options)
 
     def _options(self, each: RunningAction) -> Sequence[ParallelismOption]:
-        """The widths of its class, and what it has now, which may be none of them by what is known today."""
+        """Return the options of the class, plus the current amount, which may no longer be one of them.
+
+        Raises ValueError if the class is unknown.
+        """
         if each.cls is None:
             raise ValueError(f"the class of {each.fence} is not known")
         widths, held = self._snapshot.curves.curve_for(each.cls).options, each.resources[_CORES]
@@ -257,7 +264,7 @@ def _allocated_cores(each: RunningAction) -> float:
 
 
 def _cap_option(options: Sequence[ParallelismOption], index: int, units: float) -> ParallelismOption:
-    """That one, or the widest before it that is not wider than `units`."""
+    """Return the option at `index`, or the largest one before it within `units`."""
     while index and options[index].units > units + 1e-9:
         index -= 1
     return options[index]

@@ -1,6 +1,6 @@
-"""A round: which queued actions start now, on which node, with what amounts.
+"""The interface of scheduling policies: which queued actions start now, on which node, with which amounts.
 
-Values in, values out. A policy chooses the order and the amounts, and what counts as held; the interface stays.
+Values in, values out. A policy chooses the order, the amounts and the allocations.
 """
 
 from dataclasses import dataclass
@@ -24,31 +24,34 @@ __all__ = ["FirstComeFirstServed", "SchedulingPolicy"]
 
 
 class SchedulingPolicy(Protocol):
-    """What starts now, and what it holds. What an action and its environment hold is all that is ever counted."""
+    """A policy decides what starts and what it occupies. Only these allocations are ever counted."""
 
     @property
     def has_pods(self) -> bool:
-        """Whether it looks at `Snapshot.pods`."""
+        """Return True if the policy uses `CellSnapshot.pods`."""
         ...
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
-        """One round. Two actions of one environment are never granted in one."""
+        """Plan one round. A round grants at most one action of an environment."""
         ...
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
-        """What a persistent environment holds until it ends, of what its first action was granted."""
+        """Return what a persistent environment occupies until it ends, given the grant of its first action."""
         ...
 
     def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> Resources:
-        """What a granted action holds besides; `at_home` in a persistent environment, `in_pod` on a pod's cores."""
+        """Return what a granted action occupies itself.
+
+        `in_environment`: it runs in a persistent environment. `in_pod`: it runs on the cores of a pod.
+        """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class FirstComeFirstServed:
-    """Arrival order within a priority, at minimum demand.
+    """A policy of arrival order within a priority, at minimum demand.
 
-    An action that fits nowhere stays queued, and does not hold up those behind it.
+    An action that fits on no node stays queued and does not block the actions behind it.
     """
 
     @property
@@ -56,7 +59,7 @@ class FirstComeFirstServed:
         return False
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
-        """Never gives more than a pool has free."""
+        """Plan one round within the free amounts of the nodes."""
         free = NodeFitter.from_nodes(snapshot.nodes)
         walk = QueueCursor(snapshot.queue.buckets(), room=snapshot.quotas.room())
         grants: list[Grant] = []

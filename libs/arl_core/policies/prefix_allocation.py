@@ -1,4 +1,4 @@
-"""The least sum of durations that the first so many of some actions can have on so many units: a prefix DP."""
+"""Minimal sum of durations of the first actions of a sequence on a number of units: a prefix dynamic programme."""
 
 from collections.abc import Sequence
 
@@ -11,9 +11,9 @@ __all__ = ["PrefixAllocation"]
 
 
 class PrefixAllocation:
-    """For all prefixes at once: `F[m][u] = min over widths of F[m-1][u - width] + its seconds`.
+    """The optima of all prefixes: `F[m][u] = min over options of F[m-1][u - units] + seconds`.
 
-    O(actions x units x widths). Widths are whole numbers of units; a prefix that does not fit costs infinity.
+    O(actions x units x options). Options are whole numbers of units; a prefix that does not fit costs infinity.
     """
 
     def __init__(self, choices: Sequence[Sequence[ParallelismOption]], units: int) -> None:
@@ -25,11 +25,11 @@ class PrefixAllocation:
             self._add_action(widths)
 
     def total_s(self, first: int) -> float:
-        """The sum of durations of the `first` so many, at their best."""
+        """Return the minimal sum of durations of the `first` actions."""
         return float(self._sums[first][self._units])
 
     def chosen_options(self, first: int) -> list[ParallelismOption]:
-        """What that is with, one for each. Only where it is finite."""
+        """Return the options of that minimum, one per action; valid only if the sum is finite."""
         left, found = self._units, []
         for widths, chosen in zip(reversed(self._choices[:first]), reversed(self._chosen[:first]), strict=True):
             width = widths[chosen[left]]

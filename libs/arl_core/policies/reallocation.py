@@ -1,7 +1,7 @@
-"""Who of the actions on one node gets how much of it, when those that run can be resized (SPAR-M).
+"""Distribution of a node's units among its actions if running actions can be resized (SPAR-M).
 
-Shortest remaining first, each as wide as is worth what it takes from those behind it; what is left goes where a unit
-saves most.
+The action with the shortest remaining time chooses first; its degree of parallelism weighs its own gain against the
+delay to those behind it. The remaining units go to the steps that save the most time per unit.
 """
 
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ __all__ = ["ResizeCandidate", "reallocate"]
 
 @dataclass(frozen=True, slots=True)
 class ResizeCandidate:
-    """An action that runs or is about to start, and may have any of these widths from the `least`th on."""
+    """A running or starting action that may have any of its options from `min_index` on."""
 
     id: UUID
     options: Sequence[ParallelismOption]
     min_index: int = 0
     remaining_work: float = 1.0
-    """The part of its work that is to be done."""
+    """Fraction of the work that is left."""
     is_straggler: bool = False
-    """It chooses before the others, whatever is expected of it."""
+    """True if the action chooses before the others regardless of its estimate."""
 
     @property
     def remaining_s(self) -> float:
-        """At its smallest width."""
+        """Return the remaining seconds at the smallest degree of parallelism."""
         return self.remaining_work * self.options[0].seconds
 
 
@@ -41,9 +41,9 @@ def reallocate(
     capacity: float,
     backlog_s: float,
 ) -> dict[UUID, int]:
-    """The place in its `widths` of what each gets. Together they never get more than `units`.
+    """Return the index of the chosen option of each candidate. The sum never exceeds `units`.
 
-    `units` have to suffice for all at their least. `waiting` more wait behind these for the same `capacity`.
+    `units` must suffice for the minimum of all candidates. `queued` more actions wait for the same `capacity`.
     """
     order = sorted(candidates, key=lambda each: (not each.is_straggler, each.remaining_s, each.id))
     chosen = {each.id: each.min_index for each in order}
@@ -80,7 +80,7 @@ def _distribute_spare(candidates: Sequence[ResizeCandidate], chosen: dict[UUID, 
 
 
 def _next_step(each: ResizeCandidate, index: int) -> tuple[float, UUID, float] | None:
-    """What the next width saves by unit, largest first."""
+    """Return the negated saving per unit of the next option, the id and the added units; None after the last."""
     if index + 1 >= len(each.options):
         return None
     here, there = each.options[index], each.options[index + 1]

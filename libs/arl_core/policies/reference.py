@@ -1,9 +1,9 @@
-"""The reference policy: first come, first served, with dynamic programming over widths, and eviction.
+"""Reference policy: first come, first served, with dynamic programming over parallelism, and eviction.
 
-Our reconstruction, from a second-hand description, of what ARL-Tangram (arXiv 2603.13019) does; not that system. On
-each node those who came first are candidates, as many as fit at their minimum. Their widths minimise the sum of their
-durations. Then the last candidate is left out for as long as that lowers the sum over all of them, those left out
-counting as started when the first of the others ends.
+This is our reconstruction of ARL-Tangram (arXiv 2603.13019) from a second-hand description, not that system. On each
+node the candidates are the earliest arrivals that fit at their minimum. Their degrees of parallelism minimise the sum
+of their durations. The last candidate is then dropped as long as that lowers the sum over all candidates. A dropped
+candidate counts as started when the first of the others ends.
 """
 
 import math
@@ -32,12 +32,12 @@ __all__ = ["ReferencePolicy"]
 
 _CORES = "cpu_milli"
 MAX_GRID_CELLS = 1024
-"""Parts of a node's free cores that the dynamic programme tells apart, at most."""
+"""Maximum number of parts into which the dynamic programme divides a node's free cores."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReferencePolicy:
-    """Elastic actions get what the dynamic programme says, all others their minimum."""
+    """A policy that sizes elastic actions by dynamic programming; all others get their minimum."""
 
     @property
     def has_pods(self) -> bool:
@@ -59,7 +59,7 @@ class _ReferenceRound:
         self._fitter = NodeFitter.from_nodes(snapshot.nodes)
         self._gangs: list[Grant] = []
         self._search_budget = SearchBudget()
-        """For places of gangs."""
+        """Search budget for gang placement."""
         self._room = snapshot.quotas.room()
 
     def plan(self) -> SchedulingPlan:
@@ -73,7 +73,7 @@ class _ReferenceRound:
         return SchedulingPlan(grants=(*grants, *self._gangs))
 
     def _prefix_candidates(self, buckets: Iterable[ActionBucket]) -> dict[int, list[tuple[QueuedAction, Grant]]]:
-        """Each node's longest prefix, in order of arrival, that fits at its minimum."""
+        """Return, for each node, the longest prefix in arrival order that fits at its minimum."""
         found: dict[int, list[tuple[QueuedAction, Grant]]] = {}
         full: set[int] = set()
         walk = QueueCursor(buckets, room=self._room)
@@ -93,7 +93,7 @@ class _ReferenceRound:
         return found
 
     def _start_gang(self, action: QueuedAction, walk: QueueCursor) -> None:
-        """Its members get their minimum; nothing is left out of a gang for being better off later."""
+        """Start all members of a gang at their minimum; gang members are never evicted."""
         started = allocate_gang(self._fitter, action, budget=self._search_budget)
         if started is None:
             walk.skip_bucket()
@@ -102,7 +102,7 @@ class _ReferenceRound:
             walk.advance()
 
     def _choose_parallelism(self, node: int, candidates: Sequence[tuple[QueuedAction, Grant]]) -> list[Grant]:
-        """Of the first candidates, those that are better not left out; wider where that is worth it."""
+        """Return grants for the first candidates that are better not evicted, with more cores if that pays off."""
         curves = [self._curves.curve_for(action.cls) for action, _ in candidates]
         wide = [each for each, curve in zip(candidates, curves, strict=True) if curve.resource == _CORES]
         if all(len(curve.options) == 1 for curve in curves):
@@ -123,7 +123,7 @@ class _ReferenceRound:
         ]
 
     def _plan_devices(self, buckets: Iterable[ActionBucket]) -> list[Grant]:
-        """The same over all devices at once, a restore counting where no free group has the service."""
+        """Plan all device groups as one pool; a restore counts if no free group has the service."""
         candidates, devices = self._device_candidates(buckets)
         if not candidates:
             return []
@@ -150,7 +150,7 @@ class _ReferenceRound:
         return found, devices
 
     def _device_options(self, action: QueuedAction) -> list[ParallelismOption]:
-        """Its widths on devices; some would be no faster than smaller ones that need no restore."""
+        """Return the options on devices; one that needs a restore may be slower than a smaller one."""
         return [
             ParallelismOption(count, count, self._seconds_on(action, count) + self._restore_s(action, count))
             for count in parallelism_degrees(action.cls)
@@ -166,7 +166,7 @@ class _ReferenceRound:
         return group.restore_s
 
     def _place_on_group(self, action: QueuedAction, count: int) -> Grant | None:
-        """On the cheapest group of that size, or else of the next smaller one."""
+        """Grant the cheapest group of that size, or else of the next smaller one."""
         for smaller in reversed([degree for degree in parallelism_degrees(action.cls) if degree <= count]):
             group = self._fitter.device_groups.cheapest(action.cls, smaller)
             if group is not None:
@@ -181,7 +181,7 @@ class _ReferenceRound:
 def _evict_candidates(
     allocation: PrefixAllocation, choices: Sequence[Sequence[ParallelismOption]], first_end_s: float
 ) -> list[ParallelismOption]:
-    """The widths of those candidates that are not left out."""
+    """Return the options of the candidates that are not evicted."""
 
     def total_s(first: int) -> float:
         started = min([width.seconds for width in allocation.chosen_options(first)] + [first_end_s])
@@ -194,7 +194,7 @@ def _evict_candidates(
 
 
 def _grid_unit(amounts: Iterable[int], free: int) -> int:
-    """The amount that all are multiples of, or a coarser one that divides what is free in so many parts."""
+    """Return the common divisor of the amounts, or a coarser unit that gives at most `MAX_GRID_CELLS` parts."""
     return max(math.gcd(*amounts), math.ceil(free / MAX_GRID_CELLS))
 
 

@@ -1,4 +1,4 @@
-"""The policies that a scheduler can be told to follow, by name."""
+"""Scheduling policies by name."""
 
 from enum import StrEnum
 
@@ -12,15 +12,15 @@ __all__ = ["PolicyName", "create_policy"]
 
 class PolicyName(StrEnum):
     SPAR = "spar"  # shortest priced area first, fair between tasks
-    SPAR_M = "spar_m"  # the same, and running actions that allow it are resized
+    SPAR_M = "spar_m"  # like `spar`; running actions that allow it are resized
     REFERENCE = "reference"  # first come, first served with dynamic programming and eviction: our reconstruction
-    FCFS = "fcfs"  # actions, in order of arrival
-    STATIC = "static"  # a pod for each trajectory; shrunk ones are `static` with fewer cores
+    FCFS = "fcfs"  # first come, first served by action
+    STATIC = "static"  # one pod per trajectory; small pods are `static` with fewer cores
     OVERCOMMITTED = "overcommitted"  # pods that are all admitted; the kernel shares the cores between them
 
 
 def create_policy(name: PolicyName, *, pod_cpu_milli: int, limit: int) -> SchedulingPolicy:
-    """`limit` bounds the grants of one round, so that a burst can't keep the leader from anything else."""
+    """Create a policy; `limit` bounds the grants of one round, so that a burst cannot block the leader's loop."""
     match name:
         case PolicyName.SPAR:
             return SparPolicy(limit=limit)

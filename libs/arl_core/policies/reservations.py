@@ -1,9 +1,9 @@
-"""What is kept free for those whom nothing may overtake any more, and lent to what is over before they could start.
+"""Reservations for overdue actions, and backfill by actions that end before the reserved start.
 
-EASY backfilling (Lifka 1995, Tsafrir et al. 2007), one reservation for a node. Who is lent something can put off whom
-it is kept for by his own delay at most, and by no more than one such delay: what began after a reservation counts as
-over when it was expected to be. So an action starts once those have ended that ran when it was given its reservation,
-and the last of those that were to be over by then.
+EASY backfilling (Lifka 1995, Tsafrir et al. 2007), with one reservation per node. A backfilled action can delay the
+reserved action by at most its own overrun, and overruns do not add up. An action granted after the reservation counts
+as ended when it was expected to end. The reserved action starts once two groups have ended: the actions that ran when
+the reservation was made, and the last action that was due by then.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,15 +23,15 @@ from arl_core.durations.curves import to_units
 __all__ = ["MAX_RESERVATIONS", "RoundReservations"]
 
 MAX_RESERVATIONS = 64
-"""In one round, at most."""
+"""Maximum number of reservations per round."""
 MAX_INFEASIBLE_DEMANDS = 16
-"""Demands that are remembered, of those that could be at the same places."""
+"""Infeasible demands remembered for each set of possible nodes."""
 MAX_BACKFILL_NODES = 8
-"""That are asked for one action, at most."""
+"""Maximum number of nodes tried to backfill one action."""
 MOVE_THRESHOLD = 0.5
-"""A reservation moves to where what it lacks is expected in less than this part of the time."""
+"""Fraction of the current wait below which a reservation moves to another node."""
 BACKFILL_QUANTILE = 0.9
-"""The quantile of its class at which who is lent something has to be over."""
+"""Quantile of the class's duration at which a backfilled action must have ended."""
 
 _CORES = "cpu_milli"
 _PlacementKey = tuple[frozenset[str], int | None, bool]
@@ -39,7 +39,7 @@ _PlacementKey = tuple[frozenset[str], int | None, bool]
 
 @runtime_checkable
 class _QuantileModel(Protocol):
-    """Durations of which it is known how far they lie apart."""
+    """A duration model that can return quantiles."""
 
     def quantile(self, cls: ActionClass, q: float, amount: int) -> float: ...
 
@@ -49,40 +49,41 @@ class _ReservedResources:
     action: QueuedAction
     resources: dict[str, int]
     backfill_s: float
-    """Whatever is over within so long is lent of it; 0 where nothing is."""
+    """Run time in seconds up to which actions may backfill; 0 if none may."""
 
 
 def _placement_key(action: QueuedAction) -> _PlacementKey:
-    """What decides about its nodes besides amounts."""
+    """Return what determines the possible nodes of an action, apart from amounts."""
     environment = action.environment
     return action.cls.requires, environment.node if environment is not None else None, environment is not None
 
 
 class RoundReservations:
-    """One round's."""
+    """The reservations of one round."""
 
     def __init__(self, snapshot: CellSnapshot, fitter: NodeFitter, loads: LoadCalculator) -> None:
         self._snapshot, self._fitter, self._loads = snapshot, fitter, loads
         self._previous = dict(snapshot.running.reserved)
-        """Of those that this round has not looked at."""
+        """Previous reservations of actions that this round has not examined yet."""
         self._current: dict[UUID, Reservation] = {}
         self._reserved: dict[int, _ReservedResources] = {}
-        """By node."""
+        """Reserved resources by node."""
         self._max_backfill_s = 0.0
-        """The longest for which anything is lent."""
+        """Longest run time in seconds for which any backfill is allowed."""
         self._backfill_nodes: list[int] = []
-        """Nodes on which anything is lent and cores are left."""
+        """Nodes that allow backfill and have cores left."""
         self._infeasible: dict[_PlacementKey, list[Resources]] = {}
-        """Demands that no node would ever have, by where they could be."""
+        """Demands that no node could fulfil, by placement key."""
         durations = snapshot.curves.durations
         self._quantile_model = durations if isinstance(durations, _QuantileModel) else None
         self._quantiles_s: dict[int, float] = {}
-        """By class, where it was asked for."""
+        """Cached quantiles by class, in seconds."""
 
     def reserve_for(self, action: QueuedAction) -> tuple[int, int] | None:
-        """Keep what is free of what it needs where it comes first: the node, and how many milli-cores are kept there.
+        """Reserve the action's node; return the node and the milli-cores reserved there.
 
-        None where it would never have enough, or too many have a reservation.
+        The node is the one where the action is expected to fit first. Return None if no node would ever fit, or if
+        there are too many reservations.
         """
         if len(self._reserved) >= MAX_RESERVATIONS:
             return None
@@ -108,7 +109,7 @@ class RoundReservations:
         return reservation.node, self._reserve(reservation.node, action, lent_s)
 
     def _is_infeasible(self, action: QueuedAction) -> bool:
-        """Nodes were looked through for less already, and none would ever have it: in a round none has more later."""
+        """Return True if no node could fulfil a smaller demand earlier in this round."""
         demand = action.cls.demand.minimum
         known = self._infeasible.get(_placement_key(action), ())
         return any(all(demand.get(name, 0) >= amount for name, amount in less.items()) for less in known)
@@ -119,17 +120,17 @@ class RoundReservations:
         del known[:-MAX_INFEASIBLE_DEMANDS]
 
     def disable_backfill(self, node: int) -> None:
-        """Whoever it is kept for starts as soon as those who run there have given something up."""
+        """Disable backfill on a node; its reserved action starts as soon as running actions have shrunk."""
         if node in self._backfill_nodes:
             self._backfill_nodes.remove(node)
         self._max_backfill_s = max((self._reserved[each].backfill_s for each in self._backfill_nodes), default=0.0)
 
     def has_cores(self, milli: int) -> bool:
-        """Whether so many might be lent anywhere."""
+        """Return True if this many milli-cores may be available for backfill on any node."""
         return any(self._cores_on(node) >= milli for node in self._backfill_nodes)
 
     def backfill_node_for(self, action: QueuedAction) -> int | None:
-        """A node on which it may start at its smallest with what is kept there."""
+        """Return a node on which the action may backfill at its minimum; None if there is none."""
         if not self._backfill_nodes:
             return None
         late_s, pinned = self._upper_run_time_s(action.cls), self._fitter.pinned_node(action)
@@ -144,7 +145,7 @@ class RoundReservations:
 
     @contextmanager
     def backfilled(self, node: int) -> Iterator[None]:
-        """What is kept there is free meanwhile; afterwards what is left of it is kept again."""
+        """Release the reserved resources during the block; reserve again what is left afterwards."""
         kept = self._reserved[node]
         self._fitter.release_reserved(node, kept.resources)
         yield
@@ -153,14 +154,15 @@ class RoundReservations:
             self._backfill_nodes.remove(node)
 
     def carry_over(self, granted: list[Grant]) -> Mapping[UUID, Reservation]:
-        """For the next round: those made, and those of whoever waits still and was not looked at."""
+        """Return the reservations for the next round: new ones, and those of queued actions that were not examined."""
         gone = {grant.fence.action_id for grant in granted} if self._previous else set()
         before = {id: each for id, each in self._previous.items() if id in self._snapshot.queue and id not in gone}
         return dict(islice((self._current | before).items(), MAX_RESERVATIONS))
 
     def _reserve(self, node: int, action: QueuedAction, backfill_s: float) -> int:
         amounts = self._fitter.reserve(node, action)
-        # Nobody may be known to give back what lacks, and do it at any moment.
+        # An infinite wait means that no known end releases the missing amounts. They may still become free at any
+        # moment, so backfill is disabled.
         kept = self._reserved[node] = _ReservedResources(
             action, amounts, backfill_s if backfill_s < float("inf") else 0.0
         )
@@ -170,13 +172,13 @@ class RoundReservations:
         return amounts.get(_CORES, 0)
 
     def _cores_on(self, node: int) -> int:
-        """Milli-cores that are free there or kept."""
+        """Return the milli-cores of the node that are free or reserved."""
         return self._fitter.available[node].get(_CORES, 0) + self._reserved[node].resources.get(_CORES, 0)
 
     def _wait_until_available_s(self, node: int, missing: Resources, *, since: float | None = None) -> float:
-        """Until those who run there are expected to have given back so much; inf where they never will.
+        """Return the seconds until running actions are expected to release these amounts; infinity if they never do.
 
-        Who began after `since` gives back when he was expected to, and is not waited for any longer.
+        An action granted after `since` counts as ended when it was expected to end.
         """
         if since is None:
             waits_s = (
@@ -203,7 +205,7 @@ class RoundReservations:
                 yield max(0.0, expected_s - (now - each.allocated_since)), id, each
 
     def _upper_run_time_s(self, cls: ActionClass) -> float:
-        """What hardly any of its class takes longer than, at its smallest width."""
+        """Return a run time that the class rarely exceeds at its smallest degree of parallelism."""
         least = self._snapshot.curves.curve_for(cls).options[0]
         if self._quantile_model is None or least.seconds > self._max_backfill_s:
             return least.seconds

@@ -1,8 +1,8 @@
-"""SPAR: shortest priced area first. The policy that this project is for.
+"""SPAR: shortest priced area first, the main policy of this project.
 
-Order: when an action came, plus a lead that grows with its area (units x seconds at its smallest width) up to a limit;
-so short ones pass long ones, and nothing is ever overtaken by what came later than that limit. Width: own time against
-the time that the units would save those who wait. Between tasks: weighted fair shares.
+Order: arrival plus a size penalty that grows with the area (units x seconds at the minimum) up to a limit. Short
+actions pass long ones, but no action is overtaken by one that arrived later than that limit. Parallelism: own time
+against the time that the units would save queued actions. Between tasks: weighted fair shares.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,43 +36,43 @@ __all__ = ["SparConstants", "SparPolicy", "fair_cursor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparConstants:
-    """Found by simulation (README, Decisions); results are flat around them."""
+    """The constants of the policy, found by simulation (README, Decisions); results change little around them."""
 
     size_penalty_limit_s: float = 300.0
-    """Nothing is overtaken, inside its task and priority, by what came so much later."""
+    """Seconds after which a later arrival of the same task and priority cannot overtake."""
     size_penalty_per_unit_s: float = 10.0
-    """How far behind others an action goes for each unit-second of its own."""
+    """Seconds of size penalty per unit-second of the action."""
     price_factor: float = 2.0
-    """What a unit-second costs, in seconds, for each action that waits for a unit."""
+    """Seconds of delay that a unit-second costs each action that waits for a unit."""
     headroom: float = 0.03
-    """The part of a node that is for starting actions, not for widening them."""
+    """Fraction of a node reserved for starting actions, not for more parallelism."""
     strictness: float = 100.0
-    """What a second of the whole cell that a task had more than another counts, in seconds of lead."""
+    """Seconds of penalty per cell-second that a task has used more than another."""
     postpone_gain: float = 0.9
-    """Waiting for more units has to make an action end in less than this part of the time."""
+    """Fraction of the duration below which waiting for more units is worthwhile."""
 
     def size_penalty_s(self, area_s: float) -> float:
-        """How far behind others an action of this area, in unit-seconds, goes."""
+        """Return the size penalty in seconds for an area in unit-seconds."""
         return min(self.size_penalty_limit_s, self.size_penalty_per_unit_s * area_s)
 
 
 @dataclass(frozen=True, slots=True)
 class SparPolicy:
-    """With `resizing` (SPAR-M) actions that allow it start small, and are given and taken cores while they run."""
+    """The SPAR policy. With `is_resizing` (SPAR-M), resizable actions start small and are resized while they run."""
 
     is_resizing: bool = False
     limit: int = 1_000_000
-    """Grants in one round."""
+    """Maximum grants per round."""
     constants: SparConstants = field(default_factory=SparConstants)
     groups: GroupConstants = field(default_factory=GroupConstants)
-    """For actions that take whole devices."""
+    """Constants for device groups."""
 
     @property
     def has_pods(self) -> bool:
         return False
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
-        """Never gives more than is free now; what shrinks free is for the round after they are confirmed."""
+        """Plan a round within the free amounts; resources released by shrinks are used after their confirmation."""
         return _SparRound(self, snapshot).plan()
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
@@ -88,7 +88,7 @@ def fair_cursor(
     constants: SparConstants,
     room: QuotaRoom | None = None,
 ) -> FairQueueCursor:
-    """The actions of these buckets, by task, in the order in which a round looks at them."""
+    """Return a cursor over these buckets in the order in which a round examines them."""
     curves = snapshot.curves
     basis = curves.cache_token((constants.size_penalty_limit_s, constants.size_penalty_per_unit_s))
     walks: dict[int, QueueCursor] = {}
@@ -116,7 +116,7 @@ class _SparRound:
         self._reservations = RoundReservations(snapshot, self._fitter, self._loads)
         self._remaining_gangs = MAX_BLOCKED_GANGS
         self._search_budget = SearchBudget()
-        """For places of gangs."""
+        """Search budget for gang placement."""
         self._resizer = ElasticResizer(
             snapshot,
             self._fitter,
@@ -155,7 +155,7 @@ class _SparRound:
         return replace(plan, reserved=reserved) if reserved else plan
 
     def _start_gang(self, action: QueuedAction, cursor: FairQueueCursor, grants: list[Grant]) -> None:
-        """All of it at its smallest; where not all fit, nobody starts, and each has his claims by himself."""
+        """Start the whole gang at its minimum; if it does not fit, start none and claim for each member."""
         started = allocate_gang(self._fitter, action, budget=self._search_budget)
         if started is None:
             self._reserve_for_gang(action)
@@ -168,7 +168,7 @@ class _SparRound:
         cursor.advance(sum(map(self._share_s, members, started)))
 
     def _reserve_for_gang(self, action: QueuedAction) -> None:
-        """Who fits of an overdue one keeps his place in this round, until what ends leaves room for all."""
+        """Keep resources for the members of an overdue gang that fit, until all fit; claim cores for the others."""
         is_overdue = self._is_starving(action)
         if not (is_overdue or self._is_resizing) or self._remaining_gangs == 0:
             return
@@ -190,20 +190,23 @@ class _SparRound:
                 self._reserve_for(member)
 
     def _available_if_idle(self, node: int) -> Resources:
-        """Memory and disk may be an environment's, which ends when somebody else wills."""
+        """Return the amounts of the idle node.
+
+        Memory and disk of environments stay allocated, because clients decide when environments end.
+        """
         outside = self._snapshot.running.outside_environments(node)
         stays = environment_resources(self._fitter.available[node])
         back = {name: amount + outside.get(name, 0) for name, amount in stays.items()}
         return {**self._snapshot.nodes[node].capacity, **back}
 
     def _has_cores(self, milli: int) -> bool:
-        """Whether so many are free anywhere, or could be lent or had."""
+        """Return True if this many milli-cores are free on any node, or available by backfill or shrinking."""
         if self._fitter.has_cores(milli) or self._reservations.has_cores(milli):
             return True
         return self._is_resizing and self._resizer.has_claimable(milli)
 
     def _reserve_for(self, action: QueuedAction) -> None:
-        """Who has waited so long that nothing may overtake it starts once enough of those that run have ended."""
+        """Reserve a node for an overdue action, which starts once enough running actions have ended."""
         if action.cls.shape is not ResourceShape.DIVISIBLE or not self._is_starving(action):
             return
         kept = self._reservations.reserve_for(action)
@@ -214,7 +217,7 @@ class _SparRound:
             self._resizer.reserve(node, cores)
 
     def _start(self, action: QueuedAction, curve: DurationCurve) -> Grant | None:
-        """What it is granted now; None where it has to wait, and all of its bucket with it."""
+        """Return a grant, or None if the action and the rest of its bucket must wait."""
         cls = action.cls
         is_elastic = len(curve.options) > 1 and cls.demand.elastic is not None
         if is_elastic and not (self._is_resizing and cls.resizable is not ResizeSupport.NONE):
@@ -227,7 +230,10 @@ class _SparRound:
         return grant
 
     def _start_elastic(self, action: QueuedAction) -> Grant | None:
-        """As wide as its price says: where that fits best, or else where most is free."""
+        """Start an elastic action at its best priced option.
+
+        The node is the best fit for that option, or else the one with the most free cores.
+        """
         node = self._fitter.find_roomiest_node(action, action.cls.demand.minimum)
         if node is None:
             grant = self._backfill(action, is_elastic=True)
@@ -241,7 +247,7 @@ class _SparRound:
         return None if width is None else self._fitter.allocate_on(node, action, _resources_at(action, width))
 
     def _backfill(self, action: QueuedAction, *, is_elastic: bool = False) -> Grant | None:
-        """In what is kept for one that could not start before this one is over."""
+        """Start the action in the reservation of another action that could not start before this one ends."""
         node = self._reservations.backfill_node_for(action)
         if node is None:
             return None
@@ -252,7 +258,7 @@ class _SparRound:
             return None if width is None else self._fitter.allocate_on(node, action, _resources_at(action, width))
 
     def _option_on(self, node: int, action: QueuedAction) -> ParallelismOption | None:
-        """None where waiting for more units makes it end sooner: what the paper calls eviction."""
+        """Return the option to start with; None if waiting for more units ends sooner (eviction in the paper)."""
         curve = self._curves.curve_for(action.cls)
         capacity = self._loads.load_of(node, curve.resource).capacity
         free = to_units(curve.resource, self._fitter.available[node].get(curve.resource or "", 0))
@@ -266,7 +272,7 @@ class _SparRound:
         return None if is_better else width
 
     def _best_priced_option(self, node: int, action: QueuedAction, *, units: float) -> ParallelismOption:
-        """The best of those within `units`, or the smallest."""
+        """Return the best priced option within `units`, or the smallest."""
         curve = self._curves.curve_for(action.cls)
         load = self._loads.load_of(node, curve.resource)
         price = self._constants.price_factor * max(0.0, load.queued - 1) / load.capacity
@@ -277,17 +283,17 @@ class _SparRound:
         return self._snapshot.now - effective_arrival(action) > self._constants.size_penalty_limit_s
 
     def _share_s(self, action: QueuedAction, grant: Grant) -> float:
-        """Seconds of the whole cell that it is expected to take."""
+        """Return the expected cell-seconds of the grant."""
         return self._curves.share_s(action.cls, grant.resources, self._loads.total)
 
 
 def _resources_at(action: QueuedAction, option: ParallelismOption) -> Resources:
-    """Of an elastic action."""
+    """Return the amounts of an elastic action at this option."""
     elastic = action.cls.demand.elastic
     return {**action.cls.demand.minimum, elastic.resource: option.amount} if elastic else action.cls.demand.minimum
 
 
 MAX_BLOCKED_GANGS = 16
-"""That do not fit, for which something is kept or asked back in one round at most."""
+"""Maximum number of gangs per round that do not fit but for which resources are reserved or claimed."""
 _CORES = "cpu_milli"
 _MIN_GAIN_S = 0.05

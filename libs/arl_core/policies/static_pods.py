@@ -1,7 +1,7 @@
-"""Static provisioning: a pod for each trajectory, its cores held from the first action until the trajectory ends.
+"""Static provisioning: one pod per trajectory, with its cores allocated from the first action to the end.
 
-What ARL-Tangram (arXiv 2603.13019) is measured against, run by the same services. Its three honest forms: pods as
-sized, pods so small that all trajectories fit, and overcommitted pods, all admitted, between which the kernel shares.
+This is the baseline of ARL-Tangram (arXiv 2603.13019), run by the same services. It has three forms: full-size pods,
+pods small enough that all trajectories fit, and overcommitted pods that share cores through the kernel.
 """
 
 from dataclasses import dataclass
@@ -28,16 +28,16 @@ _CORES = "cpu_milli"
 
 @dataclass(frozen=True, slots=True)
 class StaticPods:
-    """Trajectories are admitted first come, first served, and wait while no node has a whole pod free.
+    """A policy that admits trajectories in arrival order; a trajectory waits until a node has a whole pod free.
 
-    One action at a time uses a pod's cores, all of them whatever it asks for. An ephemeral action runs on the cores
-    of its trajectory's pod if there is one, else it is a pod of its own. What needs no cores is no pod's business.
+    One action at a time uses all cores of a pod, regardless of its demand. An ephemeral action runs on the cores of its
+    trajectory's pod if there is one; otherwise it is a pod of its own. Actions without cores need no pod.
     """
 
     cpu_milli: int
-    """Of each pod. An action's demand of cores is not looked at."""
+    """Milli-cores of each pod. An action's own core demand is ignored."""
     is_overcommitted: bool = False
-    """Cores are not counted at all; nodes have to share them."""
+    """True if cores are not counted; the kernel shares them."""
 
     @property
     def has_pods(self) -> bool:
@@ -82,7 +82,7 @@ class StaticPods:
     def _start_all(
         self, fitter: NodeFitter, action: QueuedAction, pod: TrajectoryPod | None, budget: SearchBudget
     ) -> list[Grant] | None:
-        """Each member of a gang is a pod of its own."""
+        """Start the action, or each member of its gang as a separate pod."""
         if not action.gang_members:
             grant = self._start(fitter, action, pod)
             return None if grant is None else [grant]
@@ -95,7 +95,7 @@ class StaticPods:
         return fitter.place(action, amounts, needed=needed, pinned=None if pod is None else pod.node)
 
     def _demand_of(self, action: QueuedAction, *, pod: TrajectoryPod | None) -> tuple[Resources, Resources]:
-        """What it is granted, and what of that is not held yet."""
+        """Return the amounts to grant, and the part that is not allocated yet."""
         minimum = action.cls.demand.minimum
         amounts = {**minimum, _CORES: self.cpu_milli} if minimum.get(_CORES) else dict(minimum)
         at_home = action.environment is not None
@@ -106,5 +106,5 @@ class StaticPods:
 
 
 def _equivalence_key(action: QueuedAction) -> tuple[int, bool]:
-    """Of the actions without a pod: where one of these fits nowhere, none does."""
+    """Return a key of actions without a pod; if one of them fits on no node, none does."""
     return action.cls.key, action.environment is None

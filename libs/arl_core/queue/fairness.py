@@ -1,9 +1,8 @@
-"""Weighted fair shares: of projects, and of the tasks inside each.
+"""Weighted fair shares of projects, and of the tasks inside each project.
 
-Start-time fair queueing (Goyal, Vin, Cheng 1996) over dominant shares (Ghodsi et al., DRF, 2011): whoever is granted
-something pays for it in virtual time, and whoever has paid least goes first. Idle tasks save nothing up. How far one
-may be behind is measured by those who have the same resource: a task that is alone on another one pays without taking
-anything from anybody.
+Start-time fair queueing (Goyal, Vin, Cheng 1996) over dominant shares (Ghodsi et al., DRF, 2011). A grant costs its
+task virtual time, and the task with the least virtual time goes first. Idle tasks save up no credit. The lag of a task
+is measured against tasks that use the same resource, because a task alone on a resource takes nothing from others.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,12 +26,12 @@ __all__ = [
 
 
 MAX_CREDIT_S = 10.0
-"""Of the whole cell, for a weight of 1: so much may a task be behind others before it stops counting."""
+"""Cell-seconds at weight 1 that a task may lag behind others; any further lag is dropped."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueWeight:
-    """Of a task inside its project, and of the project among all."""
+    """The weight of a task inside its project, and of the project among all projects."""
 
     project: int
     weight: float = 1.0
@@ -40,7 +39,7 @@ class QueueWeight:
 
 
 def total_resources(capacities: Iterable[Resources]) -> dict[str, int]:
-    """Of all nodes together."""
+    """Return the sum of the capacities."""
     total: dict[str, int] = {}
     for capacity in capacities:
         for resource, amount in capacity.items():
@@ -49,7 +48,7 @@ def total_resources(capacities: Iterable[Resources]) -> dict[str, int]:
 
 
 def dominant_share(resources: Resources, total: Resources) -> float:
-    """The largest part, of any one resource, that these amounts are of the whole; 0..1."""
+    """Return the largest fraction of the total over all resources; 0..1."""
     most = 0.0
     for name, amount in resources.items():
         if amount and (whole := total.get(name)) and amount > most * whole:
@@ -58,7 +57,7 @@ def dominant_share(resources: Resources, total: Resources) -> float:
 
 
 def own_share(resources: Resources, total: Resources) -> float:
-    """`dominant_share` of what is an action's own, whoever holds its memory and disk."""
+    """Return the dominant share without memory and disk, which may belong to an environment."""
     most = 0.0
     for name, amount in resources.items():
         if amount and name not in ENVIRONMENT_RESOURCES and (whole := total.get(name)) and amount > most * whole:
@@ -67,33 +66,33 @@ def own_share(resources: Resources, total: Resources) -> float:
 
 
 def own_resource(resources: Resources, total: Resources) -> str:
-    """That of which `own_share` is the part; an empty name of what has nothing of its own."""
+    """Return the resource that determines `own_share`; empty if there is none."""
     named = [name for name in resources if name not in ENVIRONMENT_RESOURCES and total.get(name)]
     return max(named, key=lambda name: resources[name] / total[name], default="")
 
 
 class FairShares:
-    """What each task has had, in seconds of the whole cell, over its weight. Only differences mean anything."""
+    """The use of each task in cell-seconds divided by its weight. Only differences are meaningful."""
 
     def __init__(self) -> None:
         self._virtual: dict[int, float] = {}
         self._expected: dict[int, float] = {}
         self._served: dict[str, float] = {}
-        """By resource: what the one had that was granted some of it last, at most of all."""
+        """Virtual time at the latest grant of each resource; the maximum over all tasks."""
         self._resource: dict[int, str] = {}
-        """Of which each task was granted something last."""
+        """Resource of each task's latest grant."""
         self._active: dict[int, int] = {}
         self._running: dict[int, int] = {}
         self._paused: frozenset[int] = frozenset()
         self._sharing: set[int] = set()
-        """Tasks that get a part of what their projects get: active ones, but for those that may start nothing."""
+        """Tasks that share the weight of their project: active ones, except paused ones with nothing running."""
         self._weights: Mapping[int, QueueWeight] = {}
         self._sibling_weight: dict[int, float] = {}
         self._effective_weights: dict[int, float] = {}
-        """As they are while nobody begins, ends or is weighed anew."""
+        """Cached weights; valid until a task starts, ends or changes its weight."""
 
     def set_weights(self, weights: Mapping[int, QueueWeight]) -> None:
-        """From now on; what was charged stays. Tasks that are not named are projects of their own, of weight 1."""
+        """Set the weights from now on; past charges stay. An unlisted task is a project of its own with weight 1."""
         if weights == self._weights:
             return
         self._weights = weights
@@ -103,16 +102,16 @@ class FairShares:
             self._add_sibling_weight(task, +1)
 
     def set_paused(self, tasks: frozenset[int]) -> None:
-        """These may start nothing, from now on, and the others may: what waits there takes no part from anybody."""
+        """Set the paused tasks. Queued actions of a paused task take no share from others."""
         changed = tasks ^ self._paused
         self._paused = tasks
         for task in changed:
             self._update_sharing(task)
 
     def add_action(self, task: int, resource: str = "") -> None:
-        """One more action of it waits or runs. Whoever was idle starts level with who was served last of the resource.
+        """Register a queued or running action; an idle task starts level with the latest grant of the resource.
 
-        What others are only expected to have does not count here: it may turn out to be little.
+        Expected use of other tasks does not count here, because it may turn out to be small.
         """
         if task not in self._active:
             least = min((self._virtual[other] for other in self._active), default=0.0)
@@ -123,7 +122,7 @@ class FairShares:
         self._update_sharing(task)
 
     def remove_action(self, task: int) -> None:
-        """One action less."""
+        """Unregister an action."""
         self._active[task] -= 1
         if not self._active[task]:
             del self._active[task]
@@ -133,10 +132,10 @@ class FairShares:
                     each.clear()
 
     def charge_expected(self, task: int, share_s: float, resource: str = "") -> float:
-        """So many seconds of the whole cell were granted to it; what `settle` wants to know of it later."""
+        """Charge expected cell-seconds for a grant; return the cost to pass to `settle`."""
         cost = share_s / (self._effective_weights.get(task) or self.effective_weight(task))
         self._resource[task] = resource
-        # What it was behind beyond its credit is lost now, or it would go first until all of that was made up.
+        # The lag beyond the credit limit is dropped here; otherwise the task would go first until it had caught up.
         self._virtual[task] = self.virtual_s(task) - self._expected.get(task, 0.0)
         self._served[resource] = max(self._served.get(resource, 0.0), self._virtual.get(task, 0.0))
         self._expected[task] = self._expected.get(task, 0.0) + cost
@@ -145,23 +144,23 @@ class FairShares:
         return cost
 
     def settle(self, task: int, expected: float, share_s: float) -> None:
-        """What was expected is over, and was so much."""
+        """Replace an expected cost by the actual cell-seconds."""
         self._expected[task] -= expected
         self._virtual[task] = self._virtual.get(task, 0.0) + self.weighted_cost_s(task, share_s)
         self._running[task] -= 1
         self._update_sharing(task)
 
     def weighted_cost_s(self, task: int, share_s: float) -> float:
-        """What this counts for it."""
+        """Return cell-seconds divided by the task's effective weight."""
         return share_s / self.effective_weight(task)
 
     def virtual_s(self, task: int) -> float:
-        """What it had and is expected to have by what was granted; who had little saves up `CREDIT_S` at most."""
+        """Return past and expected use; a task can lag behind by at most `MAX_CREDIT_S`."""
         had = self._virtual.get(task, 0.0) + self._expected.get(task, 0.0)
         return max(had, self._served_of_same_resource(task) - MAX_CREDIT_S)
 
     def effective_weight(self, task: int) -> float:
-        """Its weight among all, as long as just the tasks that are active now share what their projects get."""
+        """Return the task's weight among all tasks, given the tasks that are active in its project now."""
         part = self._effective_weights.get(task)
         if part is None:
             part = self._effective_weights[task] = self._compute_effective_weight(task)
@@ -174,7 +173,7 @@ class FairShares:
         return weight.project_weight * weight.weight / max(self._sibling_weight.get(weight.project, 0.0), weight.weight)
 
     def _served_of_same_resource(self, task: int) -> float:
-        """Of the resource that it had last; of one that had none yet, of that whose users had least."""
+        """Return the virtual time of the task's latest resource, or the least over all resources if it has none."""
         resource = self._resource.get(task)
         return min(self._served.values(), default=0.0) if resource is None else self._served.get(resource, 0.0)
 
@@ -191,12 +190,12 @@ class FairShares:
 
 
 class FairQueueCursor:
-    """The actions of all tasks, one by one, the order changing as tasks are charged.
+    """A cursor over the actions of all tasks; the order changes as tasks are charged.
 
-    Inside a task: `Walk`. Between tasks: who has had least, `strictness` times its virtual time plus the lead of its
-    head unless that is overdue; so short actions go first, but no task gets ahead of another by more than the largest
-    lead over `strictness`, in seconds of the whole cell. When they came does not count: a flood would be older than all
-    that follow it.
+    Inside a task the order is that of `QueueCursor`. Between tasks it is `strictness` times the virtual time plus the
+    size penalty of the head, unless the head is overdue. Short actions go first, but no task gets ahead of another by
+    more than the largest penalty divided by `strictness`, in cell-seconds. Arrival time does not count between tasks:
+    otherwise a burst would go before all later arrivals.
     """
 
     def __init__(
@@ -218,28 +217,28 @@ class FairQueueCursor:
                 self._order.append((self._rank(turn), head.id, turn))
         heapify(self._order)
         self.head: QueuedAction | None = self._order[0][2].cursor.head if self._order else None
-        """Whose turn it is; None at the end."""
+        """Next action; None at the end."""
 
     @property
     def bucket(self) -> ActionBucket:
-        """Of the head."""
+        """Return the bucket of the head."""
         return self._order[0][2].cursor.bucket
 
     def advance(self, share_s: float) -> None:
-        """The head was granted something that takes so many seconds of the whole cell."""
+        """Advance past the head, and charge its task this many cell-seconds."""
         turn = self._order[0][2]
         turn.cursor.advance()
         turn.debt_s += self._strictness * (share_s / turn.weight)
         self._update_head(turn)
 
     def skip_bucket(self) -> None:
-        """Nothing more of the head's bucket in this walk."""
+        """Skip the rest of the head's bucket."""
         turn = self._order[0][2]
         turn.cursor.skip_bucket()
         self._update_head(turn)
 
     def _update_head(self, cursor: "_TaskCursor") -> None:
-        """The first of the order has moved on."""
+        """Update the order after its first cursor advanced."""
         order, head = self._order, cursor.cursor.head
         if head is None:
             heappop(order)
@@ -248,40 +247,40 @@ class FairQueueCursor:
         self.head = order[0][2].cursor.head if order else None
 
     def _rank(self, cursor: "_TaskCursor") -> float:
-        """Nothing leads that is overdue."""
+        """Return the sort key of a task; overdue heads have no size penalty."""
         walk = cursor.cursor
         return cursor.debt_s + walk.size_penalty_s if walk.effective_arrival >= self._starving_before else cursor.debt_s
 
 
 @dataclass(slots=True)
 class _TaskCursor:
-    """Of one task in a walk."""
+    """The cursor of one task."""
 
     cursor: QueueCursor
     debt_s: float
-    """What it had, in seconds of lead."""
+    """Past use of the task, in seconds of penalty."""
     weight: float
 
 
 class ShareAccounting:
-    """In seconds of the whole cell. A new leader begins with everybody level."""
+    """The fair-share accounts of a leader, in cell-seconds. All tasks start level under a new leader."""
 
     def __init__(self) -> None:
         self.shares = FairShares()
         self.total: Resources = {}
-        """Of all nodes together."""
+        """Capacity of all nodes."""
         self._expected: dict[UUID, float] = {}
 
     def record_queued(self, task: int, demand: Resources) -> None:
-        """One more action of it waits, for these amounts at least."""
+        """Register a queued action with its minimum demand."""
         self.shares.add_action(task, own_resource(demand, self.total))
 
     def record_granted(self, action_id: UUID, task: int, share_s: float, resources: Resources) -> None:
-        """What it is expected to have of these amounts, by `Curves.share_s`."""
+        """Charge the expected cost of a grant, as computed by `CurveCache.share_s`."""
         self._expected[action_id] = self.shares.charge_expected(task, share_s, own_resource(resources, self.total))
 
     def record_released(self, action_id: UUID, task: int, resources: Resources, *, allocated_s: float) -> None:
-        """Nothing is paid for what an earlier leader granted."""
+        """Settle a grant by its actual duration; grants of an earlier leader cost nothing."""
         expected = self._expected.pop(action_id, None)
         if expected is not None:
             self.shares.settle(task, expected, own_share(resources, self.total) * max(0.0, allocated_s))

@@ -1,4 +1,4 @@
-"""Waiting actions in buckets of what is alike, in an order that a round can walk without changing it."""
+"""Queued actions in buckets of equivalent actions, in an order that a round can walk without changes."""
 
 from bisect import bisect_left, insort
 from collections import Counter
@@ -25,15 +25,15 @@ __all__ = [
 ]
 
 MAX_SENIORITY_S = 60.0
-"""How much earlier, at most, an action counts as submitted because its trajectory began earlier."""
+"""Maximum seconds by which an action counts as submitted earlier because its trajectory began earlier."""
 
 
 def effective_arrival(action: QueuedAction) -> float:
-    """When it counts as submitted: as its trajectory began, but at most `SENIORITY_S` before it was submitted.
+    """Return the start of the action's trajectory, but at most `MAX_SENIORITY_S` before its submission.
 
-    A trajectory waits for each of its actions before the next, so the mean action completion time is the mean time
-    that trajectories take beside thinking: they should end one after another, not all at the end. An action is
-    overtaken only by those submitted less than `SENIORITY_S` later, so none starves.
+    A trajectory waits for each action before the next. The mean action completion time is therefore the mean time that
+    trajectories take in addition to thinking. They should end one after another, not all at the end. An action is
+    overtaken only by actions submitted less than `MAX_SENIORITY_S` later, so none starves.
     """
     if action.trajectory_started_at is None:
         return action.submitted
@@ -41,67 +41,67 @@ def effective_arrival(action: QueuedAction) -> float:
 
 
 def arrival_order(action: QueuedAction) -> tuple[int, float, UUID]:
-    """Higher priority first, then who came first; ties by id, so that a round is deterministic."""
+    """Return the sort key: higher priority first, then arrival; ties by id, so that a round is deterministic."""
     return (-action.priority, effective_arrival(action), action.id)
 
 
 class BucketKey(NamedTuple):
-    """What is alike waits together: where one of a bucket fits nowhere, none does."""
+    """The key of a bucket of equivalent actions: if one of them fits on no node, none does."""
 
     cls: int
     task: int
     priority: int
     node: int | None
-    """Where its environment lives."""
+    """Node of the environment, if it exists."""
     makes_environment: bool
     gang: UUID | None = None
-    """Of one that stands for others, itself: a gang is alone in its bucket."""
+    """Id of an action that represents a gang; its bucket contains nothing else."""
 
 
 @dataclass(slots=True, eq=False)
 class QueueEntry:
-    """An action's place in its bucket."""
+    """The entry of an action in its bucket."""
 
     effective_arrival: float
     id: UUID
     bucket: "ReferenceType[ActionBucket]"
-    """Not the bucket itself: what a leader has read is never looked through for cycles, so it must have none."""
+    """Weak reference: the leader does not run cycle collection over the index, so it must contain no cycles."""
     action: QueuedAction | None
-    """None once it waits no longer; it is cleared away later."""
+    """Queued action; None once it is discarded. The entry is removed later."""
 
 
 _CursorEntry = tuple[int, float, UUID, QueueEntry, int, float]
-"""Its priority below 0, its place in a walk, its id, itself, where in its bucket it is, the bucket's lead."""
+"""Negated priority, sort time in the cursor, id, entry, position in the bucket, size penalty of the bucket."""
 
 CHUNK_SIZE = 1024
-"""Entries; one has at most twice as many."""
+"""Entries per chunk; a chunk has fewer than twice as many."""
 MAX_REMOVED_AT_START = 64
-"""Entries at the beginning of a bucket that wait no longer, at most, while it is walked."""
+"""Maximum number of discarded entries at the start of a bucket while it is walked."""
 _OFFSET_BITS = 12
 _OFFSET_MASK = (1 << _OFFSET_BITS) - 1
-"""A place is the number of a piece and, in so many bits, where in that."""
+"""Mask of the offset; a position is the chunk number shifted by `_OFFSET_BITS`, plus the offset in the chunk."""
 
 
 class ActionBucket:
-    """Actions of one class and priority that may start on the same nodes, in the order in which they came.
+    """The queued actions of one class and priority that may start on the same nodes, in order of arrival.
 
-    In pieces of bounded length, so that one that came before many others moves few of them. To add one that came last,
-    to discard one and to walk to the next cost O(1), over many; to add any other O(log n).
+    Chunks of bounded length limit how many entries an insertion moves. Appending, discarding and advancing cost O(1)
+    amortised; any other insertion costs O(log n).
     """
 
     def __init__(self, cls: ActionClass, key: BucketKey) -> None:
         self.cls = cls
         self.key = key
         self._chunks: list[list[QueueEntry]] = []
-        """With those that wait no longer and are not cleared away."""
+        """Chunks of entries, including discarded entries that are not removed yet."""
         self._entries = self._queued = 0
         self._start = 0
-        """Where in the first piece none before waits."""
+        """Offset in the first chunk before which all entries are discarded."""
         self._head: _CursorEntry | None = None
-        """As it was last asked for; None once another is first."""
+        """Cached head; None after the first action changed."""
         self._self_ref = ref(self)
         self.size_penalty_s = 0.0
-        """For whoever makes walks, with what that followed from."""
+        """Cached size penalty and the token it was computed for; set by the caller that creates cursors."""
         self.size_penalty_token: object = None
 
     def __len__(self) -> int:
@@ -109,20 +109,20 @@ class ActionBucket:
 
     @property
     def entry_count(self) -> int:
-        """How many are in memory, those included that wait no longer."""
+        """Return the number of entries in memory, including discarded ones."""
         return self._entries
 
     @property
     def first(self) -> QueuedAction:
-        """Of a bucket in which some wait."""
+        """Return the first queued action; the bucket must not be empty."""
         return next(iter(self))
 
     def __iter__(self) -> Iterator[QueuedAction]:
-        """The bucket must not change while it is walked."""
+        """Iterate over the queued actions; the bucket must not change meanwhile."""
         return (entry.action for piece in self._chunks for entry in piece if entry.action is not None)
 
     def head(self, size_penalty_s: float) -> _CursorEntry:
-        """Of a bucket in which some wait: the first, for a walk in which it has this lead."""
+        """Return the first entry for a cursor with this size penalty; the bucket must not be empty."""
         head = self._head
         if head is None or head[5] != size_penalty_s:
             first = self._find_first()
@@ -138,7 +138,7 @@ class ActionBucket:
         return head
 
     def after(self, head: _CursorEntry) -> _CursorEntry | None:
-        """The next that waits, for the same walk."""
+        """Return the next queued entry for the same cursor."""
         priority, _, _, _, place, lead_s = head
         begin = (place & _OFFSET_MASK) + 1
         for number in range(place >> _OFFSET_BITS, len(self._chunks)):
@@ -175,7 +175,7 @@ class ActionBucket:
         return entry
 
     def _insert(self, entry: QueueEntry) -> None:
-        """Before some that came later."""
+        """Insert an entry before later arrivals."""
         self._head = None
         if self._start:
             del self._chunks[0][: self._start]
@@ -188,7 +188,7 @@ class ActionBucket:
             self._chunks[number : number + 1] = [piece[:CHUNK_SIZE], piece[CHUNK_SIZE:]]
 
     def discard(self, entry: QueueEntry) -> None:
-        """One of its own, once."""
+        """Discard an entry of this bucket; call it once per entry."""
         entry.action = None
         self._queued -= 1
         if self._head is not None and self._head[3] is entry:
@@ -197,7 +197,7 @@ class ActionBucket:
             self._compact()
 
     def _find_first(self) -> QueueEntry:
-        """Those before it that wait no longer are passed together, and cleared away once they are some."""
+        """Return the first queued entry, and remove discarded entries before it once there are enough."""
         pieces, start = self._chunks, self._start
         while pieces[0][start].action is None:
             start += 1
@@ -223,18 +223,18 @@ def _entry_order(entry: QueueEntry) -> tuple[float, UUID]:
 
 
 class QueueCursor:
-    """The actions of buckets that are not empty: higher priority first, then by when they came plus a bucket's lead.
+    """A cursor over non-empty buckets: higher priority first, then arrival plus the size penalty of the bucket.
 
-    Nothing changes the buckets meanwhile. Made in O(buckets); each step costs O(log n). With `room`, who has none has
-    no turn, and neither has anyone behind him in his bucket; whoever is advanced from takes his.
+    The buckets must not change meanwhile. Creation costs O(buckets) and each step O(log n). If `room` is given, an
+    action without room is skipped with the rest of its bucket. Advancing past an action consumes its room.
     """
 
     head: QueuedAction | None
-    """Whose turn it is; None at the end."""
+    """Next action; None at the end."""
     effective_arrival: float
-    """When the head did."""
+    """Effective arrival of the head."""
     size_penalty_s: float
-    """Of the head's bucket."""
+    """Size penalty of the head's bucket."""
 
     def __init__(
         self,
@@ -253,17 +253,17 @@ class QueueCursor:
 
     @property
     def bucket(self) -> ActionBucket:
-        """Of the head; the last one at the end."""
+        """Return the bucket of the head; at the end, the last bucket."""
         bucket = self._entry.bucket()
-        assert bucket is not None  # its walk is over before it goes
+        assert bucket is not None  # a cursor never outlives its buckets
         return bucket
 
     def advance(self) -> None:
-        """To the next action."""
+        """Advance to the next action."""
         if self._room is not None and self.head is not None:
             self._room.consume(self.head)
         heads, bucket = self._heads, self._entry.bucket()
-        assert bucket is not None  # its walk is over before it goes
+        assert bucket is not None  # a cursor never outlives its buckets
         following = bucket.after(heads[0])
         if following is None:
             heappop(heads)
@@ -272,7 +272,7 @@ class QueueCursor:
         self._update_head()
 
     def skip_bucket(self) -> None:
-        """Nothing more of the head's bucket in this walk."""
+        """Skip the rest of the head's bucket."""
         heappop(self._heads)
         self._update_head()
 
@@ -288,7 +288,7 @@ class QueueCursor:
 
 
 class QueueIndex:
-    """All waiting actions. Each id is in at most one bucket."""
+    """An index of all queued actions. Each id is in at most one bucket."""
 
     def __init__(self) -> None:
         self._by_node: dict[int | None, dict[BucketKey, ActionBucket]] = {}
@@ -308,30 +308,30 @@ class QueueIndex:
         return entry.bucket() if entry is not None else None
 
     def nodes(self) -> Iterator[int | None]:
-        """On which some wait to start, as their environments live there; None if some may go anywhere."""
+        """Return the nodes of the actions' environments; None if some actions have no node yet."""
         return iter(self._by_node)
 
     def buckets_on(self, node: int | None) -> Iterator[ActionBucket]:
-        """Of the actions that can only start there; of None, of those whose node is not chosen yet."""
+        """Return the buckets of actions that can only start on this node; for None, of those without a node."""
         return iter(self._by_node.get(node, {}).values())
 
     def buckets(self) -> Iterator[ActionBucket]:
         return (bucket for buckets in self._by_node.values() for bucket in buckets.values())
 
     def on_devices(self) -> Collection[ActionBucket]:
-        """Of what needs whole devices."""
+        """Return the buckets of actions that need whole devices."""
         return self._on_devices.values()
 
     def by_task(self) -> dict[int, Iterable[ActionBucket]]:
-        """Of what does not need whole devices."""
+        """Return the other buckets by task."""
         return {task: buckets.values() for task, buckets in self._by_task.items()}
 
     def cores_needed(self) -> Collection[int]:
-        """What buckets of `by_task` need at least, in milli-cores, each once."""
+        """Return the distinct minimum milli-cores of the buckets in `by_task`."""
         return self._cores.keys()
 
     def in_order(self) -> Iterator[QueuedAction]:
-        """All, by `arrival_order`. Nothing may change meanwhile."""
+        """Yield all actions by `arrival_order`; the index must not change meanwhile."""
         walk = QueueCursor(self.buckets())
         while (action := walk.head) is not None:
             yield action
@@ -357,7 +357,7 @@ class QueueIndex:
         if entry is None:
             return
         bucket = entry.bucket()
-        assert bucket is not None  # the index has it while it has its entries
+        assert bucket is not None  # the index references the bucket while it has entries
         bucket.discard(entry)
         if not bucket:
             node = bucket.key.node

@@ -1,4 +1,4 @@
-"""How many actions of a task may run at once, whatever is free: what its administrator allows, over all nodes."""
+"""Quotas: how many actions of a task may run concurrently on all nodes, as set by an administrator."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,16 +8,16 @@ from arl_core.domain.model import QueuedAction, Resources
 __all__ = ["QuotaRoom", "QuotaUsage", "TaskQuota"]
 
 ALL_ACTIONS = ""
-"""The name under which all actions of a task count, beside the names of resources."""
+"""Name under which all actions of a task are counted, next to the names of resources."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskQuota:
-    """Actions that are granted or running at once, at most."""
+    """The maximum number of granted and running actions of a task."""
 
     actions: int | None = None
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Of those that hold some of it; a slot of a reward service, for instance, or a call of an endpoint."""
+    """Maximum number of actions per resource, for example a slot of a reward service or a call of an endpoint."""
 
     @property
     def limits(self) -> dict[str, int]:
@@ -25,7 +25,7 @@ class TaskQuota:
 
 
 class QuotaUsage:
-    """What the tasks that have a quota hold. Others are not counted."""
+    """The usage of tasks with a quota. Other tasks are not counted."""
 
     def __init__(self) -> None:
         self._quotas: Mapping[int, TaskQuota] = {}
@@ -35,7 +35,7 @@ class QuotaUsage:
         return task in self._usage
 
     def set_quotas(self, quotas: Mapping[int, TaskQuota], allocated: Iterable[tuple[int, Resources]]) -> None:
-        """`held`: the task of each action that holds something, and what that is."""
+        """Set the quotas; `allocated` has the task and the allocation of each granted or running action."""
         if quotas == self._quotas:
             return
         self._quotas = quotas
@@ -52,7 +52,7 @@ class QuotaUsage:
             _add_counts(held, resources, -1)
 
     def room(self) -> "QuotaRoom | None":
-        """For one round; None where no task has a quota."""
+        """Return the room of one round; None if no task has a quota."""
         if not self._usage:
             return None
         limits = {task: quota.limits for task, quota in self._quotas.items()}
@@ -63,16 +63,19 @@ class QuotaUsage:
 
 
 class QuotaRoom:
-    """What quotas leave in a round, less and less as it starts actions."""
+    """The room that quotas leave in a round; it shrinks as actions start."""
 
     def __init__(self, limits: Mapping[int, Mapping[str, int]], remaining: dict[int, dict[str, int]]) -> None:
-        """Both by task. `left` is below 0 where a quota was lowered: what runs goes on."""
+        """Take limits and remaining room by task; negative if a quota was lowered, as running actions continue."""
         self._limits, self._remaining = limits, remaining
         self._blocked_tasks: set[int] = set()
-        """Tasks of which a gang is first that would fit, were nothing else of it started."""
+        """Tasks blocked by a gang at their head that would fit if nothing else of the task were running."""
 
     def has_room(self, action: QueuedAction) -> bool:
-        """Whether it may start, and all that start with it. What comes after a gang may not eat up what that needs."""
+        """Return True if the action and its gang may start.
+
+        Actions behind a gang that waits for room may not use the room that the gang needs.
+        """
         left = self._remaining.get(action.task)
         if left is None:
             return True
@@ -88,18 +91,18 @@ class QuotaRoom:
         return False
 
     def consume(self, action: QueuedAction) -> None:
-        """It starts, with all that start with it."""
+        """Consume the room of an action and its gang."""
         if action.task in self._remaining:
             for each in (action, *action.gang_members):
                 self.consume_resources(each.task, each.cls.demand.minimum)
 
     def consume_resources(self, task: int, resources: Resources) -> None:
-        """One starts."""
+        """Consume the room of one action."""
         if (left := self._remaining.get(task)) is not None:
             _add_counts(left, resources, -1)
 
     def consume_up_to(self, action: QueuedAction, count: int) -> int:
-        """As many of so many alike as may start, which do."""
+        """Consume the room of up to `count` equivalent actions; return how many may start."""
         left, minimum = self._remaining.get(action.task, {}), action.cls.demand.minimum
         taken = max(0, min((number for name, number in left.items() if _is_counted(name, minimum)), default=count))
         taken = min(taken, count)

@@ -1,8 +1,8 @@
-"""Which services leave a device so that another one fits. Values in, values out; sizes in bytes, times in seconds.
+"""Choice of the services to evict from a device. Values in, values out; sizes in bytes, times in seconds.
 
-What the queue shows is certain and comes first: a service that nobody waits for leaves before one that somebody does,
-and of these the one that is needed last (Belady's rule, as far as one can see). Beyond the queue stands the guess: what
-bringing a service back would cost, times how often it is used, per byte that it holds (as in GreedyDual-Size).
+The queue is certain knowledge and comes first. A service without queued actions is evicted before one with queued
+actions; among the latter, the one needed last goes first (Belady's rule, as far as the queue shows). Beyond the queue,
+the value of a service is an estimate: restore cost times use rate, per byte (as in GreedyDual-Size).
 """
 
 import math
@@ -13,20 +13,20 @@ from enum import StrEnum
 __all__ = ["DecayedUseCount", "EvictionCandidate", "EvictionPolicy", "eviction_order", "select_victims"]
 
 HALF_LIFE_S = 10.0
-"""A use counts half after so long."""
+"""Half-life of a use in seconds."""
 
 
 class EvictionPolicy(StrEnum):
-    """Who leaves first. All but `cost` are there to be compared with."""
+    """The order of eviction. All but `cost` exist for comparison."""
 
     COST = "cost"
-    LRU = "lru"  # the least recently used, as Ray Serve's multiplexing does it
-    FIFO = "fifo"  # whoever has been there the longest
+    LRU = "lru"  # least recently used first, like the multiplexing of Ray Serve
+    FIFO = "fifo"  # the longest resident first
 
 
 @dataclass(frozen=True, slots=True)
 class DecayedUseCount:
-    """How often a service is used: a count that halves every `HALF_LIFE_S`."""
+    """The use count of a service, which halves every `HALF_LIFE_S`."""
 
     count: float = 0.0
     updated_at: float = 0.0
@@ -35,7 +35,7 @@ class DecayedUseCount:
         return replace(self, count=self._decayed(now) + 1, updated_at=now)
 
     def rate(self, now: float) -> float:
-        """Uses a second."""
+        """Return the uses per second."""
         return self._decayed(now) * math.log(2) / HALF_LIFE_S
 
     def _decayed(self, now: float) -> float:
@@ -44,28 +44,28 @@ class DecayedUseCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvictionCandidate:
-    """A service that may leave."""
+    """A service that may be evicted."""
 
     name: str
     size: int
     restore_s: float
-    """What bringing it back takes."""
+    """Seconds to restore it."""
     rate: float
     used_at: int
-    """The turn of its last use."""
+    """Use clock at its last use."""
     restored_at: int
-    """The turn of its arrival."""
+    """Use clock at its last restore."""
 
     @property
     def retention_value(self) -> float:
-        """Seconds of copying that each second of its stay saves, per byte."""
+        """Return the seconds of copying that each second of residency saves, per byte."""
         return self.restore_s * self.rate / max(1, self.size)
 
 
 def eviction_order(
     candidates: Sequence[EvictionCandidate], *, queued: Sequence[str] = (), policy: EvictionPolicy = EvictionPolicy.COST
 ) -> list[EvictionCandidate]:
-    """In the order in which they leave. `waiting`: services with work, the one that is needed first at its head."""
+    """Return the candidates in order of eviction; `queued` lists services with work, the most urgent first."""
     if policy is EvictionPolicy.LRU:
         return sorted(candidates, key=lambda each: (each.used_at, each.name))
     if policy is EvictionPolicy.FIFO:
@@ -78,7 +78,7 @@ def eviction_order(
 
 
 def select_victims(ordered: Sequence[EvictionCandidate], *, missing_bytes: int) -> tuple[str, ...] | None:
-    """Of those, in their order, as many as `missing` bytes need and no more; None where all are too few."""
+    """Return as few services as needed to free `missing_bytes`, in order; None if all are too few."""
     chosen: list[EvictionCandidate] = []
     for each in ordered:
         if missing_bytes <= 0:
@@ -87,7 +87,7 @@ def select_victims(ordered: Sequence[EvictionCandidate], *, missing_bytes: int) 
         missing_bytes -= each.size
     if missing_bytes > 0:
         return None
-    # A large one that came late may make small ones before it needless; the dearest of them stays first.
+    # A large late candidate may make earlier small ones unnecessary; the most valuable of them are removed first.
     for each in reversed(chosen[:-1]):
         if missing_bytes + each.size <= 0:
             chosen.remove(each)

@@ -1,8 +1,8 @@
-"""Which services are on a device, and what has to leave it so that another one fits. Values in, values out.
+"""Residency of services on a device, and the evictions that a restore needs. Values in, values out.
 
     cold -> host -> restoring -> resident -> host -> cold
 
-A resident service stays until another one needs its space (evict on execution), and never leaves while it is in use.
+A resident service stays until another one needs its memory (evict on execution). It is never evicted while in use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,11 +21,11 @@ __all__ = ["DeviceOccupancy", "InvalidResidencyError", "ResidencyState", "Servic
 
 
 class ResidencyState(StrEnum):
-    """Where a service's weights are."""
+    """The location of a service's weights."""
 
     COLD = "cold"  # in a file
     HOST = "host"  # in host memory, ready to be copied
-    RESTORING = "restoring"  # being copied; its bytes on the device are taken
+    RESTORING = "restoring"  # being copied; its bytes on the device are allocated
     RESIDENT = "resident"  # on the device, usable
 
 
@@ -33,34 +33,34 @@ NEVER_USED = DecayedUseCount()
 
 
 class ServiceBusyError(Exception):
-    """The service is in use and stays where it is."""
+    """The service is in use and cannot be evicted."""
 
 
 class InvalidResidencyError(Exception):
-    """No such change from this state."""
+    """The transition is not allowed from the current state."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceResidency:
     state: ResidencyState = ResidencyState.COLD
     size: int = 0
-    """Bytes on a device; known from `host` on."""
+    """Bytes on a device; known from state `host` on."""
     users: int = 0
     used_at: int = 0
-    """The turn of its last use."""
+    """Use clock at its last use."""
     restored_at: int = 0
-    """The turn of its arrival on the device."""
+    """Use clock at its last restore."""
     restore_s: float = 0.0
-    """What its last copy took; 0 before the first."""
+    """Seconds of its last restore; 0 before the first."""
     load_s: float = 0.0
-    """What reading it into host memory took."""
+    """Seconds of its last load into host memory."""
     use: DecayedUseCount = NEVER_USED
     is_pinned: bool = False
-    """Never evicted for another one."""
+    """True if the service is never evicted for another one."""
     host_size: int = 0
-    """Bytes in host memory that are ours to count; an engine keeps its own."""
+    """Bytes in host memory that this process counts; an engine counts its own."""
     is_retained: bool = False
-    """It was told to leave and did not, or could not be asked: others do without its bytes until it is heard of."""
+    """True if the service did not leave when asked, or could not be asked; its bytes stay blocked until it answers."""
 
     @property
     def bytes_on_device(self) -> int:
@@ -68,13 +68,13 @@ class ServiceResidency:
 
     @property
     def is_idle(self) -> bool:
-        """On the device, nobody uses it, and it would leave."""
+        """Return True if the service is resident, unused and not retained."""
         return self.state is ResidencyState.RESIDENT and not self.users and not self.is_retained
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceOccupancy:
-    """One device and the services that may be on it. Every change is a new value, or it raises and nothing changed."""
+    """The services of one device. A change returns a new value, or it raises and changes nothing."""
 
     capacity: int
     services: Mapping[str, ServiceResidency] = field(default_factory=dict)
@@ -90,7 +90,7 @@ class DeviceOccupancy:
 
     @property
     def is_overfull(self) -> bool:
-        """Also without what stays, which may not be there."""
+        """Return True if the device is overfull even without retained services, which may have left it."""
         return sum(each.bytes_on_device for each in self.services.values() if not each.is_retained) > self.capacity
 
     def residency_of(self, name: str) -> ServiceResidency:
@@ -99,7 +99,7 @@ class DeviceOccupancy:
     def evictions_for(
         self, name: str, *, now: float = 0.0, queued: Sequence[str] = (), policy: EvictionPolicy = EvictionPolicy.COST
     ) -> tuple[str, ...] | None:
-        """Services to evict until `name` fits; None where it can't fit now."""
+        """Return the services to evict until `name` fits; None if it cannot fit now."""
         return select_victims(
             self.eviction_order(now=now, queued=queued, policy=policy),
             missing_bytes=self.residency_of(name).size - self.available,
@@ -108,9 +108,10 @@ class DeviceOccupancy:
     def next_prefetch(
         self, queued: Sequence[str], *, now: float = 0.0, policy: EvictionPolicy = EvictionPolicy.COST
     ) -> tuple[str, tuple[str, ...]] | None:
-        """The first of `waiting` that is not on the device, and what leaves for it: nobody that others wait for.
+        """Return the first queued service to prefetch and the services to evict for it.
 
-        None where all are there, where one is on its way, or where it does not fit. Only `cost` looks ahead.
+        Services with queued actions are not evicted. Return None if all are resident, if a restore is running, or if it
+        does not fit. Only the policy `cost` prefetches.
         """
         if policy is not EvictionPolicy.COST or any(
             each.state is ResidencyState.RESTORING for each in self.services.values()
@@ -126,50 +127,50 @@ class DeviceOccupancy:
     def eviction_order(
         self, *, now: float = 0.0, queued: Sequence[str] = (), policy: EvictionPolicy = EvictionPolicy.COST
     ) -> list[EvictionCandidate]:
-        """Resident services that nobody uses and that aren't pinned, whoever leaves first at the head."""
+        """Return the idle and unpinned resident services in order of eviction."""
         may = {name: each for name, each in self.services.items() if each.is_idle and not each.is_pinned}
         return eviction_order(
             [_candidate(name, each, now, each.restore_s) for name, each in may.items()], queued=queued, policy=policy
         )
 
     def with_pinned(self, name: str, *, is_pinned: bool) -> "DeviceOccupancy":
-        """In any state, and before it is known."""
+        """Pin or unpin a service in any state, even before it is registered."""
         return self._with_service(name, replace(self.residency_of(name), is_pinned=is_pinned))
 
     def removed(self, name: str) -> "DeviceOccupancy":
-        """It is gone. Raises `WrongState` where it is on the device."""
+        """Remove a service. Raises InvalidResidencyError if it is on the device."""
         if self.residency_of(name).bytes_on_device:
             raise InvalidResidencyError(f"{name} is on the device")
         return replace(self, services={n: each for n, each in self.services.items() if n != name})
 
     def loaded(self, name: str, size: int, *, load_s: float = 0.0, host_size: int | None = None) -> "DeviceOccupancy":
-        """Its weights are in host memory; `host_size`: of them that which counts there, where it is not all."""
+        """Mark weights as loaded into host memory; `host_size` is the counted part if it is not all."""
         held = replace(
             self._require_state(name, ResidencyState.COLD), state=ResidencyState.HOST, size=size, load_s=load_s
         )
         return self._with_service(name, replace(held, host_size=size if host_size is None else host_size))
 
     def marked_resident(self, name: str) -> "DeviceOccupancy":
-        """It is on the device already, whether there is room for it or not: `free` may be less than nothing."""
+        """Mark a service as already on the device, even if there is no room; `available` may become negative."""
         return self._transitioned(name, ResidencyState.HOST, ResidencyState.RESIDENT)
 
     def with_retained(self, name: str, *, is_retained: bool) -> "DeviceOccupancy":
-        """Whether it keeps its bytes whoever needs them, as after it was told to leave."""
+        """Set whether a service retains its bytes on the device after it was asked to leave."""
         return self._with_service(name, replace(self.residency_of(name), is_retained=is_retained))
 
     def unloaded(self, name: str) -> "DeviceOccupancy":
-        """Its weights are in their file alone."""
+        """Mark weights as present only in their file."""
         return self._transitioned(name, ResidencyState.HOST, ResidencyState.COLD)
 
     @property
     def host_bytes(self) -> int:
-        """Bytes in host memory. What is on the device stays there, too, so that nothing is copied back."""
+        """Return the bytes in host memory; resident services count too, so an eviction copies nothing back."""
         return sum(each.host_size for each in self.services.values() if each.state is not ResidencyState.COLD)
 
     def host_evictions(self, budget: int, *, excluded: str, now: float = 0.0) -> tuple[str, ...] | None:
-        """Services to take out of host memory until it holds no more than `budget`; None where that can't be.
+        """Return the services to unload until host memory is within `budget`; None if that is impossible.
 
-        First those that are not on the device, by what reading them again costs and how often they are used.
+        Services that are not on the device come first, ordered by load time and use rate.
         """
         may = {n: each for n, each in self.services.items() if n != excluded and not each.is_pinned and each.host_size}
         off = [_candidate(n, each, now, each.load_s) for n, each in may.items() if each.state is ResidencyState.HOST]
@@ -177,7 +178,7 @@ class DeviceOccupancy:
         return select_victims([*eviction_order(off), *eviction_order(on)], missing_bytes=self.host_bytes - budget)
 
     def restoring(self, name: str) -> "DeviceOccupancy":
-        """Its copy begins: from now on its bytes are taken."""
+        """Start a restore; the bytes are allocated from now on. Raises InvalidResidencyError if too few are free."""
         if self.residency_of(name).size > self.available:
             raise InvalidResidencyError(
                 f"{name} needs {self.residency_of(name).size} bytes and {self.available} are free"
@@ -192,23 +193,23 @@ class DeviceOccupancy:
         return replace(self._with_service(name, replace(held, used_at=turn, restored_at=turn)), use_clock=turn)
 
     def rolled_back(self, name: str) -> "DeviceOccupancy":
-        """Its copy failed, and what it had taken is free again."""
+        """Roll back a failed restore and free its bytes."""
         return self._transitioned(name, ResidencyState.RESTORING, ResidencyState.HOST)
 
     def evicted(self, name: str) -> "DeviceOccupancy":
-        """Raises `Busy` while anybody uses it."""
+        """Evict a resident service. Raises ServiceBusyError while it is in use."""
         if self.residency_of(name).users:
             raise ServiceBusyError(f"{name} is in use by {self.residency_of(name).users}")
         return self._transitioned(name, ResidencyState.RESIDENT, ResidencyState.HOST)
 
     def acquired(self, name: str, *, now: float = 0.0) -> "DeviceOccupancy":
-        """One more user of a resident service."""
+        """Add a user to a resident service."""
         held, turn = self._require_state(name, ResidencyState.RESIDENT), self.use_clock + 1
         held = replace(held, users=held.users + 1, used_at=turn, use=held.use.incremented(now))
         return replace(self._with_service(name, held), use_clock=turn)
 
     def with_users(self, name: str, users: int) -> "DeviceOccupancy":
-        """A resident service has so many users, whatever was counted before."""
+        """Set the number of users of a resident service."""
         return self._with_service(name, replace(self._require_state(name, ResidencyState.RESIDENT), users=users))
 
     def released(self, name: str) -> "DeviceOccupancy":

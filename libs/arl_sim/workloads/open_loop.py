@@ -1,4 +1,4 @@
-"""Actions that come when they come, whatever becomes of those before them: what clairvoyant bounds hold for."""
+"""Open-loop workload with submission times that do not depend on earlier actions, as clairvoyant bounds require."""
 
 import math
 
@@ -16,7 +16,7 @@ SHELL_FRACTION = 0.6
 
 
 def bursts(seed: int, *, actions: int) -> SimWorkload:
-    """Commands and test suites for one node, in 6 waves within a minute. Each is a trajectory of its own."""
+    """Return commands and test suites for one node in 6 bursts within a minute; each is its own trajectory."""
     rng = np.random.default_rng(seed)
     return SimWorkload(tuple(_arrival(rng) for _ in range(actions)))
 

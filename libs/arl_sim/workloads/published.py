@@ -1,8 +1,8 @@
-"""Workloads after published statistics: what coding agents do in sandboxes, searches, and many reward models at once.
+"""Workloads from published statistics: coding agents in sandboxes, searches, and many concurrent reward models.
 
-Numbers of turns, thinking times and durations of coding agents follow SWE-rebench runs (arXiv 2602.09345) in their
-quantiles. No durations of reward models or of search APIs in training have been published: those are assumptions,
-and how far test suites run in parallel is one too.
+Numbers of actions, thinking times and durations of coding agents follow the quantiles of SWE-rebench runs (arXiv
+2602.09345). No durations of reward models or search APIs in training have been published, so these are assumptions. The
+parallel fraction of test suites is an assumption too.
 """
 
 import math
@@ -18,9 +18,9 @@ __all__ = ["PublishedWorkload", "published_workload"]
 
 DEFAULT_TRAJECTORIES = 256
 GROUP_SIZE = 8
-"""Rollouts of one prompt start together."""
+"""Rollouts of one prompt, which start at the same time."""
 BURST_S = 30.0
-"""Within which the groups of a step begin."""
+"""Seconds within which the groups of a step begin."""
 AGENT_TIMEOUT_S = 120.0
 SUITE_CHOICES = (1, 2, 4)
 
@@ -29,11 +29,11 @@ class PublishedWorkload(StrEnum):
     CODING = "coding"
     DEEPSEARCH = "deepsearch"
     MOPD = "mopd"
-    MIXED = "mixed"  # all of them at once
+    MIXED = "mixed"  # all three concurrently
 
 
 def published_workload(name: PublishedWorkload, seed: int, *, trajectories: int = DEFAULT_TRAJECTORIES) -> SimWorkload:
-    """One step. A mixed one has half as many searching and scoring trajectories as coding ones."""
+    """Return one step; a mixed one has half as many searching and scoring trajectories as coding ones."""
     draw = _PublishedSampler(seed)
     shares = {
         PublishedWorkload.CODING: (trajectories, 0, 0),
@@ -61,7 +61,7 @@ class _PublishedSampler:
         return found
 
     def coding(self, group: int, starts_s: float) -> SimTrajectory:
-        """26 turns of 2.8 s of thinking, half of them; then its repository's tests."""
+        """Return a coding trajectory with a median of 26 actions and 2.8 s of thinking, then its repository's tests."""
         count = int(self._lognormal(26, 77, 0.99, low=3, high=200))
         turns = [TrajectoryAction(self._gap_s(), self._command()) for _ in range(count)]
         turns.append(TrajectoryAction(self._gap_s(), self._suite(group)))
@@ -74,12 +74,12 @@ class _PublishedSampler:
         return SimTrajectory("deep-search", tuple(turns), starts_s)
 
     def scoring(self, group: int, starts_s: float) -> SimTrajectory:
-        """The thinking is the answer's generation."""
+        """Return a scoring trajectory; its thinking time is the generation of the answer."""
         think_s = self._lognormal(45, 120, 0.95, low=5, high=240)
         return SimTrajectory("mopd", (TrajectoryAction(think_s, self._score(group)),), starts_s)
 
     def _command(self) -> ActionWork:
-        """Edits and look-ups, commands, builds and tests of one file, and what the agent's own timeout ends."""
+        """Return an edit, a command, a build with tests of one file, or a command that the agent's timeout ends."""
         kind = self._rng.random()
         if kind < 0.35:
             return ActionWork(cls="edit", resource_kind=ResourceKind.CPU, seconds=0.05)
@@ -96,7 +96,7 @@ class _PublishedSampler:
         return ActionWork(cls="shell", resource_kind=ResourceKind.CPU, seconds=AGENT_TIMEOUT_S)
 
     def _suite(self, repository: int) -> ActionWork:
-        """Half of the repositories run their tests in parallel."""
+        """Return a test suite; half of the repositories run their tests in parallel."""
         its = np.random.default_rng(repository)
         usual_s = float(np.clip(its.lognormal(math.log(8), 1.0), 1, 120))
         seconds = float(np.clip(usual_s * self._rng.lognormal(0, 0.3), 0.5, 240))
@@ -133,7 +133,7 @@ class _PublishedSampler:
         return self._lognormal(2.8, 7.0, 0.9, low=0.2, high=60)
 
     def _lognormal(self, median: float, other: float, q: float, *, low: float, high: float) -> float:
-        """With this median, and this other quantile; what lies outside is clipped."""
+        """Return a clipped log-normal value with this median and this other quantile."""
         sigma = math.log(other / median) / _NORMAL_QUANTILES[q]
         return float(np.clip(self._rng.lognormal(math.log(median), sigma), low, high))
 

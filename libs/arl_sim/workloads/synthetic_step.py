@@ -1,6 +1,6 @@
-"""The synthetic step with which the scheduling rules were found: coding, search and reward models at once.
+"""Synthetic step used to find the scheduling rules: concurrent coding, search and reward models.
 
-A seed gives the same draws as the prototype of those experiments made, so that its tables can be compared with.
+A seed gives the same draws as the prototype of those experiments, so results can be compared with its tables.
 """
 
 import math
@@ -14,13 +14,13 @@ __all__ = ["CPU_CHOICES", "SERVICES", "synthetic_step"]
 
 CPU_CHOICES = (1, 2, 4, 8, 16)
 TRAJECTORIES_PER_GROUP = 8
-"""So many rollouts of one prompt: of one repository, or of one reward model."""
+"""Rollouts of one prompt, which share a repository or a reward model."""
 REPOSITORIES = 64
 LONGEST_SHELL_S = 2.0
 
 
 def _service(number: int) -> tuple[ExclusiveService, tuple[int, ...]]:
-    """12 models of 14 to 130 GB, copied at 12 GB/s to each device; the large ones need two devices."""
+    """Return one of 12 models of 14 to 130 GB, restored at 12 GB/s per device; the large ones need two devices."""
     small = number < 8
     size_gb = 14 + 2 * number if small else 70 + 20 * (number - 8)
     return ExclusiveService(f"rm{number}", fixed_s=0.5, device_s=size_gb / 12.0), (1, 2, 4, 8) if small else (2, 4, 8)
@@ -32,14 +32,14 @@ SERVICES = tuple(_service(number) for number in range(12))
 def synthetic_step(
     seed: int, *, coding: int = 256, search: int = 128, scoring: int = 256, stragglers: float = 0.0
 ) -> SimWorkload:
-    """One step of three tasks; `stragglers` is the fraction of actions that take 10 to 40 times as long."""
+    """Return one step of three tasks; `stragglers` is the fraction of actions that take 10 to 40 times as long."""
     draw = _StepSampler(seed, stragglers)
     rollouts = [*_coding(draw, coding), *_search(draw, search), *_scoring(draw, scoring)]
     return SimWorkload(tuple(rollouts), {service.name: service for service, _ in SERVICES})
 
 
 class _StepSampler:
-    """The random numbers, in the prototype's order."""
+    """The random numbers, in the order of the prototype."""
 
     def __init__(self, seed: int, stragglers: float) -> None:
         self.rng = rng = np.random.default_rng(seed)

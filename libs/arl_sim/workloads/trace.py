@@ -1,9 +1,9 @@
-"""What was recorded of real actions, run again on other hardware or under another policy.
+"""Replay of recorded actions on other hardware or under another policy.
 
-A trace is lines of JSON: a header, then an action each. Trajectories are closed loops again: an action is submitted
-when all those are over that were when it was recorded, after as much thinking as then; so what ran side by side does so
-again. What a run took is taken as its work: Amdahl's law says how long it would have been on other amounts, with what
-was declared; nothing else is known of it.
+A trace consists of JSON lines: a header, then one line per action. Trajectories become closed loops again. An action is
+submitted after the recorded thinking time, once all actions are done that were done when it was recorded. Actions that
+were concurrent are therefore concurrent again. The recorded run time is taken as the work. Amdahl's law with the
+declared parallel fraction gives the duration on other amounts.
 """
 
 import json
@@ -20,48 +20,51 @@ __all__ = ["RecordedAction", "TraceError", "read_trace", "to_workload", "trace_l
 FORMAT = "tangram-trace"
 VERSION = 2
 READABLE_VERSIONS = (1, 2)
-"""Versions: the first does not say what ran in the environment of its trajectory."""
+"""Readable versions; version 1 does not record whether an action ran in its trajectory's environment."""
 _CORES = "cpu_milli"
 
 
 class TraceError(ValueError):
-    """The file is no trace, or a line of it is none; the message says which."""
+    """The file or one of its lines is not a trace; the message names the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedAction:
-    """One action that ran."""
+    """A recorded action."""
 
     task: str
     trajectory: str | None
     alike: str
-    """Actions with the same one are learnt from together."""
+    """Class name; actions of a class share duration estimates."""
     submitted_s: float
     ended_s: float
     run_s: float
     had: Mapping[str, int]
-    """The amounts it ran with."""
+    """Amounts with which it ran."""
     demand: Mapping[str, int]
-    """The least it asked for."""
+    """Minimum demand."""
     most: int
-    """Milli-cores it could use; as many as it asked for where it is not elastic."""
+    """Maximum milli-cores; equal to the minimum if it is not elastic."""
     step: int
-    """Between amounts it could be given."""
+    """Milli-cores between two allowed amounts."""
     parallel_fraction: float
     in_environment: bool = True
-    """In the kept one of its trajectory, where one runs at a time; False of one in an environment of its own, or in
-    none. Where a trace does not say, all of a trajectory is taken to have been one after another."""
+    """True if it ran in the persistent environment of its trajectory, where actions run one at a time.
+
+    False if it had an environment of its own or none. If a trace does not record it, all actions of a trajectory count
+    as sequential.
+    """
 
 
 def trace_lines(actions: Iterable[RecordedAction]) -> Iterator[str]:
-    """A trace, line by line."""
+    """Yield the lines of a trace."""
     yield json.dumps({"format": FORMAT, "version": VERSION})
     for action in actions:
         yield json.dumps(asdict(action))
 
 
 def read_trace(lines: Iterable[str]) -> list[RecordedAction]:
-    """Raises `TraceError`."""
+    """Read a trace. Raises TraceError if it is not valid."""
     numbered = enumerate(lines, start=1)
     _, header = next(numbered, (1, ""))
     if _parse_line(header, 1) not in [{"format": FORMAT, "version": version} for version in READABLE_VERSIONS]:
@@ -73,7 +76,10 @@ def read_trace(lines: Iterable[str]) -> list[RecordedAction]:
 
 
 def to_workload(actions: Sequence[RecordedAction]) -> SimWorkload:
-    """Scores count as calls; what has no trajectory is one of its own."""
+    """Convert recorded actions to a workload. Raises TraceError if there are none.
+
+    Scores count as calls. An action without a trajectory becomes a trajectory of its own.
+    """
     if not actions:
         raise TraceError("nothing was recorded in it")
     began_s = min(action.submitted_s for action in actions)
@@ -85,7 +91,7 @@ def to_workload(actions: Sequence[RecordedAction]) -> SimWorkload:
 
 
 def _to_trajectory(actions: Sequence[RecordedAction], first_submitted_s: float) -> SimTrajectory:
-    """Of one trajectory, by when they were submitted."""
+    """Convert the actions of one trajectory, sorted by submission."""
     starts_s = actions[0].submitted_s
     turns: list[TrajectoryAction] = []
     for action, after in zip(actions, _find_dependencies(actions), strict=True):
@@ -100,9 +106,9 @@ def _to_trajectory(actions: Sequence[RecordedAction], first_submitted_s: float) 
 
 
 def _find_dependencies(actions: Sequence[RecordedAction]) -> list[tuple[int, ...]]:
-    """Of each, those that were over when it was submitted, but for those that one of these had waited for.
+    """Return the dependencies of each action: the actions done at its submission, without indirect ones.
 
-    In an environment also the one before it there, over or not.
+    In an environment, the previous action there is always a dependency, even if it had not ended.
     """
     found: list[tuple[int, ...]] = []
     running: list[tuple[float, int]] = []

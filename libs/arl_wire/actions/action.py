@@ -1,4 +1,4 @@
-"""An action as clients submit and see it."""
+"""Actions in the form in which clients submit and see them."""
 
 from datetime import datetime
 from functools import cache
@@ -50,7 +50,7 @@ __all__ = [
 ]
 
 HOST_TEMPLATE = "host"
-"""The template that every node has."""
+"""Name of the template that every node has."""
 MAX_MIB = 64 << 20
 MAX_FILES = 1000
 MAX_COMMAND_CHARACTERS = 256 << 10
@@ -78,7 +78,7 @@ SANDBOX_FIELDS = (*PROGRAM_FIELDS, "env", "files", "fetch", "environment", "dema
 
 
 class CpuRange(StrictModel):
-    """Cores, at least `min`, up to `max` when there are spare ones."""
+    """A range of cores: at least `min`, up to `max` if there are spare ones."""
 
     min: Cpu
     max: Cpu
@@ -91,10 +91,10 @@ class CpuRange(StrictModel):
 
 
 class DemandSpec(StrictModel):
-    """What the action needs while it runs.
+    """The resources that the action needs while it runs.
 
-    Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a
-    trajectory's environment are held until it ends and are set by its first action.
+    Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a trajectory's
+    environment are set by its first action and stay allocated until the environment ends.
     """
 
     cpu: Annotated[
@@ -113,11 +113,11 @@ class DemandSpec(StrictModel):
 
 
 class EnvironmentSelector(StrictModel):
-    """Where the action runs.
+    """The environment in which the action runs.
 
-    `ephemeral`: fresh, gone afterwards. `trajectory`: made at the trajectory's first action and kept,
-    with files and processes, until the trajectory is ended or nothing used it for `idle_ttl_s`. An `id` names
-    one that is there already.
+    `ephemeral`: a new environment that ends with the action. `trajectory`: a persistent environment with files and
+    processes. The trajectory's first action creates it. It ends with the trajectory, or after `idle_ttl_s` seconds
+    without use. An `id` names an existing environment.
     """
 
     id: UUID | None = Field(default=None, description="Of a living environment; instead of scope and trajectory")
@@ -131,12 +131,11 @@ class EnvironmentSelector(StrictModel):
 
 
 class SubmitActionRequest(StrictModel):
-    """One bounded command or Python program; of kind `score`, `items` for a reward `service`; of kind `call`, a
-    `request` to an `endpoint`.
+    """A bounded command or Python program, a `score` of `items` by a reward `service`, or a `call` to an `endpoint`.
 
-    The other kinds run nothing and need no cores: `environment.create` makes the trajectory's environment,
-    `environment.files` writes `files` into it and returns those of `fetch`. `environment.transfer` is how
-    `/v1/environments/{id}/archive` has its turn; submitted by itself it ends as `transfer_abandoned`.
+    The other kinds run no program and need no cores. `environment.create` creates the trajectory's environment.
+    `environment.files` writes `files` into it and returns those of `fetch`. The server uses `environment.transfer` to
+    queue the transfers of `/v1/environments/{id}/archive`; submitted directly, it ends as `transfer_abandoned`.
     """
 
     model_config = ConfigDict(
@@ -295,12 +294,12 @@ class SubmitActionRequest(StrictModel):
 
 @cache
 def _default_value(name: str) -> Any:
-    """Pydantic takes 50 µs to say it."""
+    """Return the default of a field; cached because Pydantic needs 50 µs to compute it."""
     return SubmitActionRequest.model_fields[name].get_default(call_default_factory=True)
 
 
 class ActionResult(BaseModel):
-    """What the accepted attempt left."""
+    """The result of the accepted attempt."""
 
     grant_no: int
     exit_code: int | None = None
@@ -320,7 +319,7 @@ class ActionResult(BaseModel):
 
 
 class ActionTimes(BaseModel):
-    """act_s = queue_s + run_s + overhead_s."""
+    """The parts of the action completion time in seconds: act_s = queue_s + run_s + overhead_s."""
 
     queue_s: float | None = None
     run_s: float | None = None
@@ -329,7 +328,7 @@ class ActionTimes(BaseModel):
 
 
 class ElasticDemand(BaseModel):
-    """The resource of which an action could be given more than its minimum, and what that brings."""
+    """The elastic resource of an action, its range and its elasticity."""
 
     resource: str
     min: int
@@ -340,7 +339,7 @@ class ElasticDemand(BaseModel):
 
 
 class Action(BaseModel):
-    """An action as it is now. A settled one never changes again."""
+    """The current state of an action. A settled action never changes again."""
 
     id: UUID
     task: str
@@ -371,14 +370,14 @@ class Action(BaseModel):
 
 
 class ActionListResponse(BaseModel):
-    """Newest first. `next_cursor` is absent on the last page."""
+    """A page of actions, newest first. `next_cursor` is absent on the last page."""
 
     items: list[Action]
     next_cursor: str | None = None
 
 
 class WaitRequest(StrictModel):
-    """Wait until any or all of these are settled."""
+    """A request to wait until any or all of these actions are settled."""
 
     ids: list[UUID] = Field(min_length=1, max_length=1000)
     until: Literal["any", "all"] = "all"
@@ -386,7 +385,7 @@ class WaitRequest(StrictModel):
 
 
 class WaitResponse(BaseModel):
-    """Those that are settled, with results. `pending` are not yet; `unknown` are not yours."""
+    """The settled actions with results. `pending` are not settled yet; `unknown` ids are not in your project."""
 
     settled: list[Action]
     pending: list[UUID]

@@ -1,4 +1,4 @@
-"""Several actions in one request."""
+"""Submission of several actions in one request."""
 
 from uuid import UUID
 
@@ -21,20 +21,20 @@ GANG_DESCRIPTION = (
 
 
 class SubmitBatchRequest(StrictModel):
-    """Up to 1000 actions. Each is accepted or refused for itself."""
+    """A batch of up to 1000 actions. Each is accepted or refused independently."""
 
     actions: list[SubmitActionRequest] = Field(min_length=1, max_length=1000)
     gang: bool = Field(default=False, description=GANG_DESCRIPTION)
 
 
 class BatchItemResult(BaseModel):
-    """One of `id` and `problem`."""
+    """The result of one item: either `id` or `problem`."""
 
     id: UUID | None = None
     problem: ProblemDetails | None = None
 
 
 class SubmitBatchResponse(BaseModel):
-    """In the order of the request."""
+    """The results in the order of the request."""
 
     items: list[BatchItemResult]

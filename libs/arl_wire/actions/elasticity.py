@@ -1,4 +1,4 @@
-"""What more of a resource brings, as clients say it."""
+"""Declarations of how more of a resource shortens an action."""
 
 from typing import Annotated, Literal
 
@@ -20,14 +20,14 @@ class _ResizableElasticity(StrictModel):
 
 
 class AmdahlElasticity(_ResizableElasticity):
-    """d(k) = d(1) * ((1 - f) + f / k)."""
+    """A declaration by Amdahl's law: d(k) = d(1) * ((1 - f) + f / k)."""
 
     model: Literal["amdahl"]
     parallel_fraction: float = Field(ge=0, le=1)
 
 
 class TableElasticity(_ResizableElasticity):
-    """Measured seconds by number of cores."""
+    """A table of measured seconds by number of cores."""
 
     model: Literal["table"]
     seconds: dict[str, Annotated[float, Field(ge=1e-4, le=1e7, allow_inf_nan=False)]] = Field(
@@ -47,6 +47,6 @@ class TableElasticity(_ResizableElasticity):
 
 
 class NoElasticity(_ResizableElasticity):
-    """More cores bring nothing."""
+    """A declaration that more cores have no effect."""
 
     model: Literal["none"]

@@ -1,4 +1,4 @@
-"""Why an action waits, or what became of it: `GET /v1/actions/{id}/explain`."""
+"""Explanations of queued and later actions: `GET /v1/actions/{id}/explain`."""
 
 from datetime import datetime
 from uuid import UUID
@@ -21,7 +21,7 @@ __all__ = [
 
 
 class ResourceShortfall(BaseModel):
-    """A resource of which its node has too little free."""
+    """A resource of which the node has too little free."""
 
     resource: str
     needed: int
@@ -30,7 +30,7 @@ class ResourceShortfall(BaseModel):
 
 
 class AheadCounts(BaseModel):
-    """Of those that could use what it needs: how many come before it, were each given its smallest amounts."""
+    """The number of competing actions ahead, if each got its minimum."""
 
     priority: int = Field(description="Because their priority is higher")
     in_task: int = Field(description="Others of its task")
@@ -39,14 +39,14 @@ class AheadCounts(BaseModel):
 
 
 class ExpectedRunTime(BaseModel):
-    """How long it is expected to run with so much of `resource`."""
+    """The expected run time with this amount of `resource`."""
 
     amount: int
     seconds: float
 
 
 class WaitExplanation(BaseModel):
-    """Of a queued action, as the scheduler sees it now."""
+    """The explanation of a queued action, from the scheduler's current state."""
 
     rule: WaitReason = Field(
         description="What decides: `queue_paused`; `environment_busy`; `starts_next_round`; `no_node_fits`, ever;"
@@ -89,14 +89,14 @@ class WaitExplanation(BaseModel):
 
 
 class StragglerStatus(BaseModel):
-    """It runs for longer than `limit_s`."""
+    """The status of an action that runs for longer than `limit_s`."""
 
     elapsed_s: float = Field(description="Since it began to run, as of the scheduler's last look")
     limit_s: float = Field(description="As of a straggler in `GET /v1/admin/stragglers`")
 
 
 class ActionExplanation(BaseModel):
-    """`wait` of a queued action; what it holds or held, and when, of any other."""
+    """The explanation of an action. A queued one has `wait`; any other has its allocation and its times."""
 
     id: UUID
     state: ActionState
@@ -131,6 +131,6 @@ class StragglerInfo(BaseModel):
 
 
 class StragglerListResponse(BaseModel):
-    """Those of the caller's project, the furthest beyond their limits first."""
+    """The stragglers of the caller's project, those furthest above their limits first."""
 
     items: list[StragglerInfo]

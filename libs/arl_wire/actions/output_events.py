@@ -1,4 +1,4 @@
-"""What an action writes while it runs, as events, and what it is given to read."""
+"""Output of a running action as events, and its input."""
 
 from base64 import b64decode
 from typing import Literal
@@ -20,11 +20,11 @@ __all__ = [
 ]
 
 MAX_INPUT_BYTES = 1 << 20
-"""Bytes that may wait for a program that has not read them yet."""
+"""Maximum bytes of input that the program has not read yet."""
 
 
 class OutputChunk(BaseModel):
-    """Events `stdout` and `stderr`: the next bytes of that stream. Characters come whole."""
+    """The next bytes of a stream, as event `stdout` or `stderr`. Characters are never split."""
 
     offset: int = Field(description="Of the first byte in its stream")
     text: str = Field(description="UTF-8; bytes that are not are written as \\xNN")
@@ -35,7 +35,7 @@ class OutputChunk(BaseModel):
 
 
 class OutputTruncated(BaseModel):
-    """Event `truncated`: from here on the stream is counted and not kept."""
+    """The event `truncated`: from here on, the bytes of the stream are counted but not stored."""
 
     stream: Literal["stdout", "stderr"]
     kept_bytes: int
@@ -43,13 +43,13 @@ class OutputTruncated(BaseModel):
 
 
 class OutputRestart(BaseModel):
-    """Event `restart`: another attempt began, so what came before is void; both streams begin at 0 again."""
+    """The event `restart`: another attempt began. Discard all earlier output; both streams begin at 0 again."""
 
     grant_no: int
 
 
 class OutputEnd(BaseModel):
-    """Event `end`, the last: the action has settled."""
+    """The event `end`, which comes last: the action has settled."""
 
     state: ActionState
     outcome: ActionOutcome
@@ -88,6 +88,6 @@ class SendInputRequest(StrictModel):
 
 
 class SendInputResponse(BaseModel):
-    """The program gets them as soon as it reads."""
+    """The accepted input. The program receives it as soon as it reads."""
 
     offset: int = Field(description="Bytes sent to this attempt so far; the `offset` of what comes next")

@@ -1,4 +1,4 @@
-"""An action's life as clients see it: the same spans that are exported."""
+"""Timeline of an action for clients: the same spans as the exported ones."""
 
 from datetime import datetime
 from typing import Literal
@@ -27,12 +27,12 @@ SpanName = Literal[
 
 
 class TraceSpan(BaseModel):
-    """Something that took its time.
+    """A timed span of an action.
 
-    Waits, grants, attempts and `settle` hang on `create action`. On the `process action` of a score that settled hangs
-    what its node did: `device wait`, then `batch` after `batch`, with `restore weights` where the service's weights had
-    to come onto the device first; of a judge `wake engine`, and a `completion` for each item. Of more than 64 of these
-    the first are here and the last.
+    Queue waits, grants, attempts and `settle` are children of `create action`. The `process action` span of a settled
+    score has children that its node recorded: `device wait`, then each `batch`, with `restore weights` if the service's
+    weights had to be copied to the device first. A judge has `wake engine`, and a `completion` for each item. If there
+    are more than 64 of these spans, only the first ones and the last one are included.
     """
 
     name: SpanName
@@ -51,7 +51,7 @@ class TraceSpan(BaseModel):
 
 
 class ActionTrace(BaseModel):
-    """The waterfall of an action, from its rows: no tracing back end has any part in it."""
+    """The waterfall of an action, computed from database rows; it needs no tracing backend."""
 
     id: UUID
     trace_id: str = Field(description="32 hexadecimal digits; the client's, if it sent a traceparent")

@@ -12,7 +12,7 @@ AuditVerb = Annotated[str, StringConstraints(min_length=3, max_length=64, patter
 
 
 class AuditLogEntry(BaseModel):
-    """One change by an administrator."""
+    """A change by an administrator."""
 
     id: int = Field(description="Ids grow with time")
     at: datetime = Field(description="Time of the change, by the database's clock")
@@ -24,7 +24,10 @@ class AuditLogEntry(BaseModel):
 
 
 class AuditLogResponse(BaseModel):
-    """Newest first. `next_before` is absent on the last page; give it as `before` to read the next page."""
+    """A page of changes, newest first.
+
+    `next_before` is absent on the last page; pass it as `before` to read the next page.
+    """
 
     items: list[AuditLogEntry]
     next_before: int | None = None

@@ -1,4 +1,4 @@
-"""What would be: `GET /v1/admin/capacity`."""
+"""Hypothetical capacity and load: `GET /v1/admin/capacity`."""
 
 import re
 from typing import Annotated
@@ -14,7 +14,7 @@ MAX_CORES = 10_000_000.0
 MAX_PERCENT = 10_000.0
 MAX_NODES = 1000
 MAX_NODE_NAMES = 100
-"""They are part of a URL."""
+"""Maximum number of node names; they are part of a URL."""
 MAX_EXTRA_ACTIONS = 1000
 
 NodeName = Annotated[str, StringConstraints(min_length=1, max_length=128, pattern=r"^[^\x00-\x1f]+$")]
@@ -31,7 +31,7 @@ CoresText = Annotated[str, StringConstraints(pattern=CORES_PATTERN), BeforeValid
 
 
 class CapacityPlanQuery(StrictModel):
-    """Other nodes, more actions, or both. Nothing of it is done."""
+    """A hypothetical change: other nodes, more actions, or both. Nothing is changed."""
 
     cores: CoresText | None = Field(
         default=None,
@@ -71,7 +71,7 @@ class CapacityPlanQuery(StrictModel):
         return self.cores is not None or bool(self.add_nodes or self.exclude_node or self.actions)
 
     def core_fraction(self, schedulable_milli: int) -> float:
-        """Of what the nodes have, that they are to have."""
+        """Return the requested cores as a fraction of the schedulable cores."""
         if self.cores is None:
             return 1.0
         if self.cores.endswith("%"):
@@ -80,7 +80,7 @@ class CapacityPlanQuery(StrictModel):
 
 
 class CapacityForecast(BaseModel):
-    """What becomes of what waits now if nothing more comes, as durations are expected. Seconds from now."""
+    """A forecast of the queued actions without new arrivals, from expected durations. Seconds from now."""
 
     nodes: int = Field(description="Nodes with cores that take something new")
     cpu_milli: int = Field(description="What these have together")
@@ -100,9 +100,9 @@ class CapacityForecast(BaseModel):
 
 
 class CapacityPlan(BaseModel):
-    """By the rounds of the scheduler's own policy, on a copy of what it knows.
+    """A capacity plan, computed with the scheduler's own policy on a copy of its state.
 
-    Environments that live now stay; those that are made on the way end with their last known action.
+    Existing environments stay. An environment created during the forecast ends with its last known action.
     """
 
     as_is: CapacityForecast = Field(description="With the nodes there are and what waits there")

@@ -1,4 +1,4 @@
-"""The report of a consistency check of the rows: counts, amounts, and whatever contradicts an invariant."""
+"""Report of a consistency check of the rows: counts, amounts and violated invariants."""
 
 from datetime import datetime
 
@@ -8,7 +8,7 @@ __all__ = ["ConsistencyFinding", "ConsistencyReport", "NodeUsage", "ResourceAllo
 
 
 class ConsistencyFinding(BaseModel):
-    """Two things that should agree and don't."""
+    """A contradiction between two values that should agree."""
 
     check: str
     subject: str
@@ -16,7 +16,7 @@ class ConsistencyFinding(BaseModel):
 
 
 class ResourceAllocation(BaseModel):
-    """Computed from rows now: what attempts and living environments hold of one resource of a node."""
+    """The allocations of attempts and live environments on one resource of a node, computed from current rows."""
 
     node: str
     resource: str
@@ -27,18 +27,18 @@ class ResourceAllocation(BaseModel):
 class NodeUsage(BaseModel):
     node: str
     attempts: int
-    """Granted or running, in whatever environment."""
+    """Number of granted or running attempts, in any environment."""
     environments: int
-    """Persistent ones that rows say live there."""
+    """Number of persistent environments that are live according to the rows."""
 
 
 class ConsistencyReport(BaseModel):
-    """One snapshot of the rows."""
+    """A report over one snapshot of the rows."""
 
     at: datetime
     actions: dict[str, int]
-    """Per state."""
+    """Number of actions per state."""
     nodes: list[NodeUsage]
     held: list[ResourceAllocation]
     findings: list[ConsistencyFinding]
-    """The first 1000, in order of check and subject."""
+    """First 1000 findings, by check and subject."""

@@ -1,4 +1,4 @@
-"""API keys as their administrators see them. A key itself is shown once, when it is made."""
+"""API keys for administrators. The key itself is shown only once, when it is created."""
 
 from datetime import datetime
 from typing import Annotated, Literal
@@ -10,11 +10,11 @@ from arl_wire.actions.action import Name
 __all__ = ["ApiKey", "CreateKeyRequest", "CreateKeyResponse", "KeyListResponse", "KeyScope"]
 
 KeyScope = Literal["actions:read", "actions:write", "actions:*", "admin:read", "admin:write", "admin:*"]
-"""`write` includes `read` of its area, `*` is all of its area."""
+"""Scopes of a key: `write` includes `read` of its area, `*` is everything in its area."""
 
 
 class CreateKeyRequest(BaseModel):
-    """A new key. It belongs to one project and reaches nothing of another."""
+    """A new key. It belongs to one project and has no access to others."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -30,7 +30,7 @@ class CreateKeyRequest(BaseModel):
 
 
 class ApiKey(BaseModel):
-    """What is known of a key; what it is nobody can say any more."""
+    """The metadata of a key. The key itself cannot be recovered."""
 
     id: int
     project: str
@@ -42,13 +42,13 @@ class ApiKey(BaseModel):
 
 
 class CreateKeyResponse(ApiKey):
-    """The only answer that has the key in it."""
+    """The new key. No other response contains it."""
 
     key: str = Field(repr=False)
 
 
 class KeyListResponse(BaseModel):
-    """Newest first. `next_cursor` is absent on the last page."""
+    """A page of keys, newest first. `next_cursor` is absent on the last page."""
 
     items: list[ApiKey]
     next_cursor: int | None = None

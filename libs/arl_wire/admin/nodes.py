@@ -1,4 +1,4 @@
-"""Nodes as operators see them."""
+"""Nodes for operators."""
 
 from datetime import datetime
 from typing import Literal, Self
@@ -10,7 +10,7 @@ __all__ = ["ChangeNodeRequest", "EnforcementStatus", "NodeInfo", "NodeListRespon
 
 
 class EnforcementStatus(BaseModel):
-    """One kind of wall, found by trying it at the node's start."""
+    """A kind of isolation limit, probed when the node starts."""
 
     name: str
     level: Literal["enforced", "best_effort", "absent"]
@@ -20,7 +20,7 @@ class EnforcementStatus(BaseModel):
 
 
 class NodeTemplate(BaseModel):
-    """A file tree that environments can begin with there, besides `host`."""
+    """A file tree that environments on the node can start from, in addition to `host`."""
 
     name: str
     digest: str = Field(description="Of the image that it was made from")
@@ -49,7 +49,7 @@ class NodeInfo(BaseModel):
 
 
 class ChangeNodeRequest(BaseModel):
-    """Close a node, empty it, or open it again."""
+    """A request to cordon, drain or reopen a node."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

@@ -1,4 +1,4 @@
-"""Queues and projects as administrators see them: a queue for each task of a project, made by its first action."""
+"""Queues and projects for administrators. Each task of a project has a queue, created by its first action."""
 
 from typing import Annotated, Self
 
@@ -21,14 +21,14 @@ __all__ = [
 ]
 
 Weight = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)]
-"""A share beside others: twice the weight, twice the share where both want more than there is."""
+"""Relative weight: twice the weight gets twice the share if both want more than there is."""
 
 
 _MaxRunning = Annotated[int, Field(ge=1, le=2**31 - 1)]
 
 
 class QueueQuota(StrictModel):
-    """How many of a task's actions may run at once, at most, however much is free."""
+    """The maximum number of concurrently running actions of a task, regardless of free resources."""
 
     running: _MaxRunning | None = Field(default=None, description="Actions that are granted or running, of all kinds")
     services: dict[ServiceName, _MaxRunning] = Field(
@@ -46,7 +46,7 @@ class QueueQuota(StrictModel):
 
 
 class ChangeQueueRequest(BaseModel):
-    """What to change of a queue; what is left out stays."""
+    """A change of a queue; omitted fields stay unchanged."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -86,17 +86,17 @@ class ChangeQueueRequest(BaseModel):
 
     @property
     def sets_max_queued(self) -> bool:
-        """Whether the limit is to be changed; null is a change too."""
+        """Return True if the request changes the limit; null is a change too."""
         return "max_queued" in self.model_fields_set
 
     @property
     def sets_quota(self) -> bool:
-        """As `limits`."""
+        """Return True if the request changes the quota; null is a change too."""
         return "quota" in self.model_fields_set
 
 
 class Queue(BaseModel):
-    """A task's queue and what is in it now."""
+    """A task's queue and its current counts."""
 
     id: int
     task: str
@@ -109,14 +109,14 @@ class Queue(BaseModel):
 
 
 class QueueListResponse(BaseModel):
-    """In order of their making. `next_cursor` is absent on the last page."""
+    """A page of queues in order of creation. `next_cursor` is absent on the last page."""
 
     items: list[Queue]
     next_cursor: int | None = None
 
 
 class ChangeProjectRequest(BaseModel):
-    """What to change of a project."""
+    """A change of a project."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -130,7 +130,7 @@ class Project(BaseModel):
 
 
 class ProjectListResponse(BaseModel):
-    """In order of their making. `next_cursor` is absent on the last page."""
+    """A page of projects in order of creation. `next_cursor` is absent on the last page."""
 
     items: list[Project]
     next_cursor: int | None = None

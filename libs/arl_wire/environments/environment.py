@@ -1,4 +1,4 @@
-"""Persistent environments as clients make and see them."""
+"""Persistent environments in the form in which clients create and see them."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -33,15 +33,17 @@ __all__ = [
 class EnvironmentState(StrEnum):
     LIVE = "live"
     ENDING = "ending"
-    """Somebody asked for its end; nothing more starts in it."""
+    """A client ended the environment; no more actions start in it."""
     ENDED = "ended"
     LOST = "lost"
-    """Its node or its first process died. The name stays taken until it is deleted, so that nothing begins anew in it
-    unnoticed."""
+    """The node or the first process of the environment died.
+
+    The name stays in use until the environment is deleted, so that no new environment silently replaces it.
+    """
 
 
 class CreateEnvironmentRequest(StrictModel):
-    """An environment before its first action; it holds memory and disk until it ends, and no cores."""
+    """An environment created before its first action; it occupies memory and disk until it ends, but no cores."""
 
     task: Name = Field(description="The RL workload this belongs to")
     trajectory: Name | None = Field(default=None, description="Its name; one is made up where there is none")
@@ -65,7 +67,7 @@ class CreateEnvironmentRequest(StrictModel):
 
 
 class EnvironmentInfo(BaseModel):
-    """An environment as it is now."""
+    """The current state of an environment."""
 
     id: UUID
     task: str
@@ -84,14 +86,14 @@ class EnvironmentInfo(BaseModel):
 
 
 class EnvironmentListResponse(BaseModel):
-    """Newest first. `next_cursor` is absent on the last page."""
+    """A page of environments, newest first. `next_cursor` is absent on the last page."""
 
     items: list[EnvironmentInfo]
     next_cursor: str | None = None
 
 
 class SnapshotInfo(BaseModel):
-    """All that was written in an environment: files, and no processes or memory. It lies on one node."""
+    """The files written in an environment, without processes and memory. A snapshot is stored on one node."""
 
     id: UUID
     task: str
@@ -108,7 +110,7 @@ class SnapshotInfo(BaseModel):
 
 
 class SnapshotListResponse(BaseModel):
-    """Newest first. `next_cursor` is absent on the last page."""
+    """A page of snapshots, newest first. `next_cursor` is absent on the last page."""
 
     items: list[SnapshotInfo]
     next_cursor: str | None = None

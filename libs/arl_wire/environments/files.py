@@ -1,4 +1,4 @@
-"""The files of a kept environment as clients see them."""
+"""Files of a persistent environment, for clients."""
 
 from datetime import datetime
 from enum import StrEnum
@@ -17,7 +17,7 @@ class FileKind(StrEnum):
 
 
 class FileEntry(BaseModel):
-    """Something in an environment's file tree."""
+    """An entry in an environment's file tree."""
 
     path: str = Field(description="From the directory that was asked for; bytes that are not UTF-8 as \\xNN")
     type: FileKind
@@ -28,14 +28,14 @@ class FileEntry(BaseModel):
 
 
 class FileListResponse(BaseModel):
-    """In the order of their names, directories before what is in them. `next_cursor` is absent on the last page."""
+    """A page of entries by name, directories before their contents. `next_cursor` is absent on the last page."""
 
     items: list[FileEntry]
     next_cursor: str | None = None
 
 
 class UploadArchiveResponse(BaseModel):
-    """What an archive has brought."""
+    """The number of members and bytes that an archive added."""
 
     members: int
     bytes: int

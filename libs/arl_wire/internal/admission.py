@@ -1,4 +1,4 @@
-"""Bodies that the gateway sends to admission. They may change with any version."""
+"""Requests from the gateway to admission. They may change with any version."""
 
 import json
 from collections.abc import Iterable
@@ -31,9 +31,9 @@ __all__ = [
 
 
 class SubmissionMetadata(BaseModel):
-    """All of an `AdmitItem` but for its action.
+    """The fields of an `AdmitItem` without its action.
 
-    `key` makes it idempotent within its project; `body_hash` is what the key was used for.
+    `key` makes the submission idempotent within its project; `body_hash` identifies the body that used the key.
     """
 
     project_id: int
@@ -45,18 +45,18 @@ class SubmissionMetadata(BaseModel):
     asked_for: list["CoalescedCall"] = Field(default_factory=list)
 
     def to_item_json(self, action_json: str) -> str:
-        """The `AdmitItem`, of an action that is JSON already: it may be megabytes, and is written once."""
+        """Return the `AdmitItem` for an action that is already JSON, so that megabytes are serialized only once."""
         return f'{{"action":{action_json},{self.model_dump_json(exclude_defaults=True)[1:]}'
 
 
 class AdmitItem(SubmissionMetadata):
-    """One submission."""
+    """A submission."""
 
     action: SubmitActionRequest
 
 
 class CoalescedCall(BaseModel):
-    """Whose the next `items` of a score action are, where it was put together from several calls."""
+    """The origin of the next `items` of a score action that combines several calls."""
 
     items: int
     trajectory: str | None = None
@@ -65,35 +65,35 @@ class CoalescedCall(BaseModel):
 
 
 class SnapshotSource(BaseModel):
-    """The snapshot of an environment that is to be made, and the node that has it."""
+    """The snapshot from which to create an environment, and the node that has it."""
 
     snapshot: UUID
     node: int
 
 
 class AdmitRequest(BaseModel):
-    """A `gang` is admitted as a whole or refused as a whole, and so it starts."""
+    """A request to admit actions. A `gang` is admitted and started completely or not at all."""
 
     items: list[AdmitItem]
     gang: bool = False
 
     @staticmethod
     def json_from_items(item_jsons: Iterable[str], *, gang: bool = False) -> str:
-        """As JSON, of items that are JSON already."""
+        """Return the request as JSON, for items that are already JSON."""
         return f'{{"items":[{",".join(item_jsons)}],"gang":{json.dumps(gang)}}}'
 
 
 class AdmitItemResult(BaseModel):
-    """One of `id` and `problem`."""
+    """The result of one item: either `id` or `problem`."""
 
     id: UUID | None = None
     created: bool = False
-    """False where its key stood for an action that was there already."""
+    """False if the key belonged to an existing action."""
     problem: ProblemDetails | None = None
 
 
 class AdmitResponse(BaseModel):
-    """In the order of the request; sent after the commit."""
+    """The results in the order of the request, sent after the commit."""
 
     items: list[AdmitItemResult]
 
@@ -115,8 +115,10 @@ class DeleteSnapshotRequest(BaseModel):
 
 
 class InternalChangeQueueRequest(BaseModel):
-    """Of a task's queue. With `limits`, how many may wait (None: as many as the default), with `sets_quota`, how many
-    may run (None: as many as find room); others None: as it is.
+    """A change of a task's queue.
+
+    If `limits` is true, `max_queued` is set (None: the default). If `sets_quota` is true, `quota` is set (None: no
+    quota). In the other fields, None means no change.
     """
 
     project_id: int
@@ -135,13 +137,13 @@ class InternalChangeProjectRequest(BaseModel):
 
 
 class AffectedRowsResponse(BaseModel):
-    """How many rows the wish reached."""
+    """The number of affected rows."""
 
     count: int
 
 
 class InternalChangeNodeRequest(BaseModel):
-    """Close a node to what is new, or open it again; with a deadline, empty it until then."""
+    """A request to cordon, reopen or drain a node; a deadline drains it."""
 
     name: str
     cordoned: bool
@@ -153,7 +155,7 @@ class RemoveNodeRequest(BaseModel):
 
 
 class RemoveNodeResponse(BaseModel):
-    """Whether it is gone, or what keeps it; neither where there is no such node."""
+    """The result of removing a node: removed, or the reason against it; neither if the node does not exist."""
 
     removed: bool
     kept_by: str | None = None

@@ -1,4 +1,4 @@
-"""Bodies that node managers receive and answer. They may change with any version."""
+"""Requests to node managers and their responses. They may change with any version."""
 
 from typing import Literal
 from uuid import UUID
@@ -29,16 +29,17 @@ class GrantPayload(BaseModel):
 
 
 class GrantBatchRequest(BaseModel):
-    """A faster copy of the rows: one a round and manager."""
+    """The grants of a round for one manager. They arrive faster than by polling the rows."""
 
     node_epoch: UUID
     grants: list[GrantPayload]
 
 
 class ResizePayload(BaseModel):
-    """New cores for a running action. Only one with a higher `amounts_seq` than the last changes anything.
+    """A new number of cores for a running action.
 
-    Any other asks what it has.
+    The request changes the action only if `amounts_seq` is higher than before. Otherwise it only returns the current
+    amounts.
     """
 
     id: UUID
@@ -53,31 +54,31 @@ class ResizeBatchRequest(BaseModel):
 
 
 class ResizeResult(BaseModel):
-    """What became of one resize.
+    """The result of a resize.
 
-    `done`: it holds, and what a shrink gave back is free. `stale`: another one came before. `full`: a growth beyond
-    what is free; it has what it had. `absent`: this fence does not run here, or is being ended.
+    `done`: it is applied, and the resources of a shrink are free. `stale`: another resize came first. `full`: growth
+    beyond the free amount; the amounts are unchanged. `absent`: this fence does not run here, or is ending.
     """
 
     id: UUID
     grant_no: int
     status: Literal["done", "stale", "full", "absent"]
     cpu_milli: int | None = None
-    """What the action has now; None where it is absent."""
+    """Current milli-cores of the action; None if it is absent."""
     amounts_seq: int | None = None
-    """The resize that this came from; 0 for the grant itself."""
+    """Resize that set these amounts; 0 for the grant."""
     free_cpu_milli: int
-    """Of the node, for others and for a growth."""
+    """Free milli-cores of the node."""
 
 
 class ResizeBatchResponse(BaseModel):
-    """In the order of the request, sent once all of it holds."""
+    """The results in the order of the request, sent after all resizes are applied."""
 
     answers: list[ResizeResult]
 
 
 class ReadOutputRequest(BaseModel):
-    """What has this attempt written beyond these offsets? Answered as soon as there is something to say."""
+    """A request for the output of an attempt beyond these offsets, answered as soon as there is news."""
 
     id: UUID
     grant_no: int
@@ -90,7 +91,7 @@ class _Base64Model(BaseModel):
 
 
 class OutputPortion(_Base64Model):
-    """Some of what a stream has beyond the offset that was asked for."""
+    """The next part of a stream beyond the requested offset."""
 
     data: bytes = b""
     kept_bytes: int = 0
@@ -98,7 +99,10 @@ class OutputPortion(_Base64Model):
 
 
 class ReadOutputResponse(BaseModel):
-    """`ended`: the attempt is over, and its row soon says all. `absent`: it does not run here, or not yet."""
+    """The output of an attempt.
+
+    `ended`: the attempt is over, and its row soon has all results. `absent`: the attempt does not run here, or not yet.
+    """
 
     status: Literal["running", "ended", "absent"]
     stdout: OutputPortion = OutputPortion()
@@ -114,8 +118,11 @@ class WriteInputRequest(_Base64Model):
 
 
 class WriteInputResponse(BaseModel):
-    """`gap`: bytes before that offset are missing. `unopened`: it was not submitted with `stdin_open`."""
+    """The result of writing input.
+
+    `gap`: bytes before that offset are missing. `unopened`: the action was not submitted with `stdin_open`.
+    """
 
     status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
     offset: int = 0
-    """Bytes taken so far."""
+    """Number of bytes accepted so far."""

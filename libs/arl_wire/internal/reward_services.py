@@ -1,4 +1,4 @@
-"""Changes of reward services that the gateway asks of admission. They may change with any version."""
+"""Requests from the gateway to admission that change reward services. They may change with any version."""
 
 from pydantic import BaseModel
 
@@ -22,7 +22,7 @@ class RemoveServiceRequest(BaseModel):
 
 
 class RemoveServiceResponse(BaseModel):
-    """Whether it is gone; how many actions that name it have not settled keeps it."""
+    """The result of removing a service: removed, or the number of unsettled actions that name it."""
 
     removed: bool
     unsettled: int

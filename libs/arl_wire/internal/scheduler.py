@@ -1,4 +1,4 @@
-"""Bodies between the scheduler and admission, node managers and the gateway. They may change with any version."""
+"""Messages between the scheduler, admission, node managers and the gateway. They may change with any version."""
 
 from typing import Any
 from uuid import UUID
@@ -25,7 +25,7 @@ __all__ = [
 
 
 class QueuedActionRow(BaseModel):
-    """A queued row as the scheduler's index needs it: from a hint or from its own poll, the same."""
+    """A queued row for the scheduler's index; the same from a notification or from a poll."""
 
     id: UUID
     queue_id: int
@@ -45,7 +45,7 @@ class QueuedActionRow(BaseModel):
 
 
 class GangMembership(BaseModel):
-    """Of how many actions that start together this is one."""
+    """The gang of an action and its size."""
 
     id: UUID
     size: int
@@ -61,15 +61,17 @@ class FencePayload(BaseModel):
 
 
 class RunReport(FencePayload):
-    """What an attempt took that ran to its own end, well or badly: for estimates."""
+    """The run time and processor time of an attempt that ran to its own end, for estimates."""
 
     run_us: int
     cpu_us: int
 
 
 class ResourcesFreedNotification(BaseModel):
-    """What these fences held is free, and what those of `runs` held. `requeued` ones, of these fences, went back to the
-    queue. Without any fence, environments ended."""
+    """A notification that the resources of these fences, and of those in `runs`, are free.
+
+    `requeued` lists the fences whose actions went back to the queue. Without any fence, environments ended.
+    """
 
     fences: list[FencePayload]
     requeued: list[FencePayload] = []
@@ -77,27 +79,27 @@ class ResourcesFreedNotification(BaseModel):
 
 
 class ExplainRequest(BaseModel):
-    """Why does this queued action not run?"""
+    """A request to explain a queued action."""
 
     id: UUID
 
 
 class ExplainResponse(BaseModel):
-    """`wait` without the name of the node, which the gateway knows."""
+    """The explanation, with the node's number instead of its name, which the gateway adds."""
 
     node: int | None = None
     wait: WaitExplanation
 
 
 class CapacityPlanRequest(BaseModel):
-    """What would be? `without` are the nodes that the question names."""
+    """A request for a capacity plan. `without` are the excluded nodes."""
 
     question: CapacityPlanQuery
     without: list[int]
 
 
 class FindStragglersRequest(BaseModel):
-    """Who runs far longer than others of his class? The furthest beyond first; or whether the `only` one does."""
+    """A request for stragglers, those furthest above their limits first; `only` restricts it to one action."""
 
     limit: int
     only: UUID | None = None

@@ -1,4 +1,4 @@
-"""What a judge is asked, and how its answer becomes a score."""
+"""Judges: the prompt, and the conversion of an answer to a score."""
 
 import re
 from collections.abc import Iterator
@@ -12,12 +12,12 @@ from arl_wire.validation import StrictModel, validate_no_nul, validate_small_jso
 __all__ = ["TEMPLATE_FIELDS", "JudgeOptions", "parse_template"]
 
 TEMPLATE_FIELDS = {"prompt": "prompt", "response": "text", "reference": "reference"}
-"""What a template may name, and which field of an item it is."""
+"""Names allowed in a template, and their item fields."""
 REPEAT_OPERATORS = ("MAX_REPEAT", "MIN_REPEAT")
 
 
 def parse_template(template: str) -> Iterator[tuple[str, str | None]]:
-    """Literal text, and the name that follows it or None. Raises `ValueError` for what names anything else."""
+    """Yield literal text and the name after it, or None. Raises ValueError for unknown names."""
     for literal, name, spec, conversion in Formatter().parse(template):
         if name is not None and (name not in TEMPLATE_FIELDS or spec or conversion):
             raise ValueError(
@@ -45,8 +45,8 @@ def _check_pattern(pattern: str) -> str:
 
 
 def _has_nested_repeat(pattern: str) -> bool:
-    """As `(a+)*` does: what it does not match it tries in exponentially many ways."""
-    from re import _constants, _parser  # type: ignore[attr-defined]  # nothing public tells how a pattern is built
+    """Return True for nested repeats such as `(a+)*`, which backtrack exponentially on a mismatch."""
+    from re import _constants, _parser  # type: ignore[attr-defined]  # no public API exposes the structure of a pattern
 
     def has(node: Any, *, inside: bool) -> bool:
         if isinstance(node, tuple) and node and str(node[0]) in REPEAT_OPERATORS:
@@ -76,7 +76,7 @@ _FiniteFloat = Annotated[float, Field(allow_inf_nan=False)]
 
 
 class JudgeOptions(StrictModel):
-    """A template, how often it is asked, and how a verdict is found in an answer and what it is worth."""
+    """The options of a judge: prompt template, number of samples, and the value of each verdict."""
 
     prompt: Annotated[_TemplateText, AfterValidator(_check_template)] = Field(
         description="What the model is asked. `{prompt}`, `{response}` and `{reference}` stand for an item's `prompt`,"

@@ -1,4 +1,4 @@
-"""The kinds of reward services, and what an item of each has to have."""
+"""Kinds of reward services, and the fields that their items need."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,7 +8,7 @@ from arl_wire.scores import ScoreItem
 __all__ = ["CHAT_FORM", "FORMS_BY_KIND", "UNBATCHED_KINDS", "VERIFIERS", "describe_forms", "item_form_error"]
 
 ItemForm = tuple[str, ...]
-"""Fields that go together."""
+"""Fields that an item has at the same time."""
 
 _PAIR: ItemForm = ("text", "reference")
 _TEXT: ItemForm = ("text",)
@@ -20,7 +20,7 @@ VERIFIERS: Mapping[str, tuple[ItemForm, ...]] = {
     "regex": (_PAIR,),
     "json": (_TEXT, _PAIR),
 }
-"""Kinds that run as programs in a sandbox, and on no device."""
+"""Kinds that run as programs in a sandbox, without a device."""
 
 _NEXT_TOKEN_FORMS: tuple[ItemForm, ...] = tuple(
     (given, more) for given in ("token_ids", "text") for more in ("top_logprobs", "label_token_ids")
@@ -29,7 +29,7 @@ CHAT_FORM: ItemForm = ("messages", "chat")
 _JUDGE_FORMS: tuple[ItemForm, ...] = (_TEXT, _PAIR, ("prompt", "text"), ("prompt", "text", "reference"))
 
 UNBATCHED_KINDS = frozenset({*VERIFIERS, "judge"})
-"""Kinds whose items don't wait for each other's company: what computes them does many beside each other."""
+"""Kinds without batching across actions, because their backend computes many items concurrently."""
 
 FORMS_BY_KIND: Mapping[str, tuple[ItemForm, ...]] = {
     "similarity": (_PAIR,),
@@ -42,11 +42,11 @@ FORMS_BY_KIND: Mapping[str, tuple[ItemForm, ...]] = {
     "python": (),
     **VERIFIERS,
 }
-"""The forms that an item of each kind may have; any, where there is none."""
+"""Allowed forms of items by kind; an empty tuple allows any form."""
 
 
 def item_form_error(kind: str, items: Sequence[ScoreItem]) -> ValidationFailed | None:
-    """What the first item that the kind does not take has too much or too little of."""
+    """Return an error for the first item with a missing or extra field; None if all items fit the kind."""
     forms = FORMS_BY_KIND.get(kind, ())
     taken = frozenset(map(frozenset, forms))
     for at, item in enumerate(items if forms else ()):
@@ -62,12 +62,12 @@ def item_form_error(kind: str, items: Sequence[ScoreItem]) -> ValidationFailed |
 
 
 def describe_forms(kind: str) -> str:
-    """As `text, or text and reference`."""
+    """Return the forms as text, such as `text, or text and reference`."""
     return ", or ".join(" and ".join(form) for form in FORMS_BY_KIND.get(kind, ())) or "anything"
 
 
 def _mismatched_field(given: frozenset[str], forms: Sequence[ItemForm]) -> str:
-    """What is missing of the form that is nearest, or else what is too much."""
+    """Return the missing field of the closest form, or else an extra field."""
     nearest = max(forms, key=lambda form: len(given & set(form)) - len(given ^ set(form)))
     missing = [name for name in nearest if name not in given]
     return missing[0] if missing else min(given - set(nearest))

@@ -1,4 +1,4 @@
-"""Reward services, as clients see them."""
+"""Reward services in the form in which clients see them."""
 
 from enum import StrEnum
 from typing import Annotated, Any, Literal
@@ -26,16 +26,16 @@ __all__ = [
 ]
 
 HEALTH_NOT_HERE = "not_here"
-"""How the health begins of what a node has no files for, or nothing that computes it."""
+"""Prefix of the health if a node lacks the service's files or backend."""
 TENSOR_PARALLEL_KINDS = ("sequence-classifier", "reranker", "logprobs")
-"""Kinds whose weights several devices may have a part of each."""
+"""Kinds with weights that can be split across devices."""
 
 _Path = Annotated[str, StringConstraints(min_length=1, max_length=512)]
 Source = Annotated[_Path, AfterValidator(validate_no_nul), AfterValidator(validate_relative_path)]
 
 
 class ServiceOptions(StrictModel):
-    """What a kind takes beside its files."""
+    """The options of a service besides its files."""
 
     activation: bool | None = Field(
         default=None,
@@ -58,7 +58,7 @@ class ServiceOptions(StrictModel):
 
 
 class RegisterServiceRequest(StrictModel):
-    """A model whose files, or whose engine, are on the nodes. It is code of nobody: safetensors and a configuration."""
+    """A model with files, or an engine, on the nodes. It contains no code: safetensors and a configuration."""
 
     name: ServiceName
     kind: Literal["sequence-classifier", "reranker", "logprobs", "similarity", "relevance", "classifier", "judge"] = (
@@ -92,20 +92,20 @@ class RegisterServiceRequest(StrictModel):
 
 
 class ServiceOperation(StrEnum):
-    """What may be asked of a service that there is."""
+    """The operations on an existing service."""
 
     LOAD = "load"
-    """Bring its weights onto a device now, before anybody scores."""
+    """Restore the weights to a device now, before the first score."""
     PIN = "pin"
-    """Once there, it leaves the device for no other service."""
+    """Never evict the service for another one once it is resident."""
     UNPIN = "unpin"
     DRAIN = "drain"
-    """What runs ends, what comes waits; then it leaves the device."""
+    """Finish running actions, queue new ones, then leave the device."""
     RESUME = "resume"
 
 
 class ServiceReplica(BaseModel):
-    """One node's copy of a service."""
+    """A node's copy of a service."""
 
     node: str
     available: bool = Field(description="The node lives, and takes new actions")
@@ -146,7 +146,7 @@ class RewardServiceListResponse(BaseModel):
 
 
 class ScoreRequest(StrictModel):
-    """Items for a reward service, by somebody who waits for their scores."""
+    """A synchronous request to score items with a reward service."""
 
     service: ServiceName
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS)
@@ -166,7 +166,7 @@ class ScoreRequest(StrictModel):
 
 
 class ScoreResponse(BaseModel):
-    """An entry for each item, in their order."""
+    """The scores in the order of the items."""
 
     action: UUID = Field(description="In which they were scored, with those of other calls")
     first: int = Field(description="Which of its items the first one is")
