@@ -20,7 +20,7 @@ __all__ = [
 _TICK_S = 1.0 / os.sysconf("SC_CLK_TCK")
 
 ERROR_LINE = re.compile(r"[\w.]+: ")
-"""The last line of a traceback; all before it have more words, or are indented."""
+"""The last line of a traceback. Earlier lines have more words or are indented."""
 
 
 def own_cpu_s() -> float:
