@@ -81,7 +81,7 @@ def list_endpoints(directory: DirOption, output: FormatOption = OutputFormat.TEX
 
 
 def _write_body(body: OutputStream) -> None:
-    r"""Write the raw body to a pipe. At a terminal, write its text with \\xNN for other bytes, and a final line break."""
+    r"""Write the raw body to a pipe. At a terminal, write text, with \xNN for other bytes, and a final line break."""
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(b64decode(body.base64) if body.base64 is not None else body.text.encode())
         sys.stdout.buffer.flush()
