@@ -303,7 +303,7 @@ def rounds(
     short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
     classes: Annotated[int, typer.Option(min=1, help="Of what waits, over 8 tasks.")] = 256,
 ) -> None:
-    """Measure scheduling rounds with a very long queue without Postgres, and the time to read the queue from Postgres."""
+    """Measure scheduling rounds with a very long queue without Postgres, and the time to read it from Postgres."""
     sizes = replace(
         rounds_.SchedulingRoundBenchConfig.short() if short else rounds_.SchedulingRoundBenchConfig(), classes=classes
     )
@@ -320,7 +320,7 @@ def soak(
     as_json: JsonOption = False,
     actions: Annotated[int, typer.Option(min=1000, help="How many, in all.")] = 300_000,
 ) -> None:
-    """Very many actions that do nothing, on a system of its own: memory, tables and latency over time."""
+    """Run very many no-op actions on a separate system: memory, table sizes and latency over time."""
     try:
         figures, samples = run_soak(actions, lambda line: stderr.print(line, markup=False))
     except TangramError as error:

@@ -42,7 +42,7 @@ _QUEUE_DEPTH_METRIC = re.compile(r"^tangram_queue_depth\{[^}]*\} (\S+)$", re.MUL
 def run_leader_recovery(
     waiting: int, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures without the number that waits in their names, and what they were computed from."""
+    """Return figures, whose names do not contain the queue length, and the measured values."""
     with bench_system(driver="simulated", cores=CORES) as system:
         found = asyncio.run(_measure(system, waiting, report_progress))
     cuts = quantiles(found["submit_s"], n=100, method="inclusive")

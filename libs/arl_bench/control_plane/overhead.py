@@ -47,7 +47,7 @@ class OverheadBenchConfig:
 
 @dataclass(slots=True)
 class BenchRate:
-    """Actions that were done in some time, and what they cost."""
+    """Completed actions in a period, and their cost."""
 
     done: int
     wall_s: float

@@ -23,7 +23,7 @@ RESERVED_ALPHA = 0.28
 
 @dataclass(frozen=True, slots=True)
 class _DrawnShare:
-    """A trajectory's part of the cores at one moment."""
+    """A trajectory's share of the cores at one moment."""
 
     trajectory: int
     low: float

@@ -35,7 +35,7 @@ MIN_POD_CPU_MILLI = 10
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """What became of all rollouts under one policy."""
+    """The result of all rollouts under one policy."""
 
     policy: str
     rollouts: tuple[DemoRollout, ...]
@@ -56,9 +56,9 @@ class PolicyRun:
 
     @property
     def reserved_core_s(self) -> float:
-        """What was held and nobody else could have: cores of actions while granted, of pods while they lived.
+        """Return the reserved core-seconds: cores of granted actions, or cores of pods during their lifetime.
 
-        Overcommitted pods hold nothing; there it is what actions share while they run, which is never more than all.
+        Overcommitted pods reserve nothing. For them it is the cores that running actions share, at most all cores.
         """
         if self.policy == OVERCOMMITTED:
             return _shared_core_s(self.actions, cores=self.cores)

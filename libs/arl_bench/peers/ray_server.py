@@ -1,4 +1,4 @@
-"""Ray Serve: one replica, one proxy, batches of its own."""
+"""Ray Serve: one replica, one proxy, and its own batching."""
 
 import os
 import signal
