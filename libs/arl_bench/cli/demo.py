@@ -79,9 +79,9 @@ def demo(
 ) -> None:
     """Roll out trajectories that write, test, think and submit code. Only correct code is rewarded.
 
-    The same rollouts run under Tangram's policy and under several baselines, one after the other. Each run has its own
-    system with the same cores. If a system is already up and no policy is given, they run there, once. Exit code 1 if
-    any trajectory under Tangram's policy got a reward that its code does not deserve.
+    The same rollouts run under Tangram's policy, FCFS and three forms of static provisioning, one after the other.
+    Each run has its own system with the same cores. If a system is already up and no policy is given, they run there,
+    once. Exit code 1 if any trajectory under Tangram's policy got a reward that its code does not deserve.
     """
     if unsafe_local and problems is not None:
         fail("--unsafe-local runs the bundled problems only: code from a file is not run without a sandbox", EXIT_USAGE)

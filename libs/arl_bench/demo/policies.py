@@ -1,4 +1,4 @@
-"""The same rollouts under each policy in sequence, each on a separate system with the same cores."""
+"""Runs of identical rollouts under each policy in sequence, each on a separate system with the same cores."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

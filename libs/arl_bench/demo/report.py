@@ -20,7 +20,7 @@ ISOLATION_CHECKS = ("files", "net_isolation", "seccomp", "kill_tree")
 
 
 def demo_figures(rollouts: Sequence[DemoRollout], *, wall_s: float) -> dict[str, float]:
-    """Return a flat mapping of figures. Times are in seconds. `sandbox_enforced` is 1 only if every result reports it."""
+    """Return a flat mapping of figures. Times are in seconds. `sandbox_enforced` is 1 if every result reports it."""
     actions = [action for rollout in rollouts for action in rollout.actions]
     hacks = [rollout for rollout in rollouts if rollout.plan.attempts[-1].kind == "hack"]
     acts = sorted(action.times.act_s or 0.0 for action in actions)

@@ -1,4 +1,4 @@
-"""One trajectory: it writes attempts in its environment, runs tests, thinks, submits code and gets a reward."""
+"""The rollout of one trajectory: it writes attempts, runs tests, thinks, submits code and gets a reward."""
 
 import asyncio
 import json

@@ -38,7 +38,7 @@ MAX_OUTPUT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """`reward` None: not the candidate's fault, to be masked and never to count as 0."""
+    """The verdict on a solution. `reward` None: an infrastructure error, which is masked and never counts as 0."""
 
     reward: float | None
     reason: str
@@ -86,7 +86,7 @@ class SolutionJudge:
     async def model_scores(
         self, problem: CodingProblem, solution: str, *, trajectory: str
     ) -> tuple[dict[str, float], ActionTuple]:
-        """What reward models say of it, by kind: further rewards, and no verdict."""
+        """Return scores of reward models by kind. They are additional rewards and not part of the verdict."""
         items = {
             "similarity": {"text": solution, "reference": problem.prompt + problem.canonical_solution},
             "relevance": {"text": solution, "reference": problem.prompt},

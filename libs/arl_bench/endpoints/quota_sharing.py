@@ -56,7 +56,7 @@ SUMMED_FIGURES = ("failed", "persistent", "requests", "throttled")
 
 @dataclass(frozen=True, slots=True)
 class _StrategyRun:
-    """All jobs by one policy."""
+    """The result of all jobs under one policy."""
 
     results_by_job: Mapping[int, Sequence[CallResult]]
     """Results by job number."""

@@ -31,9 +31,9 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingScenario:
-    """`mib`: of each service's weights. `requests`: when, of which, and how many tokens, in the order of their times.
+    """A load. `mib`: weights of each service. `requests`: time, service and tokens, in the order of their times.
 
-    `directory`: where files may lie that are read anew, on a real disk.
+    `directory`: a directory on a real disk for files that are read again.
     """
 
     mib: Mapping[str, int]
@@ -49,7 +49,7 @@ class SharingScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingResult:
-    """Of each request, in order, how long it took and what it found; and what came and went meanwhile."""
+    """Time and score of each request in order, and the restores and evictions in total."""
 
     act_s: list[float]
     scores: list[float | None]
@@ -61,7 +61,9 @@ class SharingResult:
 
 
 async def run_sharing(scenario: SharingScenario) -> SharingResult:
-    """Run one strategy. Raises `WorkerDied` if the device is missing or too small, and `OSError` if the disk is full."""
+    """Run one strategy. Raises `WorkerDied` if the device is missing or too small, and `OSError` if the disk is too
+    full.
+    """
     _check_disk_space(scenario)
     way, begun = SharingMode(scenario.way), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:

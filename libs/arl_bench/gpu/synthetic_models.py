@@ -44,7 +44,7 @@ class SharingMode(StrEnum):
     RELOAD = "reload"
     """Weights are read from their file on each restore."""
     SHARE = "share"
-    """All services are resident, each with a part of the device. Forwards take proportionally longer.
+    """Resident services, each with a part of the device. Forwards take proportionally longer.
 
     The services compute one after the other. If this takes longer than the proportional time, results are late.
     """
@@ -159,7 +159,7 @@ def _make_layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
 
 @contextmanager
 def _exclusive_device(path: Path | None) -> Iterator[None]:
-    """Lock the device. Shares compute one after the other, because a forward's time is only known without other load."""
+    """Lock the device. Shares compute one after the other, because other load would distort a forward's time."""
     if path is None:
         yield
         return

@@ -20,7 +20,7 @@ from arl_gpu.models.encoders.sentence_encoder import SentenceEncoder
 __all__ = ["fit", "load_examples", "roc_auc"]
 
 HELD_OUT_EVERY = 4
-"""Every problem of this many is used for validation."""
+"""Interval of the problems that are used for validation."""
 STEPS = 3000
 LEARNING_RATE = 1.0
 VECTOR_SCALE = 4.0

@@ -29,8 +29,7 @@ RELEASED_PER_ROUND = 64
 POLL_INTERVAL_ROUNDS = 100
 """Rounds between polls, which report started actions. Only started actions can be resized. Managers confirm at once."""
 WARMUP_ROUNDS = 2 * POLL_INTERVAL_ROUNDS
-"""Rounds that fill the nodes and take back cores that were granted while resources were free, before the measurement.
-"""
+"""Rounds before the measurement. They fill the nodes and take back cores that were granted while nodes were empty."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -219,7 +219,7 @@ class SimulatorCharge:
     """The measured overhead in seconds that the simulator is charged with."""
 
     action_s: float
-    """Seconds of an action besides its run that occupy its cores."""
+    """Seconds of an action in addition to its run that occupy its cores."""
     turn_s: float
     """Seconds that the client and the transport add to the thinking."""
 

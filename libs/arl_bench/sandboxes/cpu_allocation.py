@@ -120,7 +120,7 @@ async def _run_in_action(client: AsyncTangram, cpu: float, seconds: float) -> di
 
 
 async def _measure_resize_effect(burner: ResizableAction, config: CpuAllocationBenchConfig) -> list[float]:
-    """Return milliseconds until usage follows each resize. A growth is skipped if the machine was too busy to show it."""
+    """Return milliseconds until usage follows each resize. A growth that a busy machine does not show is skipped."""
     found = []
     for step in range(config.steps):
         grows = step % 2 == 1
@@ -136,7 +136,7 @@ async def _measure_resize_effect(burner: ResizableAction, config: CpuAllocationB
 
 
 def _growth_delay_s(readings: Sequence[tuple[float, float]]) -> float | None:
-    """Return the time at which the usage exceeded what the low amount allows in two periods."""
+    """Return the time at which the usage exceeded the two-period maximum of the low amount."""
     begun, used = readings[0]
     return next((at - begun for at, used_then in readings if used_then - used > CLEAR_CHANGE_CPU_S), None)
 

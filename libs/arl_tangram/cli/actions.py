@@ -163,7 +163,7 @@ def connected_client(directory: Path) -> Iterator[Tangram]:
 
 @contextmanager
 def _report_if_interrupted(id: UUID) -> Iterator[None]:
-    """On Ctrl-C, report that the action continues, and how to follow or cancel it."""
+    """Report on Ctrl-C that the action continues, and how to follow or cancel it."""
     try:
         yield
     except KeyboardInterrupt:

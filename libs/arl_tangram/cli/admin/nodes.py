@@ -41,7 +41,7 @@ def list_nodes(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -
 
 @group.command()
 def cordon(directory: DirOption, name: NodeName, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Place nothing new on a node. Its existing environments continue."""
+    """Schedule nothing new on a node. Its existing environments continue."""
     with connected_client(directory) as tangram:
         _print_node(tangram.change_node(name, cordoned=True), output)
 
