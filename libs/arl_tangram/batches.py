@@ -88,9 +88,7 @@ def submit_gang(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
 def _submit_batch(
     batch: SubmitBatchRequest, retry_timeout_s: float
 ) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, list[BatchItemResult]]:
-    """Send a batch again under the same idempotency key while any item has a retryable status. Accepted items do not
-    change.
-    """
+    """Send a batch again under the same idempotency key while an item has a retryable status. Accepted items stay."""
     call = SdkRequest(
         method="POST",
         path="/v1/actions:batch",

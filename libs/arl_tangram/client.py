@@ -74,8 +74,8 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         return self._run(batches.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
     def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
-        """Submit actions that start together or not at all. Returns ids in order. Raises `BatchRefused`; then none
-        runs.
+        """Submit actions that start together or not at all; return ids in order. If any is refused, raises
+        `BatchRefused`.
         """
         return self._run(batches.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 

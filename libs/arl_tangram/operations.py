@@ -204,9 +204,7 @@ def wait(
 
 
 def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, retry_timeout_s: float) -> Operation[list[Action]]:
-    """Return the actions that settled, at least one. If ids need several requests, poll all once, then wait in
-    round-robin.
-    """
+    """Return the actions that settled, at least one. If ids need several requests, they are polled in round-robin."""
     left = timeout_s
     parts = [ids[at : at + MAX_BATCH_ITEMS] for at in range(0, len(ids), MAX_BATCH_ITEMS)]
     looks, longest = (len(parts), ROUND_ROBIN_WAIT_S) if len(parts) > 1 else (0, WAIT_CHUNK_S)

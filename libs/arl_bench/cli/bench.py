@@ -74,9 +74,7 @@ def aoe(
     resizes: Annotated[int, typer.Option(min=1, help="Resizes that are timed.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
 ) -> None:
-    """Measure the cores of actions compared with plain programs, and how fast a resize takes effect. Uses its own
-    system.
-    """
+    """Measure the cores of actions compared with plain programs, and the delay of a resize. Uses its own system."""
     sizes = aoe_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
     try:
         figures, samples, limits = aoe_.run_cpu_allocation(sizes, lambda line: stderr.print(line, markup=False))

@@ -106,8 +106,9 @@ def sharing(
     room: Annotated[float, typer.Option(min=0.01, max=1, help="Part of all weights that the device may hold.")] = 0.5,
     directory: Annotated[Path | None, typer.Option(help="For weights that are read anew, on a real disk.")] = None,
 ) -> None:
-    """Run 12 services of 0.6 to 8 billion parameters on one device, compared with sleeping, reloading and fixed
-    shares.
+    """Run 12 services of 0.6 to 8 billion parameters on one device, and compare the sharing strategies.
+
+    The strategies are ours, sleeping, reloading and fixed shares.
     """
     ways = tuple(way or sharing_.STRATEGIES)
     if unknown := set(ways) - set(sharing_.STRATEGIES):

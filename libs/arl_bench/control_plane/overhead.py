@@ -1,8 +1,8 @@
 """A benchmark of scheduling overhead: actions per second and CPU time per action compared with plain processes.
 
-Each repeat runs five measurements: plain spawns of `true`, the same through the API in batches, the same one by one,
-no-op actions on a simulated node, and the time from sending an action to its program's first statement on an idle
-system.
+Each repeat runs five measurements. Three run `true`: plain spawns, the API in batches, and the API one by one. The
+fourth runs no-op actions on a simulated node. The fifth is the time from sending an action to its program's first
+statement on an idle system.
 """
 
 import asyncio

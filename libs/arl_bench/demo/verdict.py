@@ -105,8 +105,8 @@ class SolutionJudge:
         return found, tuple(actions)
 
     async def _get_recording(self, problem: CodingProblem, trajectory: str) -> tuple[CallRecording, bool]:
-        """Return the recording of a problem, and True if this call started it. A failed recording is repeated by the
-        next call.
+        """Return the recording of a problem, and True if this call started it. The next call repeats a failed
+        recording.
         """
         task = self._recordings.get(problem.task_id)
         is_first = task is None or (task.done() and task.exception() is not None)

@@ -76,9 +76,7 @@ def service_time_s(config: EndpointBenchConfig, key: str) -> float:
 def ideal_completion_times(
     config: EndpointBenchConfig, jobs: Mapping[int, CallJob]
 ) -> tuple[dict[int, list[float]], float]:
-    """Return completion times by job and the makespan for an ideal policy: in order, within the quota, without
-    overhead.
-    """
+    """Return completion times by job, and the makespan. The policy is ideal: in order, at the quota, no overhead."""
     bucket = TokenBucket(config.rate, now=0.0)
     slots = [0.0] * config.concurrency
     acts: dict[int, list[float]] = {number: [] for number in jobs}

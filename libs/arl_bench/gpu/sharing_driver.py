@@ -61,9 +61,7 @@ class SharingResult:
 
 
 async def run_sharing(scenario: SharingScenario) -> SharingResult:
-    """Run one strategy. Raises `WorkerDied` if the device is missing or too small, and `OSError` if the disk is too
-    full.
-    """
+    """Run one strategy. Raises `WorkerDied` if the device is missing or too small, and `OSError` without disk space."""
     _check_disk_space(scenario)
     way, begun = SharingMode(scenario.way), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:

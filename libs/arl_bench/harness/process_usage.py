@@ -59,9 +59,7 @@ def tree_cpu_s(root: int) -> float:
 
 
 def tree_run_s(root: int) -> float:
-    """Return the run time of the living descendants in seconds, in nanosecond resolution, for their first threads
-    only.
-    """
+    """Return the run time of the living descendants in seconds, to the nanosecond. Only first threads count."""
     return sum(map(_scheduled_ns, descendants(root))) / 1e9
 
 

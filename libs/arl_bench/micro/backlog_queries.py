@@ -37,7 +37,5 @@ async def queued_ids(tx: ReadTx) -> list[UUID]:
 
 
 async def insert_copies(tx: WriteTx, ids: Sequence[UUID], *, number: int) -> int:
-    """Insert copies of these actions and return the number of rows. `number` becomes part of their trajectories'
-    names.
-    """
+    """Insert copies of these actions and return the number of rows. `number` is a part of their trajectories' names."""
     return await tx.execute(INSERT_COPIES, {"ids": list(ids), "number": str(number)})

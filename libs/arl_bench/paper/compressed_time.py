@@ -5,10 +5,10 @@ workload is the coding task of the step that `sim` simulates; all its actions ne
 tasks are left out, because such nodes have no devices. Clients think and programs run `compression` times faster than
 in reality. Figures are in uncompressed seconds.
 
-The simulator runs the same trajectories on the same cores and the same clock, because a policy has its own times (for
-example between two resizes) that are not compressed. It is charged with the overhead measured here.
-`over_uncompressed` compares with a simulation without compression, with proportionally longer overhead. If it differs
-from `over_sim`, compression has changed the policy's decisions.
+The simulator runs the same trajectories on the same cores and the same clock. The reason is that a policy has its own
+times, for example between two resizes, which are not compressed. The simulator is charged with the overhead measured
+here. `over_uncompressed` compares with a simulation without compression, with proportionally longer overhead. If it
+differs from `over_sim`, compression has changed the policy's decisions.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """A benchmark of the cost of resizing a running program, and of more workers than cores.
 
-Real tools do the same work with one worker on one core, with two on two, with two on one core, and with two on two
-cores of which one is taken away for a while. The cases run alternately, so that other load affects all of them.
+Real tools do the same work in four cases: one worker on one core, two on two, two on one, and two on two cores of
+which one is taken away for a while. The cases run alternately, so that other load affects all of them.
 """
 
 import asyncio
@@ -203,10 +203,10 @@ async def _wait_for_end(client: AsyncTangram, action: UUID) -> Action:
 
 
 def _figures(name: str, rows: _ResizeSamples) -> dict[str, float]:
-    """Return the best of the repeats, because other load can only add time, and the cost of excess workers and
-    resizes.
+    """Return the best of the repeats, and the cost of excess workers and resizes.
 
-    The resized run is compared with the time that the fixed cases predict.
+    Other load on the machine can only add time to a repeat. The resized run is compared with the prediction of the
+    fixed cases.
     """
     cases = (*FIXED_CASES, "resized")
     wall = {case: min(rows.wall_s[f"{name}_{case}"]) for case in cases}

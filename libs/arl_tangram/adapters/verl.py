@@ -53,11 +53,10 @@ async def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """Score one sample. Return `score`, and `unscored`: 1 if `score` is the configured reward of an unscorable text,
-    else 0.
+    """Score one sample. Return `score` and `unscored`.
 
-    `options`: the fields of `VerlRewardOptions`. Raises `NotScored` if there is no score, and the error of a failed
-    request.
+    `unscored` is 1 if `score` is the configured reward of a text that cannot be scored, else 0. `options`: the fields
+    of `VerlRewardOptions`. Raises `NotScored` if there is no score, and the error of a failed request.
     """
     del data_source
     chosen = VerlRewardOptions(**{name: value for name, value in options.items() if name not in VERL_OPTIONS})

@@ -63,8 +63,9 @@ class TangramTool(BaseTool):  # type: ignore[misc]
     async def execute(
         self, instance_id: str, parameters: Mapping[str, Any], agent_data: Any = None, **_more: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Return the output as text, a reward of 0, and metrics. An infrastructure error is also text, which verl
-        shows to the model.
+        """Return the output as text, a reward of 0, and metrics.
+
+        An infrastructure error is also returned as text, which verl shows to the model.
         """
         rollout = str(getattr(agent_data, "request_id", None) or instance_id)
         try:

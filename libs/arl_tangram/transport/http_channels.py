@@ -156,7 +156,7 @@ def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBas
         made_in = os.getpid()
 
         def __del__(self, *_: Any) -> None:
-            """Do nothing in a child process: it would remove the parent's sockets from the selector, which a fork
+            """Skip the clean-up in a child: it would remove the parent's sockets from the selector, which a fork
             shares.
             """
             if os.getpid() == self.made_in and not self._loop.is_closed():
