@@ -74,9 +74,7 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         return self._run(batches.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
     def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
-        """Submit actions that start together or not at all; return ids in order. If any is refused, raises
-        `BatchRefused`.
-        """
+        """Submit a gang and return its ids in order. Raises `BatchRefused` if any was refused; then none runs."""
         return self._run(batches.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 
     def run(
@@ -147,7 +145,8 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
     def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         """Send input to an action that was submitted with `stdin_open`. Waits until it runs and sends exactly once.
 
-        Returns the `offset` of the next input. `end`: no input follows. Raises `Conflict` after the end of the input.
+        Returns the `offset` of the next input. `end`: no input follows. Raises `Conflict` if the action or its input has
+        ended.
         """
         return self._run(
             output_streams.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)

@@ -136,13 +136,13 @@ async def _measure_resize_effect(burner: ResizableAction, config: CpuAllocationB
 
 
 def _growth_delay_s(readings: Sequence[tuple[float, float]]) -> float | None:
-    """Return the time at which the usage exceeded the two-period maximum of the low amount."""
+    """Return the seconds until the usage exceeded the first reading by `CLEAR_CHANGE_CPU_S`, or None."""
     begun, used = readings[0]
     return next((at - begun for at, used_then in readings if used_then - used > CLEAR_CHANGE_CPU_S), None)
 
 
 def _shrink_delay_s(readings: Sequence[tuple[float, float]]) -> float:
-    """Return the time after which no two periods used more than the low amount allows."""
+    """Return the seconds after which no two periods used more than `CLEAR_CHANGE_CPU_S`."""
     seen_at = readings[0][0]
     for (at, used), following in pairwise(readings):
         within = [used_then for then, used_then in readings if at <= then <= at + 2 * QUOTA_PERIOD_S]
