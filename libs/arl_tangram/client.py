@@ -145,8 +145,8 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
     def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
         """Send input to an action that was submitted with `stdin_open`. Waits until it runs and sends exactly once.
 
-        Returns the `offset` of the next input. `end`: no input follows. Raises `Conflict` if the action or its input has
-        ended.
+        Returns the `offset` of the next input. `end`: no input follows.
+        Raises `Conflict` if the action or its input has ended.
         """
         return self._run(
             output_streams.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
