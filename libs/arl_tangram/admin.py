@@ -1,4 +1,4 @@
-"""What the clients do for administrators: keys, queues, projects and nodes."""
+"""Operations for administrators: keys, queues, projects and nodes."""
 
 from urllib.parse import quote
 
@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 AUDIT_LOG_PAGE = 1000
-"""The most entries that one answer has."""
+"""Maximum number of entries in one response."""
 
 
 def list_nodes(*, retry_timeout_s: float) -> Operation[NodeListResponse]:
@@ -43,13 +43,13 @@ def list_nodes(*, retry_timeout_s: float) -> Operation[NodeListResponse]:
 
 
 def create_key(request: CreateKeyRequest) -> Operation[CreateKeyResponse]:
-    """Sent once: a second try could not show the key that the first one made."""
+    """Create a key. The request is never retried: a retry could not return the key that the first try created."""
     call = SdkRequest(method="POST", path="/v1/admin/keys", body=request)
     return CreateKeyResponse.model_validate_json((yield from call_with_retry(call, 0.0)))
 
 
 def list_keys(*, retry_timeout_s: float) -> Operation[list[ApiKey]]:
-    """Newest first, all pages."""
+    """List all keys, newest first."""
     return (yield from list_all_pages("/v1/admin/keys", {}, KeyListResponse, retry_timeout_s))
 
 
@@ -59,7 +59,7 @@ def revoke_key(id: int, *, retry_timeout_s: float) -> Operation[ApiKey]:
 
 
 def list_queues(*, retry_timeout_s: float) -> Operation[list[Queue]]:
-    """In order of their making, all pages."""
+    """List all queues in order of creation."""
     return (yield from list_all_pages("/v1/admin/queues", {}, QueueListResponse, retry_timeout_s))
 
 
@@ -69,7 +69,7 @@ def change_queue(task: str, request: ChangeQueueRequest, *, retry_timeout_s: flo
 
 
 def list_projects(*, retry_timeout_s: float) -> Operation[list[Project]]:
-    """In order of their making, all pages."""
+    """List all projects in order of creation."""
     return (yield from list_all_pages("/v1/admin/projects", {}, ProjectListResponse, retry_timeout_s))
 
 
@@ -98,7 +98,7 @@ def plan_capacity(question: CapacityPlanQuery, *, retry_timeout_s: float) -> Ope
 def list_audit_log(
     *, limit: int, before: int | None, verb: str | None, project: str | None, retry_timeout_s: float
 ) -> Operation[list[AuditLogEntry]]:
-    """Newest first, at most `limit` entries, in as many pages as that takes."""
+    """List at most `limit` entries, newest first, and read as many pages as necessary."""
     filters = {"verb": verb, "project": project}
     found: list[AuditLogEntry] = []
     while len(found) < limit:

@@ -1,4 +1,4 @@
-"""Many actions in few requests, as operations: those that start each by itself, and those that start together."""
+"""Operations that submit many actions in few requests: independent actions and gangs."""
 
 from collections.abc import Generator, Iterable, Sequence
 from uuid import UUID, uuid4
@@ -25,11 +25,11 @@ from arl_wire.errors import TangramError, error_from_problem
 __all__ = ["submit_gang", "submit_many"]
 
 MAX_BATCH_BYTES = 32 << 20
-"""Half of what a gateway takes."""
+"""Maximum estimated bytes of one request, half of the gateway's limit."""
 
 
 def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: float) -> Operation[list[UUID]]:
-    """Ids in the order of `actions`. Raises `BatchRefused` if any was refused; the others run."""
+    """Submit actions and return their ids in order. Raises `BatchRefused` if any was refused; the others run."""
     accepted: dict[int, UUID] = {}
     refused: dict[int, TangramError] = {}
     for start, end in _split_batches(actions):
@@ -39,7 +39,7 @@ def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
         except TangramError as error:
             if not accepted:
                 raise
-            # Or nobody would know the ids of those that run.
+            # Raising the error would lose the ids of the accepted actions, which run.
             refused |= dict.fromkeys(range(start, len(actions)), error)
             break
         for index, item in enumerate(items, start):
@@ -53,7 +53,7 @@ def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
 
 
 def _split_batches(actions: Sequence[SubmitActionRequest]) -> Iterable[tuple[int, int]]:
-    """Where each begins and ends: as many as one request may have, in number and in bytes."""
+    """Yield start and end of each batch, within the limits of one request on items and bytes."""
     start = size = 0
     for index, action in enumerate(actions):
         large = _estimate_bytes(action)
@@ -66,14 +66,14 @@ def _split_batches(actions: Sequence[SubmitActionRequest]) -> Iterable[tuple[int
 
 
 def _estimate_bytes(action: SubmitActionRequest) -> int:
-    """About, in JSON, of what can be large. Files are in base64 there."""
+    """Estimate the JSON size from the fields that can be large. Files are encoded in base64."""
     texts = (action.source or "", action.command or "", action.stdin, *(action.argv or ()), *action.env.values())
     items = sum(item.characters for item in action.items)
     return 1000 + 2 * (sum(map(len, texts)) + items) + sum(4 * len(content) // 3 for content in action.files.values())
 
 
 def submit_gang(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: float) -> Operation[list[UUID]]:
-    """Ids in the order of `actions`. Raises `BatchRefused`, and then none of them runs."""
+    """Submit a gang and return its ids in order. Raises `BatchRefused` if any was refused; then none runs."""
     try:
         gang = SubmitBatchRequest(actions=list(actions), gang=True)
     except ValidationError as error:
@@ -88,7 +88,7 @@ def submit_gang(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
 def _submit_batch(
     batch: SubmitBatchRequest, retry_timeout_s: float
 ) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, list[BatchItemResult]]:
-    """Sent again under the same key while any item's answer is to come back later; accepted ones stay what they are."""
+    """Send a batch again under the same idempotency key while an item has a retryable status. Accepted items stay."""
     call = SdkRequest(
         method="POST",
         path="/v1/actions:batch",

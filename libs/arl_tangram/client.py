@@ -1,4 +1,4 @@
-"""The clients. `Tangram` blocks, `AsyncTangram` awaits; both do the same."""
+"""The blocking client `Tangram` and the asynchronous client `AsyncTangram`, which have the same methods."""
 
 import asyncio
 import builtins
@@ -34,16 +34,16 @@ __all__ = ["AsyncTangram", "Tangram"]
 Value = TypeVar("Value")
 RETRY_TIMEOUT_S = 120.0
 MAX_DEDICATED_WAITS = 512
-"""Runs of one client that have a connection each while they wait; further ones wait together."""
+"""Runs of one client that wait on a connection each; further runs share one request."""
 CANCEL_TIMEOUT_S = 5.0
-"""So long a cancelled task stays for the sake of its action."""
+"""Seconds for which a cancelled `run` waits for the cancellation of its action."""
 
 
 class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, AdminMethods):
-    """A blocking client, safe to share between threads, and to use after a fork.
+    """A blocking client, safe to share between threads and to use after a fork.
 
-    Without arguments it finds the system of this machine (TANGRAM_URL and TANGRAM_API_KEY, else what
-    `tangram up` left). Calls ride out a restart of the services for `retry_timeout_s` seconds.
+    Without arguments it finds the system of this machine: TANGRAM_URL and TANGRAM_API_KEY, else the state that
+    `tangram up` wrote. Calls are retried for `retry_timeout_s` seconds while services restart.
     """
 
     def __init__(
@@ -64,17 +64,17 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         self._channel.close()
 
     def submit(self, action: SubmitActionRequest | None = None, /, **options: Unpack[ExecOptions]) -> Action:
-        """Hand an action over. When this returns, it is durable and will settle exactly once."""
+        """Submit an action. When this returns, the action is durable and will settle exactly once."""
         return self._run(
             operations.submit(_to_action(action, options), wait_s=0, retry_timeout_s=self._retry_timeout_s)
         )
 
     def submit_many(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
-        """Ids in order. Raises `BatchRefused` if any was refused; the others run."""
+        """Submit actions and return their ids in order. Raises `BatchRefused` if any was refused; the others run."""
         return self._run(batches.submit_many(actions, retry_timeout_s=self._retry_timeout_s))
 
     def submit_gang(self, actions: Sequence[SubmitActionRequest]) -> list[UUID]:
-        """Those that start in one moment or not at all; ids in order. Raises `BatchRefused`, and then none runs."""
+        """Submit a gang and return its ids in order. Raises `BatchRefused` if any was refused; then none runs."""
         return self._run(batches.submit_gang(actions, retry_timeout_s=self._retry_timeout_s))
 
     def run(
@@ -85,9 +85,9 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         wait_timeout_s: float | None = None,
         **options: Unpack[ExecOptions],
     ) -> Action:
-        """Submit and wait for the outcome. Raises `WaitTimeout` after `wait_timeout_s`; the action goes on.
+        """Submit and wait for the outcome. Raises `WaitTimeout` after `wait_timeout_s`; the action continues.
 
-        Where the gateway does not answer so long it is `Unavailable`, and nobody knows whether it was submitted.
+        If the gateway does not answer in this time, it raises `Unavailable`; the action may or may not be submitted.
         """
         waiting = operations.run(
             _to_action(action, options), timeout_s=wait_timeout_s, retry_timeout_s=self._retry_timeout_s
@@ -95,13 +95,13 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         return self._run(with_timeout(waiting, wait_timeout_s))
 
     def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
-        """All of them settled, in the order asked. Raises `WaitTimeout`."""
+        """Wait until all actions have settled and return them in the order of `ids`. Raises `WaitTimeout`."""
         return self._run(
             with_timeout(operations.wait(ids, timeout_s=timeout_s, retry_timeout_s=self._retry_timeout_s), timeout_s)
         )
 
     def as_completed(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> Iterator[Action]:
-        """Each once, as it settles. Raises `WaitTimeout`."""
+        """Yield each action once, as it settles. Raises `WaitTimeout`."""
         ends_at = _deadline(timeout_s)
         pending = dict.fromkeys(map(operations.parse_action_id, ids))
         while pending:
@@ -115,17 +115,17 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         return self._run(operations.get(id, wait_s=wait_s, retry_timeout_s=self._retry_timeout_s))
 
     def trace(self, id: UUID) -> ActionTrace:
-        """Where its time went, in any state."""
+        """Return the timeline of an action in any state."""
         return self._run(operations.trace(id, retry_timeout_s=self._retry_timeout_s))
 
     def explain(self, id: UUID) -> ActionExplanation:
-        """Why it waits; or what it holds or held, and when."""
+        """Return why an action waits, or which resources it has or had and when."""
         return self._run(operations.explain(id, retry_timeout_s=self._retry_timeout_s))
 
     def list(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
     ) -> Iterator[Action]:
-        """Newest first, without results, page by page."""
+        """Iterate over actions, newest first, without results, page by page."""
         query = _query_params(task=task, trajectory=trajectory, state=state)
         while True:
             page = self._run(operations.list_actions(query, retry_timeout_s=self._retry_timeout_s))
@@ -135,37 +135,38 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
             query["cursor"] = page.next_cursor
 
     def cancel(self, id: UUID) -> Action:
-        """Ask for its end. A settled action is returned as it is."""
+        """Request the cancellation of an action. A settled action is returned unchanged."""
         return self._run(operations.cancel(id, retry_timeout_s=self._retry_timeout_s))
 
     def stream(self, id: UUID) -> Iterator[OutputEvent]:
-        """Its output as it is written, and its end. A broken connection is made anew, and nothing comes twice."""
+        """Stream the output of an action and its end. A broken connection is reopened, and no event is repeated."""
         return output_streams.stream_output(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:
-        """Give an action that was submitted with `stdin_open` something to read, once it runs and only once.
+        """Send input to an action that was submitted with `stdin_open`. Waits until it runs and sends exactly once.
 
-        What comes back is the `offset` of what comes next; `end`: nothing does. Raises `Conflict` after its end.
+        Returns the `offset` of the next input. `end`: no input follows.
+        Raises `Conflict` if the action or its input has ended.
         """
         return self._run(
             output_streams.send_input(id, content, end=end, offset=offset, retry_timeout_s=self._retry_timeout_s)
         )
 
     def put_files(self, task: str, trajectory: str, files: Mapping[str, bytes | str]) -> None:
-        """Write files into a trajectory's environment, making it if there is none yet."""
+        """Write files into a trajectory's environment, and create the environment if necessary."""
         operations.expect_ok(self.run(file_action(task, trajectory, files=files)))
 
     def get_files(self, task: str, trajectory: str, paths: Sequence[str]) -> dict[str, bytes]:
-        """Files of a trajectory's environment; those that do not exist are left out."""
+        """Read files of a trajectory's environment. Files that do not exist are left out."""
         action = self.run(file_action(task, trajectory, fetch=paths))
         return operations.fetched_files(operations.expect_ok(action))
 
     def end_trajectory(self, task: str, trajectory: str) -> None:
-        """Cancel what is left of it and end its environment."""
+        """Cancel the trajectory's remaining actions and end its environment."""
         self._run(operations.end_trajectory(task, trajectory, retry_timeout_s=self._retry_timeout_s))
 
     def create_environment(self, request: CreateEnvironmentRequest) -> EnvironmentInfo:
-        """Before its first action; returns when it is there."""
+        """Create an environment before its first action. Returns when it exists."""
         return self._run(operations.create_environment(request, retry_timeout_s=self._retry_timeout_s))
 
     def environment(self, id: UUID) -> EnvironmentInfo:
@@ -174,12 +175,12 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
     def environments(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
     ) -> builtins.list[EnvironmentInfo]:
-        """Newest first, all pages; those that are gone, too, unless `state` says `live`."""
+        """List all environments, newest first. Ended environments are included unless `state` is `live`."""
         query = _query_params(task=task, trajectory=trajectory, state=state)
         return self._run(operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
 
     def end_environment(self, id: UUID) -> None:
-        """With all that is in it. What waits for it is cancelled."""
+        """End an environment and delete its content. Actions that wait for it are cancelled."""
         self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
@@ -200,7 +201,7 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
 class AsyncTangram(
     AsyncFileMethods, AsyncRewardServiceMethods, AsyncEndpointMethods, AsyncQueueMethods, AsyncAdminMethods
 ):
-    """An awaiting client, of any event loop. What each method does is said at `Tangram`."""
+    """An asynchronous client for any event loop. `Tangram` documents the methods."""
 
     def __init__(
         self, url: str | None = None, api_key: str | None = None, *, retry_timeout_s: float = RETRY_TIMEOUT_S
@@ -238,7 +239,7 @@ class AsyncTangram(
         wait_timeout_s: float | None = None,
         **options: Unpack[ExecOptions],
     ) -> Action:
-        """A task that is cancelled meanwhile takes its action back, which then holds nothing any more."""
+        """Submit and wait for the outcome. If the awaiting task is cancelled, its action is cancelled, too."""
         wanted, key = _to_action(action, options), uuid4().hex
         running = (
             self._run_with_shared_wait

@@ -1,6 +1,6 @@
-"""What the clients do, without I/O: each operation yields requests and pauses, and returns a value.
+"""Operations of the clients without I/O: each one yields requests and delays, and returns a value.
 
-The sync and the async client drive the same generators, so neither can drift from the other.
+The sync and the async client drive the same generators, so both behave alike.
 """
 
 import json
@@ -75,7 +75,7 @@ __all__ = [
 
 WAIT_CHUNK_S = 30.0
 ROUND_ROBIN_WAIT_S = 1.0
-"""Of those that do not fit into one request with the others."""
+"""Seconds that one request waits if the ids do not fit into a single request."""
 MAX_BATCH_ITEMS = 1000
 RESPONSE_MARGIN_S = 30.0
 RETRYABLE_STATUSES = frozenset({429, 502, 503, 504})
@@ -84,7 +84,7 @@ MAX_RETRY_DELAY_S = 5.0
 
 
 class WaitTimeout(TimeoutError):
-    """The time to wait is over; the actions go on, and `pending` names them."""
+    """A wait that timed out. The actions continue; `pending` lists them."""
 
     def __init__(self, pending: Sequence[UUID]) -> None:
         super().__init__(f"{len(pending)} actions have not settled in time; they go on")
@@ -92,7 +92,7 @@ class WaitTimeout(TimeoutError):
 
 
 class BatchRefused(TangramError):
-    """Some actions of a batch were refused. `accepted` and `refused` are by index; the accepted ones run."""
+    """Some actions of a batch were refused. `accepted` and `refused` are keyed by index; the accepted ones run."""
 
     code, status, title = "batch_refused", 422, "Part of the batch was refused"
 
@@ -104,7 +104,7 @@ class BatchRefused(TangramError):
 
 
 class ActionFailed(TangramError):
-    """An action that had to succeed did not."""
+    """An action that had to succeed settled with another outcome."""
 
     code, status, title = "action_failed", 409, "The action did not succeed"
 
@@ -121,12 +121,12 @@ class SdkRequest:
     query: Mapping[str, str | float | int | list[str]] | None = None
     body: BaseModel | None = None
     send_null: bool = False
-    """An absent field and null are two things to this call."""
+    """True if the call distinguishes null from an absent field."""
     headers: Mapping[str, str] | None = None
     upload: Path | None = None
-    """The body, instead of `body`."""
+    """File to send as the body, instead of `body`."""
     download: Path | None = None
-    """Where the body of a 2xx answer goes."""
+    """File that receives the body of a 2xx response."""
     timeout_s: float = RESPONSE_MARGIN_S
 
 
@@ -137,7 +137,7 @@ class RetryDelay:
 
 @dataclass(frozen=True, slots=True)
 class SdkResponse:
-    """`status` 0 stands for no answer at all; `content` then says why."""
+    """A response. `status` 0 means that there was no response; `content` is then the reason."""
 
     status: int
     content: bytes
@@ -152,7 +152,7 @@ Operation = Generator[SdkRequest | RetryDelay, SdkResponse | None, Value]
 def submit(
     action: SubmitActionRequest, *, wait_s: float, retry_timeout_s: float, key: str | None = None
 ) -> Operation[Action]:
-    """One key for all tries: however often this is sent, there is one action."""
+    """Submit an action. All tries use one idempotency key, so that only one action is created."""
     call = SdkRequest(
         method="POST",
         path="/v1/actions",
@@ -177,7 +177,7 @@ def run(
 
 
 def cancel_submitted(action: SubmitActionRequest, *, retry_timeout_s: float, key: str) -> Operation[None]:
-    """Cancel what was submitted with `key`, whether anybody has heard of its id or not."""
+    """Cancel the action that was submitted with `key`, even if its id never arrived."""
     found = yield from submit(action, wait_s=0, retry_timeout_s=retry_timeout_s, key=key)
     if found.settled_at is None:
         yield from cancel(found.id, retry_timeout_s=retry_timeout_s)
@@ -186,7 +186,7 @@ def cancel_submitted(action: SubmitActionRequest, *, retry_timeout_s: float, key
 def wait(
     action_ids: Sequence[UUID | str], *, timeout_s: float | None, retry_timeout_s: float
 ) -> Operation[list[Action]]:
-    """All of them, in the order asked. Raises `WaitTimeout`, and `NotFound` for an id that is not ours."""
+    """Wait for all actions and return them in order. Raises `WaitTimeout`, and `NotFound` for unknown ids."""
     settled: dict[UUID, Action] = {}
     left, ids = timeout_s, [parse_action_id(id) for id in action_ids]
     while pending := [id for id in dict.fromkeys(ids) if id not in settled]:
@@ -196,7 +196,7 @@ def wait(
         )
         settled |= {action.id: action for action in answer.settled}
         if left is not None and answer.pending:
-            # Some may only have had no room in the answer, which came at once then.
+            # A full response returns at once and leaves settled actions out. Only the elapsed time counts then.
             left -= min(chunk, time.monotonic() - asked_at) if answer.settled else chunk
             if left <= 0:
                 raise WaitTimeout([id for id in pending if id not in settled])
@@ -204,7 +204,7 @@ def wait(
 
 
 def wait_any(ids: Sequence[UUID], *, timeout_s: float | None, retry_timeout_s: float) -> Operation[list[Action]]:
-    """At least one of them, settled. More than a request names are all looked at, and then waited for in turns."""
+    """Return the actions that settled, at least one. If ids need several requests, they are polled in round-robin."""
     left = timeout_s
     parts = [ids[at : at + MAX_BATCH_ITEMS] for at in range(0, len(ids), MAX_BATCH_ITEMS)]
     looks, longest = (len(parts), ROUND_ROBIN_WAIT_S) if len(parts) > 1 else (0, WAIT_CHUNK_S)
@@ -243,7 +243,7 @@ def end_trajectory(task: str, trajectory: str, *, retry_timeout_s: float) -> Ope
 
 
 def create_environment(request: CreateEnvironmentRequest, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
-    """One key for all tries, and tries until it is made: there is one environment."""
+    """Create an environment and wait until it exists. Only one is created: all tries use one idempotency key."""
     headers = {"idempotency-key": uuid4().hex}
     while True:
         call = SdkRequest(
@@ -265,7 +265,7 @@ def get_environment(id: UUID, *, retry_timeout_s: float) -> Operation[Environmen
 
 
 def list_environments(query: Mapping[str, str | int], *, retry_timeout_s: float) -> Operation[list[EnvironmentInfo]]:
-    """Newest first, all pages."""
+    """List all environments, newest first."""
     return (yield from list_all_pages("/v1/environments", query, EnvironmentListResponse, retry_timeout_s))
 
 
@@ -274,14 +274,14 @@ def end_environment(id: UUID, *, retry_timeout_s: float) -> Operation[None]:
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:
-    """The files an action was asked to fetch, by path."""
+    """Return the files that an action fetched, by path."""
     if action.result is None:
         return {}
     return {path: b64decode(content) for path, content in action.result.files.items()}
 
 
 def expect_ok(action: Action) -> Action:
-    """The action itself, or `ActionFailed` for any other outcome."""
+    """Return the action. Raises `ActionFailed` for any outcome other than `ok`."""
     if action.outcome is not ActionOutcome.OK:
         raise ActionFailed(action)
     return action
@@ -323,7 +323,7 @@ def list_all_pages(
 def call_with_retry(
     call: SdkRequest, retry_timeout_s: float
 ) -> Generator[SdkRequest | RetryDelay, SdkResponse | None, bytes]:
-    """The body of a 2xx answer. No answer, and answers that ask to come back, are tried again for `retry_timeout_s`."""
+    """Return the body of a 2xx response. Retry lost connections and retryable statuses for `retry_timeout_s`."""
     waited, pause = 0.0, FIRST_RETRY_DELAY_S
     while True:
         reply = yield call
@@ -355,7 +355,7 @@ def error_from_response(reply: SdkResponse) -> TangramError:
 
 
 def parse_action_id(value: UUID | str) -> UUID:
-    """Of an action. Raises `ValidationFailed` for what is none."""
+    """Parse the id of an action. Raises `ValidationFailed` if it is invalid."""
     try:
         return value if isinstance(value, UUID) else UUID(str(value))
     except ValueError:

@@ -1,4 +1,4 @@
-"""What an action may be told, as keyword arguments."""
+"""Options of an action as keyword arguments."""
 
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ __all__ = ["ExecOptions", "check_option_names", "exec_action", "file_action", "i
 
 
 class ExecOptions(TypedDict, total=False):
-    """The fields of `SubmitAction`, flat. Give exactly one of `argv`, `source` and `session`."""
+    """The fields of `SubmitActionRequest`, flat. Give exactly one of `argv`, `source` and `session`."""
 
     task: str
     argv: Sequence[str]
@@ -26,22 +26,22 @@ class ExecOptions(TypedDict, total=False):
     command: str
     trajectory: str
     profile: str
-    """What runs here, where that is more than the program's name: how long it takes is learnt apart."""
+    """Name of the workload if the program's name is not specific enough. Run times are learned per profile."""
     step: int
     scope: Literal["ephemeral", "trajectory"]
-    """Default: `trajectory` where a trajectory is named, else `ephemeral`."""
+    """Default: `trajectory` if a trajectory is named, else `ephemeral`."""
     environment_id: UUID
-    """Of a living environment; instead of scope and trajectory."""
+    """Id of a live environment; replaces scope and trajectory."""
     idle_ttl_s: int
     template: str
-    """What the environment begins with: `host`, or an image imported by `tangram templates import`."""
+    """Initial content of the environment: `host`, or an image imported by `tangram templates import`."""
     stdin: str
     stdin_open: bool
-    """It stays open after `stdin`, for `send_input`."""
+    """Keep stdin open after `stdin`, for `send_input`."""
     env: Mapping[str, str]
     cwd: str
     files: Mapping[str, bytes | str]
-    """Written before the start, by path below the working directory."""
+    """Contents by path below the working directory, written before the start."""
     fetch: Sequence[str]
     """Paths of files to return."""
     timeout_s: float
@@ -51,11 +51,11 @@ class ExecOptions(TypedDict, total=False):
     disk_mib: int
     pids: int
     resources: Mapping[str, int]
-    """What else it needs, of what nodes say that they have."""
+    """Amounts of further resources, by the names that nodes report."""
     parallel_fraction: float
     """Amdahl fraction of the elastic range of `cpu`."""
     resizable: Literal["none", "grow", "any"]
-    """Whether its cores may change inside that range while it runs."""
+    """Permission to change the cores inside their range while the action runs."""
     priority: int
     deadline_s: float
     retries: int
@@ -72,7 +72,7 @@ _TOP_LEVEL_FIELDS = (
 
 
 def exec_action(**options: Unpack[ExecOptions]) -> SubmitActionRequest:
-    """The action that these options describe; None stands for an option that is not given.
+    """Build the action that these options describe. An option that is None counts as not given.
 
     Raises `ValidationFailed` naming the field.
     """
@@ -101,7 +101,7 @@ def exec_action(**options: Unpack[ExecOptions]) -> SubmitActionRequest:
 def file_action(
     task: str, trajectory: str, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
 ) -> SubmitActionRequest:
-    """An action that runs nothing: its files are as durable and ordered as any other's."""
+    """Build an action that only transfers files. They are as durable and ordered as any other action."""
     body = {
         "task": task,
         "trajectory": trajectory,
@@ -119,7 +119,7 @@ def _validate_action(body: dict[str, Any]) -> SubmitActionRequest:
 
 
 def check_option_names(options: Collection[str], known: Collection[str]) -> None:
-    """Raises `ValidationFailed` for an option that there is not: what it was to limit would have no limit."""
+    """Raise `ValidationFailed` for an unknown option. If it were ignored, a limit could silently be missing."""
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, n=1) or [each for each in known if each.startswith(name)]
@@ -150,7 +150,7 @@ def _encode_content(path: Any, content: Any) -> str:
 
 
 def to_validation_failed(error: ValidationError) -> ValidationFailed:
-    """With the fields that are wrong."""
+    """Convert a pydantic error to a `ValidationFailed` that names the invalid fields."""
     fields = [
         FieldError(field=".".join(str(part) for part in entry["loc"]) or "action", message=entry["msg"])
         for entry in error.errors(include_input=False, include_url=False)

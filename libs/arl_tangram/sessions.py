@@ -1,4 +1,4 @@
-"""Shells that stay open in a kept environment: what one command changes, the next one finds."""
+"""Shells that stay open in a persistent environment: each command sees the changes of the previous ones."""
 
 from typing import Unpack
 
@@ -11,7 +11,7 @@ __all__ = ["AsyncEnvironmentSession", "EnvironmentSession"]
 
 
 class EnvironmentSession:
-    """One by name; it is opened by its first command."""
+    """A named session. Its first command opens it."""
 
     def __init__(self, tangram: Tangram, environment: EnvironmentInfo, name: str = "main") -> None:
         self._tangram = tangram
@@ -22,16 +22,19 @@ class EnvironmentSession:
         }
 
     def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        """Its outcome; `result.stdout` is what the terminal showed. `message` says when the session began or ended."""
+        """Run a command and return its outcome. `result.stdout` is the terminal output.
+
+        `message` reports if the session started or ended.
+        """
         return self._tangram.run(**_merge_options(self._session_options, options, command))
 
     def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        """Without waiting: to be followed by `stream`, and answered by `send_input` with `stdin_open`."""
+        """Submit a command without waiting. Follow it with `stream`; with `stdin_open`, answer it with `send_input`."""
         return self._tangram.submit(**_merge_options(self._session_options, options, command))
 
 
 class AsyncEnvironmentSession:
-    """An awaiting one. What each method does is said at `Session`."""
+    """An asynchronous session. `EnvironmentSession` documents the methods."""
 
     def __init__(self, tangram: AsyncTangram, environment: EnvironmentInfo, name: str = "main") -> None:
         self._tangram = tangram

@@ -1,4 +1,4 @@
-"""An operation that ends in time, whatever it waits for: its calls, its pauses and those who answer it."""
+"""A total timeout for an operation, which covers its calls, its delays and the waits of the server."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,13 +23,13 @@ __all__ = ["RESPONSE_GRACE_S", "with_timeout"]
 
 Value = TypeVar("Value")
 RESPONSE_GRACE_S = 1.0
-"""So much later an answer may come than it was asked for."""
+"""Seconds that a response may arrive late."""
 
 
 def with_timeout(operation: Operation[Value], timeout_s: float | None) -> Operation[Value]:
-    """Each call is told what is left; what would be tried again only after that is `Unavailable`.
+    """Limit each call to the remaining time. Raises `Unavailable` if the next retry would come too late.
 
-    Raises `WaitTimeout` where that is the wait for an action that is there.
+    Raises `WaitTimeout` instead if the operation waits for an action that exists.
     """
     left_s = inf if timeout_s is None else timeout_s
     reply: SdkResponse | None = None
@@ -58,7 +58,7 @@ def _last_error_suffix(reply: SdkResponse | None) -> str:
 
 
 def _limit_to_remaining(call: SdkRequest, remaining_s: float) -> SdkRequest:
-    """Nor does whoever answers it hold it for longer."""
+    """Limit the client's timeout and the time that the server may wait."""
     body, query = call.body, call.query
     if isinstance(body, ScoreRequest):
         body = body.model_copy(update={"within_s": min(body.within_s, remaining_s)})

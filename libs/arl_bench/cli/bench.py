@@ -48,12 +48,12 @@ def register(app: typer.Typer) -> None:
 
 @group.callback()
 def bench() -> None:
-    """Benchmarks, each a command."""
+    """Run benchmarks. Each prints one JSON document."""
 
 
 @group.command("false-timeouts")
 def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
-    """64 programs of 1 CPU-second with a 10 s limit, submitted at once by 64 clients."""
+    """Run 64 programs of 1 CPU-second with a 10 s limit, submitted at once by 64 clients."""
     with ensure_system_up(LocalState(directory)):
         stderr.print(f"{CLIENTS} programs of 1 CPU-second at once; this takes about 32 s on 2 cores", markup=False)
         try:
@@ -74,7 +74,7 @@ def aoe(
     resizes: Annotated[int, typer.Option(min=1, help="Resizes that are timed.")] = 50,
     steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
 ) -> None:
-    """Cores that actions get beside plain programs, and how soon a resize holds, on a system of its own."""
+    """Measure the cores of actions compared with plain programs, and the delay of a resize. Uses its own system."""
     sizes = aoe_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
     try:
         figures, samples, limits = aoe_.run_cpu_allocation(sizes, lambda line: stderr.print(line, markup=False))
@@ -93,7 +93,7 @@ def resize(
         list[str] | None, typer.Option(help=f"Of {', '.join(resizing_.PARALLEL_TOOLS)}; all of them.")
     ] = None,
 ) -> None:
-    """Real tools with more workers than cores, and whose cores change while they run, on a system of its own."""
+    """Run real tools with more workers than cores while their cores change. Uses its own system."""
     tools = tuple(tool or resizing_.PARALLEL_TOOLS)
     if unknown := [name for name in tools if name not in resizing_.PARALLEL_TOOLS]:
         fail(f"there is no tool {unknown[0]!r}", EXIT_USAGE)
@@ -111,7 +111,7 @@ def tracing(
     repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 5,
     seconds: Annotated[float, typer.Option(min=1, help="Of no-ops, each time.")] = 10,
 ) -> None:
-    """No-ops a second with every span exported and with none, in turns, on two systems of its own."""
+    """Measure no-ops per second with all spans exported and with none, alternating. Uses two separate systems."""
     sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds)
     try:
         figures, samples = run_trace_export(sizes, lambda line: stderr.print(line, markup=False))
@@ -128,7 +128,7 @@ def calls(
     repeats: Annotated[int, typer.Option(min=1, help="How often each policy has its turn.")] = 3,
     retry_after: Annotated[bool, typer.Option(help="A 429 says when to come again.")] = True,
 ) -> None:
-    """An external API's quota shared by one broker for all jobs, beside each job minding its own."""
+    """Compare an API quota that one broker shares among all jobs with jobs that limit themselves."""
     from arl_bench.endpoints import quota_sharing as calls_
 
     sizes = calls_.EndpointBenchConfig.short() if short else calls_.EndpointBenchConfig(repeats=repeats)
@@ -150,7 +150,7 @@ def overhead(
     seconds: Annotated[float, typer.Option(min=1, help="Of no-ops per repeat; the other rates take a quarter.")] = 20,
     starts: Annotated[int, typer.Option(min=2, help="Idle starts per repeat.")] = 100,
 ) -> None:
-    """Actions a second and CPU time a piece beside plain processes, on two systems of its own."""
+    """Measure actions per second and CPU time per action compared with plain processes. Uses two separate systems."""
     sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds, starts=starts)
     try:
         figures, samples = run_overhead(sizes, lambda line: stderr.print(line, markup=False))
@@ -169,7 +169,7 @@ def exec_(
     swerex: Annotated[str | None, typer.Option(help="URL of a SWE-ReX server.")] = None,
     swerex_token: Annotated[str, typer.Option(envvar="SWEREX_TOKEN", help="Its token.")] = "",
 ) -> None:
-    """Execs a second and CPU time a piece beside plain processes and other sandboxes."""
+    """Measure execs per second and CPU time per exec compared with plain processes and other sandboxes."""
     sizes = execution.ExecBenchConfig(repeats=repeats, seconds=seconds)
     if concurrency:
         sizes = replace(sizes, concurrencies=tuple(concurrency))
@@ -188,7 +188,7 @@ def density(
     samples: Annotated[int, typer.Option(min=2, help="Execs on the node, empty and full.")] = 300,
     idle_s: Annotated[float, typer.Option(min=1, help="For how long the full node is watched.")] = 20,
 ) -> None:
-    """Very many resting environments on one node of its own: their memory, their CPU, and an exec beside them."""
+    """Measure memory and CPU of many idle environments on one node, and the latency of an exec next to them."""
     sizes = density_.DensityBenchConfig(environments=environments, samples=samples, idle_s=idle_s)
     try:
         figures, found = density_.run_density(sizes, lambda line: stderr.print(line, markup=False))
@@ -237,7 +237,7 @@ def paper(
         float | None, typer.Option(min=1, max=10, help="Of `control`: so many times as fast.")
     ] = None,
 ) -> None:
-    """The paper's comparison: static provisioning and policies, simulated, on the control plane, or on real cores."""
+    """Reproduce the paper's comparison of policies and static provisioning: simulated, control plane, or real cores."""
     if level and mode is PaperMode.REAL:
         fail("--level: this machine has the cores that it has", EXIT_USAGE)
     if compression and mode is not PaperMode.CONTROL:
@@ -250,7 +250,7 @@ def paper(
     try:
         found = compare(_PaperOptions(short, tuple(level or ()), compression))
     except ModuleNotFoundError as missing:
-        # The simulator needs NumPy, which a client of the API does without.
+        # The simulator needs NumPy, which API clients do not need.
         fail(f"{missing.name} is not installed; `pip install 'arl-tangram-server'` brings it")
     except NoSandbox as error:
         fail(str(error), EXIT_NO_SANDBOX)
@@ -301,7 +301,7 @@ def rounds(
     short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
     classes: Annotated[int, typer.Option(min=1, help="Of what waits, over 8 tasks.")] = 256,
 ) -> None:
-    """What deciding costs under very many waiting actions, without Postgres; with it, how long reading them takes."""
+    """Measure scheduling rounds with a very long queue without Postgres, and the time to read it from Postgres."""
     sizes = replace(
         rounds_.SchedulingRoundBenchConfig.short() if short else rounds_.SchedulingRoundBenchConfig(), classes=classes
     )
@@ -318,7 +318,7 @@ def soak(
     as_json: JsonOption = False,
     actions: Annotated[int, typer.Option(min=1000, help="How many, in all.")] = 300_000,
 ) -> None:
-    """Very many actions that do nothing, on a system of its own: memory, tables and latency over time."""
+    """Run very many no-op actions on a separate system: memory, table sizes and latency over time."""
     try:
         figures, samples = run_soak(actions, lambda line: stderr.print(line, markup=False))
     except TangramError as error:

@@ -1,4 +1,4 @@
-"""`bench`: what reward services cost, and what taking turns on a device does."""
+"""`bench`: benchmarks of reward services and of device sharing."""
 
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -35,7 +35,10 @@ def reward(
     peers_dir: Annotated[Path | None, typer.Option(help="They are installed there; ~/.cache/tangram/peers.")] = None,
     threads: Annotated[int, typer.Option(min=1, help="Of a forward, beside others.")] = 1,
 ) -> None:
-    """Scores a second, and what one costs beside its forward: one item a call and many, on a system of its own."""
+    """Measure scores per second and the overhead per score, with one item and with many items per call.
+
+    Uses its own system.
+    """
     from arl_bench.rewards import peer_comparison
 
     sizes = reward_.RewardBenchConfig(repeats=repeats, seconds=seconds, clients=clients, items=items, threads=threads)
@@ -61,7 +64,7 @@ def residency(
     repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 30,
 ) -> None:
-    """Copies to a device that has room for 3 of 12 reward services, ours beside the least recently used one's."""
+    """Count weight copies if a device fits 3 of 12 reward services, compared with least-recently-used eviction."""
     sizes = (
         residency_.ResidencyBenchConfig(repeats=1, seconds=3, burst_s=2) if short else residency_.ResidencyBenchConfig()
     )
@@ -85,7 +88,7 @@ def restore(
     small_mib: Annotated[int, typer.Option(min=1, help="In place of 0.6 billion parameters.")] = copies_.SMALL_MIB,
     large_mib: Annotated[int, typer.Option(min=1, help="In place of 8 billion.")] = copies_.LARGE_MIB,
 ) -> None:
-    """Synthetic weights onto a device and off it, beside a plain copy: GB/s, eviction, time to a first score."""
+    """Load and evict synthetic weights, compared with a plain copy: GB/s, eviction, time to the first score."""
     sizes = copies_.WeightRestoreBenchConfig(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
     try:
         figures, samples = copies_.run_weight_restore(sizes, print_progress)
@@ -103,7 +106,10 @@ def sharing(
     room: Annotated[float, typer.Option(min=0.01, max=1, help="Part of all weights that the device may hold.")] = 0.5,
     directory: Annotated[Path | None, typer.Option(help="For weights that are read anew, on a real disk.")] = None,
 ) -> None:
-    """12 services of 0.6 to 8 billion parameters on one device: ours beside sleeping, reloading, and fixed shares."""
+    """Run 12 services of 0.6 to 8 billion parameters on one device, and compare the sharing strategies.
+
+    The strategies are ours, sleeping, reloading and fixed shares.
+    """
     ways = tuple(way or sharing_.STRATEGIES)
     if unknown := set(ways) - set(sharing_.STRATEGIES):
         fail(f"--way: {', '.join(sorted(unknown))} is none of {', '.join(sharing_.STRATEGIES)}", EXIT_USAGE)

@@ -1,4 +1,4 @@
-"""`demo`: real rollouts on this machine, the system brought up for them if it is not up."""
+"""`demo`: real rollouts on this machine. It starts the system if necessary."""
 
 import asyncio
 import os
@@ -46,7 +46,7 @@ QUICK_POLICIES = (TANGRAM, STATIC, OVERCOMMITTED)
 
 
 class ProgressCallbacks(TypedDict):
-    """Who wants to know of progress."""
+    """Callbacks that receive the progress of the demo."""
 
     on_action: Callable[[Action], None]
     on_rollout: Callable[[DemoRollout], None]
@@ -77,11 +77,11 @@ def demo(
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")] = False,
 ) -> None:
-    """Roll out trajectories that write, test, think and hand in code; reward what works, and nothing else.
+    """Roll out trajectories that write, test, think and submit code. Only correct code is rewarded.
 
-    The same rollouts run under Tangram's policy and under three forms of static provisioning, one after the other,
-    each on a system of its own with the same cores. Where a system is up already, they run there, once.
-    Exit code 1 if under Tangram's policy any trajectory got another reward than its code deserves.
+    The same rollouts run under Tangram's policy, FCFS and three forms of static provisioning, one after the other.
+    Each run has its own system with the same cores. If a system is already up and no policy is given, they run there,
+    once. Exit code 1 if any trajectory under Tangram's policy got a reward that its code does not deserve.
     """
     if unsafe_local and problems is not None:
         fail("--unsafe-local runs the bundled problems only: code from a file is not run without a sandbox", EXIT_USAGE)
@@ -185,7 +185,7 @@ def _is_running(state: LocalState) -> bool:
 
 @contextmanager
 def ensure_system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterator[None]:
-    """The system of TANGRAM_URL or of the state directory; one that is not up is brought up and taken down again."""
+    """Use the system of TANGRAM_URL or of the state directory. If it is down, start it and stop it at the end."""
     if _is_running(state):
         yield
         return
@@ -204,7 +204,7 @@ def ensure_system_up(state: LocalState, *, unsafe_local: bool = False) -> Iterat
 
 
 def _is_sandboxed(directory: Path) -> bool:
-    """Whether every node holds what runs on it; the system may be up already, started by somebody else."""
+    """Return True if every node enforces isolation. Another user may have started the system."""
     with connected_client(directory) as tangram:
         nodes = tangram.nodes().items
     held = [{entry.name for entry in node.enforced if entry.level == "enforced"} for node in nodes]
@@ -228,7 +228,7 @@ def _run_rollouts(directory: Path, plans: tuple[TrajectoryPlan, ...]) -> tuple[l
 
 @contextmanager
 def _progress_bar(name: str, total: int) -> Iterator[ProgressCallbacks]:
-    """A bar that what it yields moves."""
+    """Show a progress bar and yield the callbacks that advance it."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=stderr, transient=True) as progress:
         bar = progress.add_task(name, total=total)

@@ -1,4 +1,4 @@
-"""`record` and `simulate`: what ran, written down; and what would become of it on other nodes."""
+"""`record` and `simulate`: record a trace of actions, and simulate a trace on other hardware."""
 
 from dataclasses import asdict
 from enum import StrEnum
@@ -19,7 +19,7 @@ __all__ = ["register"]
 
 
 class PolicyChoice(StrEnum):
-    """As `TANGRAM_POLICY` names them."""
+    """The policies, named as in `TANGRAM_POLICY`."""
 
     SPAR = "spar"
     SPAR_M = "spar_m"
@@ -30,7 +30,7 @@ class PolicyChoice(StrEnum):
 
 
 class WorkloadChoice(StrEnum):
-    """Workloads that nobody has to record."""
+    """Generated workloads, which need no recording."""
 
     PROTOTYPE = "prototype"
     CODING = "coding"
@@ -51,7 +51,7 @@ def record(
     task: Annotated[str | None, typer.Option(help="Only its actions.")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Only so many, the newest.")] = 100_000,
 ) -> None:
-    """Write down the actions that ran, for `tangram simulate`."""
+    """Record the settled actions as a trace for `tangram simulate`."""
     try:
         from arl_bench.simulation.action_recording import record_actions
         from arl_sim.workloads.trace import trace_lines
@@ -82,7 +82,7 @@ def simulate(
     plot: Annotated[Path | None, typer.Option(help="Draw into this file, .svg and .png.")] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """What would become of a workload on these nodes: completion times, the step, how busy the hardware is."""
+    """Simulate a workload on these nodes: completion times, step time and utilization."""
     try:
         from arl_sim import sizing
         from arl_sim.results import compute_statistics

@@ -1,8 +1,8 @@
-"""How long a new leader takes to know a very long queue: from the death of the old one to the first that has run.
+"""A benchmark of leader recovery: the time from the death of a leader until the new one has run a first action.
 
-On a system of its own, with Postgres, while submissions go on. The old leader stands still while the queue is made,
-as no leader takes so much in at once, so its lease is over when it dies: what is measured is the supervisor's
-restart, the start of the process, and the reading of every row. Nothing is granted before all are read.
+It uses a separate system with Postgres, while submissions continue. The old leader is paused while the queue is
+inserted, because no leader receives so many actions at once; its lease has expired when it dies. The measured time
+covers the supervisor's restart, the start of the process and reading every row. Grants begin after all rows are read.
 """
 
 import asyncio
@@ -29,7 +29,7 @@ __all__ = ["run_leader_recovery"]
 
 CORES = 64
 FIRST_BATCH = 1000
-"""Submitted through the API: one batch, which is what the others are made like."""
+"""Number of actions submitted through the API in one batch. The other rows are copies of them."""
 TASKS = 8
 CLASSES = 64
 BACKGROUND_TASK = "meanwhile"
@@ -42,7 +42,7 @@ _QUEUE_DEPTH_METRIC = re.compile(r"^tangram_queue_depth\{[^}]*\} (\S+)$", re.MUL
 def run_leader_recovery(
     waiting: int, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures without the number that waits in their names, and what they were computed from."""
+    """Return figures, whose names do not contain the queue length, and the measured values."""
     with bench_system(driver="simulated", cores=CORES) as system:
         found = asyncio.run(_measure(system, waiting, report_progress))
     cuts = quantiles(found["submit_s"], n=100, method="inclusive")
@@ -80,7 +80,7 @@ async def _measure(system: BenchSystem, waiting: int, report_progress: Callable[
 
 @contextmanager
 def _paused_process(pid: int) -> Iterator[None]:
-    """A process of our own system, which is killed at the end."""
+    """Pause a process of the benchmark's system, and kill it at the end."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -89,7 +89,7 @@ def _paused_process(pid: int) -> Iterator[None]:
 
 
 def _make_action(number: int) -> SubmitActionRequest:
-    """Every other one in a trajectory of its own, every other class elastic."""
+    """Build an action. Every second one has its own trajectory, and half of the actions are elastic."""
     cls, is_elastic = number % CLASSES, number % 4 < 2
     given: dict[str, Any] = {"task": f"task-{number % TASKS}", "profile": f"class-{cls}", "argv": ["true"]}
     given |= {"memory_mib": 64, "disk_mib": 16, "cpu": (1, 8) if is_elastic else 1}
@@ -109,7 +109,7 @@ async def _multiply_rows(system: BenchSystem, times: int) -> None:
 
 
 async def _submit_until(client: AsyncTangram, stop: asyncio.Event) -> list[float]:
-    """Batches of submissions until it is over; how long each took, in seconds."""
+    """Submit batches until `stop` is set. Return the duration of each in seconds."""
     actions = [exec_action(task=BACKGROUND_TASK, argv=["true"], memory_mib=64, disk_mib=16)] * BACKGROUND_BATCH
     found: list[float] = []
     while not stop.is_set():
@@ -126,7 +126,7 @@ async def _wait_any_settled(client: AsyncTangram, ids: Sequence[UUID]) -> None:
 
 
 async def _count_known_actions(system: BenchSystem, waiting: int) -> int:
-    """How many the leader knows of; nearly all, as only a few rounds have been."""
+    """Return the number of queued actions that the leader knows. Nearly all remain, as only a few rounds have run."""
     async with httpx.AsyncClient(timeout=60.0) as client:
         text = (await client.get(f"{system.service_url('scheduler')}/metrics")).text
     known = sum(int(float(depth)) for depth in _QUEUE_DEPTH_METRIC.findall(text))

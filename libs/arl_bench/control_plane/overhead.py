@@ -1,8 +1,8 @@
-"""What scheduling an action costs: actions a second and CPU a piece, beside plain processes.
+"""A benchmark of scheduling overhead: actions per second and CPU time per action compared with plain processes.
 
-Five measurements, one after the other, the whole row again for each repeat: plain spawns of `true`, the same through
-the API in batches and one by one, actions that do nothing on a simulated node, and how long it takes from sending an
-action to its program's first statement on an idle system.
+Each repeat runs five measurements. Three run `true`: plain spawns, the API in batches, and the API one by one. The
+fourth runs no-op actions on a simulated node. The fifth is the time from sending an action to its program's first
+statement on an idle system.
 """
 
 import asyncio
@@ -30,24 +30,24 @@ TIMESTAMP_PROGRAM = "import time\nprint(time.monotonic_ns())"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverheadBenchConfig:
-    """How much of each."""
+    """Sizes of the measurements."""
 
     repeats: int = 3
     seconds: float = 20.0
-    """Of no-ops; the other rates take a quarter of it each."""
+    """Seconds of no-ops; each of the other rates takes a quarter of it."""
     starts: int = 100
-    """Idle starts per repeat."""
+    """Number of idle starts per repeat."""
     environments: int = 16
     clients: int = 32
     batch: int = 250
     batches: int = 4
-    """Batches of no-ops on their way at once."""
+    """Number of concurrent batches of no-ops."""
     simulated_cores: int = 64
 
 
 @dataclass(slots=True)
 class BenchRate:
-    """Actions that were done in some time, and what they cost."""
+    """Completed actions in a period, and their cost."""
 
     done: int
     wall_s: float
@@ -58,14 +58,14 @@ class BenchRate:
         return self.done / self.wall_s
 
     def cpu_ms(self, *names: str) -> float:
-        """A piece; of all processes if none is named."""
+        """Return CPU milliseconds per action, for the named processes or for all."""
         return 1000 * sum(seconds for name, seconds in self.cpu_s.items() if not names or name in names) / self.done
 
 
 def run_overhead(
     config: OverheadBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. Two systems are up all the while; only one of them works at a time."""
+    """Return figures and samples. Two systems are up during the run; only one of them works at a time."""
     with bench_system() as real, bench_system(driver="simulated", cores=config.simulated_cores) as simulated:
         rows = asyncio.run(_measure(real, simulated, config, report_progress))
     return _figures(rows), {name: [_to_sample(sample) for sample in samples] for name, samples in rows.items()}
@@ -88,14 +88,14 @@ async def _measure(
 
 
 async def _warm_up(client: AsyncTangram, noops: AsyncTangram, config: OverheadBenchConfig) -> None:
-    """Every environment exists, every connection is open."""
+    """Create every environment and open every connection."""
     for names in (_names("batch", config.environments), _names("single", config.clients), ["start"]):
         _count_ok(await client.wait(await client.submit_many([_true_action(name) for name in names])))
     _count_ok(await noops.wait(await noops.submit_many([_noop_action()] * config.batch)))
 
 
 def _spawn_plain(config: OverheadBenchConfig) -> BenchRate:
-    """Spawn and wait, from as many threads as there are environments."""
+    """Spawn processes and wait for them, with one thread per environment."""
     ends_at = time.monotonic() + config.seconds / 4
 
     def spawn(_: int) -> int:
@@ -112,21 +112,21 @@ def _spawn_plain(config: OverheadBenchConfig) -> BenchRate:
 
 
 async def _run_batches(client: AsyncTangram, config: OverheadBenchConfig) -> int:
-    """`true` in the live environments, in batches; the next is on its way while one runs."""
+    """Run `true` in the live environments in batches. A second batch is submitted while one runs."""
     names = _names("batch", config.environments)
     actions = [_true_action(names[number % len(names)]) for number in range(config.batch)]
     return await _run_workers(client, actions, workers=2, seconds=config.seconds / 4)
 
 
 async def run_noops(client: AsyncTangram, config: OverheadBenchConfig) -> int:
-    """Actions that do nothing, in batches, for the time that `sizes` says; how many."""
+    """Run batches of no-ops for `config.seconds`. Return their number."""
     return await _run_workers(client, [_noop_action()] * config.batch, workers=config.batches, seconds=config.seconds)
 
 
 async def _run_workers(
     client: AsyncTangram, actions: Sequence[SubmitActionRequest], *, workers: int, seconds: float
 ) -> int:
-    """How many were submitted and fetched; each worker has one batch on its way."""
+    """Return the number of completed actions. Each worker has one batch in flight."""
     ends_at = time.monotonic() + seconds
 
     async def pump() -> int:
@@ -139,7 +139,7 @@ async def _run_workers(
 
 
 async def _run_singles(client: AsyncTangram, config: OverheadBenchConfig) -> int:
-    """One client per environment; each sends the next `POST /v1/actions?wait` when it has its answer."""
+    """Run one client per environment. Each sends the next `POST /v1/actions?wait` after its response."""
     ends_at = time.monotonic() + config.seconds / 4
 
     async def pump(name: str) -> int:
@@ -152,7 +152,7 @@ async def _run_singles(client: AsyncTangram, config: OverheadBenchConfig) -> int
 
 
 async def _time_starts(client: AsyncTangram, count: int) -> list[float]:
-    """Milliseconds from the client's call to the program's first statement; the clock is the machine's one."""
+    """Measure milliseconds from the client's call to the program's first statement. Both use the machine's clock."""
     action = exec_action(task=TASK, trajectory="start", source=TIMESTAMP_PROGRAM, memory_mib=64)
     found = []
     for _ in range(count):
@@ -165,7 +165,7 @@ async def _time_starts(client: AsyncTangram, count: int) -> list[float]:
 
 
 async def measure_cost(system: BenchSystem, work: Awaitable[int]) -> BenchRate:
-    """What some work took, and what every process of the system used for it."""
+    """Measure the duration of some work and the CPU time of every process of the system."""
     before, own, begun = system.cpu_s(), own_cpu_s(), time.monotonic()
     done = await work
     wall_s = time.monotonic() - begun

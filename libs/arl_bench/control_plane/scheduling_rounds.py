@@ -1,6 +1,6 @@
-"""`tangram bench rounds`: what a round of the scheduler costs, on its own index and without Postgres and nodes.
+"""`tangram bench rounds`: the cost of a scheduling round on the scheduler's index, without Postgres and nodes.
 
-And with them, how long a new leader takes to read the longest of these queues from Postgres.
+It also measures how long a new leader takes to read the longest of these queues from Postgres.
 """
 
 import json
@@ -34,7 +34,7 @@ class SchedulingRoundBenchConfig:
 def run_scheduling_rounds(
     config: SchedulingRoundBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Medians over the repeats, and the samples: CPU seconds of each round with how much it granted."""
+    """Return medians over the repeats, and the samples: CPU seconds and grants of each round."""
     samples: dict[str, Any] = {}
     figures: dict[str, float] = {}
     for waiting in config.waiting:
@@ -51,7 +51,7 @@ def run_scheduling_rounds(
 
 
 def _short_count(waiting: int) -> str:
-    """1e5, 1e6."""
+    """Format a queue length as 1e5 or 1e6."""
     return f"{waiting:.0e}".replace("e+0", "e")
 
 

@@ -1,4 +1,4 @@
-"""Very many actions that do nothing, on a simulated node with a short retention: does anything grow?"""
+"""A soak test: very many no-op actions on a simulated node with a short retention, to detect growth."""
 
 import asyncio
 import re
@@ -38,7 +38,7 @@ class _SoakState:
 
 
 def run_soak(total: int, report_progress: Callable[[str], None]) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples of `total` actions, in the order in which they settled."""
+    """Run `total` actions. Return figures and samples in the order in which the actions settled."""
     with bench_system(driver="simulated", cores=SIMULATED_CORES, environment=RETENTION_SETTINGS) as system:
         soak = _SoakState(system, total)
         begun = time.monotonic()
@@ -72,7 +72,7 @@ async def _submit_batches(soak: _SoakState, client: AsyncTangram, take_sample: C
 
 
 async def _measure_sample(soak: _SoakState, scraper: httpx.AsyncClient) -> dict[str, float]:
-    """Memory of each process and size of each table, in MiB."""
+    """Return the memory of each process and the size of each table in MiB."""
     found: dict[str, float] = {"settled": len(soak.act_s)}
     for name, pid in soak.system.process_pids().items():
         found[f"{name}_mib"] = round(_resident_kib(pid) / 1024, 2)
@@ -88,7 +88,7 @@ def _resident_kib(pid: int) -> int:
 
 
 def _figures(soak: _SoakState, wall_s: float) -> dict[str, float]:
-    """Growth is from the middle of the second quarter to the middle of the last: start-up and retention are over."""
+    """Compare the second quarter with the last one. Start-up and the first retention period are over by then."""
     tenth = len(soak.act_s) // 10
     first, last = _p99(soak.act_s[:tenth]), _p99(soak.act_s[-tenth:])
     figures = {

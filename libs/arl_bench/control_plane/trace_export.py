@@ -1,6 +1,6 @@
-"""What exporting every span costs: no-ops on two simulated nodes, in turns, one of which has a collector.
+"""A benchmark of exporting every span: no-ops alternate between two simulated nodes, one of which has a collector.
 
-The collector is a sink in this process: it reads what comes and keeps nothing. Whatever it costs is the client's share.
+The collector is a sink in this process: it reads the data and discards it. Its cost counts as the client's.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from arl_bench.harness.bench_system import BenchSystem, bench_system
 __all__ = ["run_trace_export"]
 
 SPANS_PER_ACTION = 5
-"""Of an action that ran once; a round's two come on top."""
+"""Spans of an action that ran once. Each round adds two more."""
 SINK_RESPONSE = b"HTTP/1.1 200 OK\r\ncontent-type: application/x-protobuf\r\ncontent-length: 0\r\n\r\n"
 DRAIN_TIMEOUT_S = 20.0
 POLL_INTERVAL_S = 0.2
@@ -29,7 +29,7 @@ Samples = dict[str, list[dict[str, float]]]
 def run_trace_export(
     config: OverheadBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], Samples]:
-    """Figures and samples. Raises `RuntimeError` if spans were lost: then the figures are of something else."""
+    """Return figures and samples. Raises `RuntimeError` if spans were lost, because the figures would be invalid."""
     return asyncio.run(_measure(config, report_progress))
 
 
@@ -59,7 +59,7 @@ async def _measure_rows(
             await run_noops(client, warm_up)
         for repeat in range(config.repeats):
             report_progress(f"repeat {repeat + 1} of {config.repeats}")
-            # Who goes first changes, so that whatever grows falls on both alike.
+            # The order alternates, so that gradual growth affects both equally.
             for name in sorted(rows, reverse=repeat % 2 == 1):
                 if name == "untraced":
                     rows[name].append(_to_sample(await measure_cost(plain, run_noops(untraced_client, config)), 0.0))
@@ -69,7 +69,7 @@ async def _measure_rows(
 
 
 async def _measure_traced(system: BenchSystem, work: Any) -> dict[str, float]:
-    """With how many spans were out when the last action was done; the rest goes out before anything else begins."""
+    """Measure, and count the spans exported when the last action is done. Then wait for the remaining spans."""
     before = await _exported_spans(system)
     rate = await measure_cost(system, work)
     sample = _to_sample(rate, await _exported_spans(system) - before)

@@ -1,1 +1,1 @@
-"""Real rollouts on a real system: a stand-in for the policy model, environments, tests and a verdict."""
+"""Real rollouts on a real system: a substitute for the policy model, environments, tests and a verdict."""

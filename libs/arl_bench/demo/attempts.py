@@ -1,4 +1,4 @@
-"""What a policy model writes, as a seeded stand-in: wrong, broken, slow, reward-hacking and right solutions."""
+"""A seeded substitute for a policy model: wrong, broken, slow, reward-hacking and right solutions."""
 
 import random
 from dataclasses import dataclass
@@ -11,16 +11,17 @@ __all__ = ["CodeAttempt", "TrajectoryPlan", "all_attempts", "plan_trajectories"]
 
 AttemptKind = Literal["right", "wrong", "broken", "slow", "hack"]
 
-# A test suite takes lognormal CPU time with p50 1.2 s and p90 6.7 s, and one task's runs differ by 1.8 (the same
-# source); here a fifth of that, and between so much and so much, so that one draw does not decide how long all takes.
+# A test suite takes lognormal CPU time with p50 1.2 s and p90 6.7 s; the runs of one task differ by a factor of 1.8
+# (the same source as below). The demo uses a fifth of that, limited to TEST_BOUNDS_S, so that no single draw
+# determines the total time.
 TEST_SCALE = 0.2
 TEST_P50_S = 1.2
 TEST_SIGMA = 1.308
 TEST_SIGMA_OF_RUNS = 0.3
 TEST_BOUNDS_S = (0.05, 2.0)
 
-# Between actions a trajectory thinks: lognormal with p50 2.8 s and p90 7 s (agentcgroup, arXiv 2602.09345),
-# here a tenth of that.
+# The thinking time between actions is lognormal with p50 2.8 s and p90 7 s (agentcgroup, arXiv 2602.09345). The demo
+# uses a tenth of that.
 THINK_SCALE = 0.1
 THINK_P50_S = 2.8
 THINK_SIGMA = 0.715
@@ -35,14 +36,14 @@ class CodeAttempt:
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryPlan:
-    """One trajectory: attempts in order, the last of which it hands in, and its thinking times."""
+    """The plan of one trajectory: thinking times and attempts in order. The last attempt is submitted."""
 
     problem: CodingProblem
     name: str
     attempts: tuple[CodeAttempt, ...]
     thinking_s: tuple[float, ...]
     test_cpu_s: tuple[float, ...]
-    """Of each attempt's tests, if its examples pass."""
+    """CPU seconds of each attempt's tests, if its examples pass."""
 
     @property
     def deserved_reward(self) -> float:
@@ -52,9 +53,9 @@ class TrajectoryPlan:
 def plan_trajectories(
     problems: tuple[CodingProblem, ...], *, trajectories: int, seed: int, sandboxed: bool = True
 ) -> tuple[TrajectoryPlan, ...]:
-    """`trajectories` per problem. Every hack is handed in at least once if there are plans enough.
+    """Plan `trajectories` per problem. Every hack is submitted at least once if there are enough plans.
 
-    Without a sandbox those that would do harm are left out.
+    If there is no sandbox, harmful hacks are left out.
     """
     plans: list[TrajectoryPlan] = []
     hacks = 0
@@ -78,13 +79,13 @@ def plan_trajectories(
 
 
 def all_attempts(problem: CodingProblem) -> tuple[CodeAttempt, ...]:
-    """All that a policy could hand in for it."""
+    """Return every attempt that a policy could submit for a problem."""
     kinds: tuple[AttemptKind, ...] = ("right", "wrong", "broken", "slow")
     return (*(_make_attempt(problem, kind) for kind in kinds), *(_make_hack(problem, hack) for hack in REWARD_HACKS))
 
 
 def _first_kinds(rng: random.Random, number: int) -> tuple[AttemptKind, ...]:
-    """What it tries before: every kind of mistake, and the slow one rarely since it costs its whole limit."""
+    """Return the kinds of the first attempts. "slow" is rare because it costs its whole time limit."""
     first: tuple[AttemptKind, ...] = ("wrong", "broken", "wrong", "slow", "wrong", "broken")
     return tuple(dict.fromkeys((first[number % len(first)], rng.choice(("wrong", "broken")))))
 

@@ -1,6 +1,6 @@
-"""Ways in which policies were seen to earn rewards without solving anything. Each is a whole `solution.py`.
+"""Known ways in which policies earned rewards without solving the problem. Each is a whole `solution.py`.
 
-None may earn anything: the verdict is made where this code never runs.
+None may earn a reward: the verdict is made where this code never runs.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ class RewardHack:
     name: str
     code: str
     needs_sandbox: bool = False
-    """It would reach beyond its own directory and processes if nothing held it."""
+    """True if the hack would affect files or processes outside its directory without a sandbox."""
 
 
 _RETURN_NONE = "def ENTRY_POINT(*args, **kwargs):\n    return None\n"

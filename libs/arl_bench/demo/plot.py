@@ -1,4 +1,4 @@
-"""Cores over time, a band for each policy and a colour for each trajectory."""
+"""A plot of cores over time with a band for each policy and a colour for each trajectory."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from matplotlib.axes import Axes
 __all__ = ["draw_policies"]
 
 COLUMNS = 400
-"""Moments of a band at which is looked who has what."""
+"""Number of sampled moments in a band."""
 RESERVED_ALPHA = 0.28
 
 
 @dataclass(frozen=True, slots=True)
 class _DrawnShare:
-    """A trajectory's part of the cores at one moment."""
+    """A trajectory's share of the cores at one moment."""
 
     trajectory: int
     low: float
@@ -32,7 +32,7 @@ class _DrawnShare:
 
 
 def draw_policies(runs: Sequence[PolicyRun], stem: Path) -> list[Path]:
-    """Write `stem`.svg and `stem`.png; solid where an action runs, pale where a pod only holds its cores."""
+    """Write `stem`.svg and `stem`.png. Running actions are solid, idle pods with reserved cores are pale."""
     longest = max(run.wall_s for run in runs)
     figure, bands = pyplot.subplots(
         len(runs), 1, figsize=(12, 1.0 + 1.7 * len(runs)), sharex=True, squeeze=False, layout="constrained"
@@ -72,7 +72,7 @@ def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
 
 
 def _merge_shares(run: PolicyRun) -> list[tuple[_DrawnShare, float, float]]:
-    """Pieces with their begin and end: what is alike at neighbouring moments is one."""
+    """Return shares with their start and end. Equal shares at adjacent moments are merged."""
     if not run.actions:
         return []
     begin = min(action.created_at for action in run.actions)
@@ -89,7 +89,7 @@ def _merge_shares(run: PolicyRun) -> list[tuple[_DrawnShare, float, float]]:
 
 
 def _core_shares(run: PolicyRun, begin: datetime, at_s: float) -> list[_DrawnShare]:
-    """Who has what at one moment. Where more is promised than there is, the kernel shares it among those that run."""
+    """Return the shares at one moment. If the total exceeds the cores, running actions share them proportionally."""
     shares = [
         (number, cores, computes)
         for number, rollout in enumerate(run.rollouts)

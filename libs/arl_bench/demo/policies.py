@@ -1,4 +1,4 @@
-"""The same rollouts under one policy after the other, each on a system of its own with the same cores."""
+"""Runs of identical rollouts under each policy in sequence, each on a separate system with the same cores."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
@@ -30,19 +30,19 @@ __all__ = [
 TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "fcfs", "static", "shrunk", "overcommitted"
 POLICIES = (TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED)
 MIN_POD_CPU_MILLI = 10
-"""Of a pod; with more trajectories than fit so, some wait."""
+"""Minimum size of a pod. If more trajectories exist than pods of this size fit, some wait."""
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyRun:
-    """What became of all rollouts under one policy."""
+    """The result of all rollouts under one policy."""
 
     policy: str
     rollouts: tuple[DemoRollout, ...]
     wall_s: float
     cores: float
     pod_cores: float | None
-    """Of each trajectory's pod; None where there are none."""
+    """Cores of each trajectory's pod; None if the policy has no pods."""
 
     @property
     def actions(self) -> list[Action]:
@@ -50,15 +50,15 @@ class PolicyRun:
 
     @property
     def used_core_s(self) -> float:
-        """By what ran in sandboxes."""
+        """Return the core-seconds that programs in sandboxes used."""
         ran = (action.result for action in self.actions if action.kind == "exec")
         return sum(result.cpu_s for result in ran if result is not None)
 
     @property
     def reserved_core_s(self) -> float:
-        """What was held and nobody else could have: cores of actions while granted, of pods while they lived.
+        """Return the reserved core-seconds: cores of granted actions, or cores of pods during their lifetime.
 
-        Overcommitted pods hold nothing; there it is what actions share while they run, which is never more than all.
+        Overcommitted pods reserve nothing. For them it is the cores that running actions share, at most all cores.
         """
         if self.policy == OVERCOMMITTED:
             return _shared_core_s(self.actions, cores=self.cores)
@@ -76,7 +76,7 @@ def run_policy(
     on_action: Callable[[Action], None],
     on_rollout: Callable[[DemoRollout], None],
 ) -> PolicyRun:
-    """Raises `Unavailable` if its system does not come up. Nothing of it is left afterwards."""
+    """Run the plans under one policy. Raises `Unavailable` if its system does not start. All its state is removed."""
     pod_cores = pod_cores_of(policy, cores=cores, trajectories=min(len(plans), max_concurrent_trajectories()))
     with bench_system(driver=driver, cores=cores, environment=settings_of(policy, pod_cores)) as system:
 
@@ -89,7 +89,7 @@ def run_policy(
 
 
 def policy_figures(runs: Sequence[PolicyRun]) -> dict[str, float]:
-    """Flat, the policy's name before each: seconds, core-seconds, and how many rewards were not what code deserved."""
+    """Return figures prefixed with the policy: seconds, core-seconds and the number of wrong rewards."""
     figures: dict[str, float] = {}
     for run in runs:
         acts = sorted(action.times.act_s or 0.0 for action in run.actions)
@@ -115,7 +115,7 @@ def policy_figures(runs: Sequence[PolicyRun]) -> dict[str, float]:
 
 
 def policy_samples(runs: Sequence[PolicyRun]) -> dict[str, Any]:
-    """Each action's completion time in seconds, and each trajectory's, in the order of the plans."""
+    """Return the completion time of each action and trajectory in seconds, in the order of the plans."""
     return {
         run.policy: {
             "act_s": [action.times.act_s for action in run.actions],
@@ -126,21 +126,21 @@ def policy_samples(runs: Sequence[PolicyRun]) -> dict[str, Any]:
 
 
 def pod_cores_of(policy: str, *, cores: int, trajectories: int) -> float | None:
-    """As sized: what its tests can use. Shrunk: so that all trajectories that may live have one at the same time."""
+    """Return the cores of a pod. A sized pod fits its tests; shrunk pods all fit at the same time."""
     as_sized = min(TEST_CORES[1], float(cores))
     shrunk = max(MIN_POD_CPU_MILLI, 1000 * cores // trajectories) / 1000
     return {STATIC: as_sized, OVERCOMMITTED: as_sized, SHRUNK: min(as_sized, shrunk)}.get(policy)
 
 
 def settings_of(policy: str, pod_cores: float | None) -> dict[str, str]:
-    """For the scheduler and the node, whatever the user's own environment says of policies; ours is SPAR-M."""
+    """Return the environment variables of scheduler and node. They override the user's policy; ours is SPAR-M."""
     if pod_cores is None:
         return {"TANGRAM_POLICY": FCFS if policy == FCFS else "spar_m"}
     return {"TANGRAM_POLICY": STATIC if policy == SHRUNK else policy, "TANGRAM_POD_CORES": f"{pod_cores:.3f}"}
 
 
 def _shared_core_s(actions: Sequence[Action], *, cores: float) -> float:
-    """All cores are taken while as many as there are, or more, are promised to what runs; else so many as are."""
+    """Return core-seconds of running actions. At each moment the promised cores count, limited to all cores."""
     edges = sorted(
         edge
         for action in actions
@@ -163,7 +163,7 @@ def _mean(values: Iterable[float]) -> float:
 
 
 def _lifetime_s(rollout: DemoRollout) -> float:
-    """From the first grant to the end of the trajectory."""
+    """Return the seconds from the first grant to the end of the trajectory."""
     ran = [action for action in rollout.actions if action.kind == "exec"]
     granted = [action.granted_at for action in ran if action.granted_at is not None]
     ended = [action.settled_at for action in ran if action.settled_at is not None]

@@ -1,4 +1,4 @@
-"""Coding problems in the HumanEval JSONL format (arXiv 2107.03374), bundled or given."""
+"""Coding problems in the HumanEval JSONL format (arXiv 2107.03374), bundled or from a file."""
 
 import gzip
 import json
@@ -22,10 +22,10 @@ class CodingProblem:
     canonical_solution: str
     test: str
     wrong_solution: str | None = None
-    """A plausible mistake; not part of the format."""
+    """A plausible wrong solution; an extension of the format."""
 
     def statement(self) -> dict[str, str]:
-        """What the judging programs need."""
+        """Return the fields that the judging programs need."""
         return {name: getattr(self, name) for name in ("prompt", "entry_point", "canonical_solution", "test")}
 
 
@@ -34,7 +34,7 @@ def bundled_problems() -> tuple[CodingProblem, ...]:
 
 
 def read_problems(path: Path) -> tuple[CodingProblem, ...]:
-    """Plain or gzipped. Raises `ValidationFailed` naming the line and the field."""
+    """Read problems from a plain or gzipped file. Raises `ValidationFailed` naming the line and the field."""
     try:
         content = path.read_bytes()
         if content[:2] == b"\x1f\x8b":

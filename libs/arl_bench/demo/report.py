@@ -1,4 +1,4 @@
-"""What the demo found: figures for programs, a table for people."""
+"""Results of the demo: figures for programs, tables for people."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -15,12 +15,12 @@ from arl_wire.actions.action import Action
 __all__ = ["ISOLATION_CHECKS", "demo_figures", "print_policies", "print_results", "wrong_rewards"]
 
 SCORE_NAMES = {"similarity": "likeness", "relevance": "relevance", "classifier": "quality"}
-"""What is shown of each kind of reward service: likeness to the reference, nearness to the problem, quality."""
+"""Name of each kind of score: likeness to the reference, relevance to the problem, quality."""
 ISOLATION_CHECKS = ("files", "net_isolation", "seccomp", "kill_tree")
 
 
 def demo_figures(rollouts: Sequence[DemoRollout], *, wall_s: float) -> dict[str, float]:
-    """Flat, name to number. Times in seconds; `sandbox_enforced` is 1 only if every single result says so."""
+    """Return a flat mapping of figures. Times are in seconds. `sandbox_enforced` is 1 if every result reports it."""
     actions = [action for rollout in rollouts for action in rollout.actions]
     hacks = [rollout for rollout in rollouts if rollout.plan.attempts[-1].kind == "hack"]
     acts = sorted(action.times.act_s or 0.0 for action in actions)
@@ -51,7 +51,7 @@ def demo_figures(rollouts: Sequence[DemoRollout], *, wall_s: float) -> dict[str,
 
 
 def wrong_rewards(rollouts: Sequence[DemoRollout]) -> list[dict[str, Any]]:
-    """Trajectories whose reward is not what their code deserves, with the reason."""
+    """Return the trajectories whose reward is not what their code deserves, with the reason."""
     return [
         {
             "trajectory": rollout.plan.name,
@@ -97,7 +97,7 @@ def print_results(console: Console, rollouts: Sequence[DemoRollout], figures: di
 
 
 def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
-    """A line for each policy: seconds, core-seconds, and what it did to the rewards."""
+    """Print a row for each policy: seconds, core-seconds and wrong rewards."""
     figures = policy_figures(runs)
     table = Table(title="The same rollouts on the same cores, once under each policy", title_justify="left")
     table.add_column("policy")
@@ -124,7 +124,7 @@ def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
 
 
 def _score_means(rollouts: Sequence[DemoRollout]) -> dict[str, float]:
-    """Means over what was rewarded and over what was not; 0 where nobody was asked."""
+    """Return mean scores of rewarded and of unrewarded trajectories; 0 if there is no score."""
     means = {}
     for kind, name in SCORE_NAMES.items():
         for of, reward in (("right", 1.0), ("wrong", 0.0)):

@@ -1,4 +1,4 @@
-"""One trajectory: lives in its environment, writes attempts, runs tests, thinks, hands in, is rewarded."""
+"""The rollout of one trajectory: it writes attempts, runs tests, thinks, submits code and gets a reward."""
 
 import asyncio
 import json
@@ -17,7 +17,7 @@ __all__ = ["ENVIRONMENT_MEMORY_MIB", "DemoRollout", "run_rollout"]
 
 TEST_TIMEOUT_S = 120.0
 TEST_CORES = (1.0, 2.0)
-"""Its tests run on so many."""
+"""Minimum and maximum cores of the tests."""
 TEST_PARALLEL_FRACTION = 0.9
 ENVIRONMENT_MEMORY_MIB = 96
 
@@ -28,9 +28,9 @@ class DemoRollout:
     reward: float | None = None
     reason: str = ""
     model_scores: dict[str, float] = field(default_factory=dict)
-    """Of reward models on what was handed in, by their kind; of those that there are."""
+    """Scores of the submitted code by kind of reward service, for the available kinds."""
     started_s: float = 0.0
-    """Monotonic, when its first action was sent."""
+    """Monotonic time at which the first action was sent."""
     ended_s: float = 0.0
     actions: list[Action] = field(default_factory=list)
 
@@ -48,7 +48,7 @@ async def run_rollout(
     run: str,
     on_action: Callable[[Action], None],
 ) -> DemoRollout:
-    """Never raises for what goes wrong in one trajectory: the reward stays None and the reason says why."""
+    """Run one trajectory. An error in it raises nothing: the reward stays None and `reason` explains it."""
     rollout = DemoRollout(plan)
     trajectory = f"{run}/{plan.name}"
 
@@ -88,7 +88,8 @@ async def run_rollout(
             for action in verdict.actions:
                 note(action)
             rollout.reward, rollout.reason = verdict.reward, verdict.reason
-            # Its sandbox is not needed any more, and under static provisioning its cores are held until it ends.
+            # The sandbox is no longer needed. Under static provisioning its cores stay reserved until the trajectory
+            # ends.
             await client.end_trajectory(task, trajectory)
             rollout.model_scores, asked = await judge.model_scores(plan.problem, content, trajectory=trajectory)
             for action in asked:

@@ -1,4 +1,4 @@
-"""All trajectories at once, on whatever system the client is connected to."""
+"""Concurrent execution of all trajectories on the system that the client is connected to."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ async def run_demo(
     on_action: Callable[[Action], None],
     on_rollout: Callable[[DemoRollout], None],
 ) -> tuple[list[DemoRollout], float]:
-    """Rollouts in the order of `plans`, and the wall time in seconds."""
+    """Return rollouts in the order of `plans`, and the wall time in seconds."""
     judge = SolutionJudge(client, task=TASK, services=await _reward_services(client))
     room = asyncio.Semaphore(await _max_trajectories(client))
     run = f"demo-{uuid4().hex[:8]}"
@@ -41,19 +41,19 @@ async def run_demo(
 
 
 async def _reward_services(client: AsyncTangram) -> dict[str, str]:
-    """The first of each kind, where this installation has one."""
+    """Return the first available service of each kind."""
     offered = [service for service in await client.reward_services() if service.available]
     found = {kind: next((each.name for each in offered if each.kind == kind), None) for kind in MODEL_KINDS}
     return {kind: name for kind, name in found.items() if name is not None}
 
 
 async def _max_trajectories(client: AsyncTangram) -> int:
-    """Trajectories that may live at once: their environments hold half of the memory at most."""
+    """Return how many trajectories may live at once. Their environments use at most half of the memory."""
     memory_mib = sum(node.capacity.get("memory_mib", 0) for node in (await client.nodes()).items if node.alive)
     return max(1, memory_mib // (2 * ENVIRONMENT_MEMORY_MIB))
 
 
 def max_concurrent_trajectories() -> int:
-    """The same for a system that is yet to come up on this machine, or a little less: a node offers nine tenths."""
+    """Estimate the limit for a system that is not up yet, or slightly less: a node offers nine tenths of the memory."""
     memory_mib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") >> 20
     return max(1, int(0.9 * memory_mib) // (2 * ENVIRONMENT_MEMORY_MIB))

@@ -1,10 +1,10 @@
-"""A reward that the rewarded code cannot reach.
+"""A reward that the rewarded code cannot influence.
 
-1. The test runs against the reference solution and its calls are recorded (once per problem).
-2. The handed-in code runs on those inputs in a fresh environment that holds no test and no answer.
-3. The test runs against the recorded outputs in another environment, which holds no handed-in code.
+1. The test runs against the reference solution and its calls are recorded (once per problem). 2. The submitted code
+runs on those inputs in a fresh environment without tests and answers. 3. The test runs against the recorded outputs in
+another environment without submitted code.
 
-Between 2 and 3 only plain data crosses, read by exact type and never evaluated.
+Between 2 and 3 only plain data is passed. It is read by exact type and never evaluated.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ __all__ = ["CODE_OUTCOMES", "MODEL_KINDS", "RewardVerdict", "SolutionJudge", "pr
 CODE_OUTCOMES = frozenset(
     {ActionOutcome.OK, ActionOutcome.USER_ERROR, ActionOutcome.USER_TIMEOUT, ActionOutcome.LIMIT_EXCEEDED}
 )
-"""What the code that ran has itself to thank for; anything else is ours and is masked."""
+"""Outcomes that the code itself caused. Any other outcome is an infrastructure error and is masked."""
 
 MODEL_KINDS = ("similarity", "relevance", "classifier")
-"""Kinds of reward services whose opinion is asked: likeness to the reference, to the problem, and how good it is."""
+"""Kinds of reward services that score a solution: likeness to the reference, relevance to the problem, quality."""
 ActionTuple = tuple[Action, ...]
 
 SCORE_TIMEOUT_S = 10.0
@@ -38,7 +38,7 @@ MAX_OUTPUT_BYTES = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class RewardVerdict:
-    """`reward` None: not the candidate's fault, to be masked and never to count as 0."""
+    """The verdict on a solution. `reward` None: an infrastructure error, which is masked and never counts as 0."""
 
     reward: float | None
     reason: str
@@ -55,14 +55,14 @@ class CallRecording:
 
 class SolutionJudge:
     def __init__(self, client: AsyncTangram, *, task: str, services: Mapping[str, str] | None = None) -> None:
-        """`services`: a reward service by the name of each kind in `ASKED`; nobody asks for one that is not there."""
+        """Create a judge. `services`: a reward service for each kind in `MODEL_KINDS`. Other kinds are skipped."""
         self._client = client
         self._task = task
         self._services = services or {}
         self._recordings: dict[str, asyncio.Task[CallRecording]] = {}
 
     async def score(self, problem: CodingProblem, solution: str, *, trajectory: str) -> RewardVerdict:
-        """Run what was handed in, then judge what it put out."""
+        """Run the submitted code, then judge its outputs."""
         recorded, is_ours = await self._get_recording(problem, trajectory)
         calls = recorded.calls
         before = (recorded.action,) if is_ours else ()
@@ -86,7 +86,7 @@ class SolutionJudge:
     async def model_scores(
         self, problem: CodingProblem, solution: str, *, trajectory: str
     ) -> tuple[dict[str, float], ActionTuple]:
-        """What reward models say of it, by kind: further rewards, and no verdict."""
+        """Return scores of reward models by kind. They are additional rewards and not part of the verdict."""
         items = {
             "similarity": {"text": solution, "reference": problem.prompt + problem.canonical_solution},
             "relevance": {"text": solution, "reference": problem.prompt},
@@ -105,9 +105,8 @@ class SolutionJudge:
         return found, tuple(actions)
 
     async def _get_recording(self, problem: CodingProblem, trajectory: str) -> tuple[CallRecording, bool]:
-        """Recorded once per problem, whoever asks first; a recording that failed is tried again by the next.
-
-        True for who asked first.
+        """Return the recording of a problem, and True if this call started it. The next call repeats a failed
+        recording.
         """
         task = self._recordings.get(problem.task_id)
         is_first = task is None or (task.done() and task.exception() is not None)
@@ -146,14 +145,14 @@ class SolutionJudge:
 def _to_verdict(ran: Action, judged: Action, before: tuple[Action, ...]) -> RewardVerdict:
     actions = (*before, ran, judged)
     if judged.outcome is not ActionOutcome.OK or judged.result is None:
-        # Data that the judge could not even read is not an answer; trouble of ours is not a zero.
+        # Unreadable data is a wrong answer; an infrastructure error is not a reward of 0.
         return RewardVerdict(0.0 if judged.outcome in CODE_OUTCOMES else None, f"judge: {judged.outcome}", actions)
     said = json.loads(judged.result.stdout.text)
     return RewardVerdict(1.0 if said["passed"] is True else 0.0, said["reason"], actions)
 
 
 def _parse_outputs(content: bytes | None) -> list[object] | None:
-    """A JSON list of objects, or None: what untrusted code wrote is taken for nothing else, nor for too much."""
+    """Parse a JSON list of objects. Return None for any other content and for outputs that are too large."""
     try:
         value = json.loads(content) if content and len(content) <= MAX_OUTPUT_BYTES else None
     except (ValueError, RecursionError):
@@ -162,5 +161,5 @@ def _parse_outputs(content: bytes | None) -> list[object] | None:
 
 
 def program_text(name: str) -> str:
-    """A program of the demo's, to be run in a sandbox."""
+    """Return the source of a demo program that runs in a sandbox."""
     return files("arl_bench.demo.programs").joinpath(f"{name}.py").read_text()

@@ -1,4 +1,4 @@
-"""What jobs want of an external API, and how long each answer takes it: drawn once, and the same for every policy."""
+"""Calls that jobs make to an external API, and the service time of each. All policies get the same random values."""
 
 import heapq
 import math
@@ -13,24 +13,24 @@ __all__ = ["CallJob", "CallPhase", "EndpointBenchConfig", "generate_jobs", "idea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointBenchConfig:
-    """The jobs, and an API with its quota."""
+    """Parameters of the jobs, and of an API with its quota."""
 
     repeats: int = 3
     jobs: int = 4
     phases: int = 6
-    """Of each job: calls that it wants all at once. It has all answers before it thinks."""
+    """Number of phases per job. A phase submits its calls at once; the job waits for all responses before it thinks."""
     calls: tuple[int, int] = (20, 60)
     think_s: tuple[float, float] = (2.0, 6.0)
     concurrency: int = 12
     per_s: float = 40.0
     burst: int = 20
     median_s: float = 0.15
-    """Of the time that a request takes, which is lognormal."""
+    """Median of the lognormal service time of a request, in seconds."""
     spread: float = 0.6
     retry_after_s: float | None = 1.0
-    """What a 429 says."""
+    """Seconds in the `Retry-After` header of a 429."""
     retries: int = 8
-    """Of a client that minds its own quota."""
+    """Maximum number of retries of a client that limits itself."""
     seed: int = 0
 
     @classmethod
@@ -45,16 +45,16 @@ class EndpointBenchConfig:
 @dataclass(frozen=True, slots=True)
 class CallPhase:
     think_s: float
-    """Before it."""
+    """Seconds of thinking before the phase."""
     keys: tuple[str, ...]
-    """Of its calls."""
+    """Keys of the phase's calls."""
 
 
 CallJob = tuple[CallPhase, ...]
 
 
 def generate_jobs(config: EndpointBenchConfig, repeat: int) -> tuple[CallJob, ...]:
-    """The first thinking of each sets them apart."""
+    """Generate the jobs of a repeat. Their first thinking times differ, so the jobs are not synchronised."""
     rng = random.Random(f"{config.seed} {repeat}")
     return tuple(
         tuple(
@@ -69,14 +69,14 @@ def generate_jobs(config: EndpointBenchConfig, repeat: int) -> tuple[CallJob, ..
 
 
 def service_time_s(config: EndpointBenchConfig, key: str) -> float:
-    """How long this call takes the API, whoever sends it and when."""
+    """Return the seconds that the API takes for this call, independent of its client and time."""
     return random.Random(f"{config.seed} {key}").lognormvariate(math.log(config.median_s), config.spread)
 
 
 def ideal_completion_times(
     config: EndpointBenchConfig, jobs: Mapping[int, CallJob]
 ) -> tuple[dict[int, list[float]], float]:
-    """Completion times by job, and the makespan, if these had the quota, came in turn, and nothing took any time."""
+    """Return completion times by job, and the makespan. The policy is ideal: in order, at the quota, no overhead."""
     bucket = TokenBucket(config.rate, now=0.0)
     slots = [0.0] * config.concurrency
     acts: dict[int, list[float]] = {number: [] for number in jobs}
@@ -96,7 +96,7 @@ def ideal_completion_times(
 def _ideal_end_s(
     config: EndpointBenchConfig, key: str, requested_at: float, slots: list[float], bucket: TokenBucket
 ) -> float:
-    """When its answer is there. `slots` is a heap of when each is free."""
+    """Return the end of a call. `slots` is a heap of the times at which each slot becomes free."""
     begins = bucket.available_at(1, now=max(requested_at, slots[0]))
     bucket.take(1, now=begins)
     ends = begins + service_time_s(config, key)

@@ -1,4 +1,4 @@
-"""Ways to stay within an API's quota: by one broker for all jobs, or each job by itself."""
+"""Strategies to stay within an API's quota: one broker for all jobs, or each job separately."""
 
 import asyncio
 import json
@@ -27,13 +27,13 @@ MAX_RETRY_AFTER_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class CallResult:
-    """One call, by the machine's monotonic clock."""
+    """The result of one call. Times are the machine's monotonic clock."""
 
     key: str
     requested_at: float
     ended: float
     succeeded: bool
-    """Else it was given up then."""
+    """False if the call was abandoned at `ended`."""
     retries: int = 0
 
     @property
@@ -42,11 +42,11 @@ class CallResult:
 
 
 CallBatch = Callable[[int, Sequence[str]], Awaitable[list[CallResult]]]
-"""All calls of a phase at once, by the number of the job."""
+"""A function that makes all calls of a phase at once, for a job number and keys."""
 
 
 def broker_calls(client: AsyncTangram) -> CallBatch:
-    """Actions of a task for each job."""
+    """Send calls as actions, with one task for each job."""
 
     async def ask(job: int, keys: Sequence[str]) -> list[CallResult]:
         wanted = time.monotonic()
@@ -62,7 +62,7 @@ def broker_calls(client: AsyncTangram) -> CallBatch:
 
 
 def proxy_calls(session: aiohttp.ClientSession, gateway: str, api_key: str) -> CallBatch:
-    """Plain requests to another address."""
+    """Send plain requests through the gateway's address."""
 
     async def ask(job: int, keys: Sequence[str]) -> list[CallResult]:
         url = f"{gateway}/t/job-{job}/endpoints/{ENDPOINT}/{PATH}"
@@ -73,7 +73,7 @@ def proxy_calls(session: aiohttp.ClientSession, gateway: str, api_key: str) -> C
 
 
 def backoff_calls(session: aiohttp.ClientSession, url: str, config: EndpointBenchConfig) -> CallBatch:
-    """Each call by itself, again after a 429 as OpenAI's and Anthropic's clients do it."""
+    """Send each call separately. Retry after a 429 like the clients of OpenAI and Anthropic."""
     send = partial(_send, session, f"{url}/{PATH}", {})
 
     async def ask(_: int, keys: Sequence[str]) -> list[CallResult]:
@@ -83,7 +83,7 @@ def backoff_calls(session: aiohttp.ClientSession, url: str, config: EndpointBenc
 
 
 def split_quota_calls(session: aiohttp.ClientSession, url: str, config: EndpointBenchConfig) -> CallBatch:
-    """Each job has its part of the quota and keeps to it; after a 429 all the same it backs off."""
+    """Give each job a fixed part of the quota. It also backs off after a 429."""
     send = partial(_send, session, f"{url}/{PATH}", {})
     parts = [_QuotaShare(config) for _ in range(config.jobs)]
 
@@ -104,7 +104,7 @@ _SendCall = Callable[[str], Awaitable[_CallReply]]
 
 
 class _QuotaShare:
-    """Of the quota, one job's."""
+    """A job's part of the quota."""
 
     def __init__(self, config: EndpointBenchConfig) -> None:
         self._slots = asyncio.Semaphore(max(1, config.concurrency // config.jobs))
@@ -115,7 +115,7 @@ class _QuotaShare:
         async with self._slots:
             now = time.monotonic()
             opens = self._bucket.available_at(1, now=now)
-            self._bucket.take(1, now=now)  # whoever comes next waits for the token after this one
+            self._bucket.take(1, now=now)  # the next call waits for the following token
             await asyncio.sleep(opens - now)
             return await send(key)
 
@@ -140,7 +140,7 @@ async def _send_with_retries(send: _SendCall, retries: int, key: str, requested_
 
 
 def _retry_delay_s(retries: int, retry_after_s: float | None) -> float:
-    """What the API asks for, to the letter; else twice as long each time, less up to a quarter."""
+    """Return the delay that the API asks for, else an exponential delay, reduced randomly by up to a quarter."""
     if retry_after_s is not None and 0 < retry_after_s <= MAX_RETRY_AFTER_S:
         return retry_after_s
     return min(FIRST_RETRY_DELAY_S * 2.0**retries, MAX_RETRY_DELAY_S) * (1 - RETRY_JITTER * random.random())

@@ -1,7 +1,7 @@
-"""An external API with a hard quota, as a provider has one: started as a program, and asked what it saw.
+"""An external API with a hard quota, which runs as a separate program and reports its statistics.
 
-What is beyond the quota is answered with 429 at once. Times are those of the machine's monotonic clock, so that they
-can be compared with those of another process.
+Requests beyond the quota get a 429 at once. Times are the machine's monotonic clock, so that they can be compared with
+those of another process.
 """
 
 import asyncio
@@ -28,18 +28,18 @@ STOP_TIMEOUT_S = 10.0
 
 @dataclass(slots=True)
 class _ApiStats:
-    """Since it was told to begin anew."""
+    """Statistics since the last reset."""
 
     bucket: TokenBucket
     started_at: float = field(default_factory=time.monotonic)
     over_concurrency: int = 0
     early_by_s: list[float] = field(default_factory=list)
-    """Of each other request beyond the quota, how long before its token it came."""
+    """Seconds by which each other request beyond the quota came before its token."""
     in_flight: int = 0
     most_in_flight: int = 0
     requests_in_second: Counter[int] = field(default_factory=Counter)
     served: list[tuple[str, float, float]] = field(default_factory=list)
-    """The key of a call, and from when to when it took a slot."""
+    """Key of each call, and the start and end of its use of a slot."""
 
 
 class _QuotaApi:
@@ -101,7 +101,7 @@ class _QuotaApi:
 
 @contextmanager
 def quota_api(config: EndpointBenchConfig) -> Iterator[str]:
-    """Where it answers on this machine. It ends with its standard input."""
+    """Start the API and yield its URL. The API ends when its standard input is closed."""
     command = [sys.executable, "-P", "-m", "arl_bench.endpoints.quota_api", json.dumps(asdict(config))]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None

@@ -1,9 +1,9 @@
-"""What it brings that all jobs share one broker for an external API's quota, beside each job minding its own.
+"""A benchmark of an API quota that one broker shares among all jobs, compared with jobs that limit themselves.
 
-The API is a program of its own that holds to its quota. Several jobs want many calls at once, then think, out of step
-with each other. Four policies take turns under the same demand: `broker` (the SDK) and `through` (plain clients with
-another address) are ours; `backoff` sends all and retries what got a 429; `split` gives each job its part of the quota.
-How many requests came, and how many were too many, is the API's own count.
+The API is a separate program that enforces its quota. Several jobs submit many calls at once, then think, without
+synchronisation. Four policies run alternately under the same load: `broker` (the SDK) and `through` (plain clients
+with the gateway's address) are ours. `backoff` sends all calls and retries after a 429; `split` gives each job a part
+of the quota. The API itself counts the requests and those beyond the quota.
 """
 
 import asyncio
@@ -37,9 +37,9 @@ __all__ = ["OUR_STRATEGIES", "EndpointBenchConfig", "run_calls"]
 STRATEGIES = ("broker", "backoff", "through", "split")
 OUR_STRATEGIES = ("broker", "through")
 DEFAULT_RETRIES = 2
-"""Of the clients of OpenAI and Anthropic, unless one says otherwise."""
+"""Default number of retries of the clients of OpenAI and Anthropic."""
 SETTLE_S = 2.0
-"""Between two turns: every bucket is full again."""
+"""Seconds between two runs, in which every bucket refills."""
 GRID_STEP_S = 0.01
 MEDIAN_FIGURES = (
     "act_mean_s",
@@ -56,14 +56,14 @@ SUMMED_FIGURES = ("failed", "persistent", "requests", "throttled")
 
 @dataclass(frozen=True, slots=True)
 class _StrategyRun:
-    """All jobs by one policy."""
+    """The result of all jobs under one policy."""
 
     results_by_job: Mapping[int, Sequence[CallResult]]
-    """By job."""
+    """Results by job number."""
     makespan_s: float
     cost: BenchRate
     api_stats: Mapping[str, Any]
-    """What the API saw."""
+    """Statistics of the API."""
 
     @property
     def act_times_s(self) -> list[float]:
@@ -79,14 +79,14 @@ class _StrategyRun:
 
     @property
     def many_retries(self) -> int:
-        """Calls that took more retries than clients have by themselves."""
+        """Return the number of calls that took more retries than clients make by default."""
         return sum(each.retries > DEFAULT_RETRIES for each in self._all_results)
 
     def system_ms(self) -> float:
         return 1000 * sum(seconds for name, seconds in self.cost.cpu_s.items() if name != "client")
 
     def quota_used(self, config: EndpointBenchConfig) -> float:
-        """Of the quota, while a call waited for it: the larger of the parts of the slots and of a second's requests."""
+        """Return the used part of the quota while a call waited: the larger part of slots or of requests per second."""
         begun = {key: began for key, began, _ in reversed(self.api_stats["served"])}
         wanted = sorted(each.requested_at for each in self._all_results)
         waited = sorted(begun.get(each.key, each.ended) for each in self._all_results)
@@ -108,7 +108,7 @@ class _StrategyRun:
 def run_calls(
     config: EndpointBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples, on a system of its own. Medians of the repeats; what is counted, of all together."""
+    """Run the benchmark on a separate system. Figures are medians of the repeats; counts are totals."""
     with quota_api(config) as url, bench_system(driver="simulated", environment=_environment(config, url)) as system:
         rows = asyncio.run(_measure(config, url, system, report_progress))
     free = [_ideal_run(config, generate_jobs(config, repeat)) for repeat in range(config.repeats)]
@@ -139,7 +139,7 @@ async def _measure(
             "through": lambda: proxy_calls(session, system.service_url("gateway"), api_key),
             "split": lambda: split_quota_calls(session, url, config),
         }
-        for way in OUR_STRATEGIES:  # every connection is open, every task is there
+        for way in OUR_STRATEGIES:  # opens connections, creates tasks
             await asyncio.gather(*(ways[way]()(job, [f"warm-{way}-{job}"]) for job in range(config.jobs)))
         for repeat in range(config.repeats):
             for way, begin in ways.items():
@@ -174,12 +174,12 @@ async def _run_strategy(
 
 @dataclass(frozen=True, slots=True)
 class _IdealRun:
-    """What would be if a policy took no time, and calls went in the order in which they are wanted."""
+    """The result of an ideal policy without overhead that serves calls in order of submission."""
 
     act_mean_s: float
     makespan_s: float
     alone_s: Sequence[float]
-    """Each job's mean, had it the API to itself."""
+    """Mean completion time of each job if it has the API exclusively."""
 
 
 def _ideal_run(config: EndpointBenchConfig, jobs: Sequence[CallJob]) -> _IdealRun:
@@ -190,7 +190,7 @@ def _ideal_run(config: EndpointBenchConfig, jobs: Sequence[CallJob]) -> _IdealRu
 
 
 def _slowdowns(run: _StrategyRun, ideal: _IdealRun) -> dict[str, float]:
-    """Of each job, beside what it would have alone."""
+    """Return the slowdown of jobs compared with exclusive use of the API."""
     means = (fmean(each.act_s for each in called) for _, called in sorted(run.results_by_job.items()))
     found = [mean / alone for mean, alone in zip(means, ideal.alone_s, strict=True)]
     return {"slowdown_mean": round(fmean(found), 3), "slowdown_most": round(max(found), 3)}

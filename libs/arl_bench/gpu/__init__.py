@@ -1,1 +1,1 @@
-"""Drivers of GPU benchmarks that run in a process of their own."""
+"""Drivers of GPU benchmarks that run in a separate process."""

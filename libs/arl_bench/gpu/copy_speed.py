@@ -1,8 +1,8 @@
 """Measure how fast a service is restored to a device and evicted, compared with a plain copy of the same bytes.
 
-`python -m arl_bench.gpu.copy_speed DEVICE MIB REPEATS` prints figures as JSON. The weights are random bytes of the size
-of a model in bfloat16, because copies do not look at values. The forward pass is one product with each square layer: it
-is no model, but it reads every byte as a model does.
+`python -m arl_bench.gpu.copy_speed DEVICE MIB REPEATS` prints figures as JSON. The weights are random bytes of the
+size of a model in bfloat16, because copies do not depend on values. The forward pass is one product with each square
+layer. It reads every byte, as a model does.
 """
 
 import json
@@ -27,7 +27,7 @@ __all__ = ["measure_copies"]
 MIB = 1 << 20
 CHUNK_BYTES = 64 * MIB
 LAYER_WIDTH = 4096
-"""Of a layer; 8 billion parameters have it."""
+"""Width of a layer, as in models with 8 billion parameters."""
 SERVICE_NAME = "synthetic"
 
 
@@ -37,8 +37,9 @@ class _RandomWeights:
 
 
 def measure_copies(device: str, mib: int, repeats: int) -> dict[str, list[float]]:
-    """Seconds of each repeat. Raises where the device is not there, or has no room, or this machine no memory."""
-    # The weights, and on the CPU device their copy; on a GPU what is pinned for the plain one, which torch rounds up.
+    """Return the seconds of each repeat. Raises if the device is missing, or if it or this machine lacks memory."""
+    # The weights, plus their copy on a CPU device. A GPU needs pinned memory for the plain copy instead, rounded up by
+    # torch to a power of two.
     needed = 2 * mib * MIB if device == "cpu" else mib * MIB + (1 << (mib * MIB - 1).bit_length())
     if needed > memory_limit_bytes():
         raise MemoryError(
@@ -51,7 +52,7 @@ def measure_copies(device: str, mib: int, repeats: int) -> dict[str, list[float]
 
 
 def _random_chunks(size: int) -> Iterator[Chunk]:
-    """Random bytes, the same ones again and again."""
+    """Yield chunks of random bytes. The same chunk repeats."""
     numbers = np.random.default_rng(0).integers(0, 2**15, CHUNK_BYTES // 2, np.uint16).view(np.uint8).data
     for start in range(0, size, CHUNK_BYTES):
         yield start, numbers[: size - start]
@@ -96,7 +97,7 @@ class _CopyBenchmark:
             _synchronize(self._device)
 
     def _plain_copy_s(self) -> float:
-        """One copy into one block, by the library alone: on a GPU from memory that it has pinned itself."""
+        """Measure one copy into one block with the library alone. A GPU copies from memory that torch has pinned."""
         block = self._device.alloc(len(self._weights.content))
         try:
             return _measure_s(lambda: _copy(self._device, block.view(), self._source))
@@ -105,7 +106,7 @@ class _CopyBenchmark:
 
 
 def _pin(content: memoryview) -> Any:
-    import torch  # only where there is a GPU
+    import torch  # available only with a GPU
 
     pinned = torch.empty(len(content), dtype=torch.uint8, pin_memory=True)
     return pinned.copy_(torch.frombuffer(content, dtype=torch.uint8))
@@ -113,7 +114,7 @@ def _pin(content: memoryview) -> Any:
 
 def _copy(device: Device, target: Any, content: Any) -> None:
     if device.kind == "cuda":
-        import torch  # only where there is a GPU
+        import torch  # available only with a GPU
 
         target.copy_(content, non_blocking=True)
         torch.cuda.synchronize()
@@ -122,7 +123,7 @@ def _copy(device: Device, target: Any, content: Any) -> None:
 
 
 def _multiply_on_gpu(layer: Any) -> None:
-    import torch  # only where there is a GPU
+    import torch  # available only with a GPU
 
     square = layer[: layer.numel() // (2 * LAYER_WIDTH) * 2 * LAYER_WIDTH].view(torch.bfloat16).view(-1, LAYER_WIDTH)
     torch.mv(square, torch.ones(LAYER_WIDTH, dtype=torch.bfloat16, device=layer.device))
@@ -134,7 +135,7 @@ def _multiply_on_cpu(layer: Any) -> None:
 
 def _synchronize(device: Device) -> None:
     if device.kind == "cuda":
-        import torch  # only where there is a GPU
+        import torch  # available only with a GPU
 
         torch.cuda.synchronize()
 

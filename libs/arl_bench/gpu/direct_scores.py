@@ -1,6 +1,6 @@
-"""A service without the system around it: items as JSON on standard input, its scores on standard output.
+"""A service without the system: it reads items as JSON on standard input and writes scores to standard output.
 
-`python -m arl_bench.gpu.direct_scores SERVICE`. A benchmark compares with it, and whoever doubts a score.
+`python -m arl_bench.gpu.direct_scores SERVICE` serves as the reference of benchmarks, and to verify single scores.
 """
 
 import json
@@ -15,7 +15,7 @@ BATCH_ITEMS = 256
 
 
 def score_directly(service: str, pairs: list[tuple[str, str]]) -> list[float | None]:
-    """One for each pair; None where there is none. Raises `LookupError` for a service that is not installed."""
+    """Return a score or None for each pair. Raises `LookupError` if the service is not installed."""
     files = next(iter(installed_services([service])), None)
     if files is None:
         raise LookupError(f"{service} is not installed")

@@ -1,4 +1,4 @@
-"""A similarity service's forward as a server of one's own would call it: all texts of a batch padded to the longest."""
+"""The forward of a similarity service as a simple server calls it: all texts of a batch are padded to the longest."""
 
 from collections.abc import Sequence
 from itertools import chain
@@ -13,7 +13,7 @@ __all__ = ["PaddedEncoder"]
 
 
 class PaddedEncoder:
-    """Raises `LookupError` for a service that is not installed."""
+    """A similarity model with padded batches. Raises `LookupError` if the service is not installed."""
 
     def __init__(self, service: str) -> None:
         files = next(iter(installed_services([service])), None)
@@ -24,7 +24,7 @@ class PaddedEncoder:
         self._encode = encode_torch if has_torch() else encode_numpy
 
     def score_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[float]:
-        """One for each pair of text and reference, by one forward."""
+        """Score each pair of text and reference with one forward."""
         tokens = self._model.tokenizer.tokenize(list(chain.from_iterable(pairs)))
         vectors = self._encode(self._arrays, [each.ids for each in tokens], self._model.config)
         return [float(np.dot(*both)) for both in zip(vectors[::2], vectors[1::2], strict=True)]

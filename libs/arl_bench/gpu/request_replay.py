@@ -1,4 +1,4 @@
-"""Jobs at their times through the manager's own loop, without the system around it: what benchmarks replay."""
+"""Replay of timed requests through the manager's loop, without the rest of the system."""
 
 import asyncio
 import json
@@ -23,7 +23,7 @@ LIMIT_S = 600.0
 
 
 class TimedRequest(NamedTuple):
-    """What is asked of a service, so many seconds after the begin."""
+    """A request to a service, `at` seconds after the start."""
 
     at: float
     service: str
@@ -31,7 +31,7 @@ class TimedRequest(NamedTuple):
 
 
 class TimedResult(NamedTuple):
-    """From its time until its scores were there; without a score where there was none."""
+    """The seconds from a request's time to its scores, and the scores; None for an item without a score."""
 
     wait_s: float
     scores: list[float | None]
@@ -39,7 +39,7 @@ class TimedResult(NamedTuple):
 
 
 class CountingWorker(WorkerClient):
-    """Adds up what came and went."""
+    """A worker that counts restores, evictions and prefetches."""
 
     restored_s: list[float]
     evicted: int
@@ -57,7 +57,7 @@ class CountingWorker(WorkerClient):
 
 
 class RequestReplayer:
-    """One worker, or one for each service."""
+    """A replayer with one worker for all services, or one for each service."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class RequestReplayer:
         *,
         max_tokens: int = DEFAULT_MAX_TOKENS,
     ) -> None:
-        """`max_tokens`: that the services read of an item."""
+        """Create a replayer. `max_tokens`: tokens of an item that the services read."""
         self._max_tokens = max_tokens
         self._pending_reports: dict[Fence, asyncio.Future[tuple[float, ScoreReport]]] = {}
         made: dict[int, BatchDispatcher] = {}
@@ -77,7 +77,7 @@ class RequestReplayer:
         self._dispatchers = [*made.values()]
 
     async def run(self, requests: Sequence[TimedRequest]) -> list[TimedResult]:
-        """In their order."""
+        """Run the requests and return their results in order."""
         for scoring in self._dispatchers:
             scoring.start()
         loop = asyncio.get_running_loop()

@@ -31,9 +31,9 @@ BATCH_TOKENS = 16_384
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingScenario:
-    """`mib`: of each service's weights. `requests`: when, of which, and how many tokens, in the order of their times.
+    """A load. `mib`: weights of each service. `requests`: time, service and tokens, in the order of their times.
 
-    `directory`: where files may lie that are read anew, on a real disk.
+    `directory`: a directory on a real disk for files that are read again.
     """
 
     mib: Mapping[str, int]
@@ -49,7 +49,7 @@ class SharingScenario:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharingResult:
-    """Of each request, in order, how long it took and what it found; and what came and went meanwhile."""
+    """Time and score of each request in order, and the restores and evictions in total."""
 
     act_s: list[float]
     scores: list[float | None]
@@ -57,11 +57,11 @@ class SharingResult:
     restored_s: list[float]
     evicted: int
     prepared_s: float
-    """Until every service could be asked."""
+    """Seconds until every service was ready."""
 
 
 async def run_sharing(scenario: SharingScenario) -> SharingResult:
-    """Raises `WorkerDied` where the device is not there, or has no room, and `OSError` where the disk has none."""
+    """Run one strategy. Raises `WorkerDied` if the device is missing or too small, and `OSError` without disk space."""
     _check_disk_space(scenario)
     way, begun = SharingMode(scenario.way), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:
@@ -102,7 +102,7 @@ def _check_disk_space(scenario: SharingScenario) -> None:
 
 
 def _create_workers(scenario: SharingScenario, way: SharingMode, directory: Path) -> dict[str, CountingWorker]:
-    """One for all, or each its own with its share of the device."""
+    """Create one worker for all services, or one per service with its share of the device."""
     shares = len(scenario.mib) if way is SharingMode.SHARE else 1
     options: dict[str, Any] = {"way": way, "shares": shares, "cuda": scenario.device.startswith("cuda")}
     specs = {
@@ -143,7 +143,7 @@ def _create_scheduler(scenario: SharingScenario) -> BatchScheduler:
 
 
 def _make_item(number: int, tokens: int) -> dict[str, Any]:
-    """The same for all ways."""
+    """Return an item that depends only on its number, so that all strategies get the same items."""
     return {"token_ids": np.random.default_rng(number).integers(0, 50_000, tokens).tolist()}
 
 

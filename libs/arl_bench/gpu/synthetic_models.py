@@ -1,8 +1,8 @@
-"""Services with synthetic weights, and devices that restore them by other strategies than ours: for benchmarks only.
+"""Services with synthetic weights, and devices that restore them by other strategies. For benchmarks only.
 
 `python -m arl_bench.gpu.synthetic_models FD CONFIG` is a worker like `arl_gpu.worker.process`, for services of kind
-`synthetic` and one sharing strategy. Copies and products do not look at values, so weights of any size can stand in for
-a model's. Each service still returns numbers that no other service returns.
+`synthetic` and one sharing strategy. Copies and products do not depend on values, so weights of any size can stand in
+for a model's. Each service still returns numbers that no other service returns.
 """
 
 import fcntl
@@ -31,38 +31,38 @@ __all__ = ["SharedWorkerConfig", "SharingMode", "SyntheticModel"]
 
 MIB = 1 << 20
 CPU_WIDTH, GPU_WIDTH = 512, 4096
-"""Of a square layer; 8 billion parameters have the wider one."""
+"""Width of a square layer. Models with 8 billion parameters have the GPU width."""
 
 
 class SharingMode(StrEnum):
-    """How services that do not fit together take turns on one device, or that they need not."""
+    """The strategies to share one device among services that do not fit at once."""
 
     KEEP = "keep"
-    """Ours: a copy in host memory for good, from which they come; what leaves is dropped."""
+    """Our strategy: host memory has a permanent copy to restore from; an eviction only drops the device's copy."""
     SLEEP = "sleep"
-    """Copied out when they leave and in when they come, as engines that sleep do."""
+    """Weights are copied out on eviction and in on restore, like an engine in sleep mode."""
     RELOAD = "reload"
-    """Read from their file whenever they come."""
+    """Weights are read from their file on each restore."""
     SHARE = "share"
-    """All there at once, each with its part of the device: its forwards take so many times as long.
+    """Resident services, each with a part of the device. Forwards take proportionally longer.
 
-    They compute in turns, so one that waits longer than that for others' turns is late.
+    The services compute one after the other. If this takes longer than the proportional time, results are late.
     """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedWorkerConfig(WorkerConfig):
-    """`shares`: of how many parts of the device this worker has one."""
+    """The configuration of a worker. `shares`: number of parts of the device; this worker has one."""
 
     way: SharingMode = SharingMode.KEEP
     shares: int = 1
 
     def open_device(self) -> Device:
-        """Raises where it is not there, or has less room than `device_mib`."""
+        """Open the device. Raises if it is missing or has less memory than `device_mib`."""
         if self.device == "cpu":
             device = WorkerConfig.open_device(self)
         else:
-            from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
+            from arl_gpu.devices.cuda_device import CudaDevice  # also imports torch
 
             device = CudaDevice(int(self.device.removeprefix("cuda:")), capacity=self.device_mib * MIB)
         wrapped: Device = {SharingMode.SLEEP: _SwapOutDevice, SharingMode.RELOAD: _ReloadDevice}.get(
@@ -76,14 +76,14 @@ class _SyntheticWeights:
     content: memoryview
 
     def allocate(self, allocate_fn: AllocateFn) -> None:
-        """They are where their way wants them."""
+        """Do nothing: the strategy has already allocated the weights."""
 
 
 class SyntheticModel:
-    """Square layers, each the same one of the service's own; an item's `token_ids` are multiplied with all of them.
+    """A model of equal square layers, which differ between services. They are multiplied with an item's `token_ids`.
 
-    `options`: its `name` and `seed`, `mib` of weights, the `way`, whether a GPU computes (`cuda`), and of how many
-    `shares` of it this service has one.
+    `options`: `name` and `seed`, `mib` of weights, the strategy (`way`), `cuda` for computation on a GPU, and
+    `shares`, the number of parts of the device.
     """
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
@@ -116,7 +116,7 @@ class SyntheticModel:
         entries = [
             {"score": float(found[end - length : end].mean())} for end, length in zip(ends, lengths, strict=True)
         ]
-        # A share of the device takes so many times as long, whatever others compute meanwhile.
+        # A share of the device takes proportionally longer, independent of the load of the others.
         time.sleep(max(0.0, begun + self._shares * took - time.monotonic()))
         return ModelOutput(entries, len(items), sum(lengths), 0.0, used, self._shares * took)
 
@@ -128,23 +128,23 @@ class SyntheticModel:
         return hidden[:, 0]
 
     def _gpu_forward(self, given: Any, content: Any) -> Any:
-        import torch  # only where there is a GPU
+        import torch  # available only with a GPU
 
         tokens = torch.from_numpy(given).to(content.device)
         hidden = torch.cos(torch.outer(tokens, torch.arange(1, self._width + 1, device=content.device)))
         hidden = hidden.to(torch.bfloat16)
         layers = content.view(torch.bfloat16).view(self._layers, self._width, self._width)
         for layer in layers:
-            # Rounding makes numbers smaller, layer by layer, until services could not be told apart.
+            # Without normalisation, rounding shrinks the numbers layer by layer until services are indistinguishable.
             hidden = torch.nn.functional.rms_norm(hidden @ layer, (self._width,))
         wait_for_gpu()
         return hidden[:, 0].float().cpu().numpy()
 
 
 def _make_layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
-    """An orthogonal matrix, as far as rounding goes, so that numbers neither vanish nor overflow in many layers.
+    """Return a matrix that is orthogonal up to rounding, so that numbers neither vanish nor overflow.
 
-    A reflection: the identity less twice the projection onto a random direction, with its rows in another order.
+    It is a reflection: the identity minus twice the projection onto a random direction, with permuted rows.
     """
     rng = np.random.default_rng(seed)
     direction = rng.standard_normal(width).astype(np.float32)
@@ -159,7 +159,7 @@ def _make_layer(seed: int, width: int, *, on_gpu: bool) -> bytes:
 
 @contextmanager
 def _exclusive_device(path: Path | None) -> Iterator[None]:
-    """Shares compute one after the other, each at full speed: how long one takes is known only alone."""
+    """Lock the device. Shares compute one after the other, because other load would distort a forward's time."""
     if path is None:
         yield
         return
@@ -169,7 +169,7 @@ def _exclusive_device(path: Path | None) -> Iterator[None]:
 
 
 class _DiskMapping(mmap.mmap):
-    """A file's bytes, as they are on the disk: what the system remembers of it can be forgotten."""
+    """The mapped bytes of a file whose page cache can be dropped."""
 
     descriptor: int
 
@@ -189,7 +189,7 @@ def _write_to_disk(path: Path, content: bytearray) -> memoryview:
 
 
 class _DeviceWrapper:
-    """Answers `arl_gpu.devices.interface.Device` with another one's answers."""
+    """A device that delegates the interface `arl_gpu.devices.interface.Device` to another device."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
@@ -199,12 +199,12 @@ class _DeviceWrapper:
 
 
 class _SwapOutDevice(_DeviceWrapper):
-    """What leaves is copied into registered memory that was made ready before, which is the best that engines do."""
+    """A device that copies evicted weights into prepared registered memory, as the best engines do."""
 
     def __init__(self, device: Device) -> None:
         super().__init__(device)
         self._host_buffers: dict[int, memoryview] = {}
-        """Room for what leaves, by its size."""
+        """Buffers for evicted weights by size."""
 
     def register(self, content: memoryview) -> None:
         self._device.register(content)
@@ -215,26 +215,26 @@ class _SwapOutDevice(_DeviceWrapper):
     def free(self, block: DeviceBlock) -> None:
         kept, view = self._host_buffers[block.size], block.view()
         if self._device.kind == "cuda":
-            import torch  # only where there is a GPU
+            import torch  # available only with a GPU
 
             torch.frombuffer(kept, dtype=torch.uint8).copy_(view, non_blocking=True)
             torch.cuda.synchronize()
         else:
             begun = time.monotonic()
             np.copyto(np.frombuffer(kept, np.uint8), np.frombuffer(view, np.uint8))
-            # A bus of the same bandwidth both ways.
+            # The simulated bus has the same bandwidth in both directions.
             time.sleep(max(0.0, block.size * BUS_SPEED["s_per_byte"] - (time.monotonic() - begun)))
         self._device.free(block)
 
 
 class _ReloadDevice(_DeviceWrapper):
-    """What comes is read from its file into plain memory, and goes on from there."""
+    """A device that reads weights from their file into plain memory before it copies them."""
 
     def register(self, content: memoryview) -> None:
-        """Nothing stays in host memory."""
+        """Do nothing: this strategy stores nothing in host memory."""
 
     def unregister(self, content: memoryview) -> None:
-        """Nothing was."""
+        """Do nothing: nothing was registered."""
 
     def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
         assert isinstance(content.obj, _DiskMapping)
@@ -245,7 +245,7 @@ class _ReloadDevice(_DeviceWrapper):
 
 
 class _ReadThenCopyEvent:
-    """A copy, and what was done before it."""
+    """A copy that includes the time of the read before it."""
 
     def __init__(self, copied: CopyEvent, read_s: float) -> None:
         self._copied, self._read_s = copied, read_s

@@ -25,7 +25,7 @@ MAX_INFLIGHT_TOKENS = 131_072
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayScenario:
-    """`requests`: when, of which service, and its items. Each of `services` is a separate copy of `model`."""
+    """A load. `requests`: time, service and items. Each of `services` is a separate copy of `model`."""
 
     model: str
     services: Sequence[str]
@@ -40,7 +40,7 @@ class ReplayScenario:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """Of each request, in order: from its time until its scores were there, and those."""
+    """Scores of each request in order, and the seconds from its time to its scores."""
 
     wait_s: list[float]
     scores: list[list[float | None]]
@@ -51,7 +51,7 @@ class ReplayResult:
 
 
 async def run_replay(scenario: ReplayScenario) -> ReplayResult:
-    """Raises `LookupError` where the model is not installed."""
+    """Replay a scenario. Raises `LookupError` if the model is not installed."""
     files = next(iter(installed_services([scenario.model])), None)
     if files is None:
         raise LookupError(f"{scenario.model} is not installed")
@@ -65,7 +65,7 @@ async def run_replay(scenario: ReplayScenario) -> ReplayResult:
 
 
 async def _replay_requests(scenario: ReplayScenario, worker: CountingWorker) -> ReplayResult:
-    """Every service is in host memory before the first request."""
+    """Replay the requests after every service is in host memory."""
     for name in scenario.services:
         await worker.restore(name)
     worker.reset_counters()

@@ -1,7 +1,7 @@
-"""Trains the head of the service `quality`: `python -m arl_bench.gpu.train_quality [OUTPUT]`, half a minute.
+"""Train the head of the service `quality`: `python -m arl_bench.gpu.train_quality [OUTPUT]`, half a minute.
 
-From the demo's problems: their right solutions are good; wrong, broken and endless ones and every reward hack are not.
-A quarter of the problems is held out, and it says how well those are told apart (the area under the ROC curve).
+The texts come from the demo's problems. Right solutions are good; wrong, broken and endless ones and every reward hack
+are bad. A quarter of the problems is reserved for validation; the program prints their area under the ROC curve.
 """
 
 import json
@@ -20,23 +20,23 @@ from arl_gpu.models.encoders.sentence_encoder import SentenceEncoder
 __all__ = ["fit", "load_examples", "roc_auc"]
 
 HELD_OUT_EVERY = 4
-"""Each problem of so many."""
+"""Interval of the problems that are used for validation."""
 STEPS = 3000
 LEARNING_RATE = 1.0
 VECTOR_SCALE = 4.0
-"""Vectors have length 1; so much longer, the steps are fast enough."""
+"""Factor for vectors of length 1, which makes the descent fast enough."""
 WEIGHT_DECAY = 1e-3
 BATCH_TEXTS = 64
 
 
 def load_examples() -> list[tuple[int, CodeAttempt]]:
-    """The number of its problem, and what was handed in for it."""
+    """Return each attempt with the number of its problem."""
     problems: tuple[CodingProblem, ...] = bundled_problems()
     return [(number, attempt) for number, problem in enumerate(problems) for attempt in all_attempts(problem)]
 
 
 def fit(vectors: Any, good: Any) -> tuple[Any, float]:
-    """Logistic regression by plain descent from zero: no seed decides anything. Both classes weigh the same."""
+    """Fit a logistic regression by gradient descent from zero, without randomness. Both classes have equal weight."""
     x = vectors * VECTOR_SCALE
     share = np.where(good, 0.5 / good.sum(), 0.5 / (~good).sum())
     weight, bias = np.zeros(x.shape[1]), 0.0
@@ -48,7 +48,7 @@ def fit(vectors: Any, good: Any) -> tuple[Any, float]:
 
 
 def roc_auc(good: Any, bad: Any) -> float:
-    """Under the ROC curve: how often a good one is above a bad one."""
+    """Return the area under the ROC curve: the probability that a good example scores above a bad one."""
     return float(np.mean((good[:, None] > bad) + 0.5 * (good[:, None] == bad)))
 
 

@@ -1,1 +1,1 @@
-"""Parts that benchmarks share: a system of their own, CPU time, reports."""
+"""Parts that benchmarks share: separate systems, CPU time, reports."""

@@ -1,4 +1,4 @@
-"""A system of a benchmark's own: fresh state, a driver of its choice, gone afterwards."""
+"""A separate system for a benchmark, with fresh state and a chosen driver. It is removed at the end."""
 
 import json
 import os
@@ -30,27 +30,27 @@ class NoSandbox(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class BenchSystem:
-    """Up and ready. `pid` is its supervisor's; every other process of it is a descendant."""
+    """A running system. `pid` is its supervisor's; every other process of it is a descendant."""
 
     directory: Path
     pid: int
 
     def client(self) -> AsyncTangram:
-        """Of this system, whatever the environment says of another."""
+        """Create a client of this system. Environment variables for other systems are ignored."""
         return AsyncTangram(self.service_url("gateway"), (self.directory / "api_key").read_text())
 
     def service_url(self, service: str) -> str:
-        """Where a service answers on this machine."""
+        """Return the address of a service on this machine."""
         found: dict[str, str] = json.loads((self.directory / "endpoints.json").read_text())
         return found[service]
 
     def process_pids(self) -> dict[str, int]:
-        """Pid of each process by name, the supervisor's too."""
+        """Return the pid of each process by name, including the supervisor."""
         found: dict[str, Any] = json.loads((self.directory / "processes.json").read_text())
         return {"supervisor": self.pid} | {name: int(entry["pid"]) for name, entry in found["processes"].items()}
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds used so far by each process with its descendants; the supervisor's without the others."""
+        """Return the CPU seconds of each process with its descendants. The supervisor's exclude the other processes."""
         used = {name: tree_cpu_s(pid) for name, pid in self.process_pids().items()}
         used["supervisor"] -= sum(seconds for name, seconds in used.items() if name != "supervisor")
         return used
@@ -64,9 +64,9 @@ def bench_system(
     nodes: int = 1,
     environment: Mapping[str, str] | None = None,
 ) -> Iterator[BenchSystem]:
-    """Simulated nodes may be several, of so many cores each.
+    """Run a separate system. Several nodes with `cores` each are possible if they are simulated.
 
-    Raises `Unavailable` with the system's last words if it does not come up.
+    Raises `Unavailable` with the last output of the system if it does not start.
     """
     with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
         directory = Path(path)
@@ -90,7 +90,7 @@ def bench_system(
 
 
 def _inherited_environment() -> dict[str, str]:
-    """Of this process, without a database that others use."""
+    """Return the environment of this process without a database that others use."""
     return {name: value for name, value in os.environ.items() if name != "TANGRAM_DATABASE_URL"}
 
 
@@ -112,7 +112,7 @@ def _read_phase(directory: Path) -> str | None:
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
-    """It drains when its standard input ends."""
+    """Close the standard input of the supervisor, which makes it drain, and wait for its end."""
     if process.stdin is not None:
         process.stdin.close()
     try:

@@ -24,22 +24,22 @@ ERROR_LINE = re.compile(r"[\w.]+: ")
 
 
 def own_cpu_s() -> float:
-    """Of this process, without its children."""
+    """Return the CPU seconds of this process without its children."""
     times = os.times()
     return times.user + times.system
 
 
 def machine_cpu_s() -> float:
-    """Processor seconds of everything on this machine since it started: what was neither idle nor waited for a disk."""
+    """Return the CPU seconds of the machine since boot, without idle time and waits for disks."""
     names = ("user", "nice", "system", "idle", "iowait", "irq", "softirq", "steal")
     ticks = dict(zip(names, map(int, Path("/proc/stat").read_text().split()[1:]), strict=False))
     return (sum(ticks.values()) - ticks["idle"] - ticks["iowait"]) * _TICK_S
 
 
 def tree_cpu_s(root: int) -> float:
-    """User and system seconds of a process and its descendants, the ones that ended and were waited for too.
+    """Return user and system seconds of a process and its descendants, including ended ones that were reaped.
 
-    In steps of a clock tick (10 ms). A descendant that ends unwaited for is not in it.
+    The resolution is a clock tick (10 ms). Descendants that ended without being reaped are not included.
     """
     children: dict[int, list[int]] = defaultdict(list)
     ticks: dict[int, int] = {}
@@ -62,12 +62,12 @@ def tree_cpu_s(root: int) -> float:
 
 
 def tree_run_s(root: int) -> float:
-    """Seconds that the living descendants of a process ran so far, to the nanosecond; of each its first thread's."""
+    """Return the run time of the living descendants in seconds, to the nanosecond. Only first threads count."""
     return sum(map(_scheduled_ns, descendants(root))) / 1e9
 
 
 def descendants(root: int) -> list[int]:
-    """Pids of every living process below `root`."""
+    """Return the pids of all living processes below `root`."""
     found: list[int] = []
     frontier = [root]
     while frontier:
@@ -89,22 +89,22 @@ def _scheduled_ns(pid: int) -> int:
 
 
 def summarize_error(output: str) -> str:
-    """Of several errors the first: what a worker ended with is said before what its end led to.
+    """Return the first error in the output. A worker's own error is printed before its consequences.
 
-    Errors of CUDA have several lines, of which the last ones are advice.
+    CUDA errors have several lines; the last ones are advice.
     """
     lines = [line.rstrip() for line in output.splitlines() if line.strip()]
     return next((line for line in lines if ERROR_LINE.match(line)), lines[-1] if lines else "it ended without a word")
 
 
 def pss_mib(pid: int) -> float:
-    """Of what it shares with others, its part."""
+    """Return the proportional set size of a process: shared memory counts partially."""
     lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("Pss:")) / 1024
 
 
 def tree_pss_mib(root: int) -> float:
-    """Of a process and its living descendants, without those that end meanwhile."""
+    """Return the proportional set size of a process and its descendants, without those that end during the call."""
     total = 0.0
     for pid in (root, *descendants(root)):
         with suppress(OSError, StopIteration):

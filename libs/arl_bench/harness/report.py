@@ -29,7 +29,7 @@ NVIDIA_DIRECTORY = Path("/proc/driver/nvidia")
 def build_report(
     name: str, *, load: Mapping[str, Any], figures: Mapping[str, float], samples: Mapping[str, Any], repeats: int = 1
 ) -> dict[str, Any]:
-    """`figures` is flat, name to number; `samples` holds what they were computed from."""
+    """Build the document. `figures` is flat, name to number; `samples` are the measured values behind them."""
     return {
         "name": name,
         "machine": _machine(),
@@ -65,7 +65,7 @@ def _cpu_model() -> str:
 
 
 def _gpus() -> list[str]:
-    """Their models, as the driver says them; none where there is no driver."""
+    """Return the GPU models that the driver reports, or none without a driver."""
     found = []
     for said in sorted(NVIDIA_DIRECTORY.glob("gpus/*/information")):
         lines = dict(line.split(":", 1) for line in said.read_text().splitlines() if ":" in line)
@@ -93,7 +93,7 @@ def print_report(
     repeats: int = 1,
     lines: Sequence[str] | None = None,
 ) -> None:
-    """For people, `lines`, or each figure by its name."""
+    """Print the JSON document, or `lines`, or each figure with its name."""
     if as_json:
         print_json(build_report(name, load=load, figures=figures, samples=samples, repeats=repeats))
         return

@@ -1,8 +1,8 @@
-"""Very many queued rows out of a few, for benchmarks: `python -m arl_bench.micro.backlog STATE_DIR TIMES`.
+"""Multiplication of queued rows for benchmarks: `python -m arl_bench.micro.backlog STATE_DIR TIMES`.
 
-What waits at the beginning is inserted again so many times, under new ids and in transactions of its own size: with
-the rights of admission and with the columns that it writes, the rows that as many batches without gangs would have
-made. Of the embedded Postgres of a state directory, as `uuidv7()` came with PostgreSQL 18.
+The rows that are queued at the start are inserted `TIMES` times under new ids, in one transaction each. The rows have
+the same columns as if admission had inserted as many batches without gangs, and admission's rights suffice. It works
+with the embedded Postgres of a state directory only, because `uuidv7()` requires PostgreSQL 18.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ __all__ = ["multiply_backlog"]
 
 
 async def multiply_backlog(directory: Path, times: int) -> int:
-    """How many rows were inserted."""
+    """Insert the copies and return the number of inserted rows."""
     owner_url = await ensure_embedded_database(EmbeddedPostgres(directory))
     url = role_url(owner_url, "admission", StateDir(directory).secret("passwords", "admission"))
     store = open_store(url, name="multiplied", pool_size=1)

@@ -11,7 +11,7 @@ __all__ = ["insert_copies", "queued_ids"]
 
 SELECT_QUEUED = text("select id from actions where state = 'queued' order by id")
 
-# A trajectory that is named has a name of its own each time, or one environment would have all of them to itself.
+# A copy of a named trajectory gets its own name. Otherwise one environment would have all copies.
 INSERT_COPIES = text("""
     with new as materialized (
         select uuidv7() as id, old.id as like_id from unnest(cast(:ids as uuid[])) as old (id)
@@ -37,5 +37,5 @@ async def queued_ids(tx: ReadTx) -> list[UUID]:
 
 
 async def insert_copies(tx: WriteTx, ids: Sequence[UUID], *, number: int) -> int:
-    """Insert these actions once more; `number` is a part of their trajectories' names. Return the rows inserted."""
+    """Insert copies of these actions and return the number of rows. `number` is a part of their trajectories' names."""
     return await tx.execute(INSERT_COPIES, {"ids": list(ids), "number": str(number)})

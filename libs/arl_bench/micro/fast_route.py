@@ -1,7 +1,8 @@
 """Measure the server's CPU time of a request between services: a `FastRoute` and the same route resolved by FastAPI.
 
-`python -m arl_bench.micro.fast_route [REQUESTS]` serves both over HTTP in a process of its own and calls them in turns.
-The figures, as JSON on standard output, are CPU milliseconds a request and the part of them that `FastRoute` saves.
+`python -m arl_bench.micro.fast_route [REQUESTS]` serves both over HTTP in a separate process and calls them
+alternately. The figures, as JSON on standard output, are CPU milliseconds per request and the part that `FastRoute`
+saves.
 """
 
 import asyncio
@@ -36,7 +37,7 @@ TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class Question(BaseModel):
-    """A small body, as most requests between services have."""
+    """A small body, typical for requests between services."""
 
     ids: list[int]
 
@@ -110,7 +111,7 @@ def _cpu_s(pid: int) -> float:
 
 
 async def measure(requests: int) -> dict[str, float]:
-    """Return CPU milliseconds a request by `FastRoute` and by FastAPI, medians of the rounds, and what is saved."""
+    """Return CPU milliseconds per request of `FastRoute` and FastAPI, medians of the rounds, and the saved part."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = multiprocessing.get_context("fork").Process(target=_serve, args=(listening,), daemon=True)
         server.start()

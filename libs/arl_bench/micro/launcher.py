@@ -32,7 +32,7 @@ ExecFunction = Callable[[int], Awaitable[None]]
 
 
 class LauncherDriver:
-    """A launcher, its environments, and who waits for which report."""
+    """A launcher, its environments, and the futures of pending reports."""
 
     def __init__(self, client: LauncherClient) -> None:
         self._client = client
@@ -57,7 +57,7 @@ class LauncherDriver:
         raise ValueError(f"no such order: {command}")
 
     async def _create(self, count: int, memory_mib: int, concurrency: int) -> Mapping[str, Any]:
-        """So many more; each is there when its first program has ended."""
+        """Create `count` more environments. Each is ready when its first program has ended."""
         first = len(self._environments)
         self._environments += [_environment_spec(memory_mib) for _ in range(count)]
         left = iter(range(first, first + count))
@@ -103,7 +103,7 @@ class LauncherDriver:
 
 
 async def _run_for(run: ExecFunction, *, concurrency: int, seconds: float) -> Mapping[str, Any]:
-    """Each lane begins the next when it has its answer; lane N uses environment N."""
+    """Run clients for `seconds`. Each starts its next program after the previous one; client N uses environment N."""
     ends_at = time.monotonic() + seconds
 
     async def lane(number: int) -> int:
@@ -176,7 +176,7 @@ async def _serve(directory: Path) -> None:
         for task in left:
             task.cancel()
         for task in done:
-            task.result()  # raises what ended it
+            task.result()  # raises the error that ended it
 
 
 async def _serve_stdin(driver: LauncherDriver) -> None:

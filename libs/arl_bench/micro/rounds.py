@@ -25,11 +25,11 @@ from arl_wire.internal.scheduler import QueuedActionRow
 __all__ = ["RoundDriverSizes", "RoundMeasurement", "measure_rounds"]
 
 RELEASED_PER_ROUND = 64
-"""Actions that end between two rounds."""
+"""Number of actions that end between two rounds."""
 POLL_INTERVAL_ROUNDS = 100
-"""Rounds: only then is it known which actions have started, and can be resized. Managers confirm at once here."""
+"""Rounds between polls, which report started actions. Only started actions can be resized. Managers confirm at once."""
 WARMUP_ROUNDS = 2 * POLL_INTERVAL_ROUNDS
-"""Rounds that fill the nodes, and take back what was given while there was room; then the system is at work."""
+"""Rounds before the measurement. They fill the nodes and take back cores that were granted while nodes were empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class RoundDriverSizes:
     classes: int = 256
     tasks: int = 8
     in_trajectories: float = 0.0
-    """The part of the actions that need an environment of their own, which here never ends and keeps its memory."""
+    """Fraction of actions that need their own environment, which never ends here and keeps its memory."""
     rounds: int = 300
     limit: int = 500
     resizing: bool = True
@@ -57,7 +57,7 @@ class RoundMeasurement:
 
 
 def measure_rounds(sizes: RoundDriverSizes) -> RoundMeasurement:
-    """One round after the other, each after some actions ended and as many came."""
+    """Run scheduling rounds. Before each, some actions end and as many arrive."""
     gc.collect()
     before, numbers = _resident_bytes(), _ActionGenerator(sizes)
     index, found = SchedulerIndex(SparPolicy(is_resizing=sizes.resizing, limit=sizes.limit)), RoundMeasurement()
@@ -85,7 +85,7 @@ def _run_rounds(
                 index.allocations.mark_started(hold, hold.started or now)
         over = [running.pop(random.randrange(len(running))) for _ in range(min(RELEASED_PER_ROUND, len(running)))]
         index.release_attempts(grant.fence for grant in over)
-        index.allocations.take_released()  # as the leader does, which learns from them
+        index.allocations.take_released()  # like the leader, which learns from them
         index.admit(generator.generate(len(over)))
         now += 0.01
         began = time.process_time()
@@ -102,7 +102,7 @@ def _run_rounds(
 
 
 class _ActionGenerator:
-    """An endless line of queued rows."""
+    """An endless generator of queued rows."""
 
     def __init__(self, sizes: RoundDriverSizes) -> None:
         self._sizes, self._random, self._at = sizes, Random(sizes.seed), 0

@@ -1,14 +1,14 @@
 """The paper's comparison on the real control plane: gateway, admission, scheduler, Postgres and several node managers.
 
-Nodes are simulated: what runs there takes its time and no cores, and follows the cores that it is given. The workload
-is the coding task of the step that `sim` simulates, all of whose actions need cores; the searching and scoring tasks
-beside it are left out, as such nodes have no devices. Clients think and programs run so many times as fast as they
-would. Figures are in seconds as they would be.
+The nodes are simulated: a program takes its time but no cores, and its speed follows the cores that it is granted. The
+workload is the coding task of the step that `sim` simulates; all its actions need cores. The searching and scoring
+tasks are left out, because such nodes have no devices. Clients think and programs run `compression` times faster than
+in reality. Figures are in uncompressed seconds.
 
-The simulator runs the same trajectories on the same cores by the same clock, since a policy has seconds of its own
-(how soon after a resize another is allowed, for instance), which are not compressed. It is charged with the overhead
-that was measured here. `over_uncompressed` sets the same against a simulation in which nothing is compressed and the
-overhead is as many times as long: where it differs from `over_sim`, compression changed what the policy does.
+The simulator runs the same trajectories on the same cores and the same clock. The reason is that a policy has its own
+times, for example between two resizes, which are not compressed. The simulator is charged with the overhead measured
+here. `over_uncompressed` compares with a simulation without compression, with proportionally longer overhead. If it
+differs from `over_sim`, compression has changed the policy's decisions.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ __all__ = ["ControlPlaneBenchConfig", "comparison_table", "run_control_plane"]
 
 POD_CORES = 4
 BASELINE_POLICY = PolicyName.FCFS
-"""The policy under which, on all of the hardware, no action waits for cores."""
+"""The policy under which no action waits for cores on the full hardware."""
 ENVIRONMENT_LIMITS = {"memory_mib": 64, "disk_mib": 16}
 TIMEOUT_S = 3600.0
 _RESIZES_METRIC = re.compile(r"^tangram_resizes_total\{[^}]*\} (\S+)$", re.MULTILINE)
@@ -53,9 +53,9 @@ class ControlPlaneBenchConfig:
     rollouts: int = 128
     nodes: int = 8
     cores: int = 64
-    """Of each node at level 1: four of a rollout."""
+    """Cores of each node at level 1: four per rollout."""
     turns: int | None = None
-    """Of each trajectory at most; its last is one of them."""
+    """Maximum number of actions per trajectory, including its last one."""
     compression: float = 10.0
     levels: tuple[float, ...] = (1.0, 0.25)
     policies: tuple[PolicyName, ...] = (PolicyName.STATIC, BASELINE_POLICY, PolicyName.REFERENCE, PolicyName.SPAR_M)
@@ -72,33 +72,33 @@ class ControlPlaneBenchConfig:
 
 @dataclass(frozen=True, slots=True)
 class ActionSample:
-    """One action, by the clock: seconds."""
+    """The measured times of one action in seconds."""
 
     act_s: float
     queue_s: float
     run_s: float
     overhead_s: float
     lag_s: float
-    """Of its turn, that is neither thinking nor the action: its client's, and on the way to it."""
+    """Seconds that are neither thinking nor the action: the client's time and the transport."""
 
 
 @dataclass(frozen=True, slots=True)
 class ControlPlaneRun:
-    """All trajectories under one policy, by the clock."""
+    """The measured result of all trajectories under one policy."""
 
     policy: PolicyName
     level: float
     samples: tuple[ActionSample, ...]
     step_s: float
     busy_fraction: float
-    """Part of this machine's processors that system and client used."""
+    """Fraction of this machine's processors that system and client used."""
     resizes: int
 
 
 def run_control_plane(
     config: ControlPlaneBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures, and of each run what the simulator says beside it. The worst ratio is the one that counts."""
+    """Return figures, and each run with the simulator's prediction. `control_over_sim` is the worst ratio."""
     workload = build_workload(config)
     base = (1.0, BASELINE_POLICY)
     wanted = [(level, policy) for level in config.levels for policy in config.policies]
@@ -114,7 +114,7 @@ def run_control_plane(
 
 
 def build_workload(config: ControlPlaneBenchConfig) -> SimWorkload:
-    """With every whole number of cores between the least and the most, as a demand of this system has them."""
+    """Build the workload. Its choices are all whole numbers of cores in the range, as in demands of this system."""
     drawn = synthetic_step(config.seed, coding=config.rollouts, search=0, scoring=0)
     return SimWorkload(
         tuple(replace(rollout, actions=_truncate_turns(rollout, config.turns)) for rollout in drawn.trajectories)
@@ -156,7 +156,7 @@ async def _run_rollouts(
 
 
 class _RolloutDriver:
-    """Every trajectory thinks, acts and thinks again, by the real API."""
+    """A driver of trajectories that think and act alternately through the real API."""
 
     def __init__(self, client: AsyncTangram, demand_mode: DemandMode, compression: float, *, has_pods: bool) -> None:
         self._client = client
@@ -166,11 +166,11 @@ class _RolloutDriver:
         self.samples: list[ActionSample] = []
 
     async def run_rollout(self, number: int, rollout: SimTrajectory) -> float:
-        """When its last action was over."""
+        """Run a trajectory and return the end of its last action."""
         trajectory = f"rollout-{number}"
         await asyncio.sleep(rollout.starts_s / self._compression)
         home = CreateEnvironmentRequest(task=rollout.task, trajectory=trajectory, **ENVIRONMENT_LIMITS)
-        # A pod is there for the whole of its trajectory, which also thinks before it acts.
+        # A pod exists during its whole trajectory, including the thinking before the first action.
         pod = asyncio.create_task(self._client.create_environment(home)) if self._has_pods else None
         for turn in rollout.actions:
             await self._run_turn(turn, rollout.task, trajectory)
@@ -216,16 +216,16 @@ async def _count_resizes(system: BenchSystem) -> int:
 
 @dataclass(frozen=True, slots=True)
 class SimulatorCharge:
-    """What the simulator is charged with, by the clock: seconds."""
+    """The measured overhead in seconds that the simulator is charged with."""
 
     action_s: float
-    """What an action takes besides its run, on its cores."""
+    """Seconds of an action in addition to its run that occupy its cores."""
     turn_s: float
-    """What its client and the way to it add to its thinking."""
+    """Seconds that the client and the transport add to the thinking."""
 
     @classmethod
     def from_run(cls, run: ControlPlaneRun, waited_s: float) -> "SimulatorCharge":
-        """What this very run had of it; an action waited for `waited_s` where there were cores for all."""
+        """Compute the overhead of a run. `waited_s` is an action's queueing delay if there are enough cores."""
         overhead_s = fmean(each.overhead_s for each in run.samples)
         return cls(waited_s + overhead_s, max(0.0, fmean(each.lag_s for each in run.samples)))
 
@@ -271,7 +271,7 @@ def _predict(
     *,
     clock: float,
 ) -> dict[str, float]:
-    """What the simulator says of the same where all goes `clock` times as fast; in seconds as they would be."""
+    """Return the simulator's prediction if everything is `clock` times faster, in uncompressed seconds."""
     slower = config.compression / clock
     action_s = slower * charged.action_s
     overheads = SimOverheads(start_s=action_s, pod_start_s=action_s, resize_s=slower * RESIZE_S)
@@ -308,7 +308,7 @@ def _figures(compared: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def comparison_table(compared: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """For people: what the control plane did, and what the simulator says of the same."""
+    """Yield the lines of a table: results of the control plane and the simulator's predictions."""
     names = f"{'p99 s':>8} {'step s':>8} {'simulated':>10}"
     yield f"{'level':>6} {'policy':14} {'ACT s':>8} {'simulated':>10} {'ratio':>7} {names}"
     for each in compared:

@@ -1,8 +1,8 @@
-"""The paper's comparison on this machine's cores: real programs in real sandboxes, ever more trajectories at once.
+"""The paper's comparison on this machine's cores: real programs in real sandboxes under increasing load.
 
-The rollouts are those of `tangram demo`, each policy with a system of its own. Static provisioning has pods of as many
-cores as their tests can use. All do the same work: where the whole machine was busier under one than under another
-(`machine_cpu_s` of the samples, with the system's start and end), something else had a part of it.
+The rollouts are those of `tangram demo`, with a separate system for each policy. Pods of static provisioning have as
+many cores as their tests can use. All policies do the same work. If the machine was busier under one of them
+(`machine_cpu_s` of the samples, including start and end of the system), other processes used part of it.
 """
 
 import os
@@ -42,7 +42,7 @@ PAPER_RESULTS = {
 class RealCoresBenchConfig:
     cores: int
     problems: int = 4
-    """At load x1; two trajectories of each, all at once."""
+    """Number of problems at load x1. Each has two trajectories; all run concurrently."""
     loads: tuple[int, ...] = (1, 2, 4)
     contenders: tuple[str, ...] = tuple(CONTENDERS)
     seed: int = 0
@@ -58,7 +58,7 @@ class RealCoresBenchConfig:
 def run_real_cores(
     config: RealCoresBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures, and the times of each action and trajectory. Raises `Unavailable` where no sandbox works."""
+    """Return figures, and the times of each action and trajectory. Raises `Unavailable` if no sandbox works."""
     figures: dict[str, float] = {}
     samples: dict[str, Any] = {}
     for load in config.loads:
@@ -98,7 +98,7 @@ def _run_contender(
 
 
 def _gains(figures: Mapping[str, float], level: str) -> dict[str, float]:
-    """Of ours against static provisioning."""
+    """Return the gains of our policy over static provisioning."""
     return {
         f"{level}_{name}_gain": figures[f"{level}_static_{name}_s"] / figures[f"{level}_spar_m_{name}_s"]
         for name in ("act", "step")
@@ -106,7 +106,7 @@ def _gains(figures: Mapping[str, float], level: str) -> dict[str, float]:
 
 
 def comparison_table(figures: Mapping[str, float], config: RealCoresBenchConfig) -> Iterator[str]:
-    """For people."""
+    """Yield the lines of a table."""
     yield f"{'load':>6} {'policy':14} {'ACT s':>8} {'p99 s':>8} {'step s':>8}"
     for load in config.loads:
         for contender in config.contenders:
@@ -118,7 +118,7 @@ def comparison_table(figures: Mapping[str, float], config: RealCoresBenchConfig)
 
 
 def paper_result_lines() -> Iterator[str]:
-    """For people."""
+    """Yield the results that the paper reports."""
     act, step, saved = (PAPER_RESULTS[name] for name in ("act_gain", "step_gain", "saved"))
     yield f"the paper: ACT {act}x, step {step}x, {saved:.1%} saved"
     yield f"({PAPER_RESULTS['conditions']})"

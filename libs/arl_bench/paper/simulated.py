@@ -1,8 +1,8 @@
-"""The paper's comparison, simulated: mean ACT and step of static provisioning and of policies, on ever less hardware.
+"""The paper's comparison, simulated: mean ACT and step time of policies and static provisioning on shrinking hardware.
 
-What is simulated is what runs: the policies are those of the scheduler. Durations are synthetic, and the simulator
-knows no interference, no failures and no start of pods, which static provisioning gets for nothing. At the lower levels
-static provisioning has more devices than the others (`gpus` of the samples): each service needs some of its own.
+The simulation runs the scheduler's own policies. Durations are synthetic. The simulator models no interference, no
+failures and no start time of pods, which benefits static provisioning. At the lower levels static provisioning has
+more devices than the others (`gpus` of the samples), because each service needs its own devices.
 """
 
 import multiprocessing
@@ -19,7 +19,7 @@ __all__ = ["PaperBenchConfig", "comparison_table", "level_name", "run_simulated_
 
 OUR_POLICY = ComparedPolicy.SPAR_M
 SIMPLER_POLICIES = (ComparedPolicy.FCFS, ComparedPolicy.OVERCOMMITTED)
-"""What they save says how much of it is owed to sharing at all, and how much to the policy."""
+"""Simpler policies. Their savings show which part is due to sharing in general and which part to the policy."""
 REPORTED_FIGURES = {"act": "act", "step": "step", "p99": "p99"}
 
 
@@ -27,7 +27,7 @@ REPORTED_FIGURES = {"act": "act", "step": "step", "p99": "p99"}
 class PaperBenchConfig:
     seeds: tuple[int, ...] = VALIDATION_SEEDS
     steps: int = STEPS
-    """Of each seed."""
+    """Number of steps per seed."""
     levels: tuple[float, ...] = LEVELS
     bound_seeds: tuple[int, ...] = (10, 11, 12, 13)
 
@@ -38,7 +38,7 @@ class PaperBenchConfig:
 
 @dataclass(slots=True)
 class _SimulationRuns:
-    """Simulations in other processes, each once."""
+    """The results of simulations in other processes. Each simulation runs once."""
 
     config: PaperBenchConfig
     pool: Executor
@@ -67,12 +67,12 @@ class _SimulationRuns:
 def run_simulated_paper(
     config: PaperBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures, and for each contender and level those of every step."""
-    # A fork of a process with threads may hang; spawned ones import this module and nothing else.
+    """Return figures, and the figures of every step for each policy and level."""
+    # A fork of a process with threads may hang; spawned processes import only this module.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), mp_context=context) as pool:
         runs = _SimulationRuns(config, pool, report_progress)
-        # The longest first, so that no process is left alone with one at the end.
+        # The longest simulations start first, so that no single process finishes much later than the others.
         everything = [
             (contender, PaperHardware(level, level)) for level in config.levels[::-1] for contender in ComparedPolicy
         ]
@@ -99,7 +99,7 @@ def run_simulated_paper(
 
 
 def comparison_table(figures: Mapping[str, float], levels: Sequence[float]) -> Iterator[str]:
-    """For people."""
+    """Yield the lines of a table."""
     yield f"{'level':>6} {'policy':14} {'ACT s':>8} {'p99 s':>8} {'step s':>8}"
     for level in levels:
         for contender in ComparedPolicy:
@@ -150,5 +150,5 @@ def _saving_figures(saving: HardwareSaving | None, suffix: str) -> dict[str, flo
 
 
 def level_name(level: float) -> str:
-    """r1, r05, r025, r0125."""
+    """Format a level as r1, r05, r025 or r0125."""
     return "r" + f"{level:g}".replace(".", "")

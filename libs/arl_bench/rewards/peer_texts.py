@@ -1,4 +1,4 @@
-"""Pairs of texts of known length for a sentence encoder, the same ones whenever they are asked for."""
+"""Deterministic pairs of texts of known length for a sentence encoder."""
 
 import math
 from collections.abc import Mapping
@@ -10,11 +10,11 @@ __all__ = ["LengthDistribution", "text_pair"]
 MEDIAN_TOKENS = 26
 MAX_TOKENS = 112
 MIN_TOKENS = 6
-"""Fewer tokens would not make distinct texts."""
+"""Minimum length; fewer tokens would not make distinct texts."""
 LENGTH_SIGMA = 0.6
-"""One text in a hundred is cut to `MOST`."""
+"""Sigma of the lognormal lengths: one text in a hundred is cut to `MAX_TOKENS`."""
 SPECIAL_TOKENS = 2
-"""Tokens around every text."""
+"""Number of special tokens added to each text."""
 _VOCABULARY = (
     "time year people way day man thing woman life child world school state family student group country problem hand "
     "part place case week company system program question work government number night point home water room mother "
@@ -23,11 +23,11 @@ _VOCABULARY = (
     "back parent face others level office door health person art war history party result change morning reason "
 )
 WORDS = _VOCABULARY.split()
-"""A token each."""
+"""Words of one token each."""
 
 
 class LengthDistribution(StrEnum):
-    UNIFORM = "uniform"  # all have MEDIAN tokens
+    UNIFORM = "uniform"  # all have MEDIAN_TOKENS
     MIXED = "mixed"  # lognormal
 
 
@@ -35,7 +35,7 @@ SEEDS: Mapping[LengthDistribution, int] = {LengthDistribution.UNIFORM: 1, Length
 
 
 def text_pair(lengths: LengthDistribution, number: int) -> tuple[str, str]:
-    """Text and reference of the item of that number; no two texts are alike, but by a rare chance."""
+    """Return text and reference of an item. Equal texts are very unlikely."""
     random = Random(SEEDS[lengths] << 40 | number)
     return _make_text(lengths, random), _make_text(lengths, random)
 

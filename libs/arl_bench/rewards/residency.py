@@ -1,9 +1,8 @@
-"""Twelve reward services on a device that has room for three: how often one has to be copied there, and who waits.
+"""A benchmark of twelve reward services on a device that fits three: the number of copies, and the waiting times.
 
-The same requests at the same times through the manager's loop and a worker (`arl_bench.gpu.trace_replay`), once for
-each eviction policy: ours; the least recently used by count with requests in their order, which is what Ray Serve's
-multiplexing does; and whoever came first. The two that we compare with compute all that waits for a service in one
-batch, too, which spares them copies.
+The same requests run at the same times through the manager's loop and a worker (`arl_bench.gpu.trace_replay`), once
+for each eviction policy: ours; least recently used by count with requests in order, like Ray Serve's multiplexing; and
+first in, first out. The two baselines also compute all queued requests of a service in one batch, which saves copies.
 """
 
 import json
@@ -21,11 +20,11 @@ __all__ = ["ResidencyBenchConfig", "run_residency"]
 
 MODEL = "minilm"
 DEVICE_MIB = 290
-"""Three times its 87 MiB, and not four times."""
+"""Device memory: three times the 87 MiB of a service, but not four times."""
 BATCH_TOKENS = 2048
 TOLERANCE = 1e-4
 MAX_ERROR = 2.0
-"""Of two cosines."""
+"""Maximum difference of two cosines."""
 TIMEOUT_S = 600
 
 TimedScoreRequest = tuple[float, str, list[tuple[str, str]]]
@@ -42,9 +41,9 @@ class ResidencyBenchConfig:
     burst_requests: int = 16
     burst_s: float = 4.0
     skew: float = 1.0
-    """Zipf's exponent: how much more often the first service is asked than the others."""
+    """Zipf's exponent: how much more often the first service is requested than the others."""
     copy_mib_per_s: float = 800.0
-    """A bus in proportion to these small weights: 0.11 s a service, as 5 GB take on PCIe 5."""
+    """Bus speed in proportion to the small weights: 0.11 s per service, as 5 GB take on PCIe 5."""
     model_swap_delay_s: float = 1.5
 
 
@@ -76,7 +75,7 @@ class _ResidencyRun:
 def run_residency(
     config: ResidencyBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. Raises `Unavailable` where the model is not installed."""
+    """Return figures and samples. Raises `Unavailable` if the model is not installed."""
     rows: dict[str, list[_ResidencyRun]] = {policy.suffix: [] for policy in POLICIES}
     for repeat in range(config.repeats):
         requests = _generate_requests(config, seed=repeat)
@@ -88,7 +87,7 @@ def run_residency(
 
 
 def _generate_requests(config: ResidencyBenchConfig, *, seed: int) -> list[TimedScoreRequest]:
-    """In order of their times."""
+    """Generate requests in order of time."""
     rng = random.Random(seed)
     names = [f"reward-{number:02d}" for number in range(config.services)]
     weights = [1 / (rank + 1) ** config.skew for rank in range(config.services)]
@@ -153,7 +152,7 @@ def _figures(rows: dict[str, list[_ResidencyRun]]) -> dict[str, float]:
 
 
 def _errors(rows: Sequence[_ResidencyRun]) -> list[float]:
-    """Of every score, beside a forward without a device; what is none is as wrong as can be."""
+    """Return the error of every score compared with a direct forward. A missing score has the maximum error."""
     pairs = {pair for row in rows for _, _, asked in row.requests for pair in asked}
     ordered = sorted(pairs)
     right = dict(zip(ordered, _run_module("arl_bench.gpu.direct_scores", [MODEL], ordered), strict=True))

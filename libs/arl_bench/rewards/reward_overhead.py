@@ -1,12 +1,12 @@
-"""What a score costs beside its forward: through the gateway, durable, one item a call and many.
+"""A benchmark of the overhead of a score through the gateway, durable, with one item per call and with many.
 
-`single` and `batch` by the call that waits for its scores, which goes with others as one action; `action` by an action
-for each. `single_light` and `batch_light` ask a service whose forward is the length of a text: what the way there and
-back costs where no slow model keeps the rate, and with it what goes together, low.
+`single` and `batch` use the call that waits for its scores; concurrent calls share an action. `action` uses one action
+per item. `single_light` and `batch_light` call a service whose forward is the length of a text. They show the overhead
+if no slow model limits the rate and thereby the number of combined calls.
 
-The forward's CPU time is the worker's own; all else that the system used is overhead, the client's apart: making tokens
-of texts too, which any server of this model does and which is also given by itself. Every score is compared with that
-of a forward without the system.
+The forward's CPU time is measured by the worker. All other CPU time of the system is overhead; the client's is
+separate. The overhead includes tokenisation, which any server of this model needs and which is also reported
+separately. Every score is compared with a forward without the system.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ SERVICE = "minilm"
 TASK = "reward"
 TOLERANCE = 1e-4
 MAX_ERROR = 2.0
-"""Of two cosines."""
+"""Maximum difference of two cosines."""
 ScoreCall = Coroutine[Any, Any, "_ScoreBatch | None"]
 FORWARD_METRIC, MODEL_METRIC = "tangram_gpu_forward_cpu_seconds_total", "tangram_gpu_model_cpu_seconds_total"
 NOOP_SERVICE = "light"
@@ -47,27 +47,27 @@ REWARD_FUNCTIONS = json.dumps({NOOP_SERVICE: "arl_bench.rewards.noop_reward:scor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardBenchConfig:
-    """How much of each."""
+    """Sizes of the measurements."""
 
     repeats: int = 3
     seconds: float = 10.0
     clients: int = 32
     items: int = 32
-    """In one call of the second measurement."""
+    """Number of items per call in the second measurement."""
     threads: int = 1
-    """Of a forward, beside servers of others."""
+    """Threads of a forward in comparisons with other servers."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ScoreBatch:
     first: int
-    """Number of its first item; the others follow."""
+    """Number of the first item; the others follow."""
     scores: list[float | None]
 
 
 @dataclass(slots=True)
 class _RewardRate:
-    """Items that were scored in some time, and what they cost."""
+    """Scored items in a period, and their cost."""
 
     batches: list[_ScoreBatch]
     requested: int
@@ -75,7 +75,7 @@ class _RewardRate:
     cpu_s: dict[str, float]
     forward_s: float
     tokenizer_s: float
-    """CPU time of the model but for its forward."""
+    """CPU seconds of the model without its forward."""
 
     @property
     def done(self) -> int:
@@ -87,14 +87,14 @@ class _RewardRate:
         return 1000 * (system - self.forward_s) / self.done
 
     def per_item_ms(self, seconds: float) -> float:
-        """Milliseconds."""
+        """Convert seconds to milliseconds per item."""
         return 1000 * seconds / self.done
 
 
 def run_reward_overhead(
     config: RewardBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples, on a system of its own."""
+    """Run the benchmark on a separate system. Return figures and samples."""
     with bench_system(driver="simulated", environment={"TANGRAM_REWARD_FUNCTIONS": REWARD_FUNCTIONS}) as system:
         rows = asyncio.run(_measure(system, config, report_progress))
     report_progress("the same items without the system")
@@ -155,7 +155,7 @@ async def _measure_rate(
 
 
 async def _score_by_call(service: str, client: AsyncTangram, first: int, items: int) -> _ScoreBatch | None:
-    """By the call that waits for its scores; None where there were none."""
+    """Score with the call that waits for its scores. Return None if there were none."""
     try:
         scores = await client.score(service, [_make_pair(first + at) for at in range(items)], task=TASK)
     except Unavailable:
@@ -164,7 +164,7 @@ async def _score_by_call(service: str, client: AsyncTangram, first: int, items: 
 
 
 async def _score_by_action(client: AsyncTangram, first: int, items: int) -> _ScoreBatch | None:
-    """By an action of its own; None where it was lost or ended otherwise."""
+    """Score with a separate action. Return None if it was lost or did not succeed."""
     action: Action = await client.run(score_action(SERVICE, [_make_pair(first + at) for at in range(items)], task=TASK))
     if action.outcome is not ActionOutcome.OK or action.result is None or action.result.scores is None:
         return None
@@ -172,7 +172,7 @@ async def _score_by_action(client: AsyncTangram, first: int, items: int) -> _Sco
 
 
 async def _model_cpu_s(system: BenchSystem) -> tuple[float, float]:
-    """CPU time of all forwards so far, and of the models that made them."""
+    """Return the CPU seconds of all forwards, and of the models including their forwards."""
     async with httpx.AsyncClient() as http:
         lines = (await http.get(f"{system.service_url('gpu')}/metrics")).raise_for_status().text.splitlines()
     found = dict(line.rsplit(" ", 1) for line in lines)
@@ -180,12 +180,12 @@ async def _model_cpu_s(system: BenchSystem) -> tuple[float, float]:
 
 
 def _make_pair(number: int) -> tuple[str, str]:
-    """No two are alike, so that each is computed."""
+    """Return a unique pair, so that each is computed."""
     return f"Question {number}: the sum of both terms is {7 * number + 3}.", f"{7 * number + 3} is the right answer."
 
 
 def score_directly(pairs: Mapping[int, tuple[str, str]]) -> dict[int, float | None]:
-    """The score of each by the service's forward alone, in a process of its own. Raises `Unavailable`."""
+    """Score each pair with the service's forward alone, in a separate process. Raises `Unavailable`."""
     command = [sys.executable, "-P", "-m", "arl_bench.gpu.direct_scores", SERVICE]
     asked = json.dumps(list(pairs.values()))
     done = subprocess.run(command, input=asked, capture_output=True, text=True, check=False)
@@ -216,14 +216,14 @@ def _figures(rows: dict[str, list[_RewardRate]]) -> dict[str, float]:
 
 
 def _scores_by_item(rates: Iterable[_RewardRate]) -> dict[int, float | None]:
-    """By the number of the item."""
+    """Return scores by item number."""
     return {
         answer.first + at: score for rate in rates for answer in rate.batches for at, score in enumerate(answer.scores)
     }
 
 
 def _abs_error(score: float | None, right: float | None) -> float:
-    """What should be a score and is none is as wrong as can be."""
+    """Return the absolute error, or the maximum error if a score is missing."""
     return abs(score - right) if score is not None and right is not None else MAX_ERROR
 
 

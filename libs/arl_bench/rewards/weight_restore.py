@@ -1,4 +1,4 @@
-"""Restores of a service beside a plain copy of as many bytes: on a GPU, or on the CPU device where there is none."""
+"""A benchmark of restores compared with a plain copy of the same size, on a GPU or a CPU device."""
 
 import json
 import subprocess
@@ -15,14 +15,14 @@ __all__ = ["WeightRestoreBenchConfig", "run_weight_restore"]
 
 TIMEOUT_S = 1800
 SMALL_MIB = 1200
-"""0.6 billion parameters in bfloat16."""
+"""MiB of 0.6 billion parameters in bfloat16."""
 LARGE_MIB = 15_317
-"""8.03 billion of them."""
+"""MiB of 8.03 billion parameters in bfloat16."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightRestoreBenchConfig:
-    """Of synthetic weights, in MiB, by the name that they have among the figures."""
+    """Sizes of the synthetic weights in MiB, by their names in the figures."""
 
     device: str = "cuda:0"
     repeats: int = 5
@@ -33,7 +33,7 @@ class WeightRestoreBenchConfig:
 def run_weight_restore(
     config: WeightRestoreBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. Raises `Unavailable` where there is no such device, or no room on it."""
+    """Return figures and samples. Raises `Unavailable` if the device is missing or too small."""
     figures: dict[str, float] = {}
     samples: dict[str, Any] = {}
     for name, mib in (("0_6b", config.small_mib), ("8b", config.large_mib)):

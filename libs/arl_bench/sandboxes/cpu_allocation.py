@@ -1,8 +1,8 @@
-"""Do actions get the cores that they were granted, and how soon do they get others?
+"""A benchmark of granted cores: how exactly actions get them, and how fast a resize takes effect.
 
-Two busy processes under half a core, one and two, in an action and as a plain program in turn. Then the cores of a
-running action are changed, by the internal call of the CPU manager that is the scheduler's: how long until it is
-answered, and until the use of cores has followed.
+Two busy processes get half a core, one and two, alternately in an action and as a plain program. Then the cores of a
+running action change through the CPU manager's internal call that the scheduler uses. Measured are the time to its
+response and the time until the usage of cores follows.
 """
 
 import asyncio
@@ -27,10 +27,10 @@ TASK = "aoe"
 CORE_AMOUNTS = {"half": 0.5, "one": 1.0, "two": 2.0}
 SAMPLE_INTERVAL_S = 0.01
 QUOTA_PERIOD_S = 0.1
-"""In which a quota counts."""
+"""Seconds of a quota period."""
 LOW_CPU_MILLI, HIGH_CPU_MILLI = 100, 1000
 CLEAR_CHANGE_CPU_S = 0.04
-"""CPU time in two periods: twice what the narrow amount allows, a fifth of the wide one."""
+"""CPU seconds in two periods: twice the usage at the low amount, a fifth of the usage at the high amount."""
 
 BURNER_PROGRAM = """
 import json, os, resource, time
@@ -52,17 +52,17 @@ print(json.dumps({{"cores": cores, "on": sorted(os.sched_getaffinity(0))}}))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CpuAllocationBenchConfig:
-    """How much of each."""
+    """Sizes of the measurements."""
 
     repeats: int = 5
     seconds: float = 2.0
-    """Of each burner."""
+    """Seconds of each burner."""
     resizes: int = 50
-    """Timed ones."""
+    """Number of timed resizes."""
     steps: int = 12
-    """Resizes after which the use is looked at."""
+    """Number of resizes after which the usage is measured."""
     settle_s: float = 0.6
-    """In which the use is looked at after each of them."""
+    """Seconds of usage measurement after each resize."""
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class _CpuAllocationSamples:
 def run_cpu_allocation(
     config: CpuAllocationBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any], str]:
-    """Figures, samples, and what the plain program has in common with an action."""
+    """Return figures, samples, and the limits that the plain program shares with an action."""
     with bench_system() as system, plain_cgroup(system.process_pids()["cpu-launcher"]) as plain:
         rows = asyncio.run(_measure(system, plain, config, report_progress))
         limits = plain.limits
@@ -120,7 +120,7 @@ async def _run_in_action(client: AsyncTangram, cpu: float, seconds: float) -> di
 
 
 async def _measure_resize_effect(burner: ResizableAction, config: CpuAllocationBenchConfig) -> list[float]:
-    """Milliseconds after each confirmation; none for a growth that the machine was too busy to show."""
+    """Return milliseconds until usage follows each resize. A growth that a busy machine does not show is skipped."""
     found = []
     for step in range(config.steps):
         grows = step % 2 == 1
@@ -136,13 +136,13 @@ async def _measure_resize_effect(burner: ResizableAction, config: CpuAllocationB
 
 
 def _growth_delay_s(readings: Sequence[tuple[float, float]]) -> float | None:
-    """When more had been used than the narrow amount allows in two periods."""
+    """Return the seconds until the usage exceeded the first reading by `CLEAR_CHANGE_CPU_S`, or None."""
     begun, used = readings[0]
     return next((at - begun for at, used_then in readings if used_then - used > CLEAR_CHANGE_CPU_S), None)
 
 
 def _shrink_delay_s(readings: Sequence[tuple[float, float]]) -> float:
-    """From when on no two periods used more than the narrow amount allows in them."""
+    """Return the seconds after which no two periods used more than `CLEAR_CHANGE_CPU_S`."""
     seen_at = readings[0][0]
     for (at, used), following in pairwise(readings):
         within = [used_then for then, used_then in readings if at <= then <= at + 2 * QUOTA_PERIOD_S]
@@ -152,7 +152,7 @@ def _shrink_delay_s(readings: Sequence[tuple[float, float]]) -> float:
 
 
 def _figures(rows: _CpuAllocationSamples) -> dict[str, float]:
-    """Of each amount the best of the repeats: whatever else the machine does can only lower one."""
+    """Return the best of the repeats for each amount. Other load on the machine can only reduce it."""
     figures = {name: round(max(samples), 4) for name, samples in rows.cores.items()}
     for name in CORE_AMOUNTS:
         if f"cores_at_{name}" in figures:

@@ -1,4 +1,4 @@
-"""What very many resting environments cost one node, and what they cost an exec beside them."""
+"""A benchmark of very many idle environments on one node: their cost, and their effect on an exec."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ MIB = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DensityBenchConfig:
-    """How much of each."""
+    """Sizes of the measurements."""
 
     environments: int = 2000
     memory_mib: int = 8
@@ -38,7 +38,7 @@ class DensityBenchConfig:
 def run_density(
     config: DensityBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. The node is empty, then full, then empty again."""
+    """Return figures and samples. The node is empty, then full, then empty again."""
     with bench_system() as system:
         return asyncio.run(_measure(system, config, report_progress))
 
@@ -48,7 +48,7 @@ async def _measure(
 ) -> tuple[dict[str, float], dict[str, Any]]:
     async with system.client() as client:
         report_progress("an empty node")
-        await _time_execs(client, config.samples // 4)  # every connection is open, every path warm
+        await _time_execs(client, config.samples // 4)  # opens connections, warms paths
         empty = await _time_execs(client, config.samples)
         charged, by = _charged_mib(system)
         report_progress(f"{config.environments} environments")
@@ -74,7 +74,7 @@ async def _measure(
 
 
 async def _create_environments(client: AsyncTangram, config: DensityBenchConfig) -> None:
-    """By a first exec in each."""
+    """Create environments by a first exec in each."""
     for first in range(0, config.environments, CREATE_BATCH):
         numbers = range(first, min(first + CREATE_BATCH, config.environments))
         actions = [_true_action(f"resting-{number}", config.memory_mib) for number in numbers]
@@ -91,13 +91,13 @@ async def _end_environments(client: AsyncTangram, config: DensityBenchConfig) ->
             await client.end_trajectory(TASK, f"resting-{number}")
 
     await asyncio.gather(*(lane() for _ in range(END_CONCURRENCY)))
-    # The probe's stays.
+    # The probe's environment remains.
     while any(node.environments > 1 for node in (await client.nodes()).items):  # noqa: ASYNC110
         await asyncio.sleep(SETTLE_S / 10)
 
 
 async def _time_execs(client: AsyncTangram, count: int) -> list[float]:
-    """Milliseconds of one after the other, in one environment that stays."""
+    """Return the milliseconds of sequential execs in one persistent environment."""
     took = []
     for _ in range(count):
         begun = time.monotonic()
@@ -109,7 +109,7 @@ async def _time_execs(client: AsyncTangram, count: int) -> list[float]:
 
 
 async def _idle_cores(system: BenchSystem, seconds: float) -> dict[str, float]:
-    """Of each process with all that is below it: the launcher's is all environments'."""
+    """Return the cores that each process and its descendants use. The launcher's include all environments."""
     await asyncio.sleep(SETTLE_S)
     before, begun = system.cpu_s(), time.monotonic()
     await asyncio.sleep(seconds)
@@ -118,7 +118,7 @@ async def _idle_cores(system: BenchSystem, seconds: float) -> dict[str, float]:
 
 
 def _charged_mib(system: BenchSystem) -> tuple[float, str]:
-    """Of all environments: what the kernel charges their cgroups, or their share of memory where there is none."""
+    """Return the memory of all environments: the charge of their cgroups, or the Pss if there are no cgroups."""
     for tree in HostResourceScanner(system.directory).cgroup_trees():
         for name in ("memory.usage_in_bytes", "memory.current"):
             if (tree / name).exists():

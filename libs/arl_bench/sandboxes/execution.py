@@ -1,7 +1,8 @@
-"""What an exec costs beside a plain process, and beside other sandboxes where their addresses are given.
+"""A benchmark of execs compared with plain processes, and with other sandboxes if their addresses are given.
 
-Two levels: `tangram_*` are execs handed to the CPU manager's launcher, `api_*` the same through the whole product,
-each durable and scheduled. Plain processes are spawned by the program that drives the launcher. The ways take turns.
+There are two levels. `tangram_*` are execs sent to the CPU manager's launcher. `api_*` are the same through the whole
+product, durable and scheduled. The driver of the launcher also spawns the plain processes. The variants run
+alternately.
 """
 
 import asyncio
@@ -29,9 +30,9 @@ __all__ = ["ExecBenchConfig", "PeerSandbox", "run_exec"]
 TASK = "exec"
 PROGRAM = "print(1)"
 PYTHON = shutil.which("python3", path=os.defpath) or "python3"
-"""The one that plain processes are, too."""
+"""The interpreter, which plain processes use as well."""
 MAIN_CONCURRENCY = 8
-"""At so many at once figures have no suffix."""
+"""Concurrency whose figures have no suffix."""
 LAUNCHER_VARIANTS = (
     ("plain", "true"),
     ("tangram", "true"),
@@ -44,7 +45,7 @@ API_PROGRAMS = ("true", "cold", "warm")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeerSandbox:
-    """Another sandbox's HTTP call that runs `print(1)` in a new Python."""
+    """An HTTP call of another sandbox that runs `print(1)` in a new Python process."""
 
     name: str
     url: str
@@ -54,7 +55,7 @@ class PeerSandbox:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecBenchConfig:
-    """How much of each."""
+    """Sizes of the measurements."""
 
     repeats: int = 3
     seconds: float = 3.0
@@ -62,7 +63,7 @@ class ExecBenchConfig:
     memory_mib: int = 32
     created: int = 200
     at_once: int = 1000
-    """Execs through the whole product, to see whether a reply is lost."""
+    """Number of concurrent execs through the whole product, to detect lost replies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ Samples = dict[str, list[dict[str, float]]]
 def run_exec(
     config: ExecBenchConfig, peers: list[PeerSandbox], report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. CPU is that of all processes, the caller's own included."""
+    """Return figures and samples. CPU time covers all processes, including the caller."""
     samples: Samples = {}
     with bench_system() as system, running_launcher_driver() as launcher:
         created = _create_environments(launcher, config)
@@ -104,7 +105,7 @@ def run_exec(
 
 
 def _create_environments(launcher: LauncherDriverClient, config: ExecBenchConfig) -> dict[str, Any]:
-    """What the rates need, and a number of others to measure their making by."""
+    """Create the environments for the rates, and more environments to measure their creation."""
     launcher.request(
         op="create", count=max(config.concurrencies), memory_mib=config.memory_mib, at_once=MAIN_CONCURRENCY
     )
@@ -133,7 +134,7 @@ def _launcher_rate(
 
 
 async def _api_rate(system: BenchSystem, program: str, config: ExecBenchConfig) -> _ExecRate:
-    """One client per environment; each sends its next when it has its answer."""
+    """Measure execs through the API with one client per environment. Each sends its next after its response."""
     async with system.client() as client:
 
         async def run(number: int) -> None:
@@ -146,7 +147,7 @@ async def _api_rate(system: BenchSystem, program: str, config: ExecBenchConfig) 
 
 
 async def _peer_rate(peer: PeerSandbox, seconds: float) -> _ExecRate:
-    """Its own CPU is not ours to see: only the caller's is counted."""
+    """Measure another sandbox. Its CPU time is unknown, so only the caller's is counted."""
     async with httpx.AsyncClient(headers=peer.headers, timeout=60) as client:
 
         async def run(_: int) -> None:
@@ -175,7 +176,7 @@ async def _run_clients(run: Callable[[int], Awaitable[None]], seconds: float) ->
 
 
 async def _count_lost(system: BenchSystem, at_once: int) -> int:
-    """How many of so many that are sent at once get no answer, or a wrong one."""
+    """Return how many of `at_once` concurrent actions get no response or a wrong one."""
     async with system.client() as client:
         actions = [_make_action("true", memory_mib=8) for _ in range(at_once)]
         settled = await asyncio.gather(*map(client.run, actions), return_exceptions=True)

@@ -1,7 +1,7 @@
-"""How many of 64 programs of one CPU-second with a 10 s limit fail only because they were submitted at once?
+"""A benchmark of false timeouts: 64 programs of one CPU-second with a 10 s limit, submitted at once.
 
-A server that starts them all at once fails them all on two cores: each gets 1/32 of a core. Here the
-limit counts from the start of execution and no more run at once than there are cores.
+A server that starts all of them at once lets all of them fail on two cores: each gets 1/32 of a core. Here the limit
+counts from the start of execution, and no more programs run concurrently than there are cores.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ while time.process_time() < end:
 
 
 async def run_false_timeouts(client: AsyncTangram, *, cores: int) -> tuple[dict[str, float], dict[str, Any]]:
-    """Figures and samples. `cores` is what the node offers to actions."""
+    """Return figures and samples. `cores` is the number of cores that the node offers to actions."""
     floor_cpu_s = _plain_cpu_s()
     await client.run(_probe_action())
     done = asyncio.Event()
@@ -61,7 +61,7 @@ async def run_false_timeouts(client: AsyncTangram, *, cores: int) -> tuple[dict[
 
 
 async def _probe_until(client: AsyncTangram, done: asyncio.Event) -> list[float]:
-    """`true` in other environments all the while; a higher priority is how a client says that it will not queue."""
+    """Run `true` in other environments until `done`. Its higher priority expresses that the client does not queue."""
     durations = []
     while not done.is_set():
         begun = time.monotonic()
@@ -91,7 +91,7 @@ def _probe_action() -> SubmitActionRequest:
 
 
 def _plain_cpu_s() -> float:
-    """CPU time of the same program as a plain process on this machine, median of three."""
+    """Measure the CPU time of the program as a plain process on this machine, median of three."""
     samples = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)

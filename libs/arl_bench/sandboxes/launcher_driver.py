@@ -1,4 +1,4 @@
-"""A launcher with a driver on it, without the services around them: the CPU manager's own part of an exec."""
+"""A launcher with a driver but without the services: the CPU manager's own part of an exec."""
 
 import json
 import subprocess
@@ -19,29 +19,29 @@ STOP_TIMEOUT_S = 60.0
 
 
 class LauncherDriverClient:
-    """Orders and answers, one at a time."""
+    """A client that sends one request at a time to the driver."""
 
     def __init__(self, process: "subprocess.Popen[str]") -> None:
         self._process = process
         self.orphans: list[str] = []
-        """Cgroups, processes, mounts and files that are still there after the end."""
+        """Cgroups, processes, mounts and files that remain after the end."""
 
     @property
     def pid(self) -> int:
         return self._process.pid
 
     def cpu_s(self) -> float:
-        """Of the driver, its launcher, every environment, and all that ran in them or beside them."""
+        """Return the CPU seconds of the driver, its launcher, all environments and all their programs."""
         return tree_cpu_s(self._process.pid)
 
     def request(self, **order: Any) -> dict[str, Any]:
-        """Raises `Unavailable` where the driver ended instead of answering; it has said why on standard error."""
+        """Send a request. Raises `Unavailable` if the driver ended; it has printed the reason on standard error."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.write(json.dumps(order) + "\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            pass  # told below
+            pass  # reported by read_response
         return self.read_response()
 
     def read_response(self) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class LauncherDriverClient:
 
 @contextmanager
 def running_launcher_driver() -> Iterator[LauncherDriverClient]:
-    """Ready for orders; ended, with its launcher, at the end, and looked after."""
+    """Run a driver with its launcher, stop both at the end, and scan for leftovers."""
     with tempfile.TemporaryDirectory(prefix="tangram-bench-", ignore_cleanup_errors=True) as path:
         directory = Path(path)
-        directory.chmod(0o755)  # an environment's own uid finds its files below
+        directory.chmod(0o755)  # the uid of an environment must reach its files
         command = [sys.executable, "-P", "-m", "arl_bench.micro.launcher", path]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         found = LauncherDriverClient(process)
@@ -72,7 +72,7 @@ def running_launcher_driver() -> Iterator[LauncherDriverClient]:
 
 def _stop(process: "subprocess.Popen[str]") -> None:
     if process.stdin is not None:
-        with suppress(BrokenPipeError):  # an order that it did not live to read
+        with suppress(BrokenPipeError):  # the driver ended before it read the request
             process.stdin.close()
     try:
         process.wait(STOP_TIMEOUT_S)

@@ -1,4 +1,4 @@
-"""A plain process under the limits that an action has: what an action is compared with."""
+"""A plain process with the limits of an action, as the reference of comparisons."""
 
 import json
 import os
@@ -21,19 +21,19 @@ PIN_PROGRAM = "import os\nos.sched_setaffinity(0, {cores})\n"
 
 @dataclass(frozen=True, slots=True)
 class PlainCgroup:
-    """Cgroups of version 1 or 2 beside those of a system's environments; none where that system has none."""
+    """Cgroups of version 1 or 2 next to those of a system's environments; none if the system has none."""
 
     directories: tuple[Path, ...]
 
     @property
     def limits(self) -> str:
-        """What a plain process has in common with an action."""
+        """Return the limits that a plain process shares with an action."""
         if self.directories:
             return "quota and cores, by a cgroup beside those of the environments"
         return "cores, by affinity; actions have no quota on this machine either"
 
     def run(self, program: str, *, cpu: float, cores: Sequence[int]) -> dict[str, Any]:
-        """The JSON document that a Python program prints."""
+        """Run a Python program and return the JSON document that it prints."""
         if self.directories:
             self._set_limits(cpu, cores)
         else:
@@ -57,7 +57,7 @@ class PlainCgroup:
 
 @contextmanager
 def plain_cgroup(launcher: int) -> Iterator[PlainCgroup]:
-    """For the system of this launcher; removed at the end."""
+    """Create the cgroups for the system of this launcher and remove them at the end."""
     directories = tuple(parent / "plain" for parent in _parent_cgroups(launcher))
     try:
         for directory in directories:
@@ -67,12 +67,12 @@ def plain_cgroup(launcher: int) -> Iterator[PlainCgroup]:
         yield PlainCgroup(directories)
     finally:
         for directory in directories:
-            with suppress(OSError):  # what broke off half-way is swept with the launcher's own
+            with suppress(OSError):  # the launcher removes leftovers with its own
                 directory.rmdir()
 
 
 def _parent_cgroups(launcher: int) -> list[Path]:
-    """Where a launcher keeps the cgroups of its environments, which hold its descendants but not itself."""
+    """Return the parent cgroups of the launcher's environments. They contain its descendants but not itself."""
     found: dict[Path, None] = {}
     mounts = _cgroup_mounts()
     for pid in descendants(launcher):
@@ -89,7 +89,7 @@ def _parent_cgroups(launcher: int) -> list[Path]:
 
 
 def _cgroup_mounts() -> dict[str, Path]:
-    """By controller; version 2 by the empty name that it has in /proc/PID/cgroup."""
+    """Return mounts by controller. Version 2 has the empty name, as in /proc/PID/cgroup."""
     found: dict[str, Path] = {}
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, where, kind, options, *_ = line.split()

@@ -1,4 +1,4 @@
-"""A running action whose cores a benchmark changes, by the internal call of the CPU manager that is the scheduler's."""
+"""A running action whose cores a benchmark changes with the CPU manager's internal call that the scheduler uses."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ POLL_INTERVAL_S = 0.01
 
 
 class ResizeFailed(RuntimeError):
-    """It has ended, or there was no room."""
+    """The action has ended, or no cores were free."""
 
 
 @dataclass(slots=True)
@@ -38,7 +38,7 @@ class ResizableAction:
     seq: int = 0
 
     async def resize(self, cpu_milli: int) -> float:
-        """Seconds until it is confirmed."""
+        """Resize the action and return the seconds until the confirmation."""
         self.seq += 1
         body = ResizePayload(id=self.action, grant_no=self.grant_no, cpu_milli=cpu_milli, amounts_seq=self.seq)
         batch = ResizeBatchRequest(node_epoch=self.node_epoch, resizes=[body])
@@ -52,7 +52,7 @@ class ResizableAction:
         return took_s
 
     def cpu_used_s(self) -> float:
-        """CPU seconds so far. Nothing else works in the sandboxes of this system."""
+        """Return the CPU seconds used so far. Nothing else runs in the sandboxes of this system."""
         return tree_run_s(self.launcher_pid)
 
 
@@ -60,7 +60,7 @@ class ResizableAction:
 async def running_resizable_action(
     system: BenchSystem, client: AsyncTangram, request: SubmitActionRequest
 ) -> AsyncIterator[ResizableAction]:
-    """From when on it runs; it is cancelled at the end. The scheduler leaves alone what is not elastic."""
+    """Submit an action, wait until it runs, and cancel it at the end. The scheduler never resizes inelastic actions."""
     node = next(iter((await client.nodes()).items))
     action = await client.submit(request)
     while (action := await client.get(action.id)).state is not ActionState.RUNNING:

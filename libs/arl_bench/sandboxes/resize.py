@@ -1,8 +1,7 @@
-"""What does it cost a program that its cores change while it runs, and that it has more workers than cores?
+"""A benchmark of the cost of resizing a running program, and of more workers than cores.
 
-The same work, by real tools: with one worker on one core, with two on two, with two on one core all the time, and
-with two on two cores of which one is taken for a while in the middle. In turn, so that whatever else the machine does
-meets all of them.
+Real tools do the same work in four cases: one worker on one core, two on two, two on one, and two on two cores of
+which one is taken away for a while. The cases run alternately, so that other load affects all of them.
 """
 
 import asyncio
@@ -28,7 +27,7 @@ TASK = "resizing"
 FIXED_CASES = {"one": (1, 1), "two": (2, 2), "two_on_one": (2, 1)}
 """Workers and cores."""
 SHRINK_AT, GROW_AT = 0.25, 0.65
-"""Of what two workers on two cores take: when one core is taken, and when it is given back."""
+"""Fractions of the run time with two workers on two cores at which one core is taken away and given back."""
 
 POOL_PROGRAM = """
 import sys, multiprocessing
@@ -63,16 +62,16 @@ def test_part(number):
 
 @dataclass(frozen=True, slots=True)
 class ParallelTool:
-    """What has workers: how it is run with so many, and what it needs."""
+    """A tool with workers: its command, its files and its requirement."""
 
     argv: Callable[[int, int], list[str]]
-    """By workers and parts."""
+    """Command by number of workers and parts."""
     files: Callable[[int], Mapping[str, str]] = lambda parts: {}
     env: Callable[[int], Mapping[str, str]] = lambda workers: {}
     parts: int = 100
-    """That take about four CPU seconds."""
+    """Number of parts, which take about four CPU seconds."""
     requirement: str | None = None
-    """A module of Python, or a program."""
+    """A Python module or a program."""
 
     @property
     def is_available(self) -> bool:
@@ -113,7 +112,7 @@ PARALLEL_TOOLS: Mapping[str, ParallelTool] = {
 class ResizeBenchConfig:
     repeats: int = 3
     work: float = 1.0
-    """Of what each tool does, about four CPU seconds at 1."""
+    """Factor for the work of each tool, which takes about four CPU seconds at 1."""
     tools: tuple[str, ...] = tuple(PARALLEL_TOOLS)
 
 
@@ -122,7 +121,7 @@ class _ResizeSamples:
     wall_s: dict[str, list[float]] = field(default_factory=dict)
     cpu_s: dict[str, list[float]] = field(default_factory=dict)
     shrunk_s: dict[str, list[float]] = field(default_factory=dict)
-    """How long one of two cores was taken."""
+    """Seconds for which one of two cores was taken away."""
 
     def add(self, name: str, action: Action) -> float:
         if action.outcome is not ActionOutcome.OK or action.result is None or action.times.run_s is None:
@@ -136,11 +135,11 @@ class _ResizeSamples:
 def run_resize(
     config: ResizeBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, list[float]]]:
-    """Figures and samples, by tool; one that is not on this machine is left out."""
+    """Return figures and samples by tool. A tool that is not installed is left out."""
     tools = {name: PARALLEL_TOOLS[name] for name in config.tools if PARALLEL_TOOLS[name].is_available}
     for missing in (name for name in config.tools if name not in tools):
         report_progress(f"{missing} is left out: {PARALLEL_TOOLS[missing].requirement} is not here")
-    # Nothing is to be kept apart here; and the tools are those of this very Python.
+    # No isolation is needed here, and the tools belong to this Python installation.
     with bench_system(driver="unsafe-local", cores=2) as system:
         rows = asyncio.run(_measure(system, tools, config, report_progress))
     figures: dict[str, float] = {}
@@ -184,7 +183,7 @@ def _make_action(tool: ParallelTool, config: ResizeBenchConfig, *, workers: int,
 async def _run_resized(
     system: BenchSystem, client: AsyncTangram, name: str, request: SubmitActionRequest, rows: _ResizeSamples
 ) -> None:
-    """Two cores, one for a while, two again."""
+    """Run with two cores, one for a while, and two again."""
     usual_s = min(rows.wall_s[f"{name}_two"])
     async with running_resizable_action(system, client, request) as running:
         begun = time.monotonic()
@@ -192,7 +191,7 @@ async def _run_resized(
         await running.resize(1000)
         taken = time.monotonic()
         await asyncio.sleep(begun + GROW_AT * usual_s - taken)
-        with contextlib.suppress(ResizeFailed):  # it has ended, with one core
+        with contextlib.suppress(ResizeFailed):  # it has ended with one core
             await running.resize(2000)
         rows.shrunk_s.setdefault(name, []).append(time.monotonic() - taken)
         rows.add(f"{name}_resized", await _wait_for_end(client, running.action))
@@ -204,8 +203,11 @@ async def _wait_for_end(client: AsyncTangram, action: UUID) -> Action:
 
 
 def _figures(name: str, rows: _ResizeSamples) -> dict[str, float]:
-    """The best of the repeats, for whatever else the machine does can only add to one; and what more workers than
-    cores and two resizes cost, beside what the fixed widths promise."""
+    """Return the best of the repeats, and the cost of excess workers and resizes.
+
+    Other load on the machine can only add time to a repeat. The resized run is compared with the prediction of the
+    fixed cases.
+    """
     cases = (*FIXED_CASES, "resized")
     wall = {case: min(rows.wall_s[f"{name}_{case}"]) for case in cases}
     cpu = {case: min(rows.cpu_s[f"{name}_{case}"]) for case in cases}

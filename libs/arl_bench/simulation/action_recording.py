@@ -1,4 +1,4 @@
-"""Actions that ran, as a trace for the simulator. Only what ran to an end of its own is of use there."""
+"""Conversion of settled actions to a trace for the simulator. Only actions that ran to their own end are usable."""
 
 from collections.abc import Iterable, Iterator
 
@@ -16,7 +16,7 @@ _CORES_RESOURCE = "cpu_milli"
 
 
 def record_actions(actions: Iterable[Action]) -> Iterator[RecordedAction]:
-    """Settled actions that ran, and did more than make or change an environment."""
+    """Yield settled actions that ran and did more than create or change an environment."""
     for action in actions:
         if action.kind in RECORDED_KINDS and action.outcome in RAN_OUTCOMES and action.settled_at is not None:
             yield RecordedAction(
@@ -40,7 +40,7 @@ def _max_units(action: Action) -> int:
 
 
 def _parallel_fraction(elastic: ElasticDemand | None) -> float:
-    """Of Amdahl's law; of a table the one that agrees with its first and last entry."""
+    """Return Amdahl's parallel fraction. For a table, it is the one that matches the first and the last entry."""
     declared = elastic.elasticity if elastic is not None else {}
     if declared.get("model") == "table":
         seconds = sorted((int(amount), float(value)) for amount, value in declared["seconds"].items())

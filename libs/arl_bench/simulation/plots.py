@@ -1,4 +1,4 @@
-"""Simulations drawn: how long actions took, how busy the cores were, and who had them."""
+"""Plots of simulations: completion times, cores in use, and their trajectories."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -16,12 +16,12 @@ from matplotlib.collections import LineCollection
 __all__ = ["draw_simulation"]
 
 SAMPLE_COUNT = 600
-"""At which is looked how many cores are in use."""
+"""Number of sampled moments of the core usage."""
 COLOURS = {ResourceKind.CPU: "tab:blue", ResourceKind.GPU: "tab:orange", ResourceKind.API: "tab:green"}
 
 
 def draw_simulation(results: Mapping[str, SimResult], stem: Path) -> list[Path]:
-    """Write `stem`.svg and `stem`.png: completion times and cores in use of all, then a chart of each."""
+    """Write `stem`.svg and `stem`.png: completion times and cores in use of all results, then a chart of each."""
     figure, rows = pyplot.subplots(
         2 + len(results), 1, figsize=(12, 6.0 + 3.0 * len(results)), squeeze=False, layout="constrained"
     )

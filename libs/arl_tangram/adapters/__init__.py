@@ -1,1 +1,1 @@
-"""What trainers take as their own: small classes on the client, without a trainer among their imports."""
+"""Adapters for trainers: small classes on top of the client. Most of them import no trainer."""

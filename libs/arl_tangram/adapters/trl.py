@@ -1,7 +1,7 @@
-"""TRL: a reward function for `GRPOTrainer(reward_funcs=[…])` that asks a reward service.
+"""TRL: a reward function for `GRPOTrainer(reward_funcs=[…])` that calls a reward service.
 
-TRL calls it with the samples of a step at once, `prompts` and `completions` as strings or conversations, and every
-column of the dataset by its name (huggingface/trl, `docs/source/grpo_trainer.md`).
+TRL calls it once for all samples of a step. `prompts` and `completions` are strings or conversations, and every column
+of the dataset is a keyword argument (huggingface/trl, `docs/source/grpo_trainer.md`).
 """
 
 import asyncio
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 
 PromptMode = bool | Literal["apart", "messages"]
 SETUP_ERROR_CODES = frozenset({"verifier_missing", "incomplete_model"})
-"""Codes of what would be the same for every completion, for ever."""
+"""Codes of errors that are the same for every completion and that a retry cannot fix."""
 INFRASTRUCTURE_ERRORS = (Unavailable, Internal, ActionFailed, WaitTimeout)
 
 
 class RewardOptions(TypedDict, total=False):
-    """Those of `TangramReward`, which says what they are."""
+    """Keyword arguments of `TangramReward`, which documents them."""
 
     reference: str | None
     with_prompt: PromptMode
@@ -52,25 +52,26 @@ class RewardOptions(TypedDict, total=False):
 
 
 class TangramReward(partial[Any]):
-    """The score of each completion by a service; None, for which TRL has no reward, where there is none.
+    """A TRL reward function that returns a service's score for each completion, or None if there is no score.
 
-    `reference`: the column with what a completion is compared with, as `similarity` and verifiers need it; what is no
-    text there is compared as JSON. Of a conversation the text is its last turn by the assistant: what a tool said is
-    no answer. `with_prompt`: prompt and completion are one text, with all turns (True), the prompt goes beside the
-    answer (`"apart"`), as a judge takes it, or both are one conversation with their roles (`"messages"`), to which a
-    classifier applies its template. `trajectory`: the column that names the rollout.
+    `reference`: the column with the value that a completion is compared with, as `similarity` and verifiers need it. A
+    value that is not a string is compared as JSON. The scored text of a conversation is the last message of the
+    assistant; output of tools is not part of it. `with_prompt`: if True, prompt and completion are one text with all
+    messages. `"apart"` sends the prompt separately from the answer, as a judge needs it. `"messages"` sends both as
+    one conversation with roles, to which a classifier applies its template. `trajectory`: the column with the
+    rollout's name.
 
-    `unscored`: the reward of a text that cannot be scored by its own fault, as an empty one; None as for the others.
-    None is also trouble of the services after `wait_timeout_s`, unless `on_trouble` is `"raise"`, and a reference that
-    is None. How many have none is logged with the reasons. A service or a column that isn't there, and a service that
-    can score nothing, is an error at once.
+    `unscored`: the reward of a text that cannot be scored because of its content, for example an empty one; None by
+    default. The reward is also None if the reference is None, or if an infrastructure error lasts longer than
+    `wait_timeout_s` and `on_trouble` is not `"raise"`. The number of completions without a score is logged with the
+    reasons. A missing service, a missing column or a service that can score nothing raises an error at once.
 
-    A partial, since trainers before TRL 1.14 look whether a reward function is a coroutine function, and a partial of
-    one is. It can be pickled.
+    A subclass of `partial`: trainers before TRL 1.14 test whether a reward function is a coroutine function, and a
+    partial of a coroutine function passes this test. It can be pickled.
     """
 
     __name__: str
-    """Under which TRL logs it."""
+    """The name under which TRL logs the reward."""
 
     scorer: "_RewardScorer"
 
@@ -82,7 +83,7 @@ class TangramReward(partial[Any]):
         ) -> list[float | None]:
             return await asking.compute_rewards(prompts, completions, columns)
 
-        # TRL has its name from the one or the other, by its version.
+        # Depending on its version, TRL reads the name from the partial or from its function.
         reward = super().__new__(cls, rewards)
         reward.__name__ = rewards.__name__ = f"tangram_{service}"
         reward.scorer = asking
@@ -139,7 +140,7 @@ class _RewardScorer:
         return found
 
     def _to_reward(self, entry: "Score | str", missing: Counter[str]) -> float | None:
-        """Raises `NotScored` for what is the same for every completion."""
+        """Convert a score or an error code to a reward. Raises `NotScored` for errors that concern every completion."""
         if isinstance(entry, Score) and entry.score is not None:
             return entry.score
         error = entry.error if isinstance(entry, Score) else None
@@ -152,7 +153,7 @@ class _RewardScorer:
     def _build_item(
         self, prompt: TextOrMessages, completion: TextOrMessages, references: Sequence[Any] | None, index: int
     ) -> ScoreItem | str:
-        """Or the code of why there is none."""
+        """Return the item, or an error code if none can be built."""
         reference = None
         if references is not None:
             if references[index] is None:
@@ -184,7 +185,7 @@ class _RewardScorer:
         name: str | None,
         step: int | None,
     ) -> "Sequence[Score | str]":
-        """Or, of all of them, what kept them from being scored."""
+        """Return the scores of one group, or the error code for each item if the request failed."""
         about: dict[str, Any] = {"task": self.task, "step": step, "trajectory": name}
         known = {field: value for field, value in about.items() if value is not None}
         wanted = [item for place in indices if (item := items[place]) is not None]
@@ -199,7 +200,7 @@ class _RewardScorer:
 def _group_by_trajectory(
     items: Sequence[ScoreItem | None], names: Sequence[Any] | None
 ) -> list[tuple[str | None, list[int]]]:
-    """The places of the items of each rollout, as many as one call may have, in number and in characters."""
+    """Group item indices by rollout. A group has at most the items and characters that one call allows."""
     groups: list[tuple[str | None, list[int]]] = []
     open_: dict[str | None, tuple[list[int], int]] = {}
     for at, item in enumerate(items):

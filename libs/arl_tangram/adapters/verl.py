@@ -1,11 +1,12 @@
-"""verl: a reward function that asks a reward service.
+"""verl: a reward function that calls a reward service.
 
     reward.custom_reward_function.path=pkg://arl_tangram.adapters.verl
     reward.custom_reward_function.name=compute_score
     +reward.custom_reward_function.reward_kwargs.service=math
 
-verl awaits it for each sample, all at once, with what `verl/experimental/reward_loop/reward_manager/naive.py` gives.
-It knows no reward that is left out: what has no score is an error, of which the step dies, and never a 0.
+verl awaits it for all samples concurrently, with the arguments of
+`verl/experimental/reward_loop/reward_manager/naive.py`. verl cannot skip a reward: a sample without a score raises an
+error, which fails the step. It never becomes a reward of 0.
 """
 
 from collections.abc import Mapping
@@ -21,17 +22,17 @@ from arl_wire.scores import MAX_CHARACTERS, TEXT_ERROR_CODES, ScoreItem
 __all__ = ["VerlRewardOptions", "compute_score"]
 
 VERL_OPTIONS = frozenset({"reward_router_address", "reward_model_tokenizer"})
-"""What it gives besides where it runs a reward model of its own."""
+"""Options that verl passes in addition if it runs a reward model itself. They are ignored."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerlRewardOptions:
-    """`reward_kwargs`.
+    """The options in `reward_kwargs`.
 
-    `compares`: with `ground_truth`, as verifiers, similarities and judges want it; what is no text is compared as JSON.
-    `prompt`, `trajectory`: fields of `extra_info` that have what was asked, and the name of the rollout. `unscored`:
-    the reward of a text whose own fault it is that it has no score, as an empty one. So long as `wait_timeout_s`
-    trouble is ridden out.
+    `compares`: send `ground_truth` as the reference, as verifiers, similarities and judges need it. A value that is
+    not a string is compared as JSON. `prompt`, `trajectory`: the fields of `extra_info` with the prompt and with the
+    name of the rollout. `unscored`: the reward of a text that cannot be scored because of its content, for example an
+    empty one. `wait_timeout_s`: seconds for which infrastructure errors are retried.
     """
 
     service: str
@@ -52,9 +53,10 @@ async def compute_score(
     extra_info: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, float]:
-    """`score`, and `unscored`: 1 where that is the number that was chosen for a text that cannot be scored, else 0.
+    """Score one sample. Return `score` and `unscored`.
 
-    `options`: those of `Options`. Raises `NotScored`, and what the trouble was.
+    `unscored` is 1 if `score` is the configured reward of a text that cannot be scored, else 0. `options`: the fields
+    of `VerlRewardOptions`. Raises `NotScored` if there is no score, and the error of a failed request.
     """
     del data_source
     chosen = VerlRewardOptions(**{name: value for name, value in options.items() if name not in VERL_OPTIONS})
@@ -75,7 +77,7 @@ async def compute_score(
 def _build_item(
     options: VerlRewardOptions, solution: str, ground_truth: Any, extra_info: Mapping[str, Any]
 ) -> tuple[ScoreItem, str | None]:
-    """The item, and the name of its rollout."""
+    """Return the item and the name of its rollout."""
     prompt = extra_info.get(options.prompt) if options.prompt is not None else None
     item = ScoreItem(
         text=sanitize_text(solution),
@@ -88,5 +90,5 @@ def _build_item(
 
 @cache
 def _client(url: str | None, api_key: str | None) -> AsyncTangram:
-    """One for all samples, whose connections are those of the event loop that asks."""
+    """Return the client that all samples share. It keeps separate connections for each event loop."""
     return AsyncTangram(url, api_key)

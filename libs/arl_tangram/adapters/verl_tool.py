@@ -1,4 +1,4 @@
-"""verl: a tool whose calls run in the rollout's own environment.
+"""verl: a tool whose calls run in the rollout's environment.
 
     actor_rollout_ref.rollout.multi_turn.tool_config_path=tools.yaml
 
@@ -6,9 +6,9 @@
       - class_name: arl_tangram.adapters.verl_tool.TangramTool
         config: {type: native, task: swe, template: repo, cpu: 1, memory_mib: 2048, timeout_s: 120}
 
-verl makes and releases a tool around every single call (`verl/experimental/agent_loop/tool_agent_loop.py`), so nothing
-is made or released then: the environment is the rollout's, by `agent_data.request_id`, from its first call until nobody
-has used it for `idle_ttl_s`.
+verl creates and releases a tool for every single call (`verl/experimental/agent_loop/tool_agent_loop.py`), so the tool
+itself owns nothing. The environment belongs to the rollout (`agent_data.request_id`). The first call creates it; it
+ends after `idle_ttl_s` without use.
 """
 
 from collections.abc import Mapping
@@ -37,17 +37,18 @@ SHELL_TOOL_SCHEMA = {
         },
     },
 }
-"""What the model is told where the configuration says nothing."""
+"""The default tool schema that the model sees if the configuration has none."""
 CLIENT_OPTIONS = ("url", "api_key")
 INFRASTRUCTURE_OUTCOMES = (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE)
 
 
 class TangramTool(BaseTool):  # type: ignore[misc]
-    """Runs `command` in a shell that stays open, or `code` as a Python program of its own.
+    """A verl tool that runs `command` in an open shell, or `code` as a separate Python program.
 
     `config`: options of `Tangram.run` (`task`, `template`, `cpu`, `memory_mib`, `timeout_s`, `idle_ttl_s`), `url` and
-    `api_key`. What comes back is what was written, and why it ended otherwise than well; the metrics have the
-    `outcome`, by which a rollout that met our trouble can be left out, and the seconds it waited and ran.
+    `api_key`. The response is the output, and the reason if the call did not succeed. The metrics contain the
+    `outcome`, the queueing delay and the run time in seconds. Use `outcome` to exclude rollouts that met an
+    infrastructure error.
     """
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema | None) -> None:
@@ -62,7 +63,10 @@ class TangramTool(BaseTool):  # type: ignore[misc]
     async def execute(
         self, instance_id: str, parameters: Mapping[str, Any], agent_data: Any = None, **_more: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """The tool's text, no reward, and metrics. Trouble of ours is a text, too: verl shows it to the model."""
+        """Return the output as text, a reward of 0, and metrics.
+
+        An infrastructure error is also returned as text, which verl shows to the model.
+        """
         rollout = str(getattr(agent_data, "request_id", None) or instance_id)
         try:
             action = await self._client.run(trajectory=rollout, **_exec_options(parameters), **self._options)

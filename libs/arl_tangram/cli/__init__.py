@@ -1,9 +1,9 @@
 """The command line `tangram`. Its commands are in the modules of this package.
 
-Another distribution adds a command by an entry point of the group `tangram.commands`: a function that takes a Typer
-application and registers the command in it.
+Another distribution adds a command with an entry point of the group `tangram.commands`. The entry point is a function
+that takes a Typer application and registers the command in it.
 
-Exit codes: 0 done, 1 failed, 2 used wrongly, 3 not running, 5 no sandbox works on this machine.
+Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 5 no sandbox works on this machine.
 """
 
 import os
@@ -28,7 +28,7 @@ SERVER_COMMANDS = ("demo", "record", "simulate", "bench")
 
 
 class _PluginGroup(TyperGroup):
-    """A command group that loads the commands of other distributions when one of them, or the list, is asked for."""
+    """A command group that loads the commands of other distributions on demand."""
 
     def list_commands(self, ctx: Any) -> list[str]:
         plugins = entry_points(group=PLUGINS).names
@@ -77,7 +77,7 @@ def _root_options(
 
 
 def main() -> None:
-    """The console script. What nobody expected is one sentence, too; TANGRAM_DEBUG=1 shows where it happened."""
+    """Run the console script. An unexpected error is printed as one line; TANGRAM_DEBUG=1 shows its traceback."""
     try:
         app()
     except Exception as error:

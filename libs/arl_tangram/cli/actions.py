@@ -69,7 +69,7 @@ def submit(
     follow: Annotated[bool, typer.Option("-f", "--follow", help="Show what it prints while it prints it.")] = False,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Run one action and show what it printed. Exit code 0 only for the outcome `ok`."""
+    """Run one action and show its output. The exit code is 0 only for the outcome `ok`."""
     options: ExecOptions = {"task": task, "cpu": cpu, "memory_mib": memory_mib, "timeout_s": timeout_s}
     if argv:
         options["argv"] = argv
@@ -103,7 +103,7 @@ def list_actions(
     limit: Annotated[int, typer.Option(min=1, help="At most so many.")] = 20,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Show actions, newest first, without what they printed."""
+    """List actions, newest first, without their output."""
     with connected_client(directory) as tangram:
         found = list(islice(tangram.list(task=task, trajectory=trajectory, state=state), limit))
     if output is OutputFormat.JSON:
@@ -114,7 +114,7 @@ def list_actions(
 
 
 def logs(directory: DirOption, id: Annotated[UUID, typer.Argument(help="Id of an action.")]) -> None:
-    """Show what an action printed and goes on printing, until its end. Exit code 0 only for the outcome `ok`."""
+    """Show the output of an action and follow it until the end. The exit code is 0 only for the outcome `ok`."""
     with connected_client(directory) as tangram:
         _stream_output(tangram, id)
 
@@ -125,7 +125,7 @@ def get(
     wait_s: Annotated[float, typer.Option(min=0, max=55, help="Wait this long for its outcome.")] = 0.0,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Show an action as it is now."""
+    """Show the current state of an action."""
     with connected_client(directory) as tangram:
         action = tangram.get(id, wait_s=wait_s)
     _print_action(action, output)
@@ -136,7 +136,7 @@ def cancel(
     id: Annotated[UUID, typer.Argument(help="Id of an action.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Ask for an action's end."""
+    """Request the cancellation of an action."""
     with connected_client(directory) as tangram:
         action = tangram.cancel(id)
     if output is OutputFormat.JSON:
@@ -147,7 +147,7 @@ def cancel(
 
 @contextmanager
 def connected_client(directory: Path) -> Iterator[Tangram]:
-    """A client of the system in `directory` or of TANGRAM_URL; errors become a sentence and an exit code."""
+    """Connect to the system in `directory` or at TANGRAM_URL. Errors become a message and an exit code."""
     try:
         connection = resolve_connection(directory=directory)
         with Tangram(connection.url, connection.api_key, retry_timeout_s=RETRY_TIMEOUT_S) as tangram:
@@ -157,13 +157,13 @@ def connected_client(directory: Path) -> Iterator[Tangram]:
     except (Unprocessable, Unauthenticated, NotFound, Conflict, Forbidden) as error:
         fail(str(error), EXIT_USAGE)
     except TangramError as error:
-        # Of a refusal nothing is logged but what it says.
+        # A trace id is useful for internal errors only: a refusal is not logged in more detail than its message.
         fail(f"{error}" + (f" (trace {error.trace_id})" if error.trace_id and isinstance(error, Internal) else ""))
 
 
 @contextmanager
 def _report_if_interrupted(id: UUID) -> Iterator[None]:
-    """What becomes of an action that nobody waits for any more."""
+    """Report on Ctrl-C that the action continues, and how to follow or cancel it."""
     try:
         yield
     except KeyboardInterrupt:

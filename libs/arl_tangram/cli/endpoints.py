@@ -41,7 +41,7 @@ def call(
     task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Send one request to an endpoint and show its answer. Exit code 1 where that is an error, or there is none."""
+    """Send one request to an endpoint and show the response. Exit code 1 for an error response or no response."""
     headers = _parse_pairs("--header", header)
     options: CallOptions = {"task": task, "timeout_s": timeout_s, "headers": headers}
     options["query"] = _parse_query(query)
@@ -66,7 +66,7 @@ def call(
 
 @group.command("list")
 def list_endpoints(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the endpoints, what they bear, and how they are."""
+    """List the endpoints with their limits and health."""
     with connected_client(directory) as tangram:
         endpoints = tangram.endpoints()
     if output is OutputFormat.JSON:
@@ -81,7 +81,7 @@ def list_endpoints(directory: DirOption, output: FormatOption = OutputFormat.TEX
 
 
 def _write_body(body: OutputStream) -> None:
-    """As it is; at a terminal with what cannot be shown as \\xNN, and a line's end."""
+    r"""Write the raw body to a pipe. At a terminal, write text, with \xNN for other bytes, and a final line break."""
     if not sys.stdout.isatty():
         sys.stdout.buffer.write(b64decode(body.base64) if body.base64 is not None else body.text.encode())
         sys.stdout.buffer.flush()
@@ -115,7 +115,7 @@ def _parse_pairs(option: str, pairs: list[str] | None) -> dict[str, str]:
 
 
 def _parse_query(pairs: list[str] | None) -> dict[str, list[str]]:
-    """A name may come several times."""
+    """Parse query parameters. A name may occur several times."""
     found: dict[str, list[str]] = {}
     for each in pairs or ():
         for name, value in _parse_pairs("--query", [each]).items():

@@ -1,4 +1,4 @@
-"""`environments`: the kept environments of our project, where they live, and their end."""
+"""`environments`: list and end the persistent environments of this project, and copy their files."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ def list_environments(
     state: Annotated[EnvironmentState, typer.Option(help="Which ones.")] = EnvironmentState.LIVE,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Show environments, newest first."""
+    """List environments, newest first."""
     with connected_client(directory) as tangram:
         found = tangram.environments(task=task, state=state)
     if output is OutputFormat.JSON:
@@ -43,7 +43,7 @@ def list_environments(
 def end(
     directory: DirOption, ids: Annotated[list[UUID], typer.Argument(help="As `environments list` shows them.")]
 ) -> None:
-    """End environments with all that is in them, and cancel what waits for them."""
+    """End environments with all their files, and cancel the actions that wait for them."""
     with connected_client(directory) as tangram:
         for id in ids:
             tangram.end_environment(id)
@@ -71,7 +71,7 @@ def pull(
     target: Annotated[Path, typer.Argument(help="A directory here; it is made if there is none.")],
     path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
 ) -> None:
-    """Copy what is in a directory of an environment, or a file of it, to here."""
+    """Copy a directory or a file of an environment to this machine."""
     with connected_client(directory) as tangram:
         tangram.download_directory(id, target, path)
 
@@ -83,7 +83,7 @@ def push(
     source: Annotated[Path, typer.Argument(help="A directory here, or a tar archive.", exists=True)],
     path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
 ) -> None:
-    """Copy what is in a directory or an archive to a directory of an environment."""
+    """Copy the content of a local directory or archive into a directory of an environment."""
     with connected_client(directory) as tangram:
         upload = tangram.upload_directory if source.is_dir() else tangram.upload_archive
         taken = upload(id, source, path)
@@ -98,5 +98,5 @@ def _format_environment(each: EnvironmentInfo) -> str:
 
 
 def _escape_name(name: str) -> str:
-    """An action may have named its files for a terminal that obeys them."""
+    """Escape unprintable characters. An action may have chosen file names that control the terminal."""
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in name)

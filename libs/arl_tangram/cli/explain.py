@@ -1,4 +1,4 @@
-"""`explain`: why an action waits, in sentences."""
+"""`explain`: the reasons why an action waits, in sentences."""
 
 import sys
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ def explain(
     id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Say why an action waits: what it lacks, who goes first, what is expected of it."""
+    """Explain why an action waits: missing resources, actions ahead of it, and estimates."""
     with connected_client(directory) as tangram:
         found = tangram.explain(id)
     if output is OutputFormat.JSON:
@@ -54,7 +54,7 @@ def explain(
 
 
 def sentences(explanation: ActionExplanation) -> Iterator[str]:
-    """What is known of it, the most important first."""
+    """Yield sentences about the action, the most important first."""
     if explanation.wait is None:
         yield from _granted_sentences(explanation)
         return

@@ -1,4 +1,4 @@
-"""What the system of one machine leaves in its state directory for others to read."""
+"""Read access to the state directory of the system on this machine."""
 
 import json
 import os
@@ -26,36 +26,36 @@ DirOption = Annotated[
 
 
 class LocalState:
-    """A state directory, read only. Nothing here is cached: each question is asked anew."""
+    """A read-only view of a state directory. Nothing is cached: each call reads the files."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
 
     def supervisor_pid(self) -> int | None:
-        """The pid of whoever keeps the system up; None when it is down. The lock says so, not the pid."""
+        """Return the supervisor's pid, or None if the system is down. The lock decides, not the pid file."""
         return self._lock_holder_pid() if is_up(self.directory) else None
 
     def processes(self) -> dict[str, Any]:
-        """`processes.json`: supervisor, phase, message, processes. Of an earlier run when the system is down."""
+        """Return `processes.json`: supervisor, phase, message, processes. It is stale if the system is down."""
         return _read_json(self.directory / "processes.json")
 
     def service_urls(self) -> dict[str, str]:
-        """The address of each service at the last start."""
+        """Return the address of each service at the last start."""
         return _read_json(self.directory / "endpoints.json")
 
     def api_key(self) -> str | None:
-        """The local user's key; None before the first start, or for another user."""
+        """Return the local user's key, or None before the first start and for other users."""
         try:
             return (self.directory / "api_key").read_text().strip()
         except OSError:
             return None
 
     def logs(self) -> dict[str, Path]:
-        """The log file of each process, by its name."""
+        """Return the log file of each process by its name."""
         return {path.stem: path for path in sorted((self.directory / "logs").glob("*.log"))}
 
     def request_stop(self) -> None:
-        """Ask the supervisor to drain. It is certain to be the supervisor, however old its pid."""
+        """Ask the supervisor to drain. The pidfd and a second check ensure that no other process gets the signal."""
         pid = self.supervisor_pid()
         if pid is None:
             return
@@ -70,7 +70,7 @@ class LocalState:
             os.close(pidfd)
 
     def _lock_holder_pid(self) -> int | None:
-        """The holder writes its pid right after it took the lock."""
+        """Return the pid in the lock file. The owner writes it right after it has taken the lock."""
         for _ in range(100):
             written = (self.directory / "lock").read_text()
             if written:

@@ -1,4 +1,4 @@
-"""What every command shares: the output format, the exit codes, and how it says that it failed."""
+"""Output formats, exit codes and error reporting that all commands share."""
 
 import json
 import sys
@@ -36,7 +36,7 @@ stderr = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 class OutputFormat(StrEnum):
-    """For people, or for programs."""
+    """A text for people, or JSON for programs."""
 
     TEXT = "text"
     JSON = "json"
@@ -47,17 +47,17 @@ JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on s
 
 
 def print_json(value: Any) -> None:
-    """One JSON document on standard output."""
+    """Write one JSON document to standard output."""
     json.dump(value, sys.stdout, indent=1)
     sys.stdout.write("\n")
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
-    """End the command with a sentence on standard error."""
+    """End the command with a message on standard error."""
     stderr.print(f"tangram: {message}", markup=False)
     raise typer.Exit(code)
 
 
 def print_progress(line: str) -> None:
-    """How far it is, on standard error."""
+    """Print a progress line on standard error."""
     stderr.print(line, markup=False)

@@ -46,7 +46,7 @@ def score(
     task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Score one text. Exit code 1 where there is no score."""
+    """Score one text. Exit code 1 if there is no score."""
     with connected_client(directory) as tangram, report_long_wait(service):
         try:
             [entry] = tangram.score(service, [text if reference is None else (text, reference)], task=task)
@@ -62,7 +62,7 @@ def score(
 
 @contextmanager
 def report_long_wait(service: str, *, after_s: float = WAIT_NOTICE_S) -> Iterator[None]:
-    """Once, where it takes that long."""
+    """Print one notice if the wait takes longer than `after_s`."""
     line = f"waiting for {service}; `tangram reward-services list` says where it is"
     timer = Timer(after_s, print_progress, [line])
     timer.daemon = True
@@ -75,7 +75,7 @@ def report_long_wait(service: str, *, after_s: float = WAIT_NOTICE_S) -> Iterato
 
 @group.command("list")
 def list_reward_services(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the services, where their weights are, and what they do."""
+    """List the reward services with their nodes, state and health."""
     with connected_client(directory) as tangram:
         services = tangram.reward_services()
     if output is OutputFormat.JSON:
@@ -108,7 +108,7 @@ def register_reward_service(
     ] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Offer a model on every node that has its files, or its engine."""
+    """Offer a model on every node that has its files or its engine."""
     options: dict[str, Any] = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
     options["tensor_parallel"] = tensor_parallel
     if judge is not None:
@@ -125,31 +125,31 @@ def register_reward_service(
 
 @group.command()
 def load(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Bring its weights onto a device now."""
+    """Load the weights of a service onto a device now."""
     _change_service(directory, name, ServiceOperation.LOAD, output)
 
 
 @group.command()
 def pin(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Let it leave the device for no other service."""
+    """Keep a service on its device: no other service may displace it."""
     _change_service(directory, name, ServiceOperation.PIN, output)
 
 
 @group.command()
 def unpin(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Let it leave the device again."""
+    """Allow other services to displace a service from its device again."""
     _change_service(directory, name, ServiceOperation.UNPIN, output)
 
 
 @group.command()
 def drain(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Start nothing more with it: what comes waits, and it leaves the device."""
+    """Stop a service: it starts no more batches and leaves the device. New actions wait."""
     _change_service(directory, name, ServiceOperation.DRAIN, output)
 
 
 @group.command()
 def resume(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Let it score again."""
+    """Let a drained service score again."""
     _change_service(directory, name, ServiceOperation.RESUME, output)
 
 
@@ -200,7 +200,7 @@ def _format_service(service: RewardService) -> list[str]:
 
 
 def _node_health(node: ServiceReplica) -> str:
-    """Of one that can't offer it, why."""
+    """Return the health of a replica, or "not available" if the node cannot offer the service."""
     return node.health if node.available or not node.slots else "not available"
 
 

@@ -1,4 +1,4 @@
-"""`templates`: file trees of this node that environments begin with, besides its own system directories."""
+"""`templates`: file trees from which environments of this node can start, in addition to its system directories."""
 
 import importlib.util
 import json
@@ -43,7 +43,7 @@ def import_template(
     max_members: Annotated[int, typer.Option(min=1, help="Refuse what has more files.")] = 2_000_000,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Unpack an image on this machine; environments made from now on can begin with it."""
+    """Unpack an image on this machine. Environments created from now on can start from it."""
     (made,) = _run_template_store(directory, "import", str(path.absolute()), name, str(max_mib), str(max_members))
     seen = _wait_until_listed(directory, made)
     if output is OutputFormat.JSON:
@@ -58,7 +58,7 @@ def import_template(
 
 @group.command("list")
 def list_templates(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show what was imported on this machine. `tangram doctor` shows it for every node."""
+    """List the templates imported on this machine. `tangram doctor` lists those of every node."""
     found = _run_template_store(directory, "list")
     if output is OutputFormat.JSON:
         print_json(found)
@@ -73,9 +73,9 @@ def remove(
     name: Annotated[str, typer.Argument(help="As `templates list` shows it.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Remove a template and the layers that only it has. Refused while an environment lives that began with it."""
+    """Remove a template and the layers that only it uses. Refused while a live environment started from it."""
     removed = _run_template_store(directory, "remove", name)
-    # One whose record could not be read has nothing more to show.
+    # A template with an unreadable record has no other fields.
     if output is OutputFormat.JSON:
         print_json(removed[0] if removed else {"name": name})
     else:
@@ -97,7 +97,7 @@ def _run_template_store(directory: Path, *arguments: str) -> list[dict[str, Any]
 
 
 def _wait_until_listed(directory: Path, template: dict[str, Any]) -> bool:
-    """The node looks from time to time; False where no system is up here."""
+    """Wait until the node lists the template. Return False on a timeout, or if no system is up here."""
     if LocalState(directory).supervisor_pid() is None:
         return False
     deadline = time.monotonic() + LISTING_TIMEOUT_S

@@ -43,7 +43,7 @@ def trace(
     id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Show where an action's time went: its waiting, every attempt, its run."""
+    """Show where an action's time went: its queueing delay, every attempt, its run."""
     with connected_client(directory) as tangram:
         found = tangram.trace(id)
     if output is OutputFormat.JSON:
@@ -67,7 +67,7 @@ def _waterfall(trace: ActionTrace) -> Table:
 
 
 def _depths(trace: ActionTrace) -> dict[str, int]:
-    """Of each span: how many are above it, but for the first, on which all hang."""
+    """Return the depth of each span below the root, which counts as the first level."""
     depths: dict[str, int] = {}
     for span in trace.spans:
         depths[span.span_id] = depths.get(span.parent_span_id or "", -1) + 1
@@ -75,7 +75,7 @@ def _depths(trace: ActionTrace) -> dict[str, int]:
 
 
 def _bar(span: TraceSpan, whole_ms: float) -> Text:
-    """Open spans reach to the end; what is too short to be seen is a thin line."""
+    """Return the bar of a span. An open span reaches the end; a very short one is a thin line."""
     scale = BAR_COLUMNS / whole_ms if whole_ms > 0 else 0.0
     begin = min(BAR_COLUMNS - 1, int(span.offset_ms * scale))
     long = span.duration_ms * scale if span.duration_ms is not None else float(BAR_COLUMNS - begin)

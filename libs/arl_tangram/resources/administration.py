@@ -22,23 +22,23 @@ class AdminMethods:
         return self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
     def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
-        """The only time that it is shown. Not tried again by itself."""
+        """Create a key. Its secret is returned only here. The request is not retried."""
         return self._run(admin.create_key(request))
 
     def keys(self) -> list[ApiKey]:
-        """Those of our project, newest first."""
+        """List the keys of this project, newest first."""
         return self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
 
     def revoke_key(self, id: int) -> ApiKey:
         return self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
     def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
-        """Close a node to what is new, or open it; with a deadline, in seconds from now, empty it until then."""
+        """Cordon or uncordon a node. With a deadline, in seconds from now, drain it until then."""
         wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
         return self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     def remove_node(self, name: str) -> None:
-        """Raises `Conflict` while it is alive or has something."""
+        """Remove a node. Raises `Conflict` while it is alive or has allocations."""
         self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     @abstractmethod
@@ -46,7 +46,7 @@ class AdminMethods:
 
 
 class AsyncAdminMethods:
-    """Methods of `AsyncTangram`, as those of `AdminMethods`."""
+    """Asynchronous methods for nodes and API keys. `AdminMethods` documents them."""
 
     _retry_timeout_s: float
 

@@ -1,4 +1,4 @@
-"""Calls of external APIs, for both clients: by way of a broker that shares their quotas among all jobs."""
+"""Calls of external APIs, for both clients. A broker shares the quotas of each API among all jobs."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -20,31 +20,31 @@ REQUEST_FIELDS = frozenset({"method", "query", "headers", "json_body", "body"})
 
 
 class CallOptions(TypedDict, total=False):
-    """The fields of `SubmitAction` that an action of kind `call` has, and those of its request."""
+    """The fields of `SubmitActionRequest` for an action of kind `call`, and the fields of its request."""
 
     method: str
-    """GET where there is no body, else POST."""
+    """Default: GET without a body, else POST."""
     query: Mapping[str, str | Sequence[str]]
     headers: Mapping[str, str]
     json_body: Any
-    """Sent as JSON; instead of `body`."""
+    """Value that is sent as JSON; replaces `body`."""
     body: str
     task: str
     trajectory: str | None
     profile: str
-    """What is asked there, where the endpoint's name does not say how long it takes."""
+    """Name of the workload if the endpoint's name does not determine how long a call takes."""
     step: int
     timeout_s: float
     priority: int
     deadline_s: float
     retries: int
     idempotent: bool
-    """It may be sent again where it is not known whether it was carried out."""
+    """Permission to repeat the call if it is unknown whether it was carried out."""
     labels: Mapping[str, str]
 
 
 def call_action(endpoint: str, path: str = "", **options: Unpack[CallOptions]) -> SubmitActionRequest:
-    """The action that sends this request. Raises `ValidationFailed` naming the field."""
+    """Build the action that sends this request. Raises `ValidationFailed` naming the field."""
     check_option_names(options, CallOptions.__annotations__)
     given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
     request = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}
@@ -59,9 +59,9 @@ def call_action(endpoint: str, path: str = "", **options: Unpack[CallOptions]) -
 
 
 def response_of(action: Action) -> CallResponse:
-    """What was answered, an error of the request (4xx) too. Raises `ActionFailed` where it was our trouble or theirs.
+    """Return the response, also for a request error (4xx). Raises `ActionFailed` for any other failure.
 
-    That is an `infra_error`, for instance: the endpoint has too much to do, or does not like our key.
+    An example is `infra_error`: the endpoint is overloaded or rejects the configured key.
     """
     response = action.result.response if action.result is not None else None
     if response is None or action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_ERROR):
@@ -75,14 +75,14 @@ class EndpointMethods:
     def call(
         self, endpoint: str, path: str = "", *, wait_timeout_s: float | None = None, **options: Unpack[CallOptions]
     ) -> CallResponse:
-        """Send a request and wait for the answer, whatever its status below 500 is.
+        """Send a request and wait for the response, which can have any status below 500.
 
-        Raises `ActionFailed` where there is none, and `WaitTimeout` where it goes on after `wait_timeout_s`.
+        Raises `ActionFailed` if there is no response, and `WaitTimeout` if the call continues after `wait_timeout_s`.
         """
         return self._run(_call_endpoint(call_action(endpoint, path, **options), wait_timeout_s, self._retry_timeout_s))
 
     def endpoints(self) -> list[Endpoint]:
-        """The external APIs that brokers have."""
+        """List the external APIs that brokers serve."""
         return self._run(_list_endpoints(self._retry_timeout_s))
 
     @abstractmethod
@@ -90,7 +90,7 @@ class EndpointMethods:
 
 
 class AsyncEndpointMethods:
-    """What each method does is said at `Endpoints`."""
+    """Asynchronous methods for endpoints. `EndpointMethods` documents them."""
 
     _retry_timeout_s: float
 

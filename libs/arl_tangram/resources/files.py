@@ -1,4 +1,4 @@
-"""File trees of kept environments and their snapshots, for both clients. Archives are packed and unpacked here."""
+"""Files and snapshots of persistent environments, for both clients. Archives are packed and unpacked here."""
 
 import tarfile
 import tempfile
@@ -17,47 +17,50 @@ __all__ = ["AsyncFileMethods", "FileMethods"]
 
 Value = TypeVar("Value")
 TRANSFER_TIMEOUT_S = 900.0
-"""Its turn among the environment's actions, and the time that a transfer may take."""
+"""Seconds for a transfer, including its wait for earlier actions of the environment."""
 
 
 class FileMethods:
-    """Paths are below the working directory; an empty one is all of it. Each has its turn among the actions there."""
+    """Methods for files. Paths are relative to the working directory; an empty path is all of it.
+
+    Each operation is ordered with the actions of the environment.
+    """
 
     _retry_timeout_s: float
 
     def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]:
-        """What is in a directory, in the order of names."""
+        """List the entries of a directory in order of their names."""
         return self._run(_list_files(id, path, recursive, self._retry_timeout_s))
 
     def upload_archive(self, id: UUID, archive: Path | str, path: str = "") -> UploadArchiveResponse:
-        """Unpack a tar archive there, plain or gzip. Where a member cannot be, those before it are there."""
+        """Unpack a tar archive, plain or gzip. If a member fails, the members before it remain."""
         return self._run(_upload(id, Path(archive), path, self._retry_timeout_s))
 
     def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse:
-        """What is in it, its files, directories and links, beside what is there already."""
+        """Upload the files, directories and links of a directory. Existing entries remain."""
         with _pack(Path(directory)) as archive:
             return self._run(_upload(id, archive, path, self._retry_timeout_s))
 
     def download_archive(self, id: UUID, target: Path | str, path: str = "") -> None:
-        """A directory, or a file, as a tar archive."""
+        """Download a directory or a file as a tar archive."""
         self._run(_download(id, Path(target), path, self._retry_timeout_s))
 
     def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None:
-        """Unpacked into `target`. Raises `tarfile.FilterError` for links that would lead out of it."""
+        """Download a directory and unpack it into `target`. Raises `tarfile.FilterError` for links that leave it."""
         with _temporary_archive() as archive:
             self._run(_download(id, archive, path, self._retry_timeout_s))
             _unpack(archive, Path(target))
 
     def snapshot(self, id: UUID) -> SnapshotInfo:
-        """Keep all that was written in an environment; `CreateEnvironment.snapshot` makes others begin with it."""
+        """Save everything written in an environment. `CreateEnvironmentRequest.snapshot` starts others from it."""
         return self._run(_create_snapshot(id, self._retry_timeout_s))
 
     def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
-        """Newest first, all pages."""
+        """List all snapshots, newest first."""
         return self._run(_list_snapshots(task, self._retry_timeout_s))
 
     def delete_snapshot(self, id: UUID) -> None:
-        """What began with it goes on."""
+        """Delete a snapshot. Environments that started from it continue."""
         self._run(_delete_snapshot(id, self._retry_timeout_s))
 
     @abstractmethod
@@ -65,7 +68,7 @@ class FileMethods:
 
 
 class AsyncFileMethods:
-    """What each method does is said at `Trees`."""
+    """Asynchronous methods for files. `FileMethods` documents them."""
 
     _retry_timeout_s: float
 
@@ -128,7 +131,7 @@ def _download(id: UUID, target: Path, path: str, retry_timeout_s: float) -> Oper
 
 
 def _create_snapshot(id: UUID, retry_timeout_s: float) -> Operation[SnapshotInfo]:
-    """One that was taken and not heard of is another one, and in the list."""
+    """Create a snapshot. If a response is lost, the retry creates a second snapshot; the list contains both."""
     call = SdkRequest(method="POST", path=f"/v1/environments/{id}/snapshots", timeout_s=TRANSFER_TIMEOUT_S)
     return SnapshotInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 

@@ -1,4 +1,4 @@
-"""Output while it is written, and input for what runs. A stream that breaks off goes on after its last event."""
+"""Streaming of output and input of running actions. A broken stream resumes after its last event."""
 
 import asyncio
 import time
@@ -34,7 +34,7 @@ from arl_wire.errors import NotRunning
 __all__ = ["OutputData", "OutputEvent", "OutputEventReader", "send_input", "stream_output", "stream_output_async"]
 
 STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)
-"""Something is heard at least every 15 s."""
+"""Timeouts of a stream. The server sends data at least every 15 s."""
 FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_POLL_DELAY_S = 0.1, 5.0, 1.0
 
 
@@ -60,7 +60,7 @@ _EVENT_TYPES: dict[str, type[OutputTruncated] | type[OutputRestart] | type[Outpu
 
 
 class OutputEventReader:
-    """Cuts bytes into events, and remembers the last one."""
+    """A parser that splits bytes into events and remembers the id of the last one."""
 
     def __init__(self) -> None:
         self.last_id: str | None = None
@@ -68,7 +68,7 @@ class OutputEventReader:
         self._buffer = b""
 
     def reset(self) -> None:
-        """Another answer: half an event of the last one is sent again."""
+        """Discard a partial event before a new response. The server sends the event again."""
         self._buffer = b""
 
     def feed(self, data: bytes) -> Iterator[OutputEvent]:
@@ -82,7 +82,7 @@ class OutputEventReader:
 
 
 class _StreamRetry:
-    """One answer after the other, until the stream ends or patience does."""
+    """The retry state of a stream, until it ends or the retry timeout passes."""
 
     def __init__(self, id: UUID, retry_timeout_s: float) -> None:
         self.path = f"/v1/actions/{id}/logs"
@@ -101,7 +101,7 @@ class _StreamRetry:
         yield from self.reader.feed(data)
 
     def delay_after(self, reply: SdkResponse) -> float:
-        """Seconds until the next try. Raises what the reply stands for where there is none."""
+        """Return the seconds until the next try. Raises the error of the reply if there is none."""
         is_final = reply.status not in (0, 200) and reply.status not in RETRYABLE_STATUSES
         if is_final or (reply.status != 200 and time.monotonic() - self._last_data_at >= self._retry_timeout_s):
             raise error_from_response(reply)
@@ -110,7 +110,7 @@ class _StreamRetry:
 
 
 def stream_output(http: httpx.Client, id: UUID, *, retry_timeout_s: float) -> Iterator[OutputEvent]:
-    """Up to and with the end."""
+    """Yield events up to and including the end."""
     tries = _StreamRetry(id, retry_timeout_s)
     while not tries.reader.ended:
         try:
@@ -129,7 +129,7 @@ def stream_output(http: httpx.Client, id: UUID, *, retry_timeout_s: float) -> It
 async def stream_output_async(
     http: httpx.AsyncClient, id: UUID, *, retry_timeout_s: float
 ) -> AsyncIterator[OutputEvent]:
-    """Up to and with the end."""
+    """Yield events up to and including the end."""
     tries = _StreamRetry(id, retry_timeout_s)
     while not tries.reader.ended:
         try:
@@ -149,7 +149,7 @@ async def stream_output_async(
 def send_input(
     id: UUID, content: bytes | str, *, end: bool, offset: int | None, retry_timeout_s: float
 ) -> Operation[int]:
-    """With the number of bytes sent before, asked for where the caller does not say, so that no try sends twice."""
+    """Send input at `offset`, so that no retry sends it twice. If `offset` is None, ask the server for it first."""
     if offset is None:
         offset = yield from _input_offset_once_running(id, retry_timeout_s)
     given = {"text": content} if isinstance(content, str) else {"base64": b64encode(content)}
@@ -161,7 +161,7 @@ def send_input(
 
 
 def _input_offset_once_running(id: UUID, retry_timeout_s: float) -> Operation[int]:
-    """Its queue may be long."""
+    """Wait until the action runs and return its input offset. The queueing delay may be long."""
     pause_s = FIRST_RETRY_DELAY_S
     while True:
         try:
@@ -184,7 +184,7 @@ def _parse_field(line: bytes) -> tuple[str, str]:
 
 
 def _parse_event(fields: dict[str, str]) -> OutputEvent | None:
-    """None for a comment, and for what a later version may add."""
+    """Return None for a comment and for event types that a later version adds."""
     match fields.get("event"):
         case "stdout" | "stderr" as stream:
             chunk = OutputChunk.model_validate_json(fields["data"])

@@ -20,22 +20,22 @@ class QueueMethods:
     _retry_timeout_s: float
 
     def queues(self) -> list[Queue]:
-        """Those of our project, with what waits and runs now."""
+        """List the queues of this project with their queued and running actions."""
         return self._run(admin.list_queues(retry_timeout_s=self._retry_timeout_s))
 
     def set_queue_limit(self, task: str, max_queued: int | None) -> Queue:
-        """How many actions may wait for a task; None: as many as the installation allows by default."""
+        """Set how many actions of a task may be queued. None restores the default of the installation."""
         return self._change_queue(task, ChangeQueueRequest(max_queued=max_queued))
 
     def pause_queue(self, task: str) -> Queue:
-        """Nothing of the task starts from now on; what was granted already goes on."""
+        """Pause a task: nothing of it starts from now on. Granted actions continue."""
         return self._change_queue(task, ChangeQueueRequest(paused=True))
 
     def resume_queue(self, task: str) -> Queue:
         return self._change_queue(task, ChangeQueueRequest(paused=False))
 
     def set_queue_weight(self, task: str, weight: float) -> Queue:
-        """Its share beside the other tasks of our project, 0.01 to 100; 1 at first."""
+        """Set the share of a task relative to the other tasks of this project, 0.01 to 100. The default is 1."""
         return self._change_queue(task, ChangeQueueRequest(weight=weight))
 
     def set_queue_quota(
@@ -45,22 +45,26 @@ class QueueMethods:
         services: Mapping[str, int] | None = None,
         endpoints: Mapping[str, int] | None = None,
     ) -> Queue:
-        """How many actions of a task may run at once, be scored by services and call endpoints, by name; as many as
-        find room if none is given. Takes the place of the quota that it has; what runs already goes on.
+        """Set how many actions of a task may run at once, in total and by service and endpoint.
+
+        Replaces the existing quota. Without arguments there is no limit. Running actions continue.
         """
         return self._change_queue(task, _quota_request(running, services, endpoints))
 
     def projects(self) -> list[Project]:
-        """All, with a key of project `default`; ours with any other."""
+        """List projects: all with a key of project `default`, else only the key's own project."""
         return self._run(admin.list_projects(retry_timeout_s=self._retry_timeout_s))
 
     def set_project_weight(self, name: str, weight: float) -> Project:
-        """Its share beside the other projects, 0.01 to 100; 1 at first. Needs a key of project `default`."""
+        """Set the share of a project relative to other projects, 0.01 to 100. The default is 1.
+
+        Requires a key of project `default`.
+        """
         wanted = ChangeProjectRequest(weight=weight)
         return self._run(admin.change_project(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     def stragglers(self) -> list[StragglerInfo]:
-        """What of our project runs far longer than others like it, the furthest beyond its limit first."""
+        """List actions of this project that run far longer than their class, the furthest beyond its limit first."""
         return self._run(admin.list_stragglers(retry_timeout_s=self._retry_timeout_s))
 
     def plan_capacity(self, question: CapacityPlanQuery) -> CapacityPlan:
@@ -92,7 +96,7 @@ class QueueMethods:
 
 
 class AsyncQueueMethods:
-    """What each method does is said at `Shares`."""
+    """Asynchronous methods for queues. `QueueMethods` documents them."""
 
     _retry_timeout_s: float
 

@@ -1,4 +1,4 @@
-"""Reward services, for both clients: items in, an entry for each out, and nothing that was not computed."""
+"""Reward services, for both clients: one entry for each item, with a computed score or an error."""
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,15 +26,15 @@ __all__ = ["AsyncRewardServiceMethods", "RewardServiceMethods", "ScoreOptions", 
 
 Value = TypeVar("Value")
 COALESCABLE_OPTIONS = frozenset({"task", "trajectory", "step", "priority"})
-"""Options that do not need an action of one's own."""
+"""Options that do not require a separate action."""
 MAX_SCORE_WAIT_S = 600.0
 
 ScoreInput = ScoreItem | Mapping[str, Any] | tuple[str, str] | str
-"""A text, a text and its reference, or whatever else the service's kind takes, by the names of `ScoreItem`."""
+"""A text, a pair of text and reference, or the fields of `ScoreItem` that the service's kind needs."""
 
 
 class ScoreOptions(TypedDict, total=False):
-    """The fields of `SubmitAction` that an action of kind `score` has besides its items."""
+    """The fields of `SubmitActionRequest` for an action of kind `score`, without its items."""
 
     task: str
     trajectory: str | None
@@ -48,7 +48,7 @@ class ScoreOptions(TypedDict, total=False):
 
 
 def score_action(service: str, items: Sequence[ScoreInput], **options: Unpack[ScoreOptions]) -> SubmitActionRequest:
-    """The action that scores these items, at most 256. Raises `ValidationFailed` naming the field."""
+    """Build the action that scores these items, at most 256. Raises `ValidationFailed` naming the field."""
     check_option_names(options, ScoreOptions.__annotations__)
     body: dict[str, Any] = {"task": "score", **options, "kind": "score", "service": service}
     body["items"] = _normalize_items(items)
@@ -80,9 +80,9 @@ def _normalize_item(index: int, item: ScoreInput) -> ScoreItem | Mapping[str, An
 
 
 def scores_of(action: Action) -> list[Score]:
-    """An entry for each item: a score, or why there is none. Raises `ActionFailed` where nothing was scored at all.
+    """Return an entry for each item: a score or an error. Raises `ActionFailed` if nothing was scored.
 
-    That is what an `infra_error` is, for instance: our trouble, which must not become a reward.
+    An example is `infra_error`: an infrastructure error must not become a reward.
     """
     scores = action.result.scores if action.result is not None else None
     if scores is None or action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_ERROR):
@@ -101,29 +101,29 @@ class RewardServiceMethods:
         wait_timeout_s: float | None = None,
         **options: Unpack[ScoreOptions],
     ) -> list[Score]:
-        """Score items and wait for it: an entry for each, in their order. An entry without a score has an `error`.
+        """Score items, wait, and return an entry for each, in order. An entry without a score has an `error`.
 
-        With what others of the task ask for meanwhile it goes as one action; `Unavailable` where nothing came of it by
-        the service's fault or in `wait_timeout_s`, all tries together, which is 600 where it is None. With an option
-        that belongs to an action, or a longer wait, it is one by itself: raises `ActionFailed` where nothing was
-        scored, and `WaitTimeout` where it goes on.
+        Concurrent requests of the task are combined into one action. Raises `Unavailable` if the service fails or if
+        `wait_timeout_s` passes, all tries included; None means 600. If an option requires a separate action or the
+        wait is longer than 600 s, the items are one action. It raises `ActionFailed` if nothing was scored, and
+        `WaitTimeout` if the action continues.
         """
         return self._run(_score(service, items, wait_timeout_s, self._retry_timeout_s, options))
 
     def reward_services(self) -> list[RewardService]:
-        """The reward services that nodes offer."""
+        """List the reward services that nodes offer."""
         return self._run(_list_reward_services(self._retry_timeout_s))
 
     def register_reward_service(self, request: RegisterServiceRequest) -> RewardService:
-        """Offer a model on every node that has its files. Raises `Conflict` where the name is taken."""
+        """Offer a model on every node that has its files. Raises `Conflict` if the name is taken."""
         return self._run(_register(request, self._retry_timeout_s))
 
     def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
-        """Load, pin, unpin, drain or resume it; the nodes obey at their next look."""
+        """Load, pin, unpin, drain or resume a service. Nodes apply the change at their next poll."""
         return self._run(_change(name, verb, self._retry_timeout_s))
 
     def unregister_reward_service(self, name: str) -> None:
-        """Raises `Conflict` while actions that name it have not settled."""
+        """Unregister a service. Raises `Conflict` while actions that name it have not settled."""
         self._run(_unregister(name, self._retry_timeout_s))
 
     @abstractmethod
@@ -131,7 +131,7 @@ class RewardServiceMethods:
 
 
 class AsyncRewardServiceMethods:
-    """What each method does is said at `Rewards`."""
+    """Asynchronous methods for reward services. `RewardServiceMethods` documents them."""
 
     _retry_timeout_s: float
 

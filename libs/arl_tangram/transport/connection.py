@@ -1,4 +1,4 @@
-"""Where the system is and who we are: arguments, then environment variables, then the local state directory."""
+"""Address and API key of the system: arguments, then environment variables, then the local state directory."""
 
 import fcntl
 import json
@@ -22,7 +22,7 @@ class ConnectionConfig:
 
 
 def state_directory() -> Path:
-    """TANGRAM_DIR, else $XDG_STATE_HOME/tangram, else ~/.local/state/tangram."""
+    """Return TANGRAM_DIR, else $XDG_STATE_HOME/tangram, else ~/.local/state/tangram."""
     if chosen := os.environ.get("TANGRAM_DIR"):
         return Path(chosen)
     home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -32,13 +32,13 @@ def state_directory() -> Path:
 def resolve_connection(
     url: str | None = None, api_key: str | None = None, *, directory: Path | None = None
 ) -> ConnectionConfig:
-    """Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
+    """Find address and key. Raises `Unavailable`, `Unauthenticated` or `ValidationFailed` with what to do."""
     local = directory or state_directory()
     url = _validate_url(url or os.environ.get("TANGRAM_URL") or None)
     api_key = _validate_key(api_key or os.environ.get("TANGRAM_API_KEY") or None)
     here = _local_gateway_url(local)
     if api_key is None and url in (None, here):
-        # The key of this directory's system is for no other address.
+        # The key of the local system must not be sent to any other address.
         api_key = _local_api_key(local)
     url = url or here
     if url is None:
@@ -49,7 +49,7 @@ def resolve_connection(
 
 
 def _validate_url(url: str | None) -> str | None:
-    """What can never be reached is said at once, and not after having been tried again for a while."""
+    """Reject an invalid address at once instead of retrying it."""
     if url is None:
         return None
     try:
@@ -64,7 +64,7 @@ def _validate_url(url: str | None) -> str | None:
 
 
 def _validate_key(key: str | None) -> str | None:
-    """A file's last line break is not part of it. It is never shown."""
+    """Strip and check a key. Messages never contain the key, and the final line break of a file is not part of it."""
     if key is None:
         return None
     key = key.strip()
@@ -74,7 +74,7 @@ def _validate_key(key: str | None) -> str | None:
 
 
 def is_up(directory: Path) -> bool:
-    """Whether a supervisor holds the state directory's lock. A file may be old; a lock ends with its process."""
+    """Return True if a supervisor has locked the state directory. A file may be stale; a lock ends with its process."""
     try:
         with (directory / "lock").open() as file:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -86,7 +86,7 @@ def is_up(directory: Path) -> bool:
 
 
 def _local_gateway_url(directory: Path) -> str | None:
-    """None while it is down: on its old port somebody else may listen, for whom its key is not meant."""
+    """Return None while the system is down. Another process may listen on its old port and must not receive the key."""
     if not is_up(directory):
         return None
     try:

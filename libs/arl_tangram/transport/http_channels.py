@@ -1,7 +1,7 @@
-"""HTTP clients of one process and one event loop, made anew where another one asks.
+"""HTTP clients for each process and each event loop, created on first use.
 
-Two processes that share a connection read each other's answers, and one whose event loop has ended answers nobody. So
-a client may be made before a fork, be used by one `asyncio.run` after another, and be pickled for another process.
+Two processes that share a connection read each other's responses, and a client of a closed event loop cannot respond.
+Therefore a channel may be created before a fork, used by several `asyncio.run` calls, and pickled for another process.
 """
 
 import asyncio
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class SyncHttpChannel:
-    """Its client is safe to share between threads."""
+    """A blocking HTTP client that is safe to share between threads."""
 
     def __init__(self, connection: ConnectionConfig) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class SyncHttpChannel:
     @property
     def http(self) -> httpx.Client:
         if self._owner_pid != os.getpid():
-            # A thread of the parent may have had the old one at the fork.
+            # A thread of the parent may have locked the old lock at the fork.
             self._client, self._client_lock, self._owner_pid = None, threading.Lock(), os.getpid()
         if self._client is None:
             with self._client_lock:
@@ -61,21 +61,21 @@ class SyncHttpChannel:
         return self._client
 
     def close(self) -> None:
-        """What a parent process has open is left to it."""
+        """Close the client of this process. Connections of a parent process stay open."""
         if self._client is not None and self._owner_pid == os.getpid():
             self._client.close()
 
 
 @dataclass(slots=True)
 class _LoopState:
-    """What belongs to one event loop."""
+    """The client and the shared wait of one event loop."""
 
     client: httpx.AsyncClient
     shared_wait: SharedWait
     sessions: "list[ClientSession]"
 
     def detach(self) -> None:
-        """Its loop is another process's, or has ended: nobody can close it in form any more."""
+        """Detach the sessions. Their loop belongs to another process or has ended, so they cannot be closed."""
         for session in self.sessions:
             session.detach()
 
@@ -86,24 +86,24 @@ class AsyncHttpChannel:
         self._owner_pid = 0
         self._loop_states: dict[asyncio.AbstractEventLoop, _LoopState] = {}
         self.dedicated_waits = 0
-        """Calls that wait for the outcome of an action, each by a connection of its own."""
+        """Number of calls that wait for an action on a dedicated connection."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._connection,)
 
     @property
     def http(self) -> httpx.AsyncClient:
-        """That of the running event loop."""
+        """Return the client of the running event loop."""
         return self._current_loop_state().client
 
     def shared_wait(self, fetch_settled: FetchSettled) -> SharedWait:
-        """That of the running event loop; `ask`: how it asks."""
+        """Return the shared wait of the running event loop, which calls `fetch_settled`."""
         wait = self._current_loop_state().shared_wait
         wait.fetch_settled = fetch_settled
         return wait
 
     async def close(self) -> None:
-        """What other event loops have open is left to them."""
+        """Close the client of the running event loop. Connections of other event loops stay open."""
         here = self._loop_states.pop(asyncio.get_running_loop(), None) if self._owner_pid == os.getpid() else None
         if here is not None:
             await here.shared_wait.close()
@@ -127,13 +127,13 @@ class AsyncHttpChannel:
         return here
 
     def _drop_closed_loops(self) -> None:
-        """A client holds its event loop."""
+        """Forget clients of closed loops, because a client references its loop."""
         for loop in [loop for loop in self._loop_states if loop.is_closed()]:
             self._loop_states.pop(loop).detach()
 
 
 def _client_options(connection: ConnectionConfig) -> dict[str, Any]:
-    """A proxy of the environment is not meant for this machine, and would be told the key."""
+    """Return the client options. A proxy is not used for this machine: it would receive the key."""
     return {
         "base_url": connection.url,
         "headers": {"authorization": f"Bearer {connection.api_key}"},
@@ -146,8 +146,11 @@ def _is_loopback(url: str) -> bool:
 
 
 def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBaseTransport:
-    """For many calls at once: httpx's own pool looks at all its connections for each call, 7 CPU-ms with 32 of them."""
-    # Only who needs it pays for the import, which takes as long as that of all the rest.
+    """Return a transport for many concurrent calls.
+
+    The pool of httpx scans all its connections for each call, which takes 7 CPU-ms with 32 connections.
+    """
+    # The import takes as long as all others together, so only asynchronous clients pay for it.
     from aiohttp import ClientSession, DummyCookieJar, TCPConnector
     from httpx_aiohttp import AiohttpTransport
 
@@ -155,12 +158,14 @@ def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBas
         made_in = os.getpid()
 
         def __del__(self, *_: Any) -> None:
-            """In a child it would take the parent's sockets out of the selector, which a fork shares."""
+            """Skip the clean-up in a child: it would remove the parent's sockets from the selector, which a fork
+            shares.
+            """
             if os.getpid() == self.made_in and not self._loop.is_closed():
                 super().__del__()
 
     def session() -> ClientSession:
-        # Its certificates take 20 CPU-ms to read.
+        # Reading the certificates takes 20 CPU-ms.
         ssl = httpx.create_ssl_context() if url.startswith("https:") else True
         connector = Connector(limit=MAX_CONNECTIONS, ssl=ssl)
         trust_env = not _is_loopback(url) and bool(getproxies())
@@ -172,13 +177,13 @@ def _make_transport(url: str, sessions: "list[ClientSession]") -> httpx.AsyncBas
 
 
 def add_trace_context(request: httpx.Request) -> None:
-    """Write the current context into the headers, as OTEL_PROPAGATORS says: traceparent, tracestate and baggage."""
+    """Write the current context into the headers according to OTEL_PROPAGATORS: traceparent, tracestate and baggage."""
     if "opentelemetry.context" in sys.modules and (inject := _injector()) is not None:
         inject(request.headers)
 
 
 async def add_trace_context_async(request: httpx.Request) -> None:
-    """Do the same as `add_trace_context`, as a hook of an asynchronous client."""
+    """Run `add_trace_context` as a hook of an asynchronous client."""
     add_trace_context(request)
 
 

@@ -1,4 +1,4 @@
-"""One call of an operation over HTTP, and what came back. Archives go from files and to files."""
+"""Execution of one request over HTTP. Archives are read from files and written to files."""
 
 import time
 from collections.abc import AsyncIterator
@@ -62,7 +62,7 @@ async def _read_chunks(path: Path) -> AsyncIterator[bytes]:
 def _encode_body(call: SdkRequest) -> str | None:
     if call.body is None:
         return None
-    # What the caller did not set is for the server to choose.
+    # The server chooses the defaults of unset fields.
     return call.body.model_dump_json(exclude_none=not call.send_null, exclude_unset=True)
 
 

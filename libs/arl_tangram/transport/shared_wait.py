@@ -1,4 +1,4 @@
-"""Waiting for very many actions by one request at a time, so that none waits for a connection."""
+"""A wait for many actions with one request at a time, so that no wait needs a separate connection."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -10,25 +10,25 @@ from arl_wire.actions.action import Action
 __all__ = ["SharedWait"]
 
 POLL_CYCLE_S = 1.0
-"""So often all of them are asked for, also those that came meanwhile."""
+"""Seconds in which all actions are polled once, including new ones."""
 POLL_LINGER_S = 0.05
-"""Between requests, so that an answer has more than one."""
+"""Seconds between requests, so that a response contains several actions."""
 
 FetchSettled = Callable[[Sequence[UUID], float], Awaitable[Sequence[Action]]]
-"""Those of these ids that have settled, at least one, within so many seconds; raises `WaitTimeout`."""
+"""A request for the actions of these ids that have settled, at least one, within some seconds. Raises `WaitTimeout`."""
 
 
 class SharedWait:
-    """Of one event loop."""
+    """The shared wait of one event loop."""
 
     def __init__(self, fetch_settled: FetchSettled | None = None, *, cycle_s: float = POLL_CYCLE_S) -> None:
         self.fetch_settled, self._cycle_s = fetch_settled, cycle_s
         self._futures: dict[UUID, asyncio.Future[Action]] = {}
-        """In the order in which they are asked for."""
+        """Futures in the order in which they are polled."""
         self._poll_task: asyncio.Task[None] | None = None
 
     async def wait_settled(self, id: UUID) -> Action:
-        """Raises what the request raised that asked for it."""
+        """Wait until the action has settled. Raises the error of the request that polled it."""
         future = self._futures.setdefault(id, asyncio.get_running_loop().create_future())
         if self._poll_task is None:
             self._poll_task = asyncio.create_task(self._poll_loop(), name="shared wait")
@@ -38,7 +38,7 @@ class SharedWait:
             self._futures.pop(id, None)
 
     async def close(self) -> None:
-        """Whoever still waits is cancelled."""
+        """Stop polling and cancel all waits."""
         for future in self._futures.values():
             future.cancel()
         if self._poll_task is not None:
@@ -60,7 +60,7 @@ class SharedWait:
             found = await self.fetch_settled(ids, self._cycle_s / requests)
         except WaitTimeout:
             found = ()
-        except Exception as error:  # noqa: BLE001 - whoever waits for one of these hears of it
+        except Exception as error:  # noqa: BLE001 - every caller that waits for one of these ids receives the error
             for id in ids:
                 self._resolve(id, error)
             return

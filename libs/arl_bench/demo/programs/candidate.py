@@ -1,4 +1,4 @@
-"""Run untrusted code on recorded inputs. It sees no expected answer: there is none in this environment."""
+"""Run untrusted code on recorded inputs. This environment contains no expected answer."""
 
 import json
 

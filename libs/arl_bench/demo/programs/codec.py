@@ -1,6 +1,6 @@
-"""Plain values as JSON, without loss and without ever running anything: what crosses between the programs.
+"""A lossless JSON codec for plain values that cross between the programs. Decoding never runs code.
 
-Exact types only: a subclass with an `__eq__` of its own does not pass.
+Only exact types pass. A subclass, which could override `__eq__`, is rejected.
 """
 
 
@@ -21,7 +21,7 @@ def encode(value):
     if kind is bytes:
         return ["bytes", value.hex()]
     if kind in (set, frozenset):
-        # Sets have no order of their own, and another process would list them in another one.
+        # The iteration order of a set differs between processes.
         return [kind.__name__, sorted((encode(item) for item in value), key=repr)]
     if kind in (list, tuple):
         return [kind.__name__, [encode(item) for item in value]]

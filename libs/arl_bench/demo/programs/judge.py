@@ -1,4 +1,4 @@
-"""The verdict: runs the test against recorded outputs. No candidate code is in this environment, only data."""
+"""Judge recorded outputs with the test. This environment contains data only, and no candidate code."""
 
 import builtins
 import contextlib
@@ -29,7 +29,8 @@ def replay(*args, **kwargs):
     if len(after) != len(given):
         raise CandidateFailed("not all arguments came back")
     for at in call["changed"]:
-        # Only what the reference changes too: emptying an argument must not make a test compare nothing with nothing.
+        # Only changes that the reference also makes count: a candidate that empties an argument must not make a test
+        # compare nothing.
         adopt(given[at], after[at])
     return decode(output["result"])
 
@@ -40,7 +41,7 @@ def as_raised(name):
 
 
 def adopt(given, after):
-    """What the candidate did to a mutable argument happens to the test's own."""
+    """Apply the candidate's change of a mutable argument to the test's own argument."""
     if type(given) is list and type(after) is list:
         given[:] = after
     elif type(given) in (dict, set) and type(after) is type(given):

@@ -1,4 +1,4 @@
-"""Which calls does the test make, and which arguments do they change? No candidate code is near."""
+"""Record the calls that the test makes, and the arguments that they change. No candidate code runs here."""
 
 import contextlib
 import json

@@ -1,7 +1,7 @@
-"""A trajectory's own tests: the solution's examples, then inputs made from theirs, on as many cores as there are.
+"""A trajectory's own tests: the solution's examples, then inputs derived from them, on all available cores.
 
-The second part asks only that the same input twice gives the same answer. It takes `cpu_s` seconds of CPU time in all,
-however many processes share them.
+The second part only checks that the same input gives the same answer twice. It takes `cpu_s` seconds of CPU time in
+total, divided among its processes.
 """
 
 import copy
@@ -20,7 +20,7 @@ EXAMPLES_CPU_S = 1.0
 
 
 class TooSlow(BaseException):
-    """Not an Exception, so that a solution does not swallow it by accident."""
+    """A timeout. It is no `Exception`, so that a solution does not catch it by accident."""
 
 
 def on_time(number, frame):
@@ -28,9 +28,9 @@ def on_time(number, frame):
 
 
 def limited(function, seconds):
-    """What it returns or raises, or that it is too slow, in seconds of CPU time.
+    """Return the result, the exception's name or "too slow". `seconds` limits the CPU time.
 
-    The timer fires again and again: doctest goes on with its next example after whatever one raises.
+    The timer fires repeatedly, because doctest continues with the next example after an exception.
     """
     signal.setitimer(signal.ITIMER_PROF, seconds, seconds)
     try:
@@ -44,7 +44,7 @@ def limited(function, seconds):
 
 
 def examples_of(function, calls):
-    """Run the docstring's examples; the arguments of their calls are kept."""
+    """Run the docstring's examples and record the arguments of their calls."""
 
     def kept(*args):
         calls.append(copy.deepcopy(args))
@@ -57,7 +57,7 @@ def examples_of(function, calls):
 
 
 def changed(value, rng):
-    """A value like this one."""
+    """Return a random variation of a value."""
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
@@ -74,7 +74,7 @@ def answer(function, args):
 
 
 def search(function, calls, cpu_s, seed):
-    """Exit code 1 at an input that has two answers."""
+    """Exit with code 1 if an input has two different answers."""
     rng = random.Random(seed)
     ends_at = time.process_time() + cpu_s
     while time.process_time() < ends_at:

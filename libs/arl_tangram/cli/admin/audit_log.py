@@ -1,4 +1,4 @@
-"""`audit-log`: which API key changed what, and when."""
+"""`audit-log`: changes with their time and API key."""
 
 import json
 import sys

@@ -58,7 +58,7 @@ def capacity(
 
 
 def capacity_table(plan: CapacityPlan) -> Table:
-    """A line for each figure, a column for each forecast."""
+    """Return a table with a row for each figure and a column for each forecast."""
     forecasts = [plan.as_is] if plan.changed is None else [plan.as_is, plan.changed]
     table = Table(box=None, pad_edge=False)
     for heading in ("", "as it is", "changed")[: 1 + len(forecasts)]:

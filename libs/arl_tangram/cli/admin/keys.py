@@ -37,7 +37,7 @@ def create(
     expires_days: Annotated[int | None, typer.Option(min=1, max=3650, help="Without it: never.")] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Make a key and show it, this once. A new project takes a key with `admin:*` of the project `default`."""
+    """Create a key and show it this once. A new project requires a key with `admin:*` of the project `default`."""
     wanted = {
         "project": project,
         **({"scopes": scope} if scope else {}),
@@ -59,7 +59,7 @@ def create(
 
 @group.command("list")
 def list_keys(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the keys of our project, newest first."""
+    """List the keys of this project, newest first."""
     with connected_client(directory) as tangram:
         keys = tangram.keys()
     if output is OutputFormat.JSON:
@@ -75,7 +75,7 @@ def revoke(
     key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As `keys list` shows it.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """End a key, for ever."""
+    """Revoke a key permanently."""
     with connected_client(directory) as tangram:
         revoked = tangram.revoke_key(
             int(key) if key.isascii() and key.isdigit() else _resolve_key_id(key, tangram.keys())
@@ -87,7 +87,7 @@ def revoke(
 
 
 def _resolve_key_id(prefix: str, keys: list[ApiKey]) -> int:
-    """The live key that begins so, or else the revoked one."""
+    """Return the id of the active key with this prefix, or else of the revoked one."""
     found = [key for key in keys if key.prefix == prefix]
     chosen = [key for key in found if key.revoked_at is None] or found
     if not chosen:

@@ -1,4 +1,4 @@
-"""`nodes`: what the machines have, and closing, emptying, opening and removing them."""
+"""`nodes`: list, cordon, uncordon, drain and remove nodes."""
 
 import sys
 import time
@@ -17,7 +17,7 @@ __all__ = ["node_state", "node_table", "register"]
 
 DRAIN_POLL_S = 0.5
 DRAIN_GRACE_S = 30.0
-"""After the deadline, for the node to learn that what is left there has ended."""
+"""Seconds after the deadline in which the node may still report that its remaining actions have ended."""
 
 NodeName = Annotated[str, typer.Argument(help="As `nodes list` shows it.")]
 group = typer.Typer(no_args_is_help=True, help="Nodes: list, close, empty, open, remove.")
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_nodes(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the nodes and what they hold."""
+    """List the nodes and their allocations."""
     with connected_client(directory) as tangram:
         nodes = tangram.nodes()
     if output is OutputFormat.JSON:
@@ -41,14 +41,14 @@ def list_nodes(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -
 
 @group.command()
 def cordon(directory: DirOption, name: NodeName, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Place nothing new on a node. The environments that live there go on."""
+    """Schedule nothing new on a node. Its existing environments continue."""
     with connected_client(directory) as tangram:
         _print_node(tangram.change_node(name, cordoned=True), output)
 
 
 @group.command()
 def uncordon(directory: DirOption, name: NodeName, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Open a node again; it is not being emptied any more."""
+    """Allow new work on a node again. A drain in progress stops."""
     with connected_client(directory) as tangram:
         _print_node(tangram.change_node(name, cordoned=False), output)
 
@@ -63,9 +63,9 @@ def drain(
     wait: Annotated[bool, typer.Option(help="Return when the node is empty.")] = True,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Empty a node: nothing new goes there, and what is left at the deadline is ended. Exit code 1 if it is not empty.
+    """Drain a node: it gets nothing new, and the rest ends at the deadline. Exit code 1 if the node is not empty.
 
-    Actions that are ended go back to the queue as far as their `retries` allow; environments are lost.
+    Ended actions are queued again if their `retries` allow it; environments are lost.
     """
     with connected_client(directory) as tangram:
         node = tangram.change_node(name, cordoned=True, drain_deadline_s=deadline_s)
@@ -78,13 +78,13 @@ def drain(
 
 @group.command()
 def remove(directory: DirOption, name: NodeName) -> None:
-    """Forget a node that is gone. Refused while it is alive, or has actions or environments."""
+    """Remove a lost node. Refused while the node is alive or has actions or environments."""
     with connected_client(directory) as tangram:
         tangram.remove_node(name)
 
 
 def _wait_until_drained(tangram: Tangram, node: NodeInfo, *, within_s: float) -> NodeInfo:
-    """The node as it is when it is empty, or when the time is over."""
+    """Return the node when it is empty or when the time is over."""
     ends_at = time.monotonic() + within_s
     with stderr.status(f"emptying {node.name}") as status:
         while not node.drained and time.monotonic() < ends_at:
@@ -95,7 +95,7 @@ def _wait_until_drained(tangram: Tangram, node: NodeInfo, *, within_s: float) ->
 
 
 def node_table(nodes: NodeListResponse) -> Table:
-    """A line for each node."""
+    """Return a table with a row for each node."""
     table = Table(box=None, pad_edge=False)
     for heading in ("node", "kind", "state", "cores given", "actions", "environments", "memory GiB"):
         table.add_column(heading, justify="left" if heading in ("node", "kind", "state") else "right")
@@ -108,7 +108,7 @@ def node_table(nodes: NodeListResponse) -> Table:
 
 
 def node_state(node: NodeInfo) -> str:
-    """One word for what may go there."""
+    """Return one word for the scheduling state of a node."""
     if not node.alive:
         return "silent"
     if node.drained:

@@ -1,4 +1,4 @@
-"""`projects`: which share of the nodes each has."""
+"""`projects`: the projects and their shares of the nodes."""
 
 import sys
 from typing import Annotated
@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_projects(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the projects: all of them with a key of project `default`, ours with any other."""
+    """List the projects: all with a key of project `default`, else only the key's own project."""
     with connected_client(directory) as tangram:
         projects = tangram.projects()
     if output is OutputFormat.JSON:
@@ -40,7 +40,7 @@ def set_project_weight(
     weight: Annotated[float, typer.Argument(min=0.01, max=100, help="Twice the weight, twice the share.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Give a project its share beside the others, for when they want more than there is."""
+    """Set the share of a project relative to other projects. It applies when demand exceeds capacity."""
     with connected_client(directory) as tangram:
         project = tangram.set_project_weight(name, weight)
     if output is OutputFormat.JSON:

@@ -1,4 +1,4 @@
-"""`queues`: how many actions may wait for each task, how many do, and its share beside other tasks."""
+"""`queues`: limits, counts and shares of the queue of each task."""
 
 import sys
 from typing import Annotated
@@ -24,7 +24,7 @@ def register(app: typer.Typer) -> None:
 
 @group.command("list")
 def list_queues(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the queues of our project and what is in them."""
+    """List the queues of this project with their actions."""
     with connected_client(directory) as tangram:
         queues = tangram.queues()
     if output is OutputFormat.JSON:
@@ -42,7 +42,7 @@ def set_queue(
     default: Annotated[bool, typer.Option("--default", help="As many as this installation allows.")] = False,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Limit how many actions may wait for a task; beyond that a submission is refused with `queue_full`."""
+    """Limit the queued actions of a task. Further submissions are refused with `queue_full`."""
     if (max_queued is None) != default:
         fail("give one of --max-queued N and --default", EXIT_USAGE)
     with connected_client(directory) as tangram:
@@ -56,7 +56,7 @@ def set_queue_weight(
     weight: Annotated[float, typer.Argument(min=0.01, max=100, help="Twice the weight, twice the share.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Give a task its share beside the other tasks of our project, for when they want more than there is."""
+    """Set the share of a task relative to the other tasks of this project. It applies when demand exceeds capacity."""
     with connected_client(directory) as tangram:
         _print_queue(tangram.set_queue_weight(task, weight), output)
 
@@ -75,7 +75,7 @@ def set_queue_quota(
     none: Annotated[bool, typer.Option("--none", help="As many as find room.")] = False,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Limit how many actions of a task run at once, however much is free; instead of the quota that it has."""
+    """Limit the running actions of a task, even if resources are free. Replaces the existing quota."""
     if (running is None and not service and not endpoint) != none:
         fail("give --running N, --service NAME=N or --endpoint NAME=N, or --none", EXIT_USAGE)
     services, endpoints = _parse_limits(service or []), _parse_limits(endpoint or [])
@@ -93,7 +93,7 @@ def pause_queue(
     task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Let nothing of a task start until it is resumed; what was granted already goes on."""
+    """Pause a task: nothing of it starts until it is resumed. Granted actions continue."""
     with connected_client(directory) as tangram:
         _print_queue(tangram.pause_queue(task), output)
 
@@ -104,7 +104,7 @@ def resume_queue(
     task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Let a paused task go on, at once."""
+    """Resume a paused task immediately."""
     with connected_client(directory) as tangram:
         _print_queue(tangram.resume_queue(task), output)
 

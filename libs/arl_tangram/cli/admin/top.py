@@ -1,4 +1,4 @@
-"""`top`: what runs and what waits, looked at again and again."""
+"""`top`: running and queued actions, refreshed periodically."""
 
 import time
 from contextlib import suppress
@@ -35,7 +35,7 @@ def top(
     every_s: Annotated[float, typer.Option("--every", min=0.2, help="Seconds between two looks.")] = 1.0,
     once: Annotated[bool, typer.Option("--once", help="Look once and return.")] = False,
 ) -> None:
-    """Show what nodes hold, what waits, and what runs far too long. Needs a key with `admin:read`; Ctrl-C ends it."""
+    """Show node usage, queued actions and stragglers, live. Needs a key with `admin:read`; Ctrl-C ends it."""
     with connected_client(directory) as tangram:
         if once or not stdout.is_terminal:
             stdout.print(_render(tangram))
@@ -60,7 +60,7 @@ def _render(tangram: Tangram) -> RenderableType:
 
 
 def stragglers_table(stragglers: list[StragglerInfo]) -> Table:
-    """Those that run far longer than others like them."""
+    """Return a table of the stragglers."""
     table = Table(box=None, pad_edge=False)
     for heading in ("straggler", "task", "node", "runs for", "limit"):
         table.add_column(heading, justify="right" if heading in ("runs for", "limit") else "left")

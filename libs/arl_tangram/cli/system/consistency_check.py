@@ -1,4 +1,4 @@
-"""`check`: do rows, processes, cgroups, mounts, files and amounts of one system agree?"""
+"""`check`: consistency of rows, processes, cgroups, mounts, files and amounts of one system."""
 
 import socket
 import time
@@ -26,11 +26,11 @@ def register(app: typer.Typer) -> None:
 
 
 def check(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Compare rows, processes, cgroups, mounts, files and amounts. Exit code 1: something does not agree.
+    """Compare rows, processes, cgroups, mounts, files and amounts. Exit code 1 if they are inconsistent.
 
-    What is on its way for a moment is no finding: a finding is what each of four looks within two seconds saw.
-    Environments on this machine are counted, not named, and only in looks in which no action is granted or running.
-    Of a system that is down only what it left behind is looked at.
+    Transient differences are ignored: only differences seen by four scans within two seconds are reported.
+    Environments on this machine are compared by count, and only if no action is granted or running. If the system is
+    down, only its leftovers are checked.
     """
     state = LocalState(directory)
     rows, findings, compared = _scan_repeatedly(state)
@@ -43,7 +43,7 @@ def check(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> Non
 
 
 def _scan_repeatedly(state: LocalState) -> tuple[ConsistencyReport | None, list[ConsistencyFinding], list[str]]:
-    """The last look's rows, what every look found, and what could be compared in the last one."""
+    """Return the rows of the last scan, the findings that every scan made, and what the last scan compared."""
     rows, last, compared = _scan(state)
     kept = {_finding_key(finding) for finding in last}
     for _ in range(_SCANS - 1):
@@ -82,7 +82,7 @@ def _compare_environments(on_host: set[str], *, complete: bool, in_rows: int) ->
 
 
 def _find_dead_processes(state: LocalState) -> list[ConsistencyFinding]:
-    """The supervisor's own list; a process it believes to run has to be there."""
+    """Compare the supervisor's list with the live processes. Each listed process must exist."""
     found = []
     for name, process in dict(state.processes().get("processes") or {}).items():
         pid = process.get("pid")
@@ -92,7 +92,7 @@ def _find_dead_processes(state: LocalState) -> list[ConsistencyFinding]:
 
 
 def _is_alive(pid: int) -> bool:
-    """A process that only waits to be reaped does not."""
+    """Return True if the process runs. A zombie does not count."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
     except OSError:

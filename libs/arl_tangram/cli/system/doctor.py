@@ -1,4 +1,4 @@
-"""`doctor`: what this machine can do and enforce, said plainly, before and after the system is up."""
+"""`doctor`: the capabilities of this machine, before and after the system is up."""
 
 import importlib.util
 import json
@@ -30,7 +30,7 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Check this machine, and what confines actions on it. Exit code 1: the system can't run here."""
+    """Check this machine and its sandboxes. Exit code 1 if the system cannot run here."""
     state = LocalState(directory)
     findings = inspect_machine(state.directory)
     running = state.supervisor_pid() is not None
@@ -50,7 +50,7 @@ def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
 
 
 def _check_drivers() -> tuple[list[dict[str, Any]], list[MachineFinding]]:
-    """What a launcher would find here, by starting one for each driver that only looks."""
+    """Report what the launcher can enforce here. Start one in check mode for each driver."""
     if importlib.util.find_spec("arl_cpu") is None:
         return [], []
     nodes, findings, works = [], [], set()
@@ -80,7 +80,7 @@ def _driver_finding(working: set[str]) -> MachineFinding:
 
 
 def _fetch_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[MachineFinding]]:
-    """The nodes as the gateway knows them, or why it can't be asked."""
+    """Return the nodes as the gateway reports them, or a finding that explains why it cannot."""
     gateway, key = state.service_urls().get("gateway"), state.api_key()
     if gateway is None or key is None:
         return [], [MachineFinding("nodes", FindingLevel.WARN, "the system is not ready yet", "tangram status")]

@@ -1,4 +1,4 @@
-"""What a person sees while the system starts, and while it stays up in the foreground."""
+"""Progress of the start-up, and the system in the foreground."""
 
 import signal
 import subprocess
@@ -16,7 +16,7 @@ _POLL_INTERVAL_S = 1.0
 
 
 class StartupProgress:
-    """One line that says what is being done; on a terminal it moves, elsewhere each step is a line."""
+    """A status line of the start-up. A terminal updates one line; other outputs get a line for each step."""
 
     def __init__(self, state: LocalState) -> None:
         self._state = state
@@ -34,7 +34,7 @@ class StartupProgress:
         self._status.stop()
 
     def show_phase(self, *, pid: int) -> str:
-        """The present phase of the supervisor with this pid, shown as a side effect."""
+        """Show and return the current phase of the supervisor with this pid."""
         seen = self._state.processes()
         if not seen or seen["supervisor"]["pid"] != pid:
             return "starting"
@@ -48,9 +48,9 @@ class StartupProgress:
 
 
 def run_in_foreground(state: LocalState, supervisor: subprocess.Popen[bytes]) -> int:
-    """Keep the system up until Ctrl-C, SIGTERM or SIGHUP, then drain it; the exit code says whether that went well.
+    """Run the system until Ctrl-C, SIGTERM or SIGHUP, then drain it. Return 0 if the supervisor ended normally.
 
-    The supervisor also drains when we are killed: it sees the end of its standard input.
+    The supervisor also drains if this process is killed, because its standard input ends.
     """
     stderr.print("Ctrl-C stops it")
     restarts: dict[str, int] = {}

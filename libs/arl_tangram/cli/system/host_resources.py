@@ -1,4 +1,4 @@
-"""What one system has on this machine besides its rows: cgroups, processes, mounts, files."""
+"""Resources of one system on this machine outside its rows: cgroups, processes, mounts, files."""
 
 import fcntl
 import os
@@ -11,13 +11,13 @@ from arl_wire.admin.consistency import ConsistencyFinding
 
 __all__ = ["HostResourceScanner"]
 
-# As the launcher chooses them: a name and ids of its own for each directory.
+# The launcher uses the same scheme: each directory has its own name and id range.
 _FIRST_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
 _STALE_CHECK_S = 600.0
 
 
 class HostResourceScanner:
-    """Of the system in `directory` alone. Nothing here is cached; every look is a new one."""
+    """A scanner for the system in `directory` only. Nothing is cached: each call scans again."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory.absolute()
@@ -25,7 +25,7 @@ class HostResourceScanner:
         self._suffix = zlib.crc32(os.fsencode(self._launcher))
 
     def findings(self) -> Iterator[ConsistencyFinding]:
-        """What must not be there whatever the rows say."""
+        """Yield resources that must not exist, independently of the rows."""
         if not self._is_launcher_alive():
             for path in self.cgroup_trees():
                 yield _make_finding("orphan_cgroup", path, "its launcher is dead")
@@ -41,9 +41,9 @@ class HostResourceScanner:
             yield _make_finding("stray_directory", path, "of a `doctor` that did not end")
 
     def environments(self) -> tuple[set[str], bool]:
-        """Names of environments that have a cgroup or files here; and whether those are all there are.
+        """Return the names of environments with a cgroup or files here, and True if the list is complete.
 
-        Without those that stand ready for whoever comes next.
+        Prepared environments that no trajectory uses yet are excluded.
         """
         trees = self.cgroup_trees()
         groups = {path.name for tree in trees for path in _list_entries(tree) if path.is_dir()}
@@ -51,7 +51,7 @@ class HostResourceScanner:
         return (groups | {path.name for path in _list_entries(self._launcher / "work")}) - ready, bool(trees)
 
     def _is_launcher_alive(self) -> bool:
-        """The lock says so, not a pid."""
+        """Return True if the launcher's lock is taken. A pid may be stale."""
         try:
             file = (self._launcher / "lock").open()
         except OSError:
@@ -64,7 +64,7 @@ class HostResourceScanner:
         return False
 
     def cgroup_trees(self) -> list[Path]:
-        """One directory per hierarchy, directly below a mount or, for an ordinary user, below a delegated cgroup."""
+        """Find one directory per hierarchy, below a mount or, for an ordinary user, below a delegated cgroup."""
         pattern = f"tangram/*.{self._suffix:08x}"
         places = set(_cgroup_mounts())
         own = [line[3:] for line in _read("/proc/self/cgroup").splitlines() if line.startswith("0::")]
@@ -73,7 +73,7 @@ class HostResourceScanner:
         return sorted({path for place in places for path in place.glob(pattern)})
 
     def _sandbox_processes(self) -> list[int]:
-        """By the uid, which nothing else on this machine has. As an ordinary user there is no such sign."""
+        """Find processes by their uid, which belongs to this launcher alone. An ordinary user has no such uids."""
         first = _FIRST_ID + self._suffix % _LAUNCHERS * _IDS_PER_LAUNCHER
         found = []
         for path in Path("/proc").glob("[0-9]*"):

@@ -1,4 +1,4 @@
-"""`up`, `down` and `status`: the whole system on this machine."""
+"""`up`, `down` and `status`: start, stop and inspect the system on this machine."""
 
 import importlib.util
 import subprocess
@@ -35,7 +35,7 @@ _POLL_INTERVAL_S = 0.05
 
 
 class DriverChoice(StrEnum):
-    """Ways to confine an action."""
+    """The drivers that confine actions."""
 
     NAMESPACES = "namespaces"
     LANDLOCK = "landlock"
@@ -64,7 +64,7 @@ def up(
     ] = False,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Bring the system up: Postgres, services and the sandbox launcher. In a directory where it is up, attach to it."""
+    """Start Postgres, the services and the sandbox launcher. If the system is up in this directory, attach to it."""
     _require_server()
     state = LocalState(directory)
     if state.supervisor_pid() is None:
@@ -104,7 +104,7 @@ def down(
 
 
 def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Say what runs. Exit code 0: all is ready; 1: something is not; 3: not running."""
+    """Show the processes. Exit code 0: all are ready; 1: at least one is not ready; 3: not running."""
     state = LocalState(directory)
     pid = state.supervisor_pid()
     seen = state.processes()
@@ -158,7 +158,10 @@ def _supervisor_arguments(
 
 
 def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) -> subprocess.Popen[bytes]:
-    """In a session of its own, so that Ctrl-C is ours to pass on. In the foreground it also ends when we do."""
+    """Start the supervisor in its own session, so that this process handles Ctrl-C.
+
+    In the foreground, the supervisor also ends if this process ends.
+    """
     state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     with _startup_log(state).open("wb") as words:
         return subprocess.Popen(
@@ -171,7 +174,7 @@ def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) 
 
 
 def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bool:
-    """True when our supervisor made it ready; False when another one was first."""
+    """Return True if this supervisor became ready, False if another one started first."""
     with StartupProgress(state) as progress:
         try:
             while progress.show_phase(pid=supervisor.pid) != "ready":
@@ -193,7 +196,7 @@ def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bo
 
 
 def _wait_for_running_system(state: LocalState) -> None:
-    """Wait until the system that somebody else started is ready."""
+    """Wait until the running system is ready."""
     with StartupProgress(state) as progress:
         while (pid := state.supervisor_pid()) is not None:
             if progress.show_phase(pid=pid) == "ready":

