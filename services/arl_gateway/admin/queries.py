@@ -8,7 +8,7 @@ from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["insert_audit_log", "insert_project", "list_projects", "list_queues", "project_by_name", "queue_by_task"]
 
-# Each half is served by the partial index of its states; together they would be a scan of all actions.
+# Each half uses the partial index of its states; a single combined query would scan all actions.
 _QUEUE = """
     with unsettled as (
         select queue_id, 1 as waiting, 0 as running
@@ -48,7 +48,7 @@ INSERT_AUDIT_LOG = text("""
 
 
 async def insert_project(tx: WriteTx, name: str) -> int | None:
-    """Its id; None if the name is taken."""
+    """Insert a project. Return its id, or None if the name is taken."""
     row = await tx.first(INSERT_PROJECT, {"name": name})
     return int(row.id) if row is not None else None
 
@@ -63,7 +63,7 @@ async def insert_audit_log(
 
 
 async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: int) -> Sequence[Row]:
-    """In order of their making."""
+    """Return queues in order of creation."""
     return await tx.fetch(LIST_QUEUES, {"project_id": project_id, "after": after, "limit": limit})
 
 
@@ -84,7 +84,7 @@ PROJECT_BY_NAME = text("select id, name, weight from projects where name = :name
 
 
 async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limit: int) -> Sequence[Row]:
-    """In order of their making; with `only`, at most that one."""
+    """Return projects in order of creation; with `only`, at most that project."""
     return await tx.fetch(LIST_PROJECTS, {"only": only, "after": after, "limit": limit})
 
 
