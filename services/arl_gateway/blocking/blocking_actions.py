@@ -83,7 +83,7 @@ class BlockingActions:
             except Exception as error:
                 if not (is_temporary(error) or isinstance(error, Unavailable)):
                     raise
-            if time.monotonic() - begun < POLL_WAIT_S:  # Postgres is unavailable, or this gateway drains and ends all waits
+            if time.monotonic() - begun < POLL_WAIT_S:  # Postgres is unavailable, or this gateway drains
                 await asyncio.sleep(self.retry_pause_s)
             look = partial(self._actions.get, admitted.id)
 
