@@ -58,7 +58,7 @@ class _InFlightRun:
     is_active: bool = True
     task: "asyncio.Task[CodeRunResult]" = field(init=False)
     expiry_timer: asyncio.TimerHandle | None = None
-    """When it fires, the run can no longer be resumed."""
+    """Timer that ends the time in which the run can be resumed."""
 
     def cancel(self) -> None:
         self.is_active = False

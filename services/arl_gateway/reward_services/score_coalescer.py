@@ -95,7 +95,7 @@ class _ScoreGroup:
     last_duration_s: float = 0.0
     """Duration of the last action in seconds, from its first call to its answers."""
     linger_timer: asyncio.TimerHandle | None = None
-    """Until it fires, new calls wait for further calls."""
+    """Timer during which new calls wait for further calls."""
 
     @property
     def should_linger(self) -> bool:
