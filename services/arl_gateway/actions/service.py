@@ -139,7 +139,7 @@ class ActionService:
     ) -> SubmitBatchResponse:
         """Submit a batch. The idempotency key of an item is the batch's key and the item's index.
 
-        Items that failed validation stay refused. A `gang` is submitted to admission in a request of its own.
+        Items that failed validation stay refused. A `gang` is submitted to admission in a separate request.
         """
         checked = _check_key(key)
         if gang and not any(isinstance(action, TangramError) for action in actions):

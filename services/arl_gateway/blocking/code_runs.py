@@ -144,7 +144,7 @@ class CodeRunner:
     def _run_finished(self, size: int, done: "asyncio.Task[CodeRunResult]") -> None:
         self._pending_bytes -= size
         if not done.cancelled():
-            done.exception()  # retrieve it: the waiting call may be gone
+            done.exception()  # retrieve it: its call may have disconnected
 
     def _resume_run(self, code_run: CodeRun, caller: Caller) -> _InFlightRun | None:
         left = self._resumable.get((caller.project_id, code_run.key))

@@ -105,7 +105,7 @@ class EnvironmentService:
         return body.model_copy(update=given), SnapshotSource(snapshot=row.id, node=row.node_id)
 
     async def _discard_environment(self, creation: Action, caller: Caller) -> None:
-        """Delete an environment that this action created incompletely. Another action may own its name by now."""
+        """Delete an environment that this action created incompletely. Its name may belong to another one by now."""
         if creation.environment is not None and creation.reason not in (EXISTS_REASON, "environment_lost"):
             with suppress(NotFound):
                 await self.end(creation.environment, caller)

@@ -75,7 +75,7 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
     def __init__(self) -> None:
         super().__init__()
         self._tombstones: set[EnvironmentName] = set()
-        """Environments that are gone and whose names are still in use."""
+        """Environments that ended or were lost and whose names are still in use."""
         self._awaited: set[EnvironmentName] = set()
         """Tombstones with queued actions; usually few of all."""
 
@@ -93,7 +93,7 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
         return home.id if home is not None else None
 
     def is_live(self, environment: UUID | None, name: EnvironmentName | None) -> bool:
-        """Return False only if the environment is known to be gone."""
+        """Return False only if the environment is known to have ended."""
         home = self.get(name) if name is not None else None
         return not (home is not None and home.id == environment and home.is_ended)
 

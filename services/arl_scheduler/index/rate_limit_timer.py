@@ -64,7 +64,7 @@ class RateLimitTimer:
         return {**nodes, **more}
 
     def _queued_demands(self) -> Iterable[tuple[ActionClass, Resources]]:
-        """Yield each distinct demand of the candidates, whatever their task."""
+        """Yield each distinct demand of the candidates of all tasks."""
         found: dict[tuple[int, int], ActionClass] = {}
         for bucket in self._queue.buckets():
             if bucket.key.gang is None:

@@ -28,8 +28,10 @@ RETENTION_DAYS = 30
 MIN_RUNS_TO_REJECT = 8
 LOW_QUANTILE = 0.1
 RETRY_AFTER_S = 60.0
-"""Limits of the prediction that an action misses its deadline: nine in ten of at least `MIN_RUNS_TO_REJECT` runs
-took longer than the time left, and the last run was observed within `RETRY_AFTER_S` seconds.
+"""Seconds after the last run of a class until its actions are tried again despite their deadlines.
+
+Within this time an action is dropped early if nine in ten of at least `MIN_RUNS_TO_REJECT` runs took longer than the
+time left.
 """
 
 

@@ -35,7 +35,7 @@ FIRST_PAGE: PagePosition = (0, UUID(int=0))
 
 
 # One statement is one snapshot, so the mark that it returns covers exactly the rows that it did not see. A row whose
-# transaction was open then has admitted_xid >= mark, and a later poll reads it. An environment that is gone and whose
+# transaction was open then has admitted_xid >= mark, and a later poll reads it. An environment that ended and whose
 # deletion was requested is no row's environment, and a new leader does not read it.
 _QUEUED = """
     select a.id, a.queue_id, a.kind, a.trajectory, a.grant_no,

@@ -1,7 +1,7 @@
 """SWE-ReX's file operations, executed by programs in the environment, with their view and permissions.
 
 Content is written from the standard input of such a program. Content above the input limit of an action is first
-unpacked as an archive, into a new directory below the working directory, and installed from there.
+unpacked as an archive into a new directory below the working directory. A program then installs it from there.
 """
 
 import io
