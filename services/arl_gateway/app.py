@@ -33,7 +33,7 @@ from arl_store.tx import open_store
 
 __all__ = ["build"]
 
-# They are tried in this order: first what is asked for with each action.
+# Routers are tried in this order: routes that are called for each action come first.
 ROUTERS = (
     submit_router,
     score_router,
@@ -55,7 +55,7 @@ ROUTERS = (
     audit_log_router,
 )
 POOL_WAIT_S = 1.0
-"""Who would wait longer for a connection is told to come back."""
+"""Seconds that a request waits for a database connection before it gets 503."""
 
 
 def build(settings: GatewaySettings) -> FastAPI:

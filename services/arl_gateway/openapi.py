@@ -1,6 +1,6 @@
-"""The gateway's OpenAPI document, in the form that generators of clients read without losing anything.
+"""The gateway's OpenAPI document, in a form that client generators read without losses.
 
-`python -m arl_gateway.openapi` writes it to standard output; `make openapi` keeps `openapi/gateway.json` at it.
+`python -m arl_gateway.openapi` writes it to standard output; `make openapi` updates `openapi/gateway.json`.
 """
 
 import json
@@ -55,7 +55,7 @@ NULL_SCHEMA = {"type": "null"}
 
 
 def customize_openapi(app: FastAPI) -> None:
-    """Say what the routes cannot, where FastAPI serves its document."""
+    """Add descriptions, tags and servers to the document, and post-process it."""
     app.description = DESCRIPTION
     app.openapi_tags = TAGS
     app.servers = SERVERS
@@ -69,11 +69,11 @@ MEANINGFUL_NULLS = {
     *(("CommandRunResult", name) for name in ("execution_time", "return_code")),
     *(("RunCodeResponse", name) for name in ("compile_result", "run_result", "executor_pod_name")),
 }
-"""Fields that are null to say something, which leaving them out does not."""
+"""Fields for which null has a meaning that omission does not have."""
 
 
 class _CachedDocument:
-    """FastAPI makes the document anew when routes were added, and else answers the one it has."""
+    """A cache of the post-processed document. FastAPI rebuilds the document only after routes were added."""
 
     def __init__(self, build: Callable[[], Json]) -> None:
         self._build = build
@@ -103,8 +103,10 @@ def _postprocess(document: Json) -> None:
 
 
 def _without_null(schema: Json) -> Json:
-    """Without null, for which generators make types of their own, and without objects as defaults, which they cannot
-    make: to leave the field out means the same."""
+    """Return the schema without null and without objects as defaults.
+
+    Generators create extra types for null and cannot create default objects. Omitting the field means the same.
+    """
     kept = {key: value for key, value in schema.items() if not (key == "default" and isinstance(value, dict | None))}
     choices = [choice for choice in kept.get("anyOf", []) if choice != NULL_SCHEMA]
     if len(choices) == len(kept.get("anyOf", [])):
@@ -114,7 +116,7 @@ def _without_null(schema: Json) -> Json:
 
 
 def _render_document() -> str:
-    """The same bytes for the same code."""
+    """Return the document; equal code gives equal bytes."""
     from arl_gateway.app import build
     from arl_gateway.settings import GatewaySettings
 

@@ -9,7 +9,9 @@ from arl_scheduler.settings import SchedulerSettings
 
 
 def _pipeline() -> TracePipeline | None:
-    """Open the pipeline of spans, or print why not: a variable meant for another program must not stop this one."""
+    """Open the pipeline of spans. Print invalid settings instead of failing: the variables may be meant for another
+    program.
+    """
     otel = load_settings(OtelSettings, fallback=OtelSettings.model_construct(disabled=True))
     try:
         return open_pipeline(otel, service="scheduler", version=VERSION)

@@ -1,4 +1,4 @@
-"""The scheduler: one leader per cell decides, standbys wait."""
+"""The scheduler: one leader per cell decides, the other schedulers are standbys."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,7 +27,7 @@ MAX_BODY = 64 << 20
 
 
 def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) -> FastAPI:
-    """Without a `pipeline`, no spans are exported and no rows are read for them."""
+    """Build the application. If there is no `pipeline`, no spans are exported and no rows are read for them."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="scheduler", pool_size=settings.pool_size)
     peers = ServiceClient(settings.service_token.get_secret_value())

@@ -4,7 +4,7 @@ __all__ = ["SchedulerMetrics"]
 
 
 class SchedulerMetrics:
-    """The queues as the leader sees them, and what its rounds did. A standby shows no queues."""
+    """Metrics of the queues and rounds of the leader. A standby shows no queues."""
 
     def __init__(self, metrics: Metrics) -> None:
         task = ("project", "task")

@@ -1,4 +1,4 @@
-"""Hints for the leader, and what it is asked."""
+"""Routes of notifications and queries to the leader."""
 
 from arl_core.domain.model import Fence
 from arl_kit.internal_api import InternalApi

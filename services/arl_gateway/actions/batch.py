@@ -1,4 +1,4 @@
-"""A batch as it is read here: what is wrong with one item is that item's answer and nobody else's."""
+"""Batch submission: an invalid item is reported in its own answer and does not affect other items."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any
@@ -14,7 +14,7 @@ __all__ = ["ActionBatchRequest", "check_gang", "item_problem"]
 
 
 ParsedItem = SubmitActionRequest | ValidationFailed
-"""An action, or why it is none."""
+"""A parsed action, or its validation error."""
 
 
 def _parse_or_error(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
@@ -25,7 +25,7 @@ def _parse_or_error(value: Any, validate: ValidatorFunctionWrapHandler) -> Any:
 
 
 class ActionBatchRequest(BaseModel):
-    """Up to 1000 actions. Each is accepted or refused for itself."""
+    """A batch of up to 1000 actions. Each action is accepted or refused independently."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,12 +34,12 @@ class ActionBatchRequest(BaseModel):
     gang: bool = Field(default=False, description=GANG_DESCRIPTION)
 
     def submissions(self) -> Sequence[SubmitActionRequest | TangramError]:
-        """What `actions` really holds: the schema that clients see says it without the failures."""
+        """Return the parsed items, validation failures included. The schema that clients see omits the failures."""
         return check_gang(self.actions) if self.gang else self.actions
 
 
 def check_gang(actions: Sequence[ParsedItem]) -> Sequence[ParsedItem | GangRefused]:
-    """All as they are, or all refused: each for what is wrong with it, the others because of that."""
+    """Return all actions unchanged, or refuse all. Invalid items get their own error, the others `GangRefused`."""
     checked = [each if isinstance(each, ValidationFailed) else _gang_error(each, actions) or each for each in actions]
     wrong = [at for at, each in enumerate(checked) if isinstance(each, ValidationFailed)]
     if not wrong:
@@ -66,7 +66,7 @@ def _gang_error(action: SubmitActionRequest, gang: Sequence[ParsedItem]) -> Vali
 
 
 def item_problem(error: TangramError, index: int) -> ProblemDetails:
-    """With the item in the names of the fields; what is wrong with a header is wrong for all."""
+    """Return the error of one item, with the item's index in each field name. Header errors keep their field names."""
     problem = error.to_problem()
     fields = [_item_field(field, index) for field in problem.errors]
     return problem.model_copy(update={"errors": fields, "detail": f"actions.{index}: {problem.detail}"})

@@ -1,4 +1,4 @@
-"""Why an action waits, by the scheduler; what it holds or held, from its row."""
+"""Explanations of queued actions by the scheduler, and of other actions from their rows."""
 
 from uuid import UUID
 
@@ -26,7 +26,10 @@ class ExplanationService:
         self._scheduler_url = scheduler_url
 
     async def get(self, id: UUID, caller: Caller) -> ActionExplanation:
-        """Of any action of the caller's project. For a queued one the scheduler is needed, for a running one asked."""
+        """Explain an action of the caller's project.
+
+        A queued action needs the scheduler. For a running action it is asked only whether the action straggles.
+        """
         action = await self._actions.get(id, caller)
         if action.state is ActionState.RUNNING:
             return _build_explanation(action, straggler=await self._straggler_info(id))
@@ -41,7 +44,7 @@ class ExplanationService:
         return _build_explanation(action)
 
     async def _explain_wait(self, id: UUID) -> WaitExplanation | None:
-        """None where the scheduler knows no such action, or none that is queued."""
+        """Return None if the scheduler does not know the action or the action is not queued."""
         try:
             content = await self._peers.call(f"{self._scheduler_url}/internal/explain", ExplainRequest(id=id))
         except NotFound:
@@ -53,7 +56,7 @@ class ExplanationService:
             return answer.wait.model_copy(update={"node": await node_queries.node_name(tx, answer.node)})
 
     async def _straggler_info(self, id: UUID) -> StragglerStatus | None:
-        """None, too, where nobody knows: what a running action holds is said without a scheduler."""
+        """Return None if the action does not straggle or the scheduler is unavailable."""
         try:
             content = await self._peers.call(
                 f"{self._scheduler_url}/internal/stragglers", FindStragglersRequest(limit=1, only=id)

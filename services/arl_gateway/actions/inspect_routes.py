@@ -1,4 +1,4 @@
-"""The public API of traces. A route parses, calls and returns."""
+"""Routes of traces and explanations. A route parses, calls and returns."""
 
 from typing import Annotated
 from uuid import UUID
@@ -32,9 +32,9 @@ async def _traces(request: Request) -> TraceService:
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_trace(id: UUID, caller: Reader, traces: Annotated[TraceService, Depends(_traces)]) -> ActionTrace:
-    """Where an action's time went: its waiting, every attempt, its run and its settling, in any state.
+    """Return the timeline of an action in any state: queueing, every attempt, run and settling.
 
-    Ends are the timestamps of its rows. These are the spans that are exported where a collector is configured.
+    Start and end times are the timestamps of its rows. A configured collector receives the same spans.
     """
     return await traces.get(id, caller)
 
@@ -56,8 +56,8 @@ async def _explanations(request: Request) -> ExplanationService:
 async def explain_action(
     id: UUID, caller: Reader, explanations: Annotated[ExplanationService, Depends(_explanations)]
 ) -> ActionExplanation:
-    """Why a queued action waits: what it lacks, how many go first, what is expected of it, and the rule that decides.
+    """Explain why a queued action waits: missing resources, actions ahead of it, its estimates and the deciding rule.
 
-    Of any other action: what it holds or held, and when. 503 while the scheduler can't say.
+    For any other action, return its allocation and timestamps. Returns 503 while the scheduler cannot answer.
     """
     return await explanations.get(id, caller)

@@ -51,7 +51,9 @@ async def submit_actions(
     response: Response,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Accept up to 1000 actions; each has its own answer. Those of a `gang` are accepted and start together."""
+    """Submit up to 1000 actions. Each action has its own answer. The actions of a `gang` are accepted and started
+    together.
+    """
     trace = request_trace(request)
     environments = gateway_deps(request).environments
     submissions = await environments.resolve_references(body.submissions(), caller, key=idempotency_key)
@@ -67,7 +69,7 @@ async def submit_actions(
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS),
 )
 async def wait_for_actions(body: WaitRequest, caller: Reader, actions: ActionsDep, response: Response) -> Response:
-    """The settled ones among up to 1000 ids, when any or all are, or when the time is up."""
+    """Return the settled actions among up to 1000 ids, once any or all of them settle or the timeout ends."""
     return model_response(await actions.wait(body, caller), response)
 
 
@@ -85,10 +87,11 @@ async def wait_for_actions(body: WaitRequest, caller: Reader, actions: ActionsDe
 async def get_action(
     id: UUID, caller: Reader, actions: ActionsDep, response: Response, wait: Wait = 0, if_none_match: IfNoneMatch = None
 ) -> Action | Response:
-    """One action, with its result once it is settled.
+    """Return an action. A settled action includes its result.
 
-    With `wait` alone this answers when the action has settled; with `If-None-Match` too, when it is any other
-    version than that, and otherwise 304 when the time is up. A settled action never changes again.
+    With `wait` only, the response is sent when the action settles or the time is up. With `wait` and `If-None-Match`,
+    it is sent when the action's version changes; if the time is up first, the status is 304. A settled action never
+    changes.
     """
     action = await actions.get(id, caller, wait_s=wait, known_etags=if_none_match)
     response.headers["etag"] = action_etag(action)
@@ -110,7 +113,7 @@ async def list_actions(
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ActionListResponse:
-    """Newest first, without results."""
+    """List actions, newest first, without results."""
     return await actions.list(caller, task=task, trajectory=trajectory, state=state, cursor=cursor, limit=limit)
 
 
@@ -121,7 +124,7 @@ async def list_actions(
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def cancel_action(id: UUID, caller: Writer, actions: ActionsDep) -> Action:
-    """Ask for an action's end. A settled one is answered as it is."""
+    """Request the cancellation of an action. A settled action is returned unchanged."""
     return await actions.cancel(id, caller)
 
 
@@ -137,5 +140,5 @@ async def end_trajectory(
     caller: Writer,
     actions: ActionsDep,
 ) -> None:
-    """Cancel what is left of a trajectory and end its environment; its name is free again afterwards."""
+    """Cancel the remaining actions of a trajectory and delete its environment. Its name can be reused afterwards."""
     await actions.end_trajectory(task, trajectory, caller)

@@ -1,4 +1,4 @@
-"""What the routes do: submit through admission, read rows, wait without a query per waiter."""
+"""Operations on actions: submit through admission, read rows, and wait without a query per waiter."""
 
 import asyncio
 import time
@@ -36,17 +36,17 @@ __all__ = ["ActionService", "AdmittedAction", "RequestTrace", "matches_etag"]
 MAX_KEY_LENGTH = 255
 MAX_TRACESTATE_LENGTH = 512
 FIRST_CHUNK, READ_CHUNK = 4, 50
-"""Results that are read at once before their size is known, and after that."""
+"""Number of results to read at once before their size is known, and afterwards."""
 RESPONSE_BYTES = 16 << 20
 POLL_S = 1.0
 MAX_PENDING = 20_000
 MAX_PENDING_BYTES = 256 << 20
-"""What may wait for its turn here; beyond that the answer is 503 at once."""
+"""Maximum size of the submissions that wait here, in bytes. Above it or above `MAX_PENDING`, submission returns 503."""
 
 
 @dataclass(frozen=True, slots=True)
 class RequestTrace:
-    """The trace context that a submission came with (W3C)."""
+    """The trace context of a submission (W3C)."""
 
     parent: str | None = None
     state: str | None = None
@@ -54,7 +54,10 @@ class RequestTrace:
 
 @dataclass(frozen=True, slots=True)
 class AdmittedAction:
-    """A durable action. What settles from `wakes` on is seen by whoever waits; what may have before is looked for."""
+    """A durable action.
+
+    Waiters see an action that settles after wake-up number `wakes`. An earlier settlement needs a query.
+    """
 
     id: UUID
     created: bool
@@ -93,7 +96,7 @@ class ActionService:
         wait_s: float = 0.0,
         source_snapshot: SnapshotSource | None = None,
     ) -> Action:
-        """Durable when this returns; as it is then, or once it settled or `wait_s` have passed."""
+        """Submit an action durably. Return it at once, or after it settles or `wait_s` have passed."""
         item = _admission_item(action, caller, _check_key(key), trace, source_snapshot=source_snapshot)
         return await self.wait_outcome(await self._submit_item(item), caller, wait_s=wait_s)
 
@@ -106,15 +109,16 @@ class ActionService:
         item_origins: Sequence[CoalescedCall] = (),
         key: str | None = None,
     ) -> AdmittedAction:
-        """Durable when this returns. `asked_for`: whose items these are."""
+        """Submit an action durably. `item_origins` names the call of each item."""
         return await self._submit_item(
             _admission_item(action, caller, _check_key(key), trace, item_origins=item_origins)
         )
 
     async def wait_outcome(self, admitted: AdmittedAction, caller: Caller, *, wait_s: float) -> Action:
-        """As it is now, or once it settled or `wait_s` have passed."""
+        """Return the action at once, or after it settles or `wait_s` have passed."""
         if wait_s > 0:
-            # A new action settles with a wake; one that its key stood for already may have settled long ago.
+            # A new action wakes its watch when it settles. An action that already existed for the key may have settled
+            # before.
             look = not admitted.created or self._waiters.wake_count != admitted.wakes
             with self._waiters.watch([admitted.id], check_now=look) as watch:
                 await watch.wait_for_change(wait_s)
@@ -133,9 +137,9 @@ class ActionService:
         trace: RequestTrace,
         gang: bool = False,
     ) -> SubmitBatchResponse:
-        """A batch's key names its items by their index. What was refused when it was read stays refused.
+        """Submit a batch. The idempotency key of an item is the batch's key and the item's index.
 
-        A `gang` goes to admission by itself, as one.
+        Items that failed validation stay refused. A `gang` is submitted to admission in a separate request.
         """
         checked = _check_key(key)
         if gang and not any(isinstance(action, TangramError) for action in actions):
@@ -172,9 +176,9 @@ class ActionService:
         return SubmitBatchResponse(items=[_batch_item(answer, index) for index, answer in enumerate(answers)])
 
     async def get(self, id: UUID, caller: Caller, *, wait_s: float = 0.0, known_etags: str | None = None) -> Action:
-        """The action as it is once it settled or `wait_s` have passed.
+        """Return the action once it settles or `wait_s` have passed.
 
-        Who names the versions that it knows (`If-None-Match`) is answered as soon as there is another one.
+        If `known_etags` (`If-None-Match`) is given, return as soon as the action has another version.
         """
         if known_etags is not None:
             return await self._wait_for_change(id, caller, known_etags, wait_s)
@@ -188,7 +192,7 @@ class ActionService:
         return await self._read(id, caller)
 
     async def _wait_for_change(self, id: UUID, caller: Caller, known_etags: str, wait_s: float) -> Action:
-        """Only settling wakes; any other edge is found by looking once a second, together with all who look then."""
+        """Wait for another version. Settling wakes the waiter; other changes are found by one shared poll a second."""
         ends_at = time.monotonic() + wait_s
         with self._waiters.watch([id]) as watch:
             while True:
@@ -199,7 +203,7 @@ class ActionService:
                 await watch.wait_for_change(min(left_s, POLL_S))
 
     async def wait(self, request: WaitRequest, caller: Caller) -> WaitResponse:
-        """Results are read once, at the end; until then only which ids are settled."""
+        """Wait for any or all ids. Until the end only their states are read; results are read once."""
         ids = list(dict.fromkeys(request.ids))
         ends_at = time.monotonic() + request.timeout_s
         with self._waiters.watch(ids) as watch:
@@ -218,7 +222,9 @@ class ActionService:
         )
 
     async def _read_bounded(self, ids: Sequence[UUID], caller: Caller) -> tuple[list[Action], set[UUID]]:
-        """The first of them, up to a number of bytes; the client asks again for the others. And those removed since."""
+        """Return the first actions up to a byte limit, and the ids removed meanwhile. The client asks again for the
+        rest.
+        """
         found: list[Action] = []
         gone: set[UUID] = set()
         size = start = 0
@@ -230,7 +236,7 @@ class ActionService:
             gone |= {id for id, action in zip(chunk, read, strict=True) if action is None}
             size += sum(result_size(action) for action in read if action is not None)
             start += len(chunk)
-            # As many as fit if they are like those before.
+            # Estimate how many results fit from the average size of those read so far.
             count = max(1, min(READ_CHUNK, 4 * count, (RESPONSE_BYTES - size) * start // max(1, size)))
         return found, gone
 
@@ -258,7 +264,7 @@ class ActionService:
         return ActionListResponse(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
 
     async def cancel(self, id: UUID, caller: Caller) -> Action:
-        """Record the wish. A result that came first stays, and is what this answers."""
+        """Request cancellation. If the action settled first, its result is kept and returned."""
         action = await self._read(id, caller)
         if action.settled_at is not None:
             return action
@@ -284,13 +290,13 @@ class ActionService:
         return action
 
     async def _states(self, ids: Sequence[UUID], caller: Caller) -> dict[UUID, bool]:
-        """Whether each is settled; without those that are not the caller's."""
+        """Return whether each action is settled. Actions of other projects are omitted."""
         async with self._store.read() as tx:
             rows = await queries.states_by_id(tx, ids, project_id=caller.project_id)
         return {row.id: row.settled for row in rows}
 
     async def _read_many(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Action | Exception | None]:
-        """One query for everybody who reads now; what belongs to another project is as good as unknown."""
+        """Read the actions of all concurrent readers in one query. Actions of other projects are treated as unknown."""
         async with self._store.read() as tx:
             rows = await queries.actions_by_id(tx, sorted({id for _, id in wanted}))
         found = {(row.project_id, row.id): action_from_row(row) for row in rows}
@@ -307,7 +313,7 @@ class ActionService:
 
 
 def matches_etag(action: Action, known_etags: str | None) -> bool:
-    """Whether an `If-None-Match` names this version: by weak comparison, as RFC 9110 asks."""
+    """Return True if `If-None-Match` names this version. Tags are compared weakly, as RFC 9110 requires."""
     if known_etags is None:
         return False
     tags = {tag.strip().removeprefix("W/") for tag in known_etags.split(",")}
@@ -324,8 +330,8 @@ def _admission_item(
     item_origins: Sequence[CoalescedCall] = (),
     gang_size: int = 0,
 ) -> str:
-    """An `AdmitItem` as JSON."""
-    # Without what is as by default: a field that a later version adds is no other body.
+    """Return an `AdmitItem` as JSON."""
+    # Defaults are omitted so that a field added in a later version does not change the hash of the body.
     body = action.model_dump_json(exclude_defaults=True)
     bound = body + (source_snapshot.model_dump_json() if source_snapshot is not None else "")
     bound += f"gang of {gang_size}" if gang_size else ""

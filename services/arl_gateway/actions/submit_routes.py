@@ -1,4 +1,4 @@
-"""Submitting one action: the route that a client takes for each action that it waits for."""
+"""The route that submits one action; clients call it once per action."""
 
 import re
 from collections.abc import Mapping
@@ -53,7 +53,7 @@ _SIMPLE_QUERY = re.compile(rb"(?:wait=(\d{1,2}(?:\.\d{1,9})?))?")
 
 
 class _SubmitRoute(WriterRoute):
-    """A query with more than `wait` in it is FastAPI's to read, and to refuse."""
+    """A fast path for queries that contain only `wait`. FastAPI parses and validates all other queries."""
 
     def arguments(self, request: Request) -> Mapping[str, Any] | None:
         query = _SIMPLE_QUERY.fullmatch(request.scope["query_string"])
@@ -86,7 +86,7 @@ async def submit_action(
     wait: Wait = 0,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Accept an action, durably. With `wait`, answer 200 with its outcome if it settles in time."""
+    """Submit an action durably. With `wait`, the response is 200 with the outcome if the action settles in time."""
     environments: EnvironmentService = gateway_deps(request).environments
     (named,) = await environments.resolve_references([body], caller, key=idempotency_key)
     if isinstance(named, TangramError):

@@ -1,4 +1,4 @@
-"""The waterfall of an action, made from its rows when somebody asks."""
+"""Timelines of actions, built from their rows on request."""
 
 from datetime import datetime
 from uuid import UUID
@@ -18,7 +18,7 @@ class TraceService:
         self._store = store
 
     async def get(self, id: UUID, caller: Caller) -> ActionTrace:
-        """Of any action of the caller's project, settled or not."""
+        """Return the timeline of an action of the caller's project, settled or not. Raises NotFound."""
         async with self._store.read() as tx:
             rows = await repository.histories(tx, [id])
         if not rows or rows[0].project_id != caller.project_id:

@@ -1,4 +1,4 @@
-"""From rows to what clients see."""
+"""Conversion of rows to the API's models."""
 
 import json
 from base64 import b64encode
@@ -17,13 +17,13 @@ __all__ = ["action_etag", "action_from_row", "result_size"]
 
 SCORE_LIST = TypeAdapter(list[Score])
 SCORE_BYTES = 96
-"""Of one entry in an answer, an error's too."""
+"""Estimated bytes of one score entry in a response; errors count the same."""
 NUMBER_BYTES = 20
-"""Of each further number in it."""
+"""Estimated bytes of each further number in a score entry."""
 
 
 def action_from_row(row: Row) -> Action:
-    """With the result where the row was read with one."""
+    """Return the action. Its result is included if the row was read with one."""
     has_result = row.get("has_result", False)
     return Action(
         id=row.id,
@@ -56,9 +56,9 @@ def action_from_row(row: Row) -> Action:
 
 
 def action_etag(action: Action) -> str:
-    """Its entity tag: another one for whatever an edge, a wish or a resize makes of the row.
+    """Return the entity tag of an action. It changes with each state change, cancellation request and resize.
 
-    Times of edges need no part in it: each edge changes the state, the grant or the failures.
+    Timestamps are not part of it: each of their changes also changes the state, the grant or the failures.
     """
     parts = [action.state, action.grant_no, action.failures, action.cancel_requested, action.amounts]
     digest = blake2b(json.dumps([str(action.id), *parts], sort_keys=True).encode(), digest_size=8)
@@ -66,7 +66,7 @@ def action_etag(action: Action) -> str:
 
 
 def result_size(action: Action) -> int:
-    """Bytes of its result in a response, roughly."""
+    """Return the approximate size of an action's result in a response, in bytes."""
     result = action.result
     if result is None:
         return 0
@@ -79,7 +79,10 @@ def result_size(action: Action) -> int:
 
 
 def _build_times(row: Row) -> ActionTimes:
-    """queue is up to the last grant, run the manager's monotonic interval, overhead what remains of the whole."""
+    """Compute the parts of the action completion time.
+
+    `queue_s` ends at the last grant, `run_s` is the manager's monotonic interval, `overhead_s` is the remainder.
+    """
     if row.granted_at is None:
         waited = _seconds(row.created_at, row.settled_at) if row.state == ActionState.SETTLED else None
         return ActionTimes(
@@ -120,13 +123,13 @@ def _build_result(row: Row) -> ActionResult:
 
 
 def _parse_verifier_scores(result: ActionResult, kind: str) -> ActionResult:
-    """A verifier is a program that puts its entries out."""
+    """Move the scores that a verifier printed from stdout to `scores`."""
     if kind != "score" or result.scores is not None or not result.stdout.text or result.stdout.truncated:
         return result
     try:
         scores = SCORE_LIST.validate_json(result.stdout.text)
     except ValidationError:
-        # It was ended in the middle of it.
+        # The program was terminated while it printed.
         return result
     return result.model_copy(update={"scores": scores, "stdout": OutputStream()})
 

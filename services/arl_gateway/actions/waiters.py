@@ -1,4 +1,4 @@
-"""Everybody who waits for an action, on one query per wake-up."""
+"""Waiters for actions, served with one query per wake-up."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class ActionWatch:
-    """Ids that one request waits for, and which of them are known to be settled."""
+    """The ids that one request waits for, and which of them are still pending."""
 
     def __init__(self, ids: Iterable[UUID]) -> None:
         self.pending = set(ids)
@@ -24,7 +24,7 @@ class ActionWatch:
         self._change_event = asyncio.Event()
 
     def end(self) -> None:
-        """There is no more waiting."""
+        """End the wait; later waits return at once."""
         self.ended = True
         self._change_event.set()
 
@@ -33,7 +33,7 @@ class ActionWatch:
         self._change_event.set()
 
     async def wait_for_change(self, timeout_s: float) -> bool:
-        """False if nothing settled in time, or nothing more is waited for."""
+        """Wait for a settlement. Return False if nothing settled in time or the watch has ended."""
         try:
             async with asyncio.timeout(max(0.0, timeout_s)):
                 await self._change_event.wait()
@@ -44,7 +44,10 @@ class ActionWatch:
 
 
 class ActionWaiters:
-    """Register first, read the row then: whatever settles in between wakes the registered one."""
+    """Watches by action id.
+
+    Register a watch before reading the row; a settlement in between then wakes the watch.
+    """
 
     def __init__(self, store: PostgresStore, *, poll_s: float) -> None:
         self._store = store
@@ -55,11 +58,11 @@ class ActionWaiters:
         self._task: asyncio.Task[None] | None = None
         self._draining = False
         self.wake_count = 0
-        """How often something settled, so far."""
+        """Number of wake-ups so far."""
 
     @property
     def waiting(self) -> int:
-        """Requests that wait now."""
+        """Number of requests that wait now."""
         return len({watch for watches in self._watches.values() for watch in watches})
 
     def start(self) -> None:
@@ -73,24 +76,26 @@ class ActionWaiters:
             await self._task
 
     def drain(self) -> None:
-        """From now on nobody waits: whoever does is answered with the present state, and comes back to another."""
+        """End all watches and refuse new ones. Each waiting request returns the current state, and its client
+        retries elsewhere.
+        """
         self._draining = True
         for watch in {watch for watches in self._watches.values() for watch in watches}:
             watch.end()
 
     def wake(self) -> None:
-        """Something settled; ours or not, one query tells."""
+        """Wake the poller: an action settled. One query finds out whether a watch waits for it."""
         self.wake_count += 1
         self._wake_event.set()
 
     @contextmanager
     def watch(self, ids: Collection[UUID], *, check_now: bool = False) -> Iterator[ActionWatch]:
-        """What settles from now on is seen. With `look` a query also finds what had settled before."""
+        """Watch ids; settlements from now on are seen. With `check_now`, a query also finds earlier settlements."""
         watch = ActionWatch(ids)
         if self._draining:
             watch.end()
         if not self._watches:
-            # Wakes so far were for others.
+            # Earlier wake-ups were for other watches.
             self._wake_event.clear()
             self._watched_event.set()
         if check_now:
@@ -115,7 +120,7 @@ class ActionWaiters:
         while True:
             try:
                 await self._poll_once()
-            except Exception as error:  # noqa: BLE001 - Postgres may be away; whoever waits goes on waiting
+            except Exception as error:  # noqa: BLE001 - Postgres may be away; waiters keep waiting
                 log.warning("looking for settled actions failed: %s", type(error).__name__)
                 await asyncio.sleep(self._poll_s)
 

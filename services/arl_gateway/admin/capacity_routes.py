@@ -1,4 +1,4 @@
-"""The public API of what the scheduler foresees and finds: plans and stragglers. A route parses, calls and returns."""
+"""Routes of capacity plans and stragglers. A route parses, calls and returns."""
 
 from typing import Annotated
 
@@ -38,10 +38,10 @@ async def plan_capacity(
     caller: Admin,
     capacity: Annotated[CapacityService, Depends(_capacity)],
 ) -> CapacityPlan:
-    """How long what waits now would wait, with other nodes or more actions and without. Nothing of it is done.
+    """Estimate the queueing delay of queued actions with and without other nodes or more actions. Changes nothing.
 
-    503 while no scheduler leads or another plan is being made; 409 under static provisioning, whose pods are held for
-    as long as their trajectories last.
+    Returns 503 while no scheduler leads or another plan is computed. Returns 409 under static provisioning, where
+    trajectories occupy their pods until they end.
     """
     return await capacity.plan(question)
 
@@ -55,8 +55,8 @@ async def plan_capacity(
 async def list_stragglers(
     caller: Admin, stragglers: Annotated[StragglerService, Depends(_stragglers)]
 ) -> StragglerListResponse:
-    """Actions that run far longer than others of their class; where they may be resized they get cores first.
+    """List actions that run far longer than others of their class. Resizable stragglers get additional cores first.
 
-    As of the scheduler's last poll, a second ago at most. 503 while no scheduler leads.
+    The data are from the scheduler's last poll, at most a second ago. Returns 503 while no scheduler leads.
     """
     return await stragglers.list(caller)

@@ -1,4 +1,4 @@
-"""The consistency check: one snapshot of all rows, and what contradicts an invariant in it."""
+"""The consistency check: violations of invariants in one snapshot of all rows."""
 
 import json
 

@@ -6,8 +6,8 @@ from arl_store.tx import ReadTx, Row
 
 __all__ = ["check_consistency"]
 
-# Held amounts as the design has it: an attempt holds its cores, and memory and disk too unless the environment it
-# runs in has a row; a living environment holds memory and disk. One statement is one snapshot.
+# Allocation rule: an attempt occupies its cores. It also occupies memory and disk unless its environment has a row. A
+# live environment occupies memory and disk. A single statement reads a single snapshot.
 CONSISTENCY_CHECK = text("""
     with attempts as (
         select a.id, a.state, a.node_id, a.node_epoch, a.environment_id, a.amounts, e.id is not null as has_home,
@@ -97,5 +97,5 @@ CONSISTENCY_CHECK = text("""
 
 
 async def check_consistency(tx: ReadTx) -> Row:
-    """Every row is looked at once; it takes seconds where there are millions."""
+    """Check every row once. With millions of rows this takes seconds."""
     return (await tx.fetch(CONSISTENCY_CHECK))[0]

@@ -83,10 +83,10 @@ async def key_by_id(tx: ReadTx, *, id: int, project_id: int) -> Row | None:
 
 
 async def list_keys(tx: ReadTx, *, project_id: int, before: int | None, limit: int) -> Sequence[Row]:
-    """Newest first."""
+    """Return keys, newest first."""
     return await tx.fetch(LIST_KEYS, {"project_id": project_id, "before": before, "limit": limit})
 
 
 async def revoke_key(tx: WriteTx, *, id: int, project_id: int) -> bool:
-    """Whether it was live until now."""
+    """Revoke a key. Return False if it does not exist or was already revoked."""
     return await tx.execute(REVOKE_KEY, {"id": id, "project_id": project_id}) > 0

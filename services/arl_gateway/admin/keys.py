@@ -1,4 +1,4 @@
-"""API keys made, listed and revoked. Only a key's hash is kept; the key is in one answer and nowhere else."""
+"""Creation, listing and revocation of API keys. Only the hash of a key is stored; the key is returned once."""
 
 import json
 import secrets
@@ -15,23 +15,26 @@ from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound, Validatio
 __all__ = ["ROOT_PROJECT", "KeyAdmin"]
 
 ROOT_PROJECT = "default"
-"""The project that `tangram up` makes; its `admin:*` keys make the others."""
+"""The project that `tangram up` creates; its `admin:*` keys create the other projects."""
 FIRST_KEY_SCOPES = ("actions:*", "admin:*")
-"""Scopes of a project's first key, where none are asked for: nobody else could make it another one."""
+"""Default scopes of a project's first key, which must be able to create further keys."""
 
 PREFIX_LENGTH = 8
 SECRET_BYTES = 32
 
 
 class KeyAdmin:
-    """Every change and its line in the audit log are one transaction."""
+    """Administration of keys. Each change and its audit log entry are written in one transaction."""
 
     def __init__(self, store: PostgresStore, authenticator: KeyAuthenticator) -> None:
         self._store = store
         self._authenticator = authenticator
 
     async def create(self, request: CreateKeyRequest, caller: Caller) -> CreateKeyResponse:
-        """A key never gives an admin scope that it lacks, so `admin:write` cannot make itself `admin:*`."""
+        """Create a key.
+
+        A key cannot grant an admin scope that it lacks, so `admin:write` cannot create `admin:*`.
+        """
         project = request.project or caller.project
         scopes = request.scopes or (FIRST_KEY_SCOPES if project != caller.project else ["actions:write"])
         _check_may_create(scopes, project, caller)
@@ -50,14 +53,14 @@ class KeyAdmin:
         return CreateKeyResponse(key=key, **_key_from_row(row).model_dump())
 
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> KeyListResponse:
-        """Those of the caller's project, with the revoked and expired ones."""
+        """List the keys of the caller's project, including revoked and expired keys."""
         async with self._store.read() as tx:
             rows = await key_queries.list_keys(tx, project_id=caller.project_id, before=cursor, limit=limit + 1)
         items = [_key_from_row(row) for row in rows[:limit]]
         return KeyListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
     async def revoke(self, id: int, caller: Caller) -> ApiKey:
-        """From this answer on the key is refused here. One that was revoked before is answered as it is."""
+        """Revoke a key. This gateway refuses it from now on. A key that was already revoked is returned unchanged."""
         async with self._store.write() as tx:
             changed = await key_queries.revoke_key(tx, id=id, project_id=caller.project_id)
             row = await key_queries.key_by_id(tx, id=id, project_id=caller.project_id)

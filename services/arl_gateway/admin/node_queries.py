@@ -1,4 +1,4 @@
-"""The statements about nodes."""
+"""Statements about nodes."""
 
 from collections.abc import Sequence
 
@@ -50,5 +50,5 @@ async def node_name(tx: ReadTx, node_id: int) -> str | None:
 
 
 async def node_ids(tx: ReadTx, names: Sequence[str]) -> dict[str, int]:
-    """By name, of those that there are."""
+    """Return the ids of the nodes that exist, by name."""
     return {row.name: row.id for row in await tx.fetch(NODE_IDS, {"names": list(names)})}

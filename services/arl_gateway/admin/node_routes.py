@@ -1,4 +1,4 @@
-"""The public API of nodes. A route parses, calls and returns."""
+"""Routes of nodes. A route parses, calls and returns."""
 
 from typing import Annotated
 
@@ -29,7 +29,7 @@ NodeName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^\x00-\
     "/nodes", operation_id="list_nodes", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
 )
 async def list_nodes(caller: Admin, nodes: NodesDep) -> NodeListResponse:
-    """Nodes with what they have, whether they live, and what they enforce."""
+    """List nodes with their capacity, liveness and enforced limits."""
     return await nodes.list()
 
 
@@ -41,7 +41,7 @@ async def list_nodes(caller: Admin, nodes: NodesDep) -> NodeListResponse:
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
 async def change_node(name: NodeName, body: ChangeNodeRequest, caller: AdminWriter, nodes: NodesDep) -> NodeInfo:
-    """Close a node to what is new, empty it until a deadline, or open it again. Needs a key of project `default`."""
+    """Cordon a node, drain it until a deadline, or reopen it. Requires a key of project `default`."""
     return await nodes.change(name, body, caller)
 
 
@@ -52,8 +52,8 @@ async def change_node(name: NodeName, body: ChangeNodeRequest, caller: AdminWrit
     responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
 async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodesDep) -> None:
-    """Forget a node that is gone. Refused while it is alive, has actions that have not settled, or live environments.
+    """Remove a dead node. Returns 409 while it is alive or has unsettled actions or live environments.
 
-    One that registers again afterwards is there again. Needs a key of project `default`.
+    A removed node that registers again is added again. Requires a key of project `default`.
     """
     await nodes.remove(name, caller)

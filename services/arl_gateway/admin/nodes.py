@@ -1,4 +1,4 @@
-"""Nodes shown, closed, emptied, opened and removed. Admission is the writer of those wishes."""
+"""Listing, cordoning, draining and removal of nodes. Admission writes these changes."""
 
 import json
 
@@ -47,7 +47,7 @@ class NodeAdmin:
         return node_from_row(row)
 
     async def remove(self, name: str, caller: Caller) -> None:
-        """Raises `Conflict` while it lives or has something, and `NotFound`."""
+        """Remove a node. Raises `Conflict` while it is alive or in use, and `NotFound`."""
         _require_root_project(caller)
         content = await self._peers.call(f"{self._admission_url}/internal/remove-node", RemoveNodeRequest(name=name))
         answer = RemoveNodeResponse.model_validate_json(content)
@@ -60,7 +60,7 @@ class NodeAdmin:
 
 
 def _require_root_project(caller: Caller) -> None:
-    """Nodes serve all projects, so only keys of the first one have a say in them."""
+    """Raise `Forbidden` unless the key belongs to the first project; nodes serve all projects."""
     if caller.project != ROOT_PROJECT:
         raise Forbidden(f"nodes are changed with a key of the project `{ROOT_PROJECT}`")
 

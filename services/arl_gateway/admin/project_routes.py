@@ -1,4 +1,4 @@
-"""The public API of projects. A route parses, calls and returns."""
+"""Routes of projects. A route parses, calls and returns."""
 
 from typing import Annotated
 
@@ -37,7 +37,7 @@ async def list_projects(
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ProjectListResponse:
-    """All projects with their weights, for a key of project `default`; the caller's own for any other."""
+    """List projects with their weights. A key of project `default` lists all; any other key lists its own project."""
     return await projects.list(caller, cursor=cursor, limit=limit)
 
 
@@ -49,5 +49,5 @@ async def list_projects(
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
 async def change_project(name: Name, body: ChangeProjectRequest, caller: AdminWriter, projects: ProjectsDep) -> Project:
-    """Weigh a project beside the others. Needs a key of project `default`."""
+    """Change the weight of a project relative to the others. Requires a key of project `default`."""
     return await projects.change(name, body, caller)

@@ -1,4 +1,4 @@
-"""Projects shown and weighed. Admission is the writer of their weights."""
+"""Listing and weighting of projects. Admission writes the weights."""
 
 from arl_gateway.admin import queries
 from arl_gateway.admin.keys import ROOT_PROJECT
@@ -14,7 +14,7 @@ __all__ = ["ProjectAdmin"]
 
 
 class ProjectAdmin:
-    """Projects are strangers: only keys of the first one see the others, and have a say in their shares."""
+    """Administration of projects. Only keys of the first project see the others and may change their shares."""
 
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store = store

@@ -8,7 +8,7 @@ from arl_store.tx import ReadTx, Row, WriteTx
 
 __all__ = ["insert_project", "list_projects", "list_queues", "project_by_name", "queue_by_task"]
 
-# Each half is served by the partial index of its states; together they would be a scan of all actions.
+# Each half uses the partial index of its states; a single combined query would scan all actions.
 _QUEUE = """
     with unsettled as (
         select queue_id, 1 as waiting, 0 as running
@@ -69,7 +69,7 @@ async def queue_by_task(tx: ReadTx, *, project_id: int, task: str) -> Row | None
 
 
 async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limit: int) -> Sequence[Row]:
-    """In order of their making; with `only`, at most that one."""
+    """Return projects in order of creation; with `only`, at most that project."""
     return await tx.fetch(LIST_PROJECTS, {"only": only, "after": after, "limit": limit})
 
 

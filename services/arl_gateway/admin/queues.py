@@ -1,4 +1,4 @@
-"""Queues shown and changed. Admission is the writer of their rows; a change goes through it."""
+"""Listing and changing of queues. Admission writes their rows."""
 
 from arl_gateway.admin import queries
 from arl_gateway.audit_log.queries import insert_audit_log
@@ -19,16 +19,17 @@ class QueueAdmin:
         self._admission_url = admission_url
 
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> QueueListResponse:
-        """Those of the caller's project."""
+        """List the queues of the caller's project."""
         async with self._store.read() as tx:
             rows = await queries.list_queues(tx, project_id=caller.project_id, after=cursor, limit=limit + 1)
         items = [_queue_from_row(row) for row in rows[:limit]]
         return QueueListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
     async def change(self, task: str, request: ChangeQueueRequest, caller: Caller) -> Queue:
-        """A limit and a pause hold from this answer on, for what comes through the admission that was asked.
+        """Change a queue.
 
-        A weight and a quota hold from the scheduler's next poll on, for which it is asked at once.
+        A limit and a pause take effect at once in the admission process that answered. A weight and a quota take effect
+        at the scheduler's next poll, which is requested at once.
         """
         body = InternalChangeQueueRequest(
             project_id=caller.project_id,

@@ -49,7 +49,7 @@ KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 async def create_key(
     body: CreateKeyRequest, caller: AdminWriter, keys: KeysDep, response: Response
 ) -> CreateKeyResponse:
-    """Make a key. This answer shows it; no later one does."""
+    """Create a key. The key is returned only in this response."""
     created = await keys.create(body, caller)
     response.headers["cache-control"] = "no-store"
     return created
@@ -64,7 +64,7 @@ async def list_keys(
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> KeyListResponse:
-    """The project's keys, newest first, revoked and expired ones too."""
+    """List the project's keys, newest first, including revoked and expired keys."""
     return await keys.list(caller, cursor=cursor, limit=limit)
 
 
@@ -75,7 +75,7 @@ async def list_keys(
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeysDep) -> ApiKey:
-    """End a key, for ever: at once on this gateway, within seconds on others."""
+    """Revoke a key permanently: at once on this gateway, within seconds on others."""
     return await keys.revoke(id, caller)
 
 
@@ -88,7 +88,7 @@ async def list_queues(
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> QueueListResponse:
-    """The project's queues, one per task, with what waits and runs now."""
+    """List the project's queues, one per task, with their numbers of queued and running actions."""
     return await queues.list(caller, cursor=cursor, limit=limit)
 
 
@@ -100,7 +100,7 @@ async def list_queues(
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
 async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter, queues: QueuesDep) -> Queue:
-    """Limit how many actions may wait for a task, weigh it beside others, pause it or let it go on."""
+    """Change a queue: limit its queued actions, set its weight or quota, pause it or resume it."""
     return await queues.change(task, body, caller)
 
 
@@ -108,9 +108,9 @@ async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter
 async def check_consistency(
     caller: Admin, consistency: Annotated[ConsistencyService, Depends(_consistency)]
 ) -> ConsistencyReport:
-    """All rows of all projects in one snapshot: counts, what is held, and whatever contradicts an invariant.
+    """Check all rows of all projects in one snapshot: counts, allocations and violated invariants.
 
-    With a key of the project `default`.
+    Requires a key of project `default`.
     """
     if caller.project != ROOT_PROJECT:
         raise Forbidden(f"rows of all projects are audited with a key of the project `{ROOT_PROJECT}`")

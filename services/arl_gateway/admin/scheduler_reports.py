@@ -1,4 +1,4 @@
-"""What would be with other nodes or more actions, by the scheduler."""
+"""Capacity plans and stragglers, computed by the scheduler."""
 
 from arl_gateway.actions import queries
 from arl_gateway.admin import node_queries
@@ -20,7 +20,7 @@ class CapacityService:
         self._scheduler_url = scheduler_url
 
     async def plan(self, question: CapacityPlanQuery) -> CapacityPlan:
-        """Nodes serve all projects, so what waits of all is in it, as numbers."""
+        """Estimate queueing delays. The numbers include the queued actions of all projects, which share the nodes."""
         ask = CapacityPlanRequest(question=question, without=await self._node_ids(question.exclude_node))
         content = await self._peers.call(f"{self._scheduler_url}/internal/plan", ask)
         return CapacityPlan.model_validate_json(content)

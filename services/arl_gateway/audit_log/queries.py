@@ -29,7 +29,7 @@ LIST_AUDIT_LOG = text("""
 async def list_audit_log(
     tx: ReadTx, *, project_id: int | None, project: str | None, verb: str | None, before: int | None, limit: int
 ) -> Sequence[Row]:
-    """Newest first. A filter that is None matches every entry."""
+    """Return entries, newest first. A filter that is None matches every entry."""
     return await tx.fetch(
         LIST_AUDIT_LOG, {"project_id": project_id, "project": project, "verb": verb, "before": before, "limit": limit}
     )

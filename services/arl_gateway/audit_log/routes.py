@@ -1,4 +1,4 @@
-"""The public API of the audit log. A route parses, calls and returns."""
+"""Routes of the audit log. A route parses, calls and returns."""
 
 from typing import Annotated
 

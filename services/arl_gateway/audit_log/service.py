@@ -1,4 +1,4 @@
-"""The audit log as administrators read it. Each change writes its own entry."""
+"""The audit log for administrators. Each change writes its own entry."""
 
 import json
 
@@ -12,7 +12,10 @@ __all__ = ["AuditLogReader"]
 
 
 class AuditLogReader:
-    """Keys of the first project read the entries of all projects; other keys read those of their own project."""
+    """Reader of the audit log.
+
+    Keys of the first project read the entries of all projects; other keys read those of their own project.
+    """
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Actions that a call is held for: durable like any other, and cancelled where nobody waits for them any more."""
+"""Blocking actions: durable like any other action, and cancelled if the caller disconnects."""
 
 import asyncio
 import logging
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 POLL_WAIT_S = 20.0
 RETRY_PAUSE_S = 1.0
-"""Before what could not be done is tried again."""
+"""Seconds before a failed operation is retried."""
 
 
 class BlockingActions:
@@ -28,12 +28,15 @@ class BlockingActions:
         self._tasks: set[asyncio.Task[Any]] = set()
 
     async def wait_settled(self, admission: Coroutine[Any, Any, AdmittedAction], caller: Caller) -> Action:
-        """Raises what `admission` raises. Where this is cancelled, so is the action, also one that is on its way in."""
+        """Wait until the action settles. If this is cancelled, the action is cancelled too, even during admission.
+
+        Raises the errors of `admission`.
+        """
         admitting = asyncio.ensure_future(admission)
         try:
             admitted = await asyncio.shield(admitting)
         except asyncio.CancelledError:
-            # It may be durable by now, and nobody would know its name.
+            # The action may be durable already, and no caller knows its id.
             self.run_in_background(self._cancel_admitted(admitting, caller))
             raise
         try:
@@ -45,7 +48,7 @@ class BlockingActions:
     async def wait_settled_or_stopped(
         self, stop_event: asyncio.Event, admission: Coroutine[Any, Any, AdmittedAction], caller: Caller
     ) -> Action | None:
-        """As `settled`; None where that event comes first: nobody waits any more then, and the action is cancelled."""
+        """Wait like `wait_settled`. If `stop_event` is set first, cancel the action and return None."""
         settling = asyncio.ensure_future(self.wait_settled(admission, caller))
         stopped = asyncio.ensure_future(stop_event.wait())
         try:
@@ -62,12 +65,14 @@ class BlockingActions:
         return task
 
     async def drain(self) -> None:
-        """Until nothing is in the background any more."""
+        """Wait until all background tasks have ended."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 
     async def _poll_until_settled(self, admitted: AdmittedAction, caller: Caller) -> Action:
-        """As it settled, however often Postgres is away meanwhile: it is durable, and its callers say for how long."""
+        """Wait until the action settles, across outages of Postgres. The action is durable and its caller sets the
+        timeout.
+        """
         look: Callable[..., Awaitable[Action]] = partial(self._actions.wait_outcome, admitted)
         while True:
             begun = time.monotonic()
@@ -78,12 +83,12 @@ class BlockingActions:
             except Exception as error:
                 if not (is_temporary(error) or isinstance(error, Unavailable)):
                     raise
-            if time.monotonic() - begun < POLL_WAIT_S:  # Postgres is away, or this gateway ends and lets nobody wait
+            if time.monotonic() - begun < POLL_WAIT_S:  # Postgres is unavailable, or this gateway drains
                 await asyncio.sleep(self.retry_pause_s)
             look = partial(self._actions.get, admitted.id)
 
     async def _cancel_admitted(self, admitting: "asyncio.Future[AdmittedAction]", caller: Caller) -> None:
         try:
             await self._actions.cancel((await admitting).id, caller)
-        except Exception as error:  # noqa: BLE001 - it was refused, or has an outcome for nobody
+        except Exception as error:  # noqa: BLE001 - it was refused, or has already settled
             log.info("an action for which nobody waits was not cancelled: %s", error)

@@ -1,7 +1,7 @@
-"""Programs that a call is held for: compiled, if need be, and run, each by an action of its own.
+"""Programs that run while their call blocks: an optional compile action, then a run action.
 
-A call that took too long is answered 504, and what it asked for goes on for a while: its client sends the same again,
-and that call takes it up. Who hangs up wants nothing more, and his actions are cancelled.
+A call that takes too long gets 504, and its program continues for a while. If the client repeats the request, the new
+call resumes the wait. If the client disconnects, its actions are cancelled.
 """
 
 import asyncio
@@ -23,24 +23,27 @@ __all__ = ["CodeRun", "CodeRunResult", "CodeRunner"]
 MAX_PENDING = 20_000
 MAX_PENDING_BYTES = 1 << 30
 RESUME_GRACE_S = 30.0
-"""So long what was answered 504 waits to be taken up. verl comes back after one or two seconds."""
+"""Seconds that a run waits to be resumed after a 504. verl retries after one or two seconds."""
 INFRA_OUTCOMES = (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeRun:
-    """`key` is equal for equal bodies. What is compiled runs in the same kept environment, ended afterwards."""
+    """A program to run. A compiled program runs in the environment that compiled it, which is deleted afterwards.
+
+    `key` is equal for equal request bodies.
+    """
 
     run: SubmitActionRequest
     compile: SubmitActionRequest | None = None
     key: bytes = b""
     size: int = 0
-    """Bytes of the body, which is kept until it has ended."""
+    """Size of the request body in bytes; the body stays in memory until the run ends."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodeRunResult:
-    """The settled actions; without `run` where the compiler did not succeed."""
+    """The settled actions of a run. `run` is None if compilation failed."""
 
     compile: Action | None
     run: Action | None
@@ -55,7 +58,7 @@ class _InFlightRun:
     is_active: bool = True
     task: "asyncio.Task[CodeRunResult]" = field(init=False)
     expiry_timer: asyncio.TimerHandle | None = None
-    """Until it fires, the next call for the same may take it up."""
+    """Timer that ends the time in which the run can be resumed."""
 
     def cancel(self) -> None:
         self.is_active = False
@@ -63,7 +66,7 @@ class _InFlightRun:
 
     @property
     def is_resumable(self) -> bool:
-        """It goes on, or ended by no trouble of ours: what did is begun anew."""
+        """Return True if the run is active or ended without an infrastructure error. A failed run must start again."""
         if not self.task.done():
             return True
         ended_well = not self.task.cancelled() and self.task.exception() is None
@@ -77,14 +80,17 @@ class CodeRunner:
         self._actions, self._blocking = actions, BlockingActions(actions, retry_pause_s=retry_pause_s)
         self._resume_grace_s = resume_grace_s
         self._resumable: dict[tuple[int, bytes], deque[_InFlightRun]] = {}
-        """Those that were answered 504, by project and key."""
+        """Runs that were answered 504, by project and key."""
         self._stopping = asyncio.Event()
         self.waiting = 0
-        """Calls that have no answer yet."""
+        """Number of calls without an answer."""
         self._pending_bytes = 0
 
     async def run(self, code_run: CodeRun, caller: Caller, trace: RequestTrace, *, within_s: float) -> CodeRunResult:
-        """Raises `GatewayTimeout` after `within_s`, and what admission refuses with but for its having no room."""
+        """Run a program. If admission has no room, retry until the call times out.
+
+        Raises `GatewayTimeout` after `within_s`, and all other errors of admission.
+        """
         ends_at = time.monotonic() + within_s
         self.waiting += 1
         try:
@@ -94,11 +100,11 @@ class CodeRunner:
             self.waiting -= 1
 
     def stop(self) -> None:
-        """Who waits is answered 504 at once: this gateway is about to end, and knows nothing of it afterwards."""
+        """Answer all waiting calls with 504. This gateway shuts down, and the next one does not know its runs."""
         self._stopping.set()
 
     async def drain(self) -> None:
-        """What is left is cancelled."""
+        """Cancel the remaining runs and wait for them."""
         self.stop()
         for going in [going for left in self._resumable.values() for going in left]:
             going.cancel()
@@ -138,7 +144,7 @@ class CodeRunner:
     def _run_finished(self, size: int, done: "asyncio.Task[CodeRunResult]") -> None:
         self._pending_bytes -= size
         if not done.cancelled():
-            done.exception()  # nobody may wait for it any more
+            done.exception()  # retrieve it: its call may have disconnected
 
     def _resume_run(self, code_run: CodeRun, caller: Caller) -> _InFlightRun | None:
         left = self._resumable.get((caller.project_id, code_run.key))
@@ -187,7 +193,7 @@ class CodeRunner:
     async def _admit_with_retry(
         self, action: SubmitActionRequest, caller: Caller, trace: RequestTrace, in_flight: _InFlightRun
     ) -> AdmittedAction:
-        """Held back while there is no way in: these clients come back after nothing but a 504."""
+        """Admit an action, retrying while admission has no room. Clients of this protocol retry only after a 504."""
         while in_flight.is_active:
             try:
                 return await self._actions.admit(action, caller, trace=trace)
@@ -196,8 +202,8 @@ class CodeRunner:
         raise Unavailable("nobody waits for it any more")
 
     async def _end_environment(self, compiled: SubmitActionRequest, caller: Caller) -> None:
-        """Where this fails the environment ends by itself, as nobody uses it."""
+        """Delete the environment. If this fails, the environment ends after its idle time-to-live."""
         try:
             await self._actions.end_trajectory(compiled.task, compiled.trajectory or "", caller)
-        except Exception:  # noqa: BLE001 - it was never made, or ends when its time is up
+        except Exception:  # noqa: BLE001 - it was never created, or ends after its idle time-to-live
             return

@@ -1,4 +1,4 @@
-"""Commands that a call is held for, one action each, until they have settled or their caller goes away."""
+"""Commands that run while their call blocks, one action each, until they settle or the caller disconnects."""
 
 import asyncio
 
@@ -11,7 +11,7 @@ from arl_wire.errors import TooManyRequests, Unavailable
 __all__ = ["CommandRunner"]
 
 ADMISSION_RETRY_S = 60.0
-"""So long a command is held that there is no room for: its callers do not come back by themselves."""
+"""Seconds to retry a command that admission has no room for. The callers do not retry by themselves."""
 
 
 class CommandRunner:
@@ -19,12 +19,12 @@ class CommandRunner:
         self._actions, self._blocking, self._admission_retry_s = actions, BlockingActions(actions), admission_retry_s
         self._stopping = asyncio.Event()
         self.waiting = 0
-        """Calls that have no answer yet."""
+        """Number of calls without an answer."""
 
     async def run(self, action: SubmitActionRequest, caller: Caller, trace: RequestTrace, *, key: str | None) -> Action:
-        """Where this is cancelled, so is the action. Raises what admission refuses with.
+        """Run a command. Cancelling this call cancels the action. A repeated `key` returns the same action.
 
-        Who comes again with the same key has the same action.
+        Raises the errors of admission.
         """
         self.waiting += 1
         try:
@@ -37,11 +37,11 @@ class CommandRunner:
         return settled
 
     def stop(self) -> None:
-        """Who waits is told so."""
+        """Answer all waiting calls with `Unavailable`."""
         self._stopping.set()
 
     async def drain(self) -> None:
-        """What is left is cancelled."""
+        """Cancel the remaining commands and wait for them."""
         self.stop()
         await self._blocking.drain()
 

@@ -1,4 +1,4 @@
-"""Protocols of trainers and clients, each parsed and answered as its clients expect.
+"""Protocols of trainers and clients, parsed and answered as their clients expect.
 
-Reward protocols lead to `arl_gateway.reward_services.score_coalescer`.
+Reward protocols use `arl_gateway.reward_services.score_coalescer`.
 """

@@ -1,7 +1,7 @@
-"""What all compatible routes do: they hold a call until its scores are there, and fail as their clients understand.
+"""Common parts of the compatible routes: block until the scores exist, and return errors that the clients understand.
 
-Whatever a policy writes, its trainer goes on: characters that no text can have here are replaced before anything reads
-them, and who sets `unscored` has that number for what a text's own fault keeps from being scored.
+A policy's output must not stop its trainer. Characters that are invalid here are replaced before parsing. If the
+request sets `unscored`, texts that cannot be scored get that number.
 """
 
 import asyncio
@@ -26,23 +26,23 @@ __all__ = ["CompatRoute", "json_response", "score_and_wait"]
 
 RETRY_AFTER_S = 5
 ACTION_HEADER = "tangram-action"
-"""The header that names the action whose items these were, and the first of them."""
+"""Header with the id of the action that scored the items and the index of the first of them."""
 TRUNCATED_HEADER = "tangram-truncated"
-"""The header that has the numbers of the entries whose texts were cut, in the order of the request."""
+"""Header with the indexes of entries whose texts were truncated, in the order of the request."""
 UNSCORED_HEADER = "tangram-unscored"
-"""The header that has the numbers of the entries that got the number of the address, and no score."""
+"""Header with the indexes of entries that got the request's `unscored` number instead of a score."""
 MAX_HEADER_ENTRIES = 50
-"""Entries in a header: it is short."""
+"""Maximum number of entries in a header, which must stay short."""
 _INVALID_CHARACTER = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u(?:0000|[dD][89a-fA-F][0-9a-fA-F]{2})"
 )
-"""A surrogate pair; or NUL, or half of a pair. Where the backslash is itself escaped it is neither."""
+"""A surrogate pair, NUL, or a lone surrogate. If its backslash is itself escaped, the match is plain text."""
 OFFLOAD_BYTES = 1 << 20
-"""Bytes of which the rewriting may take longer than others should wait."""
+"""Bodies above this size in bytes are rewritten in a thread, so that other requests are not delayed."""
 
 
 class CompatRoute(WriterRoute):
-    """What is too much is 503 here: clients of these protocols come back after that, and die of a 4xx."""
+    """A route that returns 503 instead of 429. Clients of these protocols retry after a 503 and fail on a 4xx."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -57,7 +57,10 @@ class CompatRoute(WriterRoute):
 
     @staticmethod
     async def prepare_body(content: bytes) -> bytes:
-        """With U+FFFD for what JSON can say and no text can be: a tokenizer's bytes make such characters."""
+        """Replace characters that JSON can express and text cannot contain with U+FFFD.
+
+        Tokenizers produce such characters from incomplete byte sequences.
+        """
         if _INVALID_CHARACTER.search(content) is None:
             return content
         return (
@@ -75,7 +78,7 @@ def _replacement_for(found: re.Match[bytes]) -> bytes:
     text, before = found[0], found.start()
     while before > 0 and found.string[before - 1] == ord("\\"):
         before -= 1
-    if (found.start() - before) % 2:  # what looks like the first escape is a backslash and letters
+    if (found.start() - before) % 2:  # the backslash is escaped, so its six characters are plain text
         return text[:6] + (rb"\ufffd" if len(text) > 6 else b"")
     return text if len(text) > 6 else rb"\ufffd"
 
@@ -89,9 +92,10 @@ async def score_and_wait(
     *,
     within_s: float,
 ) -> Sequence[Score]:
-    """The entries in order, of as many actions as it takes. Raises `Unavailable` where one was not scored in time.
+    """Return the entries in order, scored by as many actions as needed.
 
-    An entry with an error and a score has the number of the address, which is answered as it is.
+    Raises `Unavailable` if an item was not scored in time. If the request sets `unscored`, texts that cannot be scored
+    get that number.
     """
     if not target.service.is_anywhere:
         raise Unavailable(f"no node has {target.service.name} yet; try again", retry_after_s=RETRY_AFTER_S)
@@ -120,7 +124,7 @@ def _set_index_header(response: Response, name: str, entries: Sequence[int]) -> 
 
 
 async def _run_all(scoring: Sequence[Coroutine[Any, Any, ScoreSlice]]) -> Sequence[ScoreSlice]:
-    """None goes on where one failed. Raises what the first one raised."""
+    """Run all. If one fails, cancel the others and raise its error."""
     try:
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(each) for each in scoring]
@@ -142,5 +146,5 @@ def _submission_for(items: Sequence[ScoreItem], target: RewardTarget, within_s: 
 
 
 def json_response(content: Any, response: Response) -> Response:
-    """JSON, with the headers that go with it."""
+    """Return a JSON response with the given response's headers."""
     return Response(json.dumps(content), headers=dict(response.headers), media_type="application/json")

@@ -1,8 +1,8 @@
 """NeMo-Gym's resources server: `nemo_gym/base_resources_server.py` and `server_utils.py` of NVIDIA-NeMo/Gym.
 
-Its agent asks for a session before each rollout, and for `/verify` after it: that body, answered with its `reward`
-beside what came. It has no time-out, and knows of a host and a port alone, so the dataset says which service is meant;
-with its observability on, the rollout is the beginning of the path.
+The agent calls `/seed_session` before each rollout and `/verify` after it. The response of `/verify` is the request
+body and its `reward`. The agent has no timeout and is configured with a host and a port only, so the dataset names the
+service. If its observability is on, the path starts with the rollout.
 """
 
 from typing import Any
@@ -20,11 +20,11 @@ from arl_kit.app import error_responses
 __all__ = ["router"]
 
 LABEL_FIELDS = ("expected_answer", "label", "ground_truth", "answer")
-"""Fields of datasets that say what is right, in the order in which they are looked for."""
+"""Dataset fields with the expected answer, in the order of the lookup."""
 DEFAULT_KINDS = ("classifier", "sequence-classifier")
-"""Where none is named; verifiers are."""
+"""Kinds that may serve as default. Verifiers must be named."""
 SERVICE_FIELD = "tangram_service"
-"""The field of a dataset that names it."""
+"""Dataset field that names the service."""
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
@@ -36,7 +36,7 @@ class SeedSessionRequest(BaseModel):
 
 
 class VerifyRequest(BaseModel):
-    """Two of OpenAI's Responses objects, and whatever the dataset has besides."""
+    """Two of OpenAI's Responses objects, and the other fields of the dataset."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -51,13 +51,13 @@ class VerifyRequest(BaseModel):
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS),
 )
 async def seed_session(body: SeedSessionRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """NeMo-Gym's begin of a rollout, of which a reward service has nothing to keep."""
+    """Start a rollout of NeMo-Gym. A reward service stores nothing for it."""
     return json_response({}, response)
 
 
 @router.post("/verify", operation_id="nemo_gym_verify", response_model=None, responses=DOCUMENTED_ERRORS)
 async def verify_rollout(body: VerifyRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """NeMo-Gym's verification of a rollout: the body that came, with its `reward`."""
+    """Verify a rollout of NeMo-Gym. Returns the request body with its `reward`."""
     named = (body.model_extra or {}).get(SERVICE_FIELD)
     place = await resolve_target(request, DEFAULT_KINDS, model=named if isinstance(named, str) else None)
     item = item_from_sample(place.service.kind, _parse_sample(body), field="response")
@@ -66,7 +66,7 @@ async def verify_rollout(body: VerifyRequest, caller: Writer, request: Request, 
 
 
 def _parse_sample(body: VerifyRequest) -> TrainerSample:
-    """The text of the last message, and what was asked."""
+    """Return the prompt, the text of the last message and the label."""
     output = _as_dicts(body.response.get("output"))
     said = [_text(each.get("content")) for each in output if each.get("type") == "message"]
     asked = body.responses_create_params.get("input")

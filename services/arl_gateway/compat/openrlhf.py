@@ -1,7 +1,8 @@
 """OpenRLHF's remote reward (`--reward.remote_url`): `openrlhf/utils/remote_rm_utils.py` of OpenRLHF/OpenRLHF.
 
-It sends one query a call, waits 180 s, tries five times whatever the status, and has no reward then, of which 0.11.2
-may die. Of several URLs the later ones get empty lists. A dataset without a key for labels has `""` for each.
+The client sends one query a call, waits 180 s and tries five times, regardless of the status. If all fail it has no
+reward, which may crash 0.11.2. If several URLs are configured, the later ones get empty lists. If the dataset has no
+label key, each label is `""`.
 """
 
 from typing import Any
@@ -20,14 +21,14 @@ from arl_wire.reward_services.kinds import VERIFIERS
 __all__ = ["router"]
 
 TIMEOUT_S = 170.0
-"""Just before the client would give up: a refusal costs it one of its tries."""
+"""Seconds before a call is refused: just below the client's timeout. A refusal costs the client one of its tries."""
 DEFAULT_KINDS = ("classifier", "sequence-classifier")
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
 class RewardRequest(BaseModel):
-    """`query`: prompt and response as the template joins them."""
+    """A reward request. `query` is prompt and response, joined by the template."""
 
     query: list[str]
     prompts: list[str] | None = None
@@ -49,7 +50,9 @@ class RewardResponse(BaseModel):
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown),
 )
 async def get_reward(body: RewardRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """OpenRLHF's reward model server. Held until the scores are there; never a 0 for what was not computed."""
+    """Score queries like OpenRLHF's reward model server. Blocks until all are scored; a failure is never a score of
+    0.
+    """
     place = await resolve_target(request, DEFAULT_KINDS)
     kind = place.service.kind
     items = [

@@ -1,4 +1,6 @@
-"""Routes at the root, and below `/t/{task}` and `/reward-services/{service}` for clients that only take a base URL."""
+"""Routes at the root, and below `/t/{task}` and `/reward-services/{service}` for clients that accept only a base
+URL.
+"""
 
 from fastapi import APIRouter
 from starlette.routing import Mount
@@ -30,11 +32,11 @@ PREFIXES = (
     "/reward-services/{service}",
     "/ng-rollout/{trajectory}",
 )
-"""The last is NeMo-Gym's own."""
+"""Path prefixes of the compatible routes. `/ng-rollout/{trajectory}` is NeMo-Gym's own."""
 
 
 def _joined_router() -> APIRouter:
-    """One router that has them all. It is not documented again: its paths are those of the root with a prefix."""
+    """Return one router with all routes. Its paths are those of the root with a prefix, so OpenAPI omits them."""
     joined = APIRouter()
     for each in ROUTERS:
         joined.include_router(each)

@@ -1,4 +1,4 @@
-"""What trainers send about one sample, as the item that the kind of a service takes; and a score's number."""
+"""Conversion of trainers' samples to items for each kind of service, and of scores to numbers."""
 
 import json
 import re
@@ -27,14 +27,14 @@ __all__ = [
 ]
 
 QUERY_KINDS = frozenset({"relevance", "reranker"})
-"""Kinds whose reference is what was asked; that of others is what is right."""
+"""Kinds whose reference is the prompt. For other kinds it is the label."""
 _END_TOKENS = re.compile(r"(?:(?:<[|｜][^<>|｜\s]{1,64}[|｜]>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
-"""Special tokens, which OpenRLHF and slime leave in what they send. DeepSeek's have wide bars."""
+"""Special tokens at the end, which OpenRLHF and slime leave in responses. DeepSeek's contain full-width bars."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSample:
-    """A prompt and its response. `whole`: both, as a template joins them, where the trainer sent that."""
+    """A prompt and its response. `full_text` is both, joined by a template, if the trainer sent it."""
 
     prompt: str
     response: str
@@ -45,7 +45,7 @@ class TrainerSample:
 
 
 def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreItem:
-    """Raises `ValidationFailed`, naming `field`, for what the kind needs and the sample has not."""
+    """Convert a sample to an item. Raises `ValidationFailed` for `field` if the kind needs a part that is missing."""
     forms = FORMS_BY_KIND.get(kind, ()) or (("text", "reference"), ("text",))
     response = strip_end_tokens(sample.response)
     if ("prompt", "text") in forms:
@@ -64,17 +64,17 @@ def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreIt
 
 
 def strip_end_tokens(response: str) -> str:
-    """Without the tokens that end it: they are no part of an answer."""
+    """Remove the special tokens at the end; they are not part of the answer."""
     return _END_TOKENS.sub("", response)
 
 
 def label_text(given: Any) -> str | None:
-    """A label may be any value of a dataset: what is no text is compared as JSON."""
+    """Return a label as text. A label can be any value of a dataset; values other than text become JSON."""
     return given if given is None or isinstance(given, str) else json.dumps(given, ensure_ascii=False)
 
 
 def text_item(kind: str, text: str | Sequence[int], *, field: str, **extra: Any) -> ScoreItem:
-    """One text, or its tokens, for a kind that scores texts by themselves; `more`: what else the item has."""
+    """Build an item of one text, or its tokens, for kinds that score single texts. `extra` adds fields to the item."""
     form = ("text",) if isinstance(text, str) else ("token_ids",)
     if (forms := FORMS_BY_KIND.get(kind, ())) and form not in forms:
         raise _invalid_field(f"a service of kind `{kind}` takes no {form[0]} by itself", field)
@@ -92,7 +92,7 @@ def pair_item(kind: str, query: str, document: str, *, field: str) -> ScoreItem:
 
 
 def require_score(entry: Score, index: int) -> float:
-    """Raises `NotScored`: whoever wants a number gets none that was not computed."""
+    """Return the entry's score. Raises `NotScored` if there is none; a number is never made up."""
     if entry.score is not None:
         return entry.score
     why = f"{entry.error.code}: {entry.error.message}" if entry.error is not None else "it has no score"
@@ -105,7 +105,7 @@ def conversation_item(messages: Sequence[PromptMessage], *, field: str) -> Score
 
 
 def chat_item(messages: Sequence[PromptMessage], parameters: Mapping[str, Any]) -> ScoreItem:
-    """To be answered. Raises `ValidationFailed` for what no item can have."""
+    """Build an item for a judge to answer. Raises `ValidationFailed` for invalid values."""
     return _build_item("messages", messages=list(messages), chat=dict(parameters))
 
 
@@ -117,7 +117,7 @@ def parse_message(role: str, content: str, *, field: str) -> PromptMessage:
 
 
 def _build_item(field: str, **given: Any) -> ScoreItem:
-    """Raises `ValidationFailed` for what no item can have, as a text that is too long."""
+    """Build an item. Raises `ValidationFailed` for invalid values such as a text that is too long."""
     try:
         item = ScoreItem(**given)
     except ValidationError as error:

@@ -1,8 +1,7 @@
-"""slime's remote reward and the teacher of its on-policy distillation, which speaks SGLang's `/generate`.
+"""slime's remote reward, and the teacher of its on-policy distillation, which uses SGLang's `/generate`.
 
-`slime/rollout/rm_hub/__init__.py` (`--rm-type remote_rm`) and `examples/on_policy_distillation` of THUDM/slime.
-
-The reward's client waits 120 s and tries ten times with a growing pause.
+Sources: `slime/rollout/rm_hub/__init__.py` (`--rm-type remote_rm`) and `examples/on_policy_distillation` of
+THUDM/slime. The reward's client waits 120 s and tries ten times with growing pauses.
 """
 
 from typing import Any
@@ -30,7 +29,7 @@ __all__ = ["router"]
 
 REWARD_TIMEOUT_S = 110.0
 TEACHER_TIMEOUT_S = 280.0
-"""aiohttp's own limit is 300 s."""
+"""Seconds before a teacher's call is refused; aiohttp's own limit is 300 s."""
 REWARD_KINDS = ("classifier", "sequence-classifier")
 TEACHER_KINDS = ("logprobs",)
 DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown)
@@ -49,7 +48,7 @@ class SamplingParams(BaseModel):
 
 
 class GenerateRequest(BaseModel):
-    """Of SGLang's `/generate`, what asks for the log-probabilities of given tokens."""
+    """The fields of SGLang's `/generate` that request log-probabilities of given tokens."""
 
     text: str | list[str] | None = None
     input_ids: list[int] | list[list[int]] | None = None
@@ -60,7 +59,7 @@ class GenerateRequest(BaseModel):
 
 @router.post("/slime/reward", operation_id="slime_reward", response_model=float, responses=DOCUMENTED_ERRORS)
 async def slime_reward(body: SampleRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """slime's remote reward: one sample, answered by a bare number."""
+    """Score one sample for slime's remote reward. Returns a bare number."""
     place = await resolve_target(request, REWARD_KINDS)
     item = item_from_sample(place.service.kind, _parse_sample(body), field="label")
     (entry,) = await score_and_wait([item], place, caller, request, response, within_s=REWARD_TIMEOUT_S)
@@ -69,7 +68,7 @@ async def slime_reward(body: SampleRequest, caller: Writer, request: Request, re
 
 @router.post("/generate", operation_id="sglang_generate", response_model=None, responses=DOCUMENTED_ERRORS)
 async def generate(body: GenerateRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """SGLang's form for a teacher: log-probabilities of the tokens that are given, and none generated."""
+    """Return a teacher's log-probabilities of given tokens in SGLang's format. No tokens are generated."""
     place = await resolve_target(request, TEACHER_KINDS)
     given = _sequences(body)
     items = [text_item(place.service.kind, each, field=field) for field, each in given]
@@ -88,7 +87,7 @@ def _parse_sample(body: SampleRequest) -> TrainerSample:
 
 
 def _sequences(body: GenerateRequest) -> list[tuple[str, str | list[int]]]:
-    """Each sequence, and the name of the field that it came in."""
+    """Return each sequence and the name of its field."""
     if (body.text is None) == (body.input_ids is None):
         message = "give one of text and input_ids"
         raise ValidationFailed(message, errors=[FieldError(field="text", message=message)])

@@ -1,6 +1,6 @@
-"""Which service a request means, and for which task and trajectory: by path, query, header or `model`.
+"""Resolution of a request's service, task and trajectory from its path, query, headers or `model`.
 
-Clients of these routes can set a URL and rarely more, so all of it may be in the URL:
+Clients of these routes can set a URL and rarely more, so the URL may contain all of them:
 `/t/{task}/reward-services/{service}/get_reward?trajectory=…&step=…`.
 """
 
@@ -24,24 +24,24 @@ __all__ = ["RewardTarget", "RolloutRef", "parse_target", "resolve_target"]
 
 HEADER_PREFIX = "tangram-"
 MAX_SHOWN_MODEL = 128
-"""Characters of a `model` that names nothing."""
+"""Characters of an unknown `model` shown in an error."""
 ParamsT = TypeVar("ParamsT", bound=StrictModel)
 
 
 @dataclass(frozen=True, slots=True)
 class RewardTarget:
-    """A service that there is, and whose the request is."""
+    """An existing service, and the rollout of the request."""
 
     service: ServiceEntry
     task: str
     trajectory: str | None
     step: int | None
     unscored: float | None = None
-    """The number of an item that its own text keeps from being scored; None is none."""
+    """Score for items that cannot be scored because of their text; None reports an error instead."""
 
 
 class RolloutRef(StrictModel):
-    """Of which rollout a request is."""
+    """The rollout of a request."""
 
     trajectory: Name | None = None
     step: int | None = Field(default=None, ge=0, le=2**31 - 1)
@@ -54,10 +54,11 @@ class TargetParams(RolloutRef):
 
 
 async def resolve_target(request: Request, kinds: Sequence[str], *, model: str | None = None) -> RewardTarget:
-    """A service that is named has to be there. A `model` may be one's name; often it is a path of the client's own.
+    """Resolve the service and rollout of a request. Raises `NotFound`.
 
-    Where nothing names one it is the only one of `kinds` that was registered. Those that come along do only where there
-    is no `model` either; verifiers are always there, and so have to be named. Raises `NotFound`.
+    A service that is named must exist. `model` selects a service if it is the name of one; often it is a path of the
+    client's own. Otherwise the default is the only registered service of `kinds`. Built-in services are a default only
+    if there is no `model`. Verifiers always exist, so they must be named.
     """
     said = parse_target(request, TargetParams)
     services = {each.name: each for each in await _list_services(request, said.service)}
@@ -72,7 +73,7 @@ async def resolve_target(request: Request, kinds: Sequence[str], *, model: str |
 
 
 def parse_target(request: Request, fields: type[ParamsT], *, in_query: bool = True) -> ParamsT:
-    """What is said beside the body: the path says most, then the query, unless that is another's, then headers."""
+    """Return the parameters of a request. The path has priority, then the query (if `in_query`), then headers."""
     query = request.query_params if in_query else {}
     found: dict[str, Any] = {}
     for name in fields.model_fields:
@@ -105,7 +106,7 @@ def _default_service(services: Mapping[str, ServiceEntry], kinds: Sequence[str],
 
 
 def _candidates_of(services: Sequence[ServiceEntry], kinds: Sequence[str], *, any_kind: bool) -> Sequence[ServiceEntry]:
-    """Those that were registered, of `kinds`; else, if any will do, those of `kinds`, or any."""
+    """Return the registered services of `kinds`. If none is and `any_kind`, return all of `kinds`, or all models."""
     models = [each for each in services if each.kind not in VERIFIERS]
     fitting = [each for each in models if each.kind in kinds]
     registered = [each for each in fitting if each.is_registered]

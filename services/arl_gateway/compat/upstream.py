@@ -1,4 +1,4 @@
-"""`/endpoints/{name}/…`: the address that a client of an endpoint's API is given."""
+"""`/endpoints/{name}/…`: the base URL for clients of an endpoint's API."""
 
 import re
 from base64 import b64decode, b64encode
@@ -27,17 +27,17 @@ router = APIRouter(tags=["compatibility"])
 
 OUTCOME_HEADER = "tangram-outcome"
 BLOCKED_PREFIXES = ("tangram-", "x-forwarded-", "sec-", "trace", "access-control-")
-"""What headers begin with that are not for the endpoint."""
+"""Prefixes of request headers that are not forwarded."""
 BLOCKED_HEADERS = CONNECTION_HEADERS | {"user-agent", "forwarded", "via", "origin", "referer"}
 SENDABLE_VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
 MAX_HEADERS = 64
 KEY_PARAMETERS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-key"})
-"""Parameters by which clients send a key. Theirs is one of ours, or none."""
+"""Parameters with which clients send keys. They contain a gateway key or a placeholder, so they are not forwarded."""
 FORWARDED_HEADERS = re.compile(
     r"content-(type|language|disposition)|cache-control|etag|last-modified|expires|vary|retry-after|link|server-timing"
     r"|request-id|ratelimit.*|x-(?!accel|sendfile|lighttpd|reproxy).*|openai-.*|anthropic-.*|apim-.*|cf-ray"
 )
-"""Headers of an answer that go on: no other one may tell a client where to send our key, or what to think of us."""
+"""Response headers that are forwarded. Others could redirect our key or make claims about this server."""
 
 
 class UpstreamParams(RolloutRef):
@@ -47,13 +47,14 @@ class UpstreamParams(RolloutRef):
 
 
 async def proxy_request(endpoint: EndpointName, caller: Writer, request: Request, path: str = "") -> Response:
-    """Send a request to an endpoint, and answer what it answers; each is an action, which ends with the connection.
+    """Send a request to an endpoint and return its response. Each request is an action, cancelled if the client
+    disconnects.
 
-    The key is one of ours, in `Authorization: Bearer` or `x-api-key`. With `/t/{task}` before it the address says the
-    task; in headers `tangram-…`: `task`, `trajectory`, `step`, `timeout_s` and `deadline_s`. An answer comes when it is
-    whole, streams too. What has no header `tangram-action` comes from here and is a problem; all else is the
-    endpoint's, with `tangram-outcome` where it is no `ok`. Its redirections are a 503: nobody is sent elsewhere with a
-    key of ours.
+    The key is a gateway key, in `Authorization: Bearer` or `x-api-key`. The path prefix `/t/{task}` sets the task.
+    Headers `tangram-…` set `task`, `trajectory`, `step`, `timeout_s` and `deadline_s`. The response is sent when it is
+    complete, even if it is a stream. A response without the header `tangram-action` is an error of the gateway; all
+    others are the endpoint's. If the outcome is not `ok`, `tangram-outcome` contains it. Redirections return 503, so
+    that no client sends its gateway key elsewhere.
     """
     asked = parse_target(request, UpstreamParams, in_query=False)
     action = _build_action(endpoint, await _upstream_request(path, request), asked)
@@ -77,7 +78,7 @@ for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
 
 
 async def _upstream_request(path: str, request: Request) -> dict[str, Any]:
-    """Path and query as they were sent: what is decoded once would be decoded once more."""
+    """Return the request. Path and query stay encoded, because decoding here would decode them twice."""
     before = request.scope.get("root_path", "").count("/") + len(("", "endpoints", "name"))
     raw = "/".join(request.scope["raw_path"].decode("latin-1").split("/")[before:])
     headers = {name: value for name, value in request.headers.items() if _is_forwarded(name, value)}
@@ -127,13 +128,13 @@ def _client_response(action: Action, *, is_head: bool) -> Response:
     if action.outcome is not None and action.outcome != "ok":
         headers[OUTCOME_HEADER] = f"{action.outcome}; {action.reason}" if action.reason else str(action.outcome)
     answer = Response(_content(response), status_code=response.status, headers=headers)
-    if is_head:  # of how long a body would be, nothing is known here
+    if is_head:  # the length of the omitted body is unknown here
         del answer.headers["content-length"]
     return answer
 
 
 def _content(response: CallResponse) -> bytes:
-    """Raises `TooLarge` where not all of it was kept."""
+    """Return the body of the response. Raises `TooLarge` if it was truncated."""
     body = response.body
     content = b64decode(body.base64) if body.base64 is not None else body.text.encode()
     if body.truncated:

@@ -1,8 +1,8 @@
 """vLLM's pooling API and SGLang's embeddings, as verl's reward loop and others call them.
 
 `verl/experimental/reward_loop/reward_loop.py` of verl-project/verl reads `data[-1].probs[-1]` of `/classify` and
-`data[-1].embedding[-1]` of `/v1/embeddings`; it waits for ever, comes back after a 5xx and dies of a 4xx. Fields that
-are not known here are ignored, as vLLM does.
+`data[-1].embedding[-1]` of `/v1/embeddings`. It waits without a timeout, retries after a 5xx and fails on a 4xx.
+Unknown fields are ignored, like in vLLM.
 """
 
 import math
@@ -31,7 +31,7 @@ __all__ = ["DOCUMENTED_ERRORS", "TIMEOUT_S", "apply_activation", "list_response"
 
 
 TIMEOUT_S = 280.0
-"""Below the 300 s that aiohttp gives a request where its caller says nothing."""
+"""Seconds before a call is refused: below aiohttp's default of 300 s."""
 CLASSIFIER_KINDS = ("classifier", "sequence-classifier")
 DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown)
 
@@ -39,7 +39,7 @@ router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
 class PoolingRequest(BaseModel):
-    """`input`, texts or token ids, or one conversation as `messages`."""
+    """A pooling request: `input` with texts or token ids, or one conversation as `messages`."""
 
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]] | None = None
@@ -56,7 +56,7 @@ class PoolingRequest(BaseModel):
 @router.post("/classify", operation_id="vllm_classify", response_model=None, responses=DOCUMENTED_ERRORS)
 @router.post("/v1/classify", include_in_schema=False)
 async def classify(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """vLLM's classification. `probs` are raw logits where the service has no activation, or the request wants none."""
+    """Classify inputs like vLLM. `probs` are raw logits if the service has no activation or the request disables it."""
     place, entries = await _score_inputs(body, caller, request, response)
     data = []
     for at, entry in enumerate(entries):
@@ -68,7 +68,7 @@ async def classify(body: PoolingRequest, caller: Writer, request: Request, respo
 
 @router.post("/pooling", operation_id="vllm_pooling", response_model=None, responses=DOCUMENTED_ERRORS)
 async def pooling(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """vLLM's pooling: what the service's head says of each input."""
+    """Return the output of the service's head for each input, like vLLM."""
     place, entries = await _score_inputs(body, caller, request, response)
     data = [
         {
@@ -83,7 +83,7 @@ async def pooling(body: PoolingRequest, caller: Writer, request: Request, respon
 
 @router.post("/v1/embeddings", operation_id="openai_embeddings", response_model=None, responses=DOCUMENTED_ERRORS)
 async def embeddings(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """As SGLang answers for a reward model: the `embedding` of an input is its score."""
+    """Return each input's score as its `embedding`, like SGLang for a reward model."""
     place, entries = await _score_inputs(body, caller, request, response)
     data = [
         {"index": at, "object": "embedding", "embedding": _encode_values(_values(entry, at), body.encoding_format)}
@@ -134,7 +134,7 @@ def _encode_values(values: Sequence[float], encoding: str) -> list[float] | str:
 
 
 def list_response(prefix: str, target: RewardTarget, **content: Any) -> dict[str, Any]:
-    """A list in OpenAI's form. Tokens are not counted here."""
+    """Return a list in OpenAI's format. Tokens are not counted."""
     return {
         "id": f"{prefix}-{uuid4().hex}",
         "object": "list",
@@ -146,13 +146,13 @@ def list_response(prefix: str, target: RewardTarget, **content: Any) -> dict[str
 
 
 ACTIVATED_KINDS = frozenset({"classifier"})
-"""Kinds that give probabilities where nothing else is said of a service."""
+"""Kinds that return probabilities by default."""
 
 
 def apply_activation(values: Sequence[float], service: ServiceEntry, activation: bool | None) -> list[float]:
-    """As the service gives them where `activation` is None. Raises `ValidationFailed` for logits that are not known.
+    """Apply or invert the activation of a service; None keeps the values. Raises `ValidationFailed` for unknown logits.
 
-    A sigmoid of one label, a softmax of several, as vLLM has it.
+    The activation is a sigmoid for one label and a softmax for several, like in vLLM.
     """
     said = service.options.get("activation")
     is_activated = bool(said) if said is not None else service.kind in ACTIVATED_KINDS

@@ -1,4 +1,4 @@
-"""vLLM's and SGLang's scores of pairs, and reranking as Jina and Cohere have it."""
+"""vLLM's and SGLang's scores of pairs, and reranking in the format of Jina and Cohere."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
 class PairScoreRequest(BaseModel):
-    """One pair of fields: vLLM's `text_1` and `text_2` and its later names, or SGLang's `query` and `items`."""
+    """A pair request: vLLM's `text_1` and `text_2` and its later names, or SGLang's `query` and `items`."""
 
     model: str | None = None
     text_1: TextInput | None = None
@@ -55,7 +55,7 @@ class RerankRequest(BaseModel):
 @router.post("/score", operation_id="vllm_score", response_model=None, responses=DOCUMENTED_ERRORS)
 @router.post("/v1/score", include_in_schema=False)
 async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """One query with each of the others, or as many queries as others, in pairs."""
+    """Score pairs: one query with each text, or equally many queries and texts."""
     if body.label_token_ids is not None:
         return await _score_labels(body, caller, request, response)
     place = await resolve_target(request, COMPARING_KINDS, model=body.model)
@@ -75,7 +75,7 @@ async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, 
 @router.post("/v1/rerank", include_in_schema=False)
 @router.post("/v2/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """The documents, the most relevant first."""
+    """Sort documents by relevance, the most relevant first."""
     place = await resolve_target(request, COMPARING_KINDS, model=body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     items = [pair_item(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
@@ -88,7 +88,7 @@ async def rerank(body: RerankRequest, caller: Writer, request: Request, response
 
 
 async def _score_labels(body: PairScoreRequest, caller: Caller, request: Request, response: Response) -> Response:
-    """SGLang's: how likely each label is as the token that comes after the query and an item."""
+    """Return the probability of each label as the token after a query and an item, like SGLang."""
     place = await resolve_target(request, TEACHER_KINDS, model=body.model)
     labels = body.label_token_ids or []
     texts = list(_label_prompts(body))
@@ -118,7 +118,7 @@ def _label_prompts(body: PairScoreRequest) -> Iterator[str | list[int]]:
 
 
 def _label_probabilities(logprobs: Sequence[float], *, apply_softmax: bool) -> list[float]:
-    """Of the whole vocabulary, or among each other."""
+    """Return probabilities over the whole vocabulary, or normalized over the labels."""
     if not apply_softmax:
         return [math.exp(logprob) for logprob in logprobs]
     most = max(logprobs)

@@ -1,4 +1,4 @@
-"""The statement about endpoints."""
+"""Statements about endpoints."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ __all__ = ["endpoints_by_node", "has_endpoint"]
 
 BROKER_TIMEOUT_S = 30.0
 
-# Calls are held by what is granted or running there; each such row names what it holds.
+# Granted and running actions occupy calls; their rows name the endpoints.
 ENDPOINTS_BY_NODE = text("""
     select n.name as node, e.value::text as said,
            b.last_beat > now() - make_interval(secs => :ttl_s) and b.epoch = n.epoch
@@ -39,11 +39,11 @@ HAS_ENDPOINT = text("""
 
 
 async def has_endpoint(tx: ReadTx, name: str) -> bool:
-    """Whether some broker has it that lives, or is being started again."""
+    """Return True if a broker that is alive, or restarts, has the endpoint."""
     asked = {"said": json.dumps([{"name": name}]), "silent_s": BROKER_TIMEOUT_S}
     return bool((await tx.fetch(HAS_ENDPOINT, asked))[0].there)
 
 
 async def endpoints_by_node(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
-    """One row for each endpoint of each broker, in order of endpoints."""
+    """Return one row for each endpoint of each broker, ordered by endpoint."""
     return await tx.fetch(ENDPOINTS_BY_NODE, {"name": name, "ttl_s": NODE_TTL_S})

@@ -1,4 +1,4 @@
-"""The public API of endpoints. A route parses, calls and returns."""
+"""Routes of endpoints. A route parses, calls and returns."""
 
 from fastapi import APIRouter, Request
 
@@ -21,9 +21,9 @@ router = APIRouter(prefix="/v1", tags=["endpoints"])
     responses=error_responses(*COMMON_ERRORS),
 )
 async def list_endpoints(caller: Reader, request: Request) -> EndpointListResponse:
-    """The external APIs that actions of kind `call` may name, with what they bear and how they are.
+    """List the external APIs for actions of kind `call`, with their quotas and health.
 
-    Where they are is shown to keys of project `default` with `admin:read`.
+    Their URLs are shown only to keys of project `default` with `admin:read`.
     """
     endpoints: EndpointService = gateway_deps(request).endpoints
     return await endpoints.list(caller)
@@ -36,6 +36,6 @@ async def list_endpoints(caller: Reader, request: Request) -> EndpointListRespon
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_endpoint(name: EndpointName, caller: Reader, request: Request) -> Endpoint:
-    """One endpoint."""
+    """Return an endpoint."""
     endpoints: EndpointService = gateway_deps(request).endpoints
     return await endpoints.get(name, caller)

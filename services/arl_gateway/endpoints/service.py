@@ -1,4 +1,4 @@
-"""Endpoints, as the rows of the brokers say."""
+"""Endpoints, as reported in the rows of the brokers."""
 
 import json
 from collections.abc import Iterable
@@ -19,14 +19,14 @@ class EndpointService:
         self._store = store
 
     async def list(self, caller: Caller) -> EndpointListResponse:
-        """As its project may see them, in order of their names."""
+        """List endpoints by name, with the details that the caller's project may see."""
         async with self._store.read() as tx:
             rows = await endpoints_by_node(tx)
         by_name = groupby(rows, key=lambda row: str(json.loads(row.said)["name"]))
         return EndpointListResponse(items=[_build_endpoint(name, its, caller) for name, its in by_name])
 
     async def get(self, name: str, caller: Caller) -> Endpoint:
-        """As its project may see it. Raises `NotFound`."""
+        """Return an endpoint, with the details that the caller's project may see. Raises `NotFound`."""
         async with self._store.read() as tx:
             rows = await endpoints_by_node(tx, name=name)
         if not rows:

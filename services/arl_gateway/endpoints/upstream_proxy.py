@@ -1,4 +1,4 @@
-"""Requests that go through to an endpoint: its API's client has another address and key, and is otherwise as it was."""
+"""Reverse proxy for external APIs. Existing clients change only base URL and key."""
 
 import asyncio
 import time
@@ -20,9 +20,9 @@ TIMEOUT_REASONS = frozenset({"endpoint_timeout"})
 UNUSABLE_REASONS = TIMEOUT_REASONS | {"endpoint_broke_off"}
 REDIRECT_STATUSES = frozenset({301, 302, 303, 305, 307, 308})
 NOT_SENT_REASONS = frozenset({"endpoint_throttled", "endpoint_unreachable"})
-"""Reasons of an `infra_error` after which whoever asked may ask again, whatever he asked for."""
+"""Reasons of an `infra_error` after which any request may be sent again."""
 NO_RETRY_HEADERS = {"x-should-retry": "false"}
-"""OpenAI's and Anthropic's clients do not send again what is answered with it; they do after any other 5xx."""
+"""Headers that keep OpenAI's and Anthropic's clients from retrying a 5xx."""
 
 
 class UpstreamProxy:
@@ -30,27 +30,27 @@ class UpstreamProxy:
         self._store, self._actions, self._blocking = store, actions, BlockingActions(actions)
         self._stopping = asyncio.Event()
         self._known_until: dict[str, float] = {}
-        """By endpoint, of those that there are."""
+        """Monotonic time until which an endpoint is known to exist, by name."""
 
     async def call(self, action: SubmitActionRequest, caller: Caller, trace: RequestTrace) -> Action:
-        """The settled action, with what the endpoint answered. Where this is cancelled, so is the action.
+        """Return the settled action with the endpoint's response. Cancelling this call cancels the action.
 
-        Raises `GatewayTimeout` and `Unavailable` where there is no answer, and what admission refuses with; also an
-        endpoint that no living broker has: who submits an action may want to wait for one, who calls an API does not.
+        Raises `GatewayTimeout` and `Unavailable` if there is no response, and the errors of admission. Raises
+        `EndpointUnknown` if no live broker has the endpoint; unlike submitted actions, API calls do not wait for one.
         """
         await self._require_endpoint(action.endpoint or "")
         try:
             admission = self._actions.admit(action, caller, trace=trace)
             settled = await self._blocking.wait_settled_or_stopped(self._stopping, admission, caller)
         except TooManyRequests as error:
-            # A 429 is the endpoint's here: its clients have rules of their own for that.
+            # Clients have their own rules for the endpoint's 429, so 429 is reserved for it.
             raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
         if settled is None:
             raise _no_response_error(action, "this gateway is about to end, and whether it was sent is not known")
         return _require_response(settled, action)
 
     async def _require_endpoint(self, endpoint: str) -> None:
-        """One look is good for all that ask in the next seconds."""
+        """Raise `EndpointUnknown` if no live broker has the endpoint. A positive result is cached for `CACHE_S`."""
         if time.monotonic() < self._known_until.get(endpoint, 0.0):
             return
         async with self._store.read() as tx:
@@ -61,17 +61,20 @@ class UpstreamProxy:
         self._known_until[endpoint] = time.monotonic() + CACHE_S
 
     def stop(self) -> None:
-        """Who waits is told so."""
+        """Answer all waiting calls with an error."""
         self._stopping.set()
 
     async def drain(self) -> None:
-        """What is left is cancelled."""
+        """Cancel the remaining calls and wait for them."""
         self.stop()
         await self._blocking.drain()
 
 
 def _require_response(settled: Action, action: SubmitActionRequest) -> Action:
-    """What was answered to a try before the last says nothing of that one, and a redirection leads nowhere."""
+    """Return the action if it has a usable response.
+
+    The response of an earlier attempt is not usable, and a redirection is an error.
+    """
     response = settled.result.response if settled.result is not None else None
     if response is not None and response.status in REDIRECT_STATUSES:
         said = f"the endpoint answered {response.status} and another address; only its operator can change that"
@@ -87,7 +90,7 @@ def _require_response(settled: Action, action: SubmitActionRequest) -> Action:
 
 
 def _no_response_error(action: SubmitActionRequest, detail: str, *, timed_out: bool = False) -> TangramError:
-    """Of what may have been carried out: a client is not to repeat what does harm when it is done twice."""
+    """Return the error of a request that may have been executed. Clients must not retry it unless it is idempotent."""
     error = GatewayTimeout(detail) if timed_out else Unavailable(detail)
     if action.request is not None and not (action.request.is_idempotent or action.idempotent):
         error.headers |= NO_RETRY_HEADERS

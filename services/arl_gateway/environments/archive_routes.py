@@ -1,4 +1,4 @@
-"""The public API of the files of kept environments. A route parses, calls and returns."""
+"""Routes of the files of kept environments. A route parses, calls and returns."""
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -48,7 +48,7 @@ async def list_files(
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR_LENGTH, pattern="^[0-9a-f]*$")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> FileListResponse:
-    """The files in a directory, looked at in their turn among the environment's actions."""
+    """List the files in a directory, in order with the environment's actions."""
     trace = request_trace(request)
     return await archives.list(
         id, caller, path=path or "", recursive=recursive, cursor=cursor, limit=limit, trace=trace
@@ -67,9 +67,9 @@ async def list_files(
 async def read_archive(
     id: UUID, caller: Writer, archives: ArchivesDep, request: Request, response: Response, path: ArchivePath = None
 ) -> Response:
-    """A directory or a file as a tar archive, packed in its turn among the environment's actions.
+    """Download a directory or a file as a tar archive, packed in order with the environment's actions.
 
-    Pipes, sockets and devices are left out. An answer that breaks off is an archive that is not whole.
+    Pipes, sockets and devices are omitted. If the response breaks off, the archive is incomplete.
     """
     content, held = await archives.pack(id, caller, path=path or "", trace=request_trace(request))
     return StreamedResponse(content, held, media_type="application/x-tar", headers=dict(response.headers))
@@ -84,9 +84,9 @@ async def read_archive(
 async def write_archive(
     id: UUID, caller: Writer, archives: ArchivesDep, request: Request, path: ArchivePath = None
 ) -> UploadArchiveResponse:
-    """Unpack a tar archive, plain or gzip, to a directory, in its turn among the environment's actions.
+    """Unpack a tar archive, plain or gzip, into a directory, in order with the environment's actions.
 
-    Files, directories, links and hard links that stay below that directory. Each file is there as a whole, or as it
-    was before; where a member cannot be, the problem names it, and those before it are there.
+    Allowed are files, directories, links and hard links that stay below that directory. Each file is replaced
+    atomically. If a member cannot be written, the error names it, and earlier members remain.
     """
     return await archives.unpack(id, caller, path=path or "", archive=request.stream(), trace=request_trace(request))

@@ -1,10 +1,10 @@
-"""File trees of kept environments: listed, and moved as archives.
+"""File trees of kept environments: listings and archives.
 
-Each is an action of its environment, of kind `environment.transfer`: durable, in order with the others and without
-cores, so that no file changes under an action that runs, and none runs while files are moved. A direct call to the node
-would have to hold its actions back in a second way, and would be in nobody's order. The row says only that: what is to
-be done goes to the node by a request that waits there for the action's turn, and so does the archive, which is never
-held in a row nor as a whole in any process.
+Each transfer is an action of its environment, of kind `environment.transfer`. It is durable, ordered with the other
+actions and needs no cores. No file changes under a running action, and no action runs during a transfer. A direct call
+to the node would need a second mechanism to pause actions. The row contains only the action. The operation and the
+archive go to the node in a request that waits there until the action is granted. No row and no process contains the
+whole archive.
 """
 
 import asyncio
@@ -25,13 +25,13 @@ from arl_wire.errors import BadRequest, Conflict, FieldError, TangramError, TooL
 __all__ = ["ArchiveService"]
 
 TRANSFER_TIMEOUT_S = 600
-"""For one transfer, once it has its turn."""
+"""Maximum seconds of a transfer after its action was granted."""
 POLL_WAIT_S = 20.0
 NODE_RESPONSE_TIMEOUT_S = 5.0
-"""After its action has settled."""
+"""Seconds to wait for the node's response after the action has settled."""
 MAX_LIST_BYTES = 16 << 20
 MAX_CURSOR_LENGTH = 2 * 4096
-"""In hexadecimal digits: no list goes on from a longer path."""
+"""Characters of a cursor: the hexadecimal form of the longest path."""
 
 
 class ArchiveService:
@@ -58,7 +58,7 @@ class ArchiveService:
         limit: int,
         trace: RequestTrace,
     ) -> FileListResponse:
-        """In its turn among the environment's actions, as all here."""
+        """List files, in order with the environment's actions."""
         asked = {"op": "list", "path": path, "recursive": recursive, "limit": limit, "after": _decode_cursor(cursor)}
         async with self.transfer(id, caller, trace, asked) as content:
             said = await _read_json(content)
@@ -67,7 +67,7 @@ class ArchiveService:
     async def pack(
         self, id: UUID, caller: Caller, *, path: str, trace: RequestTrace
     ) -> tuple[AsyncIterator[bytes], AsyncExitStack]:
-        """The archive as it comes, and what has to be held until it has been passed on."""
+        """Return the archive as a stream, and the stack to close after it was sent."""
         asked = {"op": "pack", "path": path, "max_bytes": self._max_bytes}
         async with AsyncExitStack() as held:
             content = await held.enter_async_context(self.transfer(id, caller, trace, asked))
@@ -77,7 +77,7 @@ class ArchiveService:
     async def unpack(
         self, id: UUID, caller: Caller, *, path: str, archive: AsyncIterator[bytes], trace: RequestTrace
     ) -> UploadArchiveResponse:
-        """Returns when all of it is there. Raises with the member's name where one can't be; earlier ones stay."""
+        """Unpack an archive completely. If a member cannot be written, raise with its name; earlier members remain."""
         async with self.transfer(id, caller, trace, {"op": "unpack", "path": path}, archive) as content:
             return UploadArchiveResponse(**await _read_json(content))
 
@@ -107,13 +107,13 @@ class ArchiveService:
                 await self._wait_until_open(opening, submitted.id, caller)
                 yield await opening
         except BaseException:
-            # What has not begun yet shall not; what has, has been told by its own connection.
+            # If the transfer has not started, cancel it. If it has, its closed connection ends it.
             with suppress(TangramError):
                 await asyncio.shield(self._actions.cancel(submitted.id, caller))
             raise
 
     async def _wait_until_open(self, opening: "asyncio.Task[Any]", action: UUID, caller: Caller) -> None:
-        """Raises Conflict where the action has settled and its node knows nothing of it."""
+        """Wait for the node's response. Raises Conflict if the action settled and the node does not respond."""
         try:
             while not opening.done():
                 watching = asyncio.create_task(self._actions.get(action, caller, wait_s=POLL_WAIT_S))

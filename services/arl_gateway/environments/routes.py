@@ -1,4 +1,4 @@
-"""The public API of persistent environments. A route parses, calls and returns."""
+"""Routes of persistent environments. A route parses, calls and returns."""
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -34,7 +34,7 @@ BINARY_BODY: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "
 
 
 def _check_path(path: str) -> str:
-    """Two names that are no UTF-8 would be one."""
+    """Refuse paths that are not UTF-8, because distinct ones would decode to the same name; refuse directories."""
     if "\N{REPLACEMENT CHARACTER}" in path:
         raise ValueError("is not UTF-8 (percent-encoded)")
     if path.endswith("/"):
@@ -68,7 +68,7 @@ async def create_environment(
     wait: CreateWait = 30,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Make an environment before its first action."""
+    """Create an environment before its first action."""
     made = await environments.create(body, caller, key=idempotency_key, trace=request_trace(request), wait_s=wait)
     is_made = isinstance(made, EnvironmentInfo)
     response.headers["location"] = f"/v1/{'environments' if is_made else 'actions'}/{made.id}"
@@ -90,7 +90,7 @@ async def list_environments(
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> EnvironmentListResponse:
-    """Newest first; those that are gone, too, until retention removes them."""
+    """List environments, newest first. Ended and lost ones are included until retention removes them."""
     return await environments.list(caller, task=task, trajectory=trajectory, state=state, cursor=cursor, limit=limit)
 
 
@@ -101,7 +101,7 @@ async def list_environments(
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_environment(id: UUID, caller: Reader, environments: EnvironmentsDep) -> EnvironmentInfo:
-    """One environment, as it is now."""
+    """Return an environment."""
     return await environments.get(id, caller)
 
 
@@ -109,7 +109,7 @@ async def get_environment(id: UUID, caller: Reader, environments: EnvironmentsDe
     "/{id}", operation_id="end_environment", status_code=204, responses=error_responses(*COMMON_ERRORS, NotFound)
 )
 async def end_environment(id: UUID, caller: Writer, environments: EnvironmentsDep) -> None:
-    """End it with all that is in it, and cancel what waits for it; its name is free again afterwards."""
+    """Delete an environment with its files, and cancel its queued actions. Its name can be reused afterwards."""
     await environments.end(id, caller)
 
 
@@ -121,7 +121,7 @@ async def end_environment(id: UUID, caller: Writer, environments: EnvironmentsDe
     responses=error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge, RequestTimeout),
 )
 async def write_file(id: UUID, path: FilePath, caller: Writer, environments: EnvironmentsDep, request: Request) -> None:
-    """Write a file of up to 8 MiB, in its turn among the environment's actions."""
+    """Write a file of up to 8 MiB, in order with the environment's actions."""
     content = await request.body()
     if len(content) > MAX_FILE_BYTES:
         message = f"has {len(content)} bytes; a file may have {MAX_FILE_BYTES}"
@@ -141,6 +141,6 @@ async def write_file(id: UUID, path: FilePath, caller: Writer, environments: Env
 async def read_file(
     id: UUID, path: FilePath, caller: Writer, environments: EnvironmentsDep, request: Request, response: Response
 ) -> Response:
-    """A file of up to 8 MiB, read in its turn among the environment's actions."""
+    """Return a file of up to 8 MiB, read in order with the environment's actions."""
     content = await environments.read(id, path, caller, trace=request_trace(request))
     return Response(content, 200, dict(response.headers), media_type="application/octet-stream")

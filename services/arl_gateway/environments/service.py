@@ -1,4 +1,4 @@
-"""Persistent environments by their ids: made and given files by actions, ended by a wish, read from rows."""
+"""Persistent environments by id: created and given files by actions, ended by request, read from rows."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Mapping, Sequence
@@ -37,13 +37,13 @@ __all__ = ["EnvironmentService"]
 
 FILES_WAIT_S = 55.0
 EXISTS_REASON = "environment_exists"
-"""Why the manager refuses to make an environment that somebody uses already."""
+"""The manager's reason for refusing to create an environment that already exists."""
 SIZE_FIELDS = ("memory_mib", "disk_mib", "pids")
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 
 SubmissionOrError = SubmitActionRequest | TangramError
-"""A submission, or why it is none."""
+"""A submission, or its error."""
 
 
 class EnvironmentService:
@@ -54,7 +54,10 @@ class EnvironmentService:
     async def create(
         self, body: CreateEnvironmentRequest, caller: Caller, *, key: str | None, trace: RequestTrace, wait_s: float
     ) -> EnvironmentInfo | Action:
-        """The environment, or the action that makes it where that takes longer. Raises `Conflict` for a taken name."""
+        """Create an environment. Return it, or the action if it takes longer than `wait_s`.
+
+        Raises `Conflict` for a name in use.
+        """
         body, begins_with = await self._apply_snapshot(body, caller)
         trajectory = body.trajectory or _trajectory_name(key)
         action = SubmitActionRequest(
@@ -86,7 +89,7 @@ class EnvironmentService:
     async def _apply_snapshot(
         self, body: CreateEnvironmentRequest, caller: Caller
     ) -> tuple[CreateEnvironmentRequest, SnapshotSource | None]:
-        """With what its snapshot says and it does not. Raises NotFound, Conflict or ValidationFailed."""
+        """Fill unset fields from the snapshot. Raises NotFound, Conflict or ValidationFailed."""
         if body.snapshot is None:
             return body, None
         async with self._store.read() as tx:
@@ -102,7 +105,7 @@ class EnvironmentService:
         return body.model_copy(update=given), SnapshotSource(snapshot=row.id, node=row.node_id)
 
     async def _discard_environment(self, creation: Action, caller: Caller) -> None:
-        """What this very action made, and not as asked for, does not stay; its name may be another's by now."""
+        """Delete an environment that this action created incompletely. Its name may belong to another one by now."""
         if creation.environment is not None and creation.reason not in (EXISTS_REASON, "environment_lost"):
             with suppress(NotFound):
                 await self.end(creation.environment, caller)
@@ -111,7 +114,7 @@ class EnvironmentService:
         return _environment_from_row(await self._fetch_row(id, caller))
 
     async def find_by_trajectory(self, task: str, trajectory: str, caller: Caller) -> EnvironmentInfo | None:
-        """The one that has its name, living or not; None where the next action makes one."""
+        """Return the trajectory's environment, alive or not; None if the next action creates one."""
         async with self._store.read() as tx:
             rows = await queries.list_environments(
                 tx,
@@ -151,13 +154,13 @@ class EnvironmentService:
         )
 
     async def end(self, id: UUID, caller: Caller) -> None:
-        """With its trajectory's actions. Nothing, if its name belongs to another one by now."""
+        """Delete an environment and cancel its trajectory's actions. Do nothing if it was already deleted."""
         row = await self._fetch_row(id, caller)
         if not row.deleted:
             await self._actions.end_trajectory(row.task, row.trajectory, caller)
 
     async def write(self, id: UUID, path: str, content: bytes, caller: Caller, *, trace: RequestTrace) -> None:
-        """Returns when it is written. Raises `Conflict` where the environment cannot take it."""
+        """Write a file and wait until it is written. Raises `Conflict` if the environment cannot store it."""
         await self._transfer_files(id, caller, trace, files={path: content}, fetch=[])
 
     async def read(self, id: UUID, path: str, caller: Caller, *, trace: RequestTrace) -> bytes:
@@ -173,9 +176,9 @@ class EnvironmentService:
     async def resolve_references(
         self, actions: Sequence[SubmissionOrError], caller: Caller, *, key: str | None
     ) -> Sequence[SubmissionOrError]:
-        """Each with the trajectory of the environment that it names by id, and refused where it can't be.
+        """Add the trajectory to each action that names an environment by id; refuse invalid references.
 
-        With a key that stands for an action the environment may be over: that action is the answer.
+        If the key belongs to an earlier submission, the environment may be over: the answer is the earlier action.
         """
         ids = {each.environment.id for each in actions if isinstance(each, SubmitActionRequest)} - {None}
         if not ids:
@@ -211,7 +214,7 @@ class EnvironmentService:
         return settled
 
     async def require_live(self, id: UUID, caller: Caller) -> Row:
-        """Raises NotFound, or Conflict for one that is over."""
+        """Return the row of a live environment. Raises NotFound, or Conflict if it is not alive."""
         row = await self._fetch_row(id, caller)
         if row.state != EnvironmentState.LIVE:
             raise _not_live_error(row)
@@ -254,7 +257,7 @@ def _not_live_error(row: Row) -> Conflict:
 
 
 def _map_field(error: FieldError) -> FieldError:
-    """In the words of `CreateEnvironment`, which has no parts."""
+    """Map a field to its name in `CreateEnvironmentRequest`, which is flat."""
     return FieldError(field=error.field.rpartition(".")[2], message=error.message)
 
 
@@ -278,7 +281,7 @@ def _encode_files(files: Mapping[str, bytes]) -> dict[str, bytes]:
 
 
 def _trajectory_name(key: str | None) -> str:
-    """The same for a repeated request."""
+    """Return a name that is equal for repeated requests with the same key."""
     return f"environment-{uuid7() if key is None else blake2b(key.encode(), digest_size=16).hexdigest()}"
 
 

@@ -1,4 +1,4 @@
-"""The statements about snapshots."""
+"""Statements about snapshots."""
 
 from collections.abc import Sequence
 from uuid import UUID
@@ -39,7 +39,7 @@ LIST_SNAPSHOTS = text(
 
 
 async def snapshot_by_id(tx: ReadTx, id: UUID, caller: Caller, *, as_source: bool = False) -> Row:
-    """Raises NotFound, and Conflict where its node is not there and an environment is `to_begin_with` it."""
+    """Return a snapshot. Raises NotFound, and Conflict if `as_source` and its node is not alive."""
     rows = await tx.fetch(SNAPSHOT_BY_ID, {"id": id, "project_id": caller.project_id, "ttl_s": NODE_TTL_S})
     if not rows:
         message = f"there is no snapshot {id}"
@@ -54,6 +54,6 @@ async def snapshot_by_id(tx: ReadTx, id: UUID, caller: Caller, *, as_source: boo
 async def list_snapshots(
     tx: ReadTx, *, project_id: int, task: str | None, before: UUID | None, limit: int
 ) -> Sequence[Row]:
-    """Newest first."""
+    """Return snapshots, newest first."""
     asked = {"project_id": project_id, "task": task, "before": before, "limit": limit, "ttl_s": NODE_TTL_S}
     return await tx.fetch(LIST_SNAPSHOTS, asked)

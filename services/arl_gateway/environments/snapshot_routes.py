@@ -1,4 +1,4 @@
-"""The public API of snapshots. A route parses, calls and returns."""
+"""Routes of snapshots. A route parses, calls and returns."""
 
 from typing import Annotated
 from uuid import UUID
@@ -35,7 +35,7 @@ SnapshotsDep = Annotated[SnapshotService, Depends(_snapshots)]
 async def create_snapshot(
     id: UUID, caller: Writer, snapshots: SnapshotsDep, request: Request, response: Response
 ) -> SnapshotInfo:
-    """Keep all that was written in an environment, in its turn among the actions there: files, no processes."""
+    """Save all files written in an environment, in order with its actions. Processes are not saved."""
     taken = await snapshots.create(id, caller, trace=request_trace(request))
     response.headers["location"] = f"/v1/snapshots/{taken.id}"
     return taken
@@ -54,13 +54,13 @@ async def list_snapshots(
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> SnapshotListResponse:
-    """Newest first."""
+    """List snapshots, newest first."""
     return await snapshots.list(caller, task=task, cursor=cursor, limit=limit)
 
 
 @router.get("/snapshots/{id}", operation_id="get_snapshot", responses=error_responses(*COMMON_ERRORS, NotFound))
 async def get_snapshot(id: UUID, caller: Reader, snapshots: SnapshotsDep) -> SnapshotInfo:
-    """One snapshot."""
+    """Return a snapshot."""
     return await snapshots.get(id, caller)
 
 
@@ -71,5 +71,5 @@ async def get_snapshot(id: UUID, caller: Reader, snapshots: SnapshotsDep) -> Sna
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def delete_snapshot(id: UUID, caller: Writer, snapshots: SnapshotsDep) -> None:
-    """Nothing begins with it any more; what did goes on."""
+    """Delete a snapshot. Environments that started from it are not affected."""
     await snapshots.delete(id, caller)

@@ -1,4 +1,4 @@
-"""Snapshots of kept environments: taken in their turn among the actions, listed, deleted by a wish."""
+"""Snapshots of kept environments: created in order with the actions, listed and deleted."""
 
 import json
 from typing import Any
@@ -25,7 +25,7 @@ class SnapshotService:
         self._admission_url = admission_url
 
     async def create(self, environment: UUID, caller: Caller, *, trace: RequestTrace) -> SnapshotInfo:
-        """Returns when it is there; it is there as a whole or not at all."""
+        """Create a snapshot and wait for it. A snapshot is either complete or absent."""
         asked = {"op": "pack", "path": "", "whole": True, "max_bytes": 1 << 50}
         async with self._archives.transfer(environment, caller, trace, asked) as content:
             said: dict[str, Any] = json.loads(b"".join([chunk async for chunk in content]))
@@ -48,7 +48,7 @@ class SnapshotService:
         return SnapshotListResponse(items=items, next_cursor=str(items[-1].id) if len(rows) > limit else None)
 
     async def delete(self, id: UUID, caller: Caller) -> None:
-        """Its node removes the files soon; what began with it goes on."""
+        """Delete a snapshot. Its node removes the files soon; environments that started from it are not affected."""
         await self.get(id, caller)
         wish = DeleteSnapshotRequest(project_id=caller.project_id, id=id)
         await self._peers.call(f"{self._admission_url}/internal/delete-snapshot", wish)

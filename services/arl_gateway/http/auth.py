@@ -1,4 +1,4 @@
-"""Who is calling: an API key, looked up by its hash and remembered for a few seconds."""
+"""Authentication by API key. Keys are looked up by their hash and cached for a few seconds."""
 
 import asyncio
 import time
@@ -23,7 +23,7 @@ class Caller:
     scopes: frozenset[str]
 
     def has_scope(self, scope: str) -> bool:
-        """`write` includes `read` of its area, `*` is all of its area."""
+        """Return True if the key has the scope. `write` includes `read` of its area; `*` includes all of its area."""
         area, _, verb = scope.partition(":")
         enough = {scope, f"{area}:*"} | ({f"{area}:write"} if verb == "read" else set())
         return not enough.isdisjoint(self.scopes)
@@ -34,16 +34,18 @@ class Caller:
 
 
 class KeyAuthenticator:
-    """A key revoked here is refused at once; one revoked at another gateway after at most `cache_s`."""
+    """Authenticator of API keys. A key revoked here is refused at once; elsewhere after at most `cache_s`."""
 
     def __init__(self, store: PostgresStore, *, cache_s: float) -> None:
         self._store = store
         self._cache_s = cache_s
         self._cache: dict[bytes, tuple[float, Caller | None]] = {}
-        """Until when, by the hash of the key."""
+        """Expiry time and caller, by the hash of the key."""
         self._revocations = 0
         self._lookups: dict[tuple[bytes, int], asyncio.Task[Caller | None]] = {}
-        """By the hash of the key and the revocations before: whoever comes after one does not ask with those before."""
+        """Lookups in progress, by hash and revocation count. A lookup that started before a revocation is not reused
+        after it.
+        """
 
     async def authenticate(self, authorization: str | None) -> Caller:
         key = _parse_key(authorization or "")
@@ -55,7 +57,7 @@ class KeyAuthenticator:
         return caller
 
     def invalidate(self, key_id: int) -> None:
-        """The key was revoked. A look-up under way may have read it before, so none of these is remembered."""
+        """Forget a revoked key. A lookup in progress may have read it earlier, so its result is not cached."""
         self._revocations += 1
         for digest in [digest for digest, (_, caller) in self._cache.items() if caller and caller.key_id == key_id]:
             del self._cache[digest]
@@ -66,7 +68,7 @@ class KeyAuthenticator:
             return known[1]
         asked = digest, self._revocations
         if (looking := self._lookups.get(asked)) is None:
-            # One look for all who come meanwhile: an answer to many calls is followed by as many calls at once.
+            # Concurrent requests share one lookup: clients send many calls at the same time.
             looking = self._lookups[asked] = asyncio.create_task(self._fetch_caller(digest))
             looking.add_done_callback(lambda done: self._lookup_done(asked, done))
         return await asyncio.shield(looking)
@@ -74,7 +76,7 @@ class KeyAuthenticator:
     def _lookup_done(self, lookup_key: tuple[bytes, int], done: "asyncio.Task[Caller | None]") -> None:
         self._lookups.pop(lookup_key, None)
         if not done.cancelled():
-            done.exception()  # is for those who wait, if any still do
+            done.exception()  # retrieve it; waiting requests get the same error
 
     async def _fetch_caller(self, digest: bytes) -> Caller | None:
         now, revocations = time.monotonic(), self._revocations
@@ -92,7 +94,10 @@ class KeyAuthenticator:
 
 
 def _parse_key(authorization: str) -> str:
-    """A bearer's, or of `Basic` (RFC 7617) the password, else the user: clients that only take a URL send that."""
+    """Return the key of a bearer token, or of `Basic` (RFC 7617): the password, or else the user.
+
+    Clients that accept only a URL send `Basic`.
+    """
     scheme, _, given = authorization.partition(" ")
     if scheme.lower() == "bearer":
         return given.strip()

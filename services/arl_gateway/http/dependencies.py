@@ -36,7 +36,7 @@ BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 
 async def authenticate_request(request: Request, response: Response) -> Caller:
-    """Whose key it is, and one request less that he may make."""
+    """Authenticate a request and count it against the key's rate limit."""
     headers = request.headers
     said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
     deps = gateway_deps(request)
@@ -74,7 +74,7 @@ async def _admin_writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
 
 
 async def _json_body(request: Request, caller: Annotated[Caller, Depends(_caller)]) -> None:
-    """After the key, so that nobody without one learns anything else."""
+    """Check the content type after the key, so that callers without a key learn nothing else."""
     await require_json(request)
 
 
@@ -97,7 +97,7 @@ async def _environments(request: Request) -> EnvironmentService:
 
 
 def model_response(body: BaseModel, response: Response, status: int = 200) -> Response:
-    """Written by pydantic itself, with what dependencies put into the headers: on the paths that every action takes."""
+    """Return a response serialized by pydantic, with the headers set by dependencies. Used on the hot paths."""
     content = body.model_dump_json(exclude_none=True)
     return Response(content, status, dict(response.headers), media_type="application/json")
 

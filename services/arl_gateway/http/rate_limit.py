@@ -1,4 +1,4 @@
-"""How many requests each key may make: a token bucket in memory, per gateway process."""
+"""Rate limits of API keys: token buckets in memory, one set per gateway process."""
 
 import math
 import time
@@ -19,7 +19,7 @@ class _TokenBucket:
 
 
 class RateLimiter:
-    """`quota` requests at once, and as many again in each `window_s`."""
+    """A limiter that allows a burst of `quota` requests and refills `quota` in each `window_s`."""
 
     def __init__(self, *, quota: int, window_s: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._quota = quota
@@ -29,7 +29,7 @@ class RateLimiter:
         self._buckets: dict[int, _TokenBucket] = {}
 
     def acquire(self, key_id: int) -> dict[str, str]:
-        """Count one request; the fields that tell the client what it has left. Raises `RateLimited`."""
+        """Count one request and return the rate limit headers. Raises `RateLimited`."""
         now = self._clock()
         bucket = self._bucket(key_id, now)
         bucket.tokens = min(self._quota, bucket.tokens + (now - bucket.updated_at) * self._per_s)
@@ -51,7 +51,7 @@ class RateLimiter:
         if bucket is not None:
             return bucket
         if len(self._buckets) >= MAX_BUCKETS:
-            # Whoever has been quiet for a window has a full bucket again; the others keep theirs.
+            # A key that was idle for a window has a full bucket, so its bucket can be dropped.
             full_since = now - self._quota / self._per_s
             self._buckets = {id: kept for id, kept in self._buckets.items() if kept.updated_at > full_since}
         return self._buckets.setdefault(key_id, _TokenBucket(self._quota, now))

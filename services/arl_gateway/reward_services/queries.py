@@ -1,4 +1,4 @@
-"""The statements about reward services."""
+"""Statements about reward services."""
 
 import json
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ __all__ = ["desired_services", "directory_entries", "has_cpu_node", "services_by
 
 NODE_TTL_S = 10.0
 
-# Slots are held by what is granted or running there; each such row names what it holds.
+# Granted and running actions occupy slots; their rows name the services.
 SERVICES_BY_NODE = text("""
     select n.name as node, s.value::text as said,
            b.last_beat > now() - make_interval(secs => :ttl_s) and b.epoch = n.epoch
@@ -47,7 +47,8 @@ _CPU_NODE_EXISTS = """exists (select from nodes as n join node_beats as b on b.n
 
 HAS_CPU_NODE = text(f"select {_CPU_NODE_EXISTS} as there")
 
-# A node may not have heard yet that it was removed, or removed and registered anew. One without slots only says why.
+# A node may not know yet that a service was removed, or removed and registered again. A node without slots only reports
+# the reason.
 DIRECTORY_ENTRIES = text(f"""
     with registered as (
         select name, kind, options, extract(epoch from registered_at)::float8 as registered_at
@@ -75,21 +76,21 @@ DIRECTORY_ENTRIES = text(f"""
 
 
 async def has_cpu_node(tx: ReadTx) -> bool:
-    """One that lives and takes new actions."""
+    """Return True if a CPU node is alive and takes new actions."""
     return bool((await tx.fetch(HAS_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
 
 
 async def directory_entries(tx: ReadTx) -> tuple[list[dict[str, Any]], bool]:
-    """What is registered or on a node, however it is there; and whether `is_there_a_cpu_node`."""
+    """Return the services that are registered or on a node, and whether a live CPU node exists."""
     row = (await tx.fetch(DIRECTORY_ENTRIES, {"ttl_s": NODE_TTL_S}))[0]
     return json.loads(row.services), bool(row.has_cpu_node)
 
 
 async def desired_services(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
-    """Those that were registered, and what operators wish of any."""
+    """Return the registered services, and operators' settings of any service."""
     return await tx.fetch(DESIRED_SERVICES, {"name": name})
 
 
 async def services_by_node(tx: ReadTx, *, name: str | None = None) -> Sequence[Row]:
-    """One row for each service of each node, in order of services."""
+    """Return one row for each service of each node, ordered by service."""
     return await tx.fetch(SERVICES_BY_NODE, {"name": name, "ttl_s": NODE_TTL_S})

@@ -1,4 +1,4 @@
-"""The public API of reward services. A route parses, calls and returns."""
+"""Routes of reward services. A route parses, calls and returns."""
 
 from typing import Annotated
 
@@ -37,9 +37,9 @@ RewardServicesDep = Annotated[RewardServiceAdmin, Depends(_reward_services)]
     responses=error_responses(*COMMON_ERRORS),
 )
 async def list_reward_services(caller: Reader, reward_services: RewardServicesDep) -> RewardServiceListResponse:
-    """The reward services that nodes offer, with where their weights are and what they do.
+    """List the reward services of the nodes, with the location of their weights and their activity.
 
-    What they are made of is shown to keys of project `default` with `admin:read`.
+    Their sources are shown only to keys of project `default` with `admin:read`.
     """
     return await reward_services.list(caller)
 
@@ -51,7 +51,7 @@ async def list_reward_services(caller: Reader, reward_services: RewardServicesDe
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_reward_service(name: ServiceName, caller: Reader, reward_services: RewardServicesDep) -> RewardService:
-    """One reward service."""
+    """Return a reward service."""
     return await reward_services.get(name, caller)
 
 
@@ -66,7 +66,7 @@ async def get_reward_service(name: ServiceName, caller: Reader, reward_services:
 async def register_reward_service(
     body: RegisterServiceRequest, caller: AdminWriter, reward_services: RewardServicesDep
 ) -> RewardService:
-    """Offer a model on every node that has its files. Needs a key of project `default`."""
+    """Register a model on every node that has its files. Requires a key of project `default`."""
     return await reward_services.register(body, caller)
 
 
@@ -79,9 +79,10 @@ async def register_reward_service(
 async def change_reward_service(
     name: ServiceName, verb: ServiceOperation, caller: AdminWriter, reward_services: RewardServicesDep
 ) -> RewardService:
-    """Load, pin, unpin, drain or resume it. Nodes obey at their next poll: within a second, or 8 where they idle.
+    """Load, pin, unpin, drain or resume a reward service. Nodes apply it at their next poll, within 1 s, or 8 s if
+    idle.
 
-    Needs a key of project `default`.
+    Requires a key of project `default`.
     """
     return await reward_services.change(name, verb, caller)
 
@@ -93,5 +94,5 @@ async def change_reward_service(
     responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
 async def unregister_reward_service(name: ServiceName, caller: AdminWriter, reward_services: RewardServicesDep) -> None:
-    """Take a registered service back. Refused while actions wait for it. Needs a key of project `default`."""
+    """Unregister a reward service. Returns 409 while actions are queued for it. Requires a key of project `default`."""
     await reward_services.remove(name, caller)

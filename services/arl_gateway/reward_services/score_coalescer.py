@@ -1,10 +1,10 @@
-"""Scores for callers who wait for them: what is asked for meanwhile becomes one action.
+"""Coalesced scoring: calls that arrive while an action is in flight become one action.
 
-A row of its own for each call is more than half of what a score costs besides its forward (README, Decisions). So at
-most a few actions of one project, task and service are unsettled at a time, and calls that come meanwhile wait here
-and go together as the next one. A lone call goes at once; while another action is scored, the next one is given a
-moment for those who ask again as soon as they have an answer. Nothing is scored before its action is durable, the
-action says whose each item is, and a call that fails by itself takes no other with it.
+A row for each call would cost more than half of a score's time, forward pass excluded (README, Decisions). Therefore
+only a few actions of one project, task and service are unsettled at a time. Calls that arrive meanwhile wait here and
+form the next action. A single call is submitted at once. While another action is scored, the next one waits briefly for
+clients that ask again after an answer. Each action is durable before it is scored, and it names the caller of each
+item. A call that fails does not affect the others.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ __all__ = ["ScoreCoalescer", "ScoreSlice", "ScoreSubmission", "split_items"]
 EntryT = TypeVar("EntryT")
 
 INFRA_RETRIES = 2
-"""Of an action after an infra_error: a score may always be computed again."""
+"""Retries of an action after an infra_error; scoring is always repeatable."""
 MIN_TIMEOUT_S: float = SubmitActionRequest.model_fields["timeout_s"].default
-"""At least; an action may take as long as somebody waits for it."""
+"""Minimum timeout of an action in seconds. The timeout is longer if a call waits longer."""
 LINGER_SHARE = 0.1
-"""Of the time that the last action took: so long the next one waits for company while another is on its way."""
+"""Linger time as a share of the last action's duration; used only while another action is in flight."""
 MAX_LINGER_S = 0.05
-"""At most."""
+"""Maximum linger time in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreSubmission:
-    """What one call wants scored, within `within_s`."""
+    """The items of one call, to be scored within `within_s`."""
 
     service: str
     items: Sequence[ScoreItem]
@@ -51,12 +51,14 @@ class ScoreSubmission:
     priority: int = 0
     within_s: float = 55.0
     unbatched: bool = False
-    """At once and by itself: cores work beside each other, and a device takes a batch at a time."""
+    """Submit at once and without other calls. Cores run several actions in parallel; a device runs one batch at a
+    time.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class ScoreSlice:
-    """The entries of a call, in order: items `first` and following of an action."""
+    """The entries of a call, in order: items from `first` on of an action."""
 
     action: UUID
     first: int
@@ -69,7 +71,7 @@ class _PendingCall:
     caller: Caller
     trace: RequestTrace
     ends_at: float
-    """By the monotonic clock."""
+    """Deadline on the monotonic clock."""
     result: "asyncio.Future[ScoreSlice]"
     group: "_ScoreGroup"
     batch: "_InFlightBatch | None" = None
@@ -77,7 +79,7 @@ class _PendingCall:
 
 @dataclass(slots=True, eq=False)
 class _InFlightBatch:
-    """One action, and who still waits for it."""
+    """An action and the calls that wait for it."""
 
     calls: list[_PendingCall]
     task: "asyncio.Task[None] | None" = None
@@ -85,24 +87,28 @@ class _InFlightBatch:
 
 @dataclass(slots=True, eq=False)
 class _ScoreGroup:
-    """What can go together: of one project, task, service and priority."""
+    """Calls that can be coalesced: of one project, task, service and priority."""
 
     key: tuple[int, str, str, int]
     pending: deque[_PendingCall] = field(default_factory=deque)
     in_flight: int = 0
     last_duration_s: float = 0.0
-    """The last action, from its first call to its answers."""
+    """Duration of the last action in seconds, from its first call to its answers."""
     linger_timer: asyncio.TimerHandle | None = None
-    """Until it fires, whatever comes waits for company."""
+    """Timer during which new calls wait for further calls."""
 
     @property
     def should_linger(self) -> bool:
-        """Nothing is lost by waiting for more: another action keeps the device busy meanwhile."""
+        """Return True if waiting for more calls costs nothing, because another action keeps the device busy."""
         return bool(self.in_flight) and len(self.pending) < MAX_ITEMS and not self.pending[0].submission.unbatched
 
 
 class ScoreCoalescer:
-    """`flights`: unsettled actions of one lane; one is scored while the next one waits, and a third gathers."""
+    """Groups of pending calls and their actions.
+
+    `max_inflight` limits the unsettled actions of a group: one is scored, the next is queued, and a third gathers
+    calls.
+    """
 
     def __init__(
         self, actions: ActionService, *, max_inflight: int, max_waiting: int, retry_pause_s: float = RETRY_PAUSE_S
@@ -111,12 +117,12 @@ class ScoreCoalescer:
         self._max_inflight, self._max_waiting = max_inflight, max_waiting
         self._groups: dict[tuple[int, str, str, int], _ScoreGroup] = {}
         self.waiting = 0
-        """Calls that have no answer yet."""
+        """Number of calls without an answer."""
 
     async def score(self, submission: ScoreSubmission, caller: Caller, trace: RequestTrace) -> ScoreSlice:
-        """Raises `Unavailable` where nothing came of it in time or by our fault, and what admission refuses with.
+        """Score the items of a call. If all calls of an action are cancelled, the action is cancelled.
 
-        Whoever is cancelled waits no more; an action for which nobody waits is cancelled.
+        Raises `Unavailable` on a timeout or infrastructure error, and the errors of admission.
         """
         if self.waiting >= self._max_waiting:
             raise Unavailable("too many calls wait for scores already; try again", retry_after_s=1)
@@ -133,7 +139,7 @@ class ScoreCoalescer:
             self._release(call)
 
     async def drain(self) -> None:
-        """Until every call is answered."""
+        """Wait until every call has an answer."""
         await self._blocking.drain()
 
     def _enqueue(self, submission: ScoreSubmission, caller: Caller, trace: RequestTrace) -> _PendingCall:
@@ -146,7 +152,7 @@ class ScoreCoalescer:
         return call
 
     def _release(self, call: _PendingCall) -> None:
-        """Answered, or gone: what nobody waits for is not scored."""
+        """Remove a call that was answered or cancelled. Cancel its action if no other call waits for it."""
         call.result.cancel()
         if call.batch is None:
             if call in call.group.pending:
@@ -165,7 +171,7 @@ class ScoreCoalescer:
             calls = (
                 [group.pending.popleft()] if alone else _take_fitting(group.pending, lambda call: call.submission.items)
             )
-            # Whoever is cancelled may not have had his turn to leave yet.
+            # A cancelled call may still be in the queue, because its task has not run yet.
             if calls := [call for call in calls if not call.result.done()]:
                 self._start_batch(group, _InFlightBatch(calls))
 
@@ -174,7 +180,7 @@ class ScoreCoalescer:
         for call in batch.calls:
             call.batch = batch
         batch.task = self._blocking.run_in_background(self._score_calls(batch.calls))
-        # Not in the task itself: one that is cancelled before its first step never runs.
+        # As a callback: a task that is cancelled before its first step never runs its own clean-up.
         batch.task.add_done_callback(partial(self._batch_finished, group, time.monotonic()))
 
     def _batch_finished(self, group: _ScoreGroup, started_at: float, _: "asyncio.Task[None]") -> None:
@@ -208,17 +214,17 @@ class ScoreCoalescer:
             if len(calls) == 1:
                 _fail_calls(calls, error)
             else:
-                # Beside each other: what one client gets wrong must not hold up the others.
+                # Submit each call separately and in parallel, so that an invalid call does not delay the others.
                 await asyncio.gather(*(self._score_calls([call]) for call in calls if not call.result.done()))
-        except Exception as error:  # noqa: BLE001 - it is handed to everyone whose items these are
+        except Exception as error:  # noqa: BLE001 - passed to all calls of the action
             _fail_calls(calls, error)
         else:
             _deliver(action, calls)
 
     async def _admit_with_retry(self, calls: Sequence[_PendingCall]) -> AdmittedAction:
-        """Held back while there is no way in: for whoever waits here, a refusal would only be more requests.
+        """Admit an action, retrying while admission has no room. Refused callers would only send further requests.
 
-        Where it was not heard whether it is in, it is asked for again, and may be scored for nobody until its deadline.
+        If the answer of admission is lost, the action is submitted again; the first copy may be scored unused.
         """
         asked_for = [_item_origin(call) for call in calls]
         while any(not call.result.done() for call in calls):
@@ -232,7 +238,7 @@ class ScoreCoalescer:
 
 
 def split_items(items: Sequence[ScoreItem]) -> list[Sequence[ScoreItem]]:
-    """Each as many of the next items as one action can hold."""
+    """Split the items into the fewest groups that fit in one action each, in order."""
     waiting = deque((item,) for item in items)
     found: list[Sequence[ScoreItem]] = []
     while waiting:
@@ -241,7 +247,7 @@ def split_items(items: Sequence[ScoreItem]) -> list[Sequence[ScoreItem]]:
 
 
 def _take_fitting(pending: deque[EntryT], items_of: Callable[[EntryT], Sequence[ScoreItem]]) -> list[EntryT]:
-    """Taken from the left while one action can hold them, and one in any case."""
+    """Remove and return entries from the left while one action can contain them; at least one."""
     taken: list[EntryT] = []
     items = characters = 0
     while pending:
@@ -254,7 +260,7 @@ def _take_fitting(pending: deque[EntryT], items_of: Callable[[EntryT], Sequence[
 
 
 def _build_action(calls: Sequence[_PendingCall]) -> SubmitActionRequest:
-    """Of no use once nobody waits for it any more."""
+    """Build the action of the calls. Its deadline is the latest time at which a call waits."""
     first = calls[0].submission
     trajectories, steps = {call.submission.trajectory for call in calls}, {call.submission.step for call in calls}
     return SubmitActionRequest(
@@ -279,7 +285,7 @@ def _item_origin(call: _PendingCall) -> CoalescedCall:
 def _deliver(action: Action, calls: Sequence[_PendingCall]) -> None:
     entries = action.result.scores if action.result is not None else None
     if entries is None or action.outcome not in (ActionOutcome.OK, ActionOutcome.USER_ERROR):
-        # Our trouble is nobody's reward: a client that understands 503 comes back.
+        # An infrastructure error is never a reward; the client retries after a 503.
         why = f"{action.outcome}, {action.reason or action.message or 'for no stated reason'}"
         _fail_calls(calls, Unavailable(f"action {action.id} was not scored: {why}; try again", retry_after_s=1))
         return

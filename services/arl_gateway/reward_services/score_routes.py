@@ -1,4 +1,4 @@
-"""Scores for whoever waits for them in one request. What is asked for meanwhile is scored together."""
+"""Blocking scores: the result is returned in the same request. Concurrent requests are scored in one action."""
 
 from fastapi import APIRouter, Request, Response
 
@@ -24,10 +24,9 @@ router = APIRouter(prefix="/v1", tags=["reward-services"], route_class=WriterRou
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, ServiceUnknown),
 )
 async def score_items(body: ScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Score items and wait for it. Several calls of one task go together as one action, which says whose each is.
+    """Score items and wait for the result. Concurrent calls of one task are coalesced into one durable action.
 
-    Durable before anything is scored. Where nothing came of it by our fault or in time it is 503; nothing is a 0 that
-    was not computed.
+    Returns 503 on an infrastructure error or timeout. A score that was not computed is never reported as 0.
     """
     scores: ScoreCoalescer = gateway_deps(request).scores
     offered: ServiceDirectory = gateway_deps(request).service_directory

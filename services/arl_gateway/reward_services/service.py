@@ -1,4 +1,4 @@
-"""Reward services, as the rows of the nodes and of the registry say. Admission is the writer of the registry."""
+"""Reward services, from the rows of the nodes and of the registry. Admission writes the registry."""
 
 import json
 from collections import defaultdict
@@ -36,18 +36,18 @@ class RewardServiceAdmin:
         self._store, self._peers, self._admission_url = store, peers, admission_url
 
     async def list(self, caller: Caller) -> RewardServiceListResponse:
-        """As its project may see them."""
+        """List services, with the details that the caller's project may see."""
         return RewardServiceListResponse(items=[_redact_for(caller, each) for each in await self.list_all()])
 
     async def list_all(self) -> Sequence[RewardService]:
-        """With all that is known of them, in order of their names."""
+        """List services by name, with all details."""
         async with self._store.read() as tx:
             found = _merge_services(await services_by_node(tx), await desired_services(tx))
             verifiers = _verifier_services(available=await has_cpu_node(tx))
         return sorted([*found, *verifiers], key=lambda each: each.name)
 
     async def get(self, name: str, caller: Caller) -> RewardService:
-        """As its project may see it. Raises `NotFound`."""
+        """Return a service, with the details that the caller's project may see. Raises `NotFound`."""
         async with self._store.read() as tx:
             found = _merge_services(await services_by_node(tx, name=name), await desired_services(tx, name=name))
             if name in VERIFIERS:
@@ -57,7 +57,7 @@ class RewardServiceAdmin:
         return _redact_for(caller, found[0])
 
     async def register(self, request: RegisterServiceRequest, caller: Caller) -> RewardService:
-        """Raises `Conflict` where the name is taken."""
+        """Register a service. Raises `Conflict` if the name is taken."""
         _require_root_project(caller)
         content = await self._peers.call(
             f"{self._admission_url}/internal/register-service", InternalRegisterServiceRequest(service=request)
@@ -71,7 +71,7 @@ class RewardServiceAdmin:
         return await self.get(request.name, caller)
 
     async def change(self, name: str, verb: ServiceOperation, caller: Caller) -> RewardService:
-        """Raises `NotFound`."""
+        """Change the operation of a service. Raises `NotFound`."""
         _require_root_project(caller)
         content = await self._peers.call(
             f"{self._admission_url}/internal/change-service", ServiceOperationRequest(name=name, verb=verb)
@@ -82,7 +82,9 @@ class RewardServiceAdmin:
         return await self.get(name, caller)
 
     async def remove(self, name: str, caller: Caller) -> None:
-        """Raises `Conflict` while actions wait for it or are scored by it, and `NotFound`."""
+        """Unregister a service. Raises `Conflict` while it has unsettled actions or if it is built-in, and
+        `NotFound`.
+        """
         _require_root_project(caller)
         content = await self._peers.call(
             f"{self._admission_url}/internal/remove-service", RemoveServiceRequest(name=name)
@@ -110,13 +112,13 @@ class RewardServiceAdmin:
 
 
 def _require_root_project(caller: Caller) -> None:
-    """Services are scored by all projects, so only keys of the first one have a say in them."""
+    """Raise `Forbidden` unless the key belongs to the first project; services are shared by all projects."""
     if caller.project != ROOT_PROJECT:
         raise Forbidden(f"reward services are changed with a key of the project `{ROOT_PROJECT}`")
 
 
 def _redact_for(caller: Caller, service: RewardService) -> RewardService:
-    """What a service is made of, and where, is for those who may change it; the others see how it is called."""
+    """Hide sources, judge options and health details from callers who may not administer services."""
     if caller.project == ROOT_PROJECT and caller.has_scope("admin:read"):
         return service
     nodes = [each.model_copy(update={"health": each.health.partition(":")[0]}) for each in service.nodes]
@@ -130,7 +132,7 @@ def _service_not_found(name: str) -> NotFound:
 
 
 def _verifier_services(*, available: bool) -> list[RewardService]:
-    """They run on any CPU node, and on no device."""
+    """Return the verifiers, which run on any CPU node and on no device."""
     return [
         RewardService(name=name, kind=name, model="a program in a sandbox", available=available, nodes=[])
         for name in VERIFIERS
@@ -138,13 +140,13 @@ def _verifier_services(*, available: bool) -> list[RewardService]:
 
 
 def _merge_services(reports: Sequence[Row], desired: Sequence[Row]) -> list[RewardService]:
-    """In order of their names."""
+    """Combine reports of nodes and the registry, ordered by name."""
     wished = {row.name: row for row in desired}
     registered = {row.name: row.registered_at for row in desired if row.kind is not None}
     by_name: defaultdict[str, list[tuple[dict[str, object], Row]]] = defaultdict(list)
     for row in reports:
         entry = json.loads(row.said)
-        # A node may not have heard yet that it was removed, or removed and registered anew.
+        # A node may not know yet that a service was removed, or removed and registered again.
         if not entry.get("registered", False) or entry.get("registered_at") == registered.get(entry["name"], -1.0):
             by_name[entry["name"]].append((entry, row))
     names = sorted(by_name.keys() | registered.keys())
@@ -164,7 +166,7 @@ def _build_service(name: str, nodes: Sequence[tuple[dict[str, object], Row]], de
         if desired.kind is not None:
             described |= {"kind": desired.kind, "model": desired.source, "options": json.loads(desired.options)}
             described["registered"] = True
-    # Why a node lacks it is of use where all of them do.
+    # If all nodes lack the service, keep their reasons; otherwise omit the nodes that lack it.
     on_nodes = [each for each in on_nodes if not each.health.startswith(HEALTH_NOT_HERE)] or on_nodes
     available = any(each.available for each in on_nodes)
     return RewardService.model_validate({**described, "name": name, "available": available, "nodes": on_nodes})

@@ -1,4 +1,4 @@
-"""The reward services that there are, for those who ask with every request."""
+"""A cached directory of reward services, read on every request."""
 
 import asyncio
 import math
@@ -15,26 +15,26 @@ __all__ = ["ServiceDirectory", "ServiceEntry"]
 
 CACHE_S = 2.0
 MAX_STALE_S = 30.0
-"""So old a list may be where no newer one can be had."""
+"""Maximum age of the directory in seconds while it cannot be refreshed."""
 MISS_RETRY_S = 0.1
-"""Between looks for names that are not there."""
+"""Seconds between refreshes caused by unknown names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceEntry:
-    """What a request has to know of a service."""
+    """The properties of a service that requests need."""
 
     name: str
     kind: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_anywhere: bool
-    """Some node says that it has it, whether that lives or not; of a verifier, a CPU node takes actions."""
+    """True if a node reports the service, even a dead node. For a verifier: a CPU node takes actions."""
     is_registered: bool = False
-    """By an operator; others come along."""
+    """True if an operator registered it; otherwise it is built-in."""
 
 
 class ServiceDirectory:
-    """A list that is at most `KEPT_S` old, or `OLD_S` while Postgres is away."""
+    """A directory that is at most `CACHE_S` old, or `MAX_STALE_S` while Postgres is unavailable."""
 
     def __init__(self, store: PostgresStore, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._store, self._clock = store, clock
@@ -43,10 +43,10 @@ class ServiceDirectory:
         self._refreshing: asyncio.Task[None] | None = None
 
     async def list_services(self, *, required: str | None = None) -> Sequence[ServiceEntry]:
-        """In order of their names. Looked for anew where the one that is named is not among those that are known.
+        """Return services by name. Refresh the directory if it is too old or lacks `required`.
 
-        One look serves all who wait. What it raises they all get, unless Postgres is away and what is known will do: it
-        is not too old and has the one that is named.
+        Concurrent callers share one refresh and its error. If Postgres is unavailable, return the previous directory
+        unless it is older than `MAX_STALE_S` or lacks `required`.
         """
         now = self._clock()
         if now < self._fresh_until and (self._has_entry(required) or now < self._refreshed_at + MISS_RETRY_S):
@@ -65,7 +65,7 @@ class ServiceDirectory:
         return name is None or any(each.name == name for each in self._entries)
 
     async def _refresh_entries(self) -> None:
-        """Where Postgres is away, nobody waits for that again before `KEPT_S` are over."""
+        """Read the directory. If Postgres is unavailable, no call tries again within `CACHE_S`."""
         try:
             self._entries = await self._fetch_entries()
             self._refreshed_at = self._clock()

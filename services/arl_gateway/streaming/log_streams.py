@@ -1,7 +1,7 @@
-"""Actions while they run: what they write, as it is written, and what they are given to read.
+"""Live output and input of running actions.
 
-The bytes come from the launcher that keeps them anyway. They are asked for by offset, a portion at a time and no faster
-than the client takes them, so nobody's pace costs anybody memory; and what a lost answer said is asked for again.
+The launcher keeps the bytes. They are read by offset, one chunk at a time, and no faster than the client receives them.
+A slow client therefore needs no memory here, and a lost response is read again.
 """
 
 import asyncio
@@ -47,23 +47,23 @@ __all__ = ["NODE_CALL_TIMEOUT_S", "LogStreams", "StreamLimiter"]
 log = logging.getLogger(__name__)
 
 NODE_CALL_TIMEOUT_S = 20.0
-"""Longer than a manager holds a question."""
+"""Seconds: longer than a manager blocks a request."""
 FIRST_POLL_S, MAX_POLL_S = 0.05, 1.0
-"""Only settling wakes; other edges are found by looking, the less often the longer nothing happens."""
+"""Seconds between polls, doubled while nothing happens. Only settling wakes the waiter; polling finds other changes."""
 ROWS_PER_QUERY = 16
 """Rows in one query, each with up to two MiB of output."""
 CHUNK_BYTES = 64 << 10
 RUNNING_POLL_S = 0.02
-"""Between two looks at a running action: a program that writes line by line is not asked for each line."""
+"""Seconds between reads of a running action, so that a line-by-line program does not cause a call per line."""
 STREAM_RETRY_AFTER_S = 5
-"""Where no further output can be followed."""
+"""Seconds to wait before a retry, if too many outputs are followed."""
 STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 ResponseT = TypeVar("ResponseT", bound=BaseModel)
 
 
 class StreamLimiter:
-    """The number of outputs that may be followed at once, by all and by the clients of one project."""
+    """A limit on concurrently followed outputs, in total and per project."""
 
     def __init__(self, limit: int, *, project_limit: int) -> None:
         self._limit, self._project_limit = limit, project_limit
@@ -74,7 +74,7 @@ class StreamLimiter:
         return self._active.total()
 
     def acquire(self, project_id: int) -> Callable[[], None]:
-        """What comes back gives it up, once. Raises Unavailable where there is none left."""
+        """Reserve a stream. Return a function that releases it, idempotently. Raises Unavailable if none is free."""
         if self.active >= self._limit:
             raise Unavailable(
                 f"{self._limit} outputs are followed here already; try again", retry_after_s=STREAM_RETRY_AFTER_S
@@ -104,13 +104,13 @@ class LogStreams:
         self._reads: Batcher[tuple[int, UUID], Row | None] = Batcher(self._read_rows, max_batch=ROWS_PER_QUERY)
 
     def drain(self) -> None:
-        """Every stream ends now; whoever follows comes back to another gateway."""
+        """End every stream. The clients reconnect to another gateway."""
         self._draining.set()
 
     async def open_stream(self, id: UUID, caller: Caller, *, last_event_id: str | None) -> EventSubscription:
-        """The events of an action's output, from where the client left off. Refused before the first of them.
+        """Return the events of an action's output after `last_event_id`. Errors are raised before the first event.
 
-        Whoever gets them has a place from now on, until it is left.
+        The stream counts against the limits until it is released.
         """
         events = OutputEvents.resume_after(last_event_id)
         await self._fetch_row(id, caller)
@@ -119,7 +119,7 @@ class LogStreams:
         return EventSubscription(with_heartbeats(steady, self._draining), self._draining, leave)
 
     async def send_input(self, id: UUID, caller: Caller, body: SendInputRequest) -> SendInputResponse:
-        """Durable nowhere: it is for the attempt that runs now."""
+        """Send input to the running attempt. Input is not durable."""
         row = await self._fetch_row(id, caller)
         if row.state != ActionState.RUNNING:
             raise NotRunning(f"action {id} is {row.state}; only a running one reads input")
@@ -157,7 +157,7 @@ class LogStreams:
                 pause_s = min(2 * pause_s, MAX_POLL_S)
 
     async def _running_events(self, row: Row, events: OutputEvents) -> AsyncGenerator[bytes, None]:
-        """Returns when the row has to be looked at again."""
+        """Yield the events of a running attempt. Return when the row must be read again."""
         for event in events.start_attempt(row.grant_no):
             yield event
         while True:
@@ -195,7 +195,7 @@ class LogStreams:
 
 
 async def _end_on_temporary_error(events: AsyncGenerator[bytes, None]) -> AsyncGenerator[bytes, None]:
-    """Without what goes wrong on the way: the stream only ends, and the client goes on from where it was."""
+    """End the stream quietly on a temporary error. The client then resumes after its last event."""
     try:
         async for event in events:
             yield event
@@ -209,14 +209,14 @@ async def _end_on_temporary_error(events: AsyncGenerator[bytes, None]) -> AsyncG
 
 async def _wait_for_poll(watch: ActionWatch, pause_s: float) -> None:
     if watch.ended:
-        # Nobody is woken any more; the stream is about to end.
+        # An ended watch returns at once; the stream is about to end.
         await asyncio.sleep(pause_s)
     else:
         await watch.wait_for_change(pause_s)
 
 
 def _remaining_events(row: Row, events: OutputEvents) -> Iterator[bytes]:
-    """What the row keeps of the accepted attempt and the client has not got, then the end."""
+    """Yield the stored output that the client has not received, then the end event."""
     action = action_from_row(row)
     if (result := action.result) is not None:
         yield from events.start_attempt(result.grant_no)

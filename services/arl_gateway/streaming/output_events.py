@@ -1,4 +1,4 @@
-"""From portions of two streams to server-sent events, whose ids say where to go on. No I/O."""
+"""Conversion of output chunks to server-sent events, whose ids are positions to resume from. No I/O."""
 
 from base64 import b64decode, b64encode
 from collections.abc import Iterator
@@ -17,18 +17,21 @@ StreamName = Literal["stdout", "stderr"]
 
 
 class OutputEvents:
-    """What a client has got of an attempt. An offset past the kept bytes says that it was told of the cut."""
+    """The position of a client in an attempt's output.
+
+    An offset above the kept bytes means that the client was informed of the truncation.
+    """
 
     def __init__(self, grant_no: int = 0, stdout: int = 0, stderr: int = 0) -> None:
         self.grant_no = grant_no
-        """Of the attempt; 0 before the first."""
+        """Grant number of the attempt; 0 before the first."""
         self._sent: dict[StreamName, int] = {"stdout": stdout, "stderr": stderr}
         self._incomplete: dict[StreamName, bytes] = {"stdout": b"", "stderr": b""}
-        """Read, and not sent before the rest of a character is there."""
+        """Bytes of an incomplete character, read and not yet sent."""
 
     @classmethod
     def resume_after(cls, event_id: str | None) -> Self:
-        """Where the client that saw this event last goes on. Raises `BadRequest`."""
+        """Return the position after an event id. Raises `BadRequest`."""
         if not event_id:
             return cls()
         try:
@@ -43,11 +46,11 @@ class OutputEvents:
         return cls(grant_no, stdout, stderr)
 
     def offset(self, stream: StreamName) -> int:
-        """From where more is to be read."""
+        """Return the offset from which to read more."""
         return self._sent[stream] + len(self._incomplete[stream])
 
     def start_attempt(self, grant_no: int) -> Iterator[bytes]:
-        """This attempt from now on; if another one was followed, the client is told to forget that."""
+        """Follow an attempt. If another attempt was followed, yield a `restart` event."""
         if self.grant_no not in (0, grant_no):
             self._sent = {"stdout": 0, "stderr": 0}
             self._incomplete = {"stdout": b"", "stderr": b""}
@@ -58,7 +61,7 @@ class OutputEvents:
     def add_data(
         self, stream: StreamName, data: bytes, *, kept_bytes: int, total_bytes: int, is_complete: bool
     ) -> Iterator[bytes]:
-        """Bytes from `offset` on. `over`: the stream will not become longer."""
+        """Yield events for bytes from `offset` on. `is_complete` means that the stream will not grow."""
         is_cut = total_bytes > kept_bytes
         held = self._incomplete[stream] + data
         at_end = self._sent[stream] + len(held) >= kept_bytes and (is_complete or is_cut)
@@ -74,7 +77,7 @@ class OutputEvents:
             yield self._event("truncated", cut)
 
     def end_event(self, action: Action) -> bytes:
-        """The last event of a settled action."""
+        """Return the last event of a settled action."""
         if action.outcome is None:
             raise ValueError("the action has not settled")
         said = OutputEnd(state=action.state, outcome=action.outcome, reason=action.reason, message=action.message)
@@ -89,7 +92,7 @@ class OutputEvents:
 
 
 def stream_content(stream: OutputStream) -> bytes:
-    """The bytes of which a result shows the text."""
+    """Return the bytes of a stream of a result."""
     if stream.base64 is not None:
         return b64decode(stream.base64)
     return stream.text.encode()
@@ -104,7 +107,7 @@ def _chunk(offset: int, data: bytes) -> OutputChunk:
 
 
 def _complete_characters(data: bytes) -> bytes:
-    """Without the beginning of a UTF-8 character at its end."""
+    """Return the data without an incomplete UTF-8 character at the end."""
     for back in range(1, min(3, len(data)) + 1):
         byte = data[-back]
         if byte >> 6 == 0b10:

@@ -1,4 +1,4 @@
-"""The public API of actions while they run. A route parses, calls and returns."""
+"""Routes of running actions. A route parses, calls and returns."""
 
 from typing import Annotated, Any
 from uuid import UUID
@@ -49,11 +49,12 @@ LogStreamsDep = Annotated[LogStreams, Depends(_log_streams)]
 async def stream_logs(
     id: UUID, caller: Reader, log_streams: LogStreamsDep, response: Response, last_event_id: LastEventId = None
 ) -> Response:
-    """Output as it is written, in any state: a queued action is waited for, of a settled one what is kept is sent.
+    """Stream an action's output. A queued action is waited for; a settled one sends its stored output.
 
-    `stdout` and `stderr` carry `{"offset", "text"}`, with `base64` where the bytes are not UTF-8. `truncated`: the rest
-    of a stream is counted and not kept (`{"stream", "kept_bytes", "total_bytes"}`). `restart`: another attempt began,
-    and both streams begin at 0 again. `end` is the last: state, outcome, exit code and how much there was in all.
+    `stdout` and `stderr` contain `{"offset", "text"}`, and `base64` if the bytes are not UTF-8. `truncated` means that
+    the rest of a stream is counted and not kept (`{"stream", "kept_bytes", "total_bytes"}`). `restart` means that
+    another attempt started, and both streams start at 0. `end` is the last event: state, outcome, exit code and total
+    sizes.
     """
     following = await log_streams.open_stream(id, caller, last_event_id=last_event_id)
     headers = {**dict(response.headers), "cache-control": "no-store", "x-accel-buffering": "no"}
@@ -69,7 +70,7 @@ async def stream_logs(
 async def send_input(id: UUID, body: SendInputRequest, caller: Writer, log_streams: LogStreamsDep) -> SendInputResponse:
     """Write to the standard input of a running action that was submitted with `stdin_open`; `end` closes it.
 
-    It belongs to the attempt that runs now: one that is retried begins with `stdin` again. With `offset` a repeated
-    request gives the program nothing twice; 409 `conflict` where bytes before it are missing.
+    The input belongs to the current attempt; a retry starts with `stdin` only. With `offset`, a repeated request writes
+    nothing twice. Returns 409 `conflict` if bytes before the offset are missing.
     """
     return await log_streams.send_input(id, caller, body)

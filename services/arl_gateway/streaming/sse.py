@@ -1,4 +1,4 @@
-"""Server-sent events on their way out: alive while nothing happens, over when we stop, no faster than the client."""
+"""Server-sent events with heartbeats, shutdown on drain and back-pressure."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping
@@ -12,24 +12,24 @@ __all__ = ["EventStream", "EventSubscription", "with_heartbeats"]
 
 HEARTBEAT_S = 15.0
 CLIENT_STALL_TIMEOUT_S = 120.0
-"""Who takes nothing for so long is cut off."""
+"""Seconds after which a client that receives nothing is disconnected."""
 STOP_GRACE_S = 0.5
-"""For what is on its way when we stop."""
+"""Seconds for events in transit when the gateway stops."""
 HEARTBEAT = format_sse_event(comment="alive")
 
 
 @dataclass(frozen=True)
 class EventSubscription:
-    """Events for one client, and what is called when he is served, whatever came of it."""
+    """Events for one client, and a callback for the end of the response."""
 
     events: AsyncGenerator[bytes, None]
     ended: asyncio.Event
-    """There are no more of them, also where he does not take those that there were."""
+    """Set when no more events follow, even if the client has not received all."""
     release: Callable[[], None]
 
 
 class EventStream(EventSourceResponse):
-    """Ends its events whenever and however the client ends."""
+    """A response that closes its events and releases the subscription, whether the client or the stream ends first."""
 
     def __init__(self, subscription: EventSubscription, headers: Mapping[str, str]) -> None:
         super().__init__(subscription.events, headers=headers)
@@ -58,7 +58,7 @@ class EventStream(EventSourceResponse):
 
 
 class _SendTimeout:
-    """For a client that takes nothing: less of it as soon as we stop, also for what is on its way then."""
+    """A timeout of sends to a stalled client. It is shortened when the gateway stops, also for a send in progress."""
 
     def __init__(self, ended: asyncio.Event) -> None:
         self._ended = ended
@@ -81,7 +81,7 @@ class _SendTimeout:
 async def with_heartbeats(
     events: AsyncGenerator[bytes, None], ended: asyncio.Event, *, every_s: float = HEARTBEAT_S
 ) -> AsyncGenerator[bytes, None]:
-    """The events, a comment where there is none for long, and nothing more once `ended` is set."""
+    """Yield the events, and a comment after `every_s` without events. Stop once `ended` is set."""
     over = asyncio.create_task(ended.wait())
     following = asyncio.ensure_future(anext(events, None))
     try:

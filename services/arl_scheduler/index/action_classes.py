@@ -1,7 +1,7 @@
-"""The classes of what waits and of what is held, told apart as far as a round can afford it.
+"""Action classes of queued actions and allocations, tracked separately up to a limit.
 
-A round looks at each class that waits. Where each action runs a script of its own, or asks for memory of its own,
-there would be as many as there are actions; one task would make every round slow, for all tasks.
+A round visits each class of the queue. If each action runs its own script or demands its own amount of memory, there
+are as many classes as actions. One task could then slow down the rounds of all tasks.
 """
 
 import json
@@ -18,9 +18,11 @@ from arl_wire.internal.scheduler import QueuedActionRow
 __all__ = ["MAX_CLASSES_PER_TASK", "ActionClassTable"]
 
 MAX_CLASSES_PER_TASK = 500
-"""Classes of one task that are told apart at once. Others wait and are learnt from with whatever asks for the same."""
+"""Separate classes of one task. Further actions share a mixed class, and its estimates, with actions of equal
+demand.
+"""
 MIN_CLASSES_PER_TASK = 20
-"""So many of each task, once `IN_ALL` are told apart."""
+"""Separate classes of each task once `MAX_CLASSES` classes are tracked."""
 MAX_CLASSES = 10_000
 
 
@@ -29,25 +31,25 @@ class _TrackedClass:
     cls: ActionClass
     task: int
     mixed_key: Hashable
-    """None of one that is told apart."""
+    """None for a class that is tracked separately."""
     action_count: int = 0
 
 
 class ActionClassTable:
-    """Each is forgotten with the last of its actions that waits or is held."""
+    """A table of reference-counted classes. A class is forgotten with the last of its queued and granted actions."""
 
     def __init__(self) -> None:
         self._tracked: dict[int, _TrackedClass] = {}
         self._mixed: dict[Hashable, ActionClass] = {}
-        """By what its actions ask for."""
+        """Mixed classes by the demand of their actions."""
         self._separate_count: Counter[int] = Counter()
-        """How many of each task are told apart."""
+        """Number of separate classes of each task."""
 
     def __len__(self) -> int:
         return len(self._tracked)
 
     def acquire(self, row: QueuedActionRow) -> ActionClass:
-        """That of one more action; who takes it gives it back."""
+        """Return the class of one more queued action. The caller must release it."""
         known = self._tracked.get(row.class_key)
         if known is not None:
             known.action_count += 1
@@ -63,9 +65,9 @@ class ActionClassTable:
         return cls
 
     def acquire_granted(self, row: AllocationRow, *, queued_as: ActionClass | None) -> ActionClass | None:
-        """The same of one that another leader granted, which this one knew in the queue as `known_as`, if at all.
+        """Return the class of an action granted by another leader; `queued_as` is its class in the queue, if known.
 
-        None where nobody knows it.
+        Return None if the class is unknown.
         """
         known = self._tracked.get(queued_as.key if queued_as is not None else row.class_key)
         if known is not None:
@@ -74,7 +76,7 @@ class ActionClassTable:
         return self._track_separately(row.cls, task=row.queue_id) if row.cls is not None else None
 
     def release(self, cls: ActionClass) -> None:
-        """One of its actions neither waits nor is held any more."""
+        """Release the class for one action that is neither queued nor allocated any more."""
         known = self._tracked[cls.key]
         known.action_count -= 1
         if known.action_count:
@@ -98,7 +100,7 @@ class ActionClassTable:
 
 
 def _demand_parts(row: QueuedActionRow) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """What decides where it may start and with what: not its program, nor how it gains from more."""
+    """Return the parts that decide where an action may start, without its program and its elasticity."""
     elastic = {name: value for name, value in (row.elastic or {}).items() if name != "elasticity"}
     home = {name: row.environment.get(name) for name in ("scope", "template", "node", "require")}
     return row.demand, elastic, home
@@ -112,6 +114,6 @@ def _mixed_key(row: QueuedActionRow) -> Hashable:
 
 
 def _mixed_class_key(row: QueuedActionRow) -> int:
-    """Signed 64 bits, as admission makes them, and the same for whoever leads."""
+    """Return a key of signed 64 bits, like admission's. It is equal for every leader."""
     parts = ["mixed", row.queue_id, row.kind, row.shape, *_demand_parts(row)]
     return int.from_bytes(blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=8).digest(), signed=True)

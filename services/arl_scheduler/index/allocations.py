@@ -1,4 +1,4 @@
-"""What granted and running actions hold, as rounds see it and as the ledger counts it."""
+"""Allocations of granted and running actions, for rounds and for the ledger."""
 
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -25,16 +25,16 @@ class Allocation(NamedTuple):
     granted: float
     started: float | None
     pod_name: EnvironmentName | None = None
-    """Whose cores it uses, without living there."""
+    """Pod whose cores the action uses although it does not run in its environment."""
     resize_seq: int = 0
-    """The resize that its amounts come from; 0 for the grant itself."""
+    """Number of the resize that set the amounts; 0 for the grant."""
     used_milli_s: float = 0.0
-    """Milli-core-seconds that it had before the last resize."""
+    """Milli-core-seconds used before the last resize."""
     resized_at: float | None = None
-    """None where it was not, or an earlier leader did it."""
+    """Time of the last resize; None if there was none or an earlier leader did it."""
 
     def mean_milli(self, *, until: float) -> int:
-        """What it had of the cores on average, as far as is known, until it ended."""
+        """Return the mean milli-cores until `until`, as far as they are known."""
         milli, began = self.resources.get("cpu_milli", 0), self.started or self.granted
         if self.resized_at is None or until <= began:
             return milli
@@ -42,7 +42,7 @@ class Allocation(NamedTuple):
         return max(mean, 1)
 
     def mean_resources(self, *, until: float) -> Resources:
-        """What it had on average."""
+        """Return the mean resources until `until`."""
         return (
             self.resources if self.resized_at is None else {**self.resources, "cpu_milli": self.mean_milli(until=until)}
         )
@@ -62,7 +62,7 @@ class Allocation(NamedTuple):
 
 
 class AllocationTable:
-    """At most one of an action. Amounts count in the ledger from `add` to `remove`, whatever is said in between."""
+    """A table of allocations, at most one per action. Amounts count in the ledger from `add` to `remove`."""
 
     def __init__(self, policy: SchedulingPolicy, ledger: ResourceLedger, curves: CurveCache) -> None:
         self._policy = policy
@@ -72,7 +72,7 @@ class AllocationTable:
         self._resizable: set[UUID] = set()
         self._released: list[Allocation] = []
         self.running = RunningIndex()
-        """For rounds."""
+        """Running actions, as rounds see them."""
         self.quotas = QuotaUsage()
 
     def __len__(self) -> int:
@@ -85,12 +85,12 @@ class AllocationTable:
         return self._by_id.get(action_id)
 
     def get_by_fence(self, fence: Fence) -> Allocation | None:
-        """None where this fence holds nothing any more."""
+        """Return the allocation of this fence, or None if it was released."""
         hold = self._by_id.get(fence.action_id)
         return hold if hold is not None and hold.fence == fence else None
 
     def resizable(self) -> list[Allocation]:
-        """Those that may be given other amounts while they run."""
+        """Return the allocations that can be resized while they run."""
         return [self._by_id[action_id] for action_id in sorted(self._resizable)]
 
     @property
@@ -98,7 +98,7 @@ class AllocationTable:
         return bool(self._resizable)
 
     def set_quotas(self, quotas: Mapping[int, TaskQuota]) -> None:
-        """Of tasks, from now on; what is held counts, and stays."""
+        """Set the quotas of tasks. Existing allocations count and are kept."""
         self.quotas.set_quotas(quotas, ((hold.task, hold.resources) for hold in self))
 
     def add(self, allocation: Allocation) -> None:
@@ -120,33 +120,35 @@ class AllocationTable:
         return hold
 
     def take_released(self) -> list[Allocation]:
-        """What is held no longer, since this was last asked: it settled or is queued again."""
+        """Return the allocations released since the last call, because they settled or were re-queued."""
         released, self._released = self._released, []
         return released
 
     def mark_started(self, allocation: Allocation, at: float) -> None:
-        """Its row says that it runs since then."""
+        """Record the start time from the row."""
         self._by_id[allocation.fence.action_id] = allocation._replace(started=at)
         self.running.add(self._running_action(allocation)._replace(started=at, allocated_since=at))
 
     def is_resizing(self, allocation: Allocation) -> bool:
-        """Whether its manager was asked for other amounts, and has not answered."""
+        """Return True if the manager was asked for other amounts and has not answered."""
         return self._running_action(allocation).resizing_to is not None
 
     def set_resizing(self, fence: Fence, resources: Resources | None) -> None:
-        """Its manager is asked to change its amounts to these; None once it has answered, or will not."""
+        """Record the amounts that the manager is asked for; None once it has answered or will not answer."""
         hold = self.get_by_fence(fence)
         if hold is not None:
             self.running.add(self._running_action(hold)._replace(resizing_to=resources))
 
     def set_overrun(self, allocation: Allocation, *, overrun: float) -> None:
-        """How far beyond its limit it is, by `Running.overrun`; a round looks at its node again if that is new."""
+        """Set how far the action exceeds its limit (`RunningAction.overrun`). A change makes rounds visit its node
+        again.
+        """
         running = self._running_action(allocation)
         if running.overrun != overrun:
             self.running.add(running._replace(overrun=overrun))
 
     def apply_resize(self, fence: Fence, resources: Resources, *, seq: int, now: float) -> None:
-        """Its row says that it has these amounts, and it counts as much."""
+        """Apply a resize that was written to the row, and account for it."""
         hold = self.get_by_fence(fence)
         if hold is None:
             return
@@ -162,7 +164,7 @@ class AllocationTable:
         self._record_in_ledger(resized)
 
     def detach_pod(self, pod: EnvironmentName) -> None:
-        """The pod has ended: what still runs on its cores holds them itself."""
+        """Allocate the cores of a pod that has ended to the actions that still run on them."""
         for hold in self:
             if hold.pod_name == pod:
                 held = self._policy.action_allocation(hold.resources, in_environment=False, in_pod=False)
@@ -172,7 +174,7 @@ class AllocationTable:
         return self.running.on_node(allocation.node)[allocation.fence.action_id]
 
     def _remaining_work(self, running: RunningAction, *, now: float) -> float:
-        """The part of its work that is left, as far as estimates tell."""
+        """Return the estimated fraction of the work that is left."""
         if running.cls is None:
             return 1.0
         self._curves.now = now

@@ -1,4 +1,4 @@
-"""The candidates as rounds see them: each by itself, and a gang as one, once all of it is there."""
+"""Candidates of rounds: single actions, and gangs as one candidate once they are complete."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,34 +11,34 @@ from arl_core.queue.queue_index import QueueIndex
 __all__ = ["CandidateQueue"]
 
 GANG_FAILURE_REASONS = {ActionOutcome.CANCELLED: "gang_cancelled", ActionOutcome.DEADLINE_IN_QUEUE: "gang_deadline"}
-"""Why the others of a gang settle with a member that left the queue without a start."""
+"""Reasons with which the other members of a gang settle if one leaves the queue without starting."""
 
 
 @dataclass(slots=True)
 class _QueuedGang:
     members: dict[UUID, QueuedAction] = field(default_factory=dict)
-    """In the queue, whether that is paused or not."""
+    """Members in the queue, paused or not."""
     ready: set[UUID] = field(default_factory=set)
     head: UUID | None = None
-    """Who stands for all in the order, while all are there."""
+    """The member that represents the complete gang in the order."""
 
 
 class CandidateQueue:
     def __init__(self) -> None:
         self.queue = QueueIndex()
-        """For rounds."""
+        """The candidates, as rounds see them."""
         self._gangs: dict[UUID, _QueuedGang] = {}
         self._gang_of: dict[UUID, _QueuedGang] = {}
 
     def register(self, action: QueuedAction) -> None:
-        """It is in the queue: where it is of a gang, it counts as a member until it is forgotten."""
+        """Register an action of the queue. A member counts for its gang until it is forgotten."""
         if action.gang is not None:
             gang = self._gangs.setdefault(action.gang.id, _QueuedGang())
             gang.members[action.id] = action
             self._gang_of[action.id] = gang
 
     def forget(self, action_id: UUID) -> None:
-        """It left the queue."""
+        """Forget an action that left the queue."""
         if not self._gang_of:
             self.queue.discard(action_id)
             return
@@ -49,7 +49,7 @@ class CandidateQueue:
                 del self._gangs[action.gang.id]
 
     def add(self, action: QueuedAction) -> None:
-        """It is a candidate; a member of a gang is one with all the others."""
+        """Make an action a candidate. A member of a gang becomes one together with all others."""
         if action.gang is None:
             self.queue.add(action)
             return
@@ -63,7 +63,7 @@ class CandidateQueue:
             gang.head = head.id
 
     def discard(self, action_id: UUID) -> None:
-        """It is no candidate, though it may wait."""
+        """Remove an action from the candidates. It may remain in the queue."""
         gang = self._gang_of.get(action_id)
         if gang is None:
             self.queue.discard(action_id)
@@ -72,7 +72,7 @@ class CandidateQueue:
         gang.ready.discard(action_id)
 
     def with_gang(self, action: QueuedAction) -> QueuedAction:
-        """Its gang, if all of that is there; else itself."""
+        """Return the action with its gang if that is complete; otherwise the action."""
         gang = self._gang_of.get(action.id)
         if gang is None or gang.head is None:
             return action
@@ -82,7 +82,10 @@ class CandidateQueue:
     def gang_failures(
         self, settled: Mapping[UUID, tuple[ActionOutcome, str | None]]
     ) -> dict[UUID, tuple[ActionOutcome, str | None]]:
-        """What the others of their gangs settle as, as these did in the queue: not all could ever start together."""
+        """Return the outcome of the other members of gangs whose given members settled in the queue.
+
+        Such a gang can never start together.
+        """
         found: dict[UUID, tuple[ActionOutcome, str | None]] = {}
         for action_id, (outcome, reason) in settled.items():
             gang = self._gang_of.get(action_id)
@@ -92,7 +95,7 @@ class CandidateQueue:
         return found
 
     def incomplete_gangs(self) -> dict[UUID, tuple[ActionOutcome, str | None]]:
-        """What waits of gangs that will never be whole: a row that is known is known with all of its commit."""
+        """Return the outcome of members of gangs that will never be complete. All rows of a gang commit together."""
         return {
             id: (ActionOutcome.CANCELLED, GANG_FAILURE_REASONS[ActionOutcome.CANCELLED])
             for gang in self._gangs.values()

@@ -1,4 +1,4 @@
-"""When queued actions are late, or too late to end in time."""
+"""Deadlines of queued actions, and the latest start that can still meet them."""
 
 from collections.abc import Callable, Container, Iterable
 from heapq import heapify, heappop, heappush
@@ -9,21 +9,23 @@ from arl_core.domain.model import ActionClass, QueuedAction
 __all__ = ["UNREACHABLE", "DeadlineQueue"]
 
 UNREACHABLE = "deadline_unreachable"
-"""Why an action is not started although its deadline has not passed: started now it would usually miss it."""
+"""Reason for dropping an action before its deadline: if it started now, it would usually miss it."""
 
 MAX_STALE_ENTRIES = 1000
-"""Entries of what waits no more that are not worth a look."""
+"""Number of stale entries that are not worth a clean-up."""
 
 
 class DeadlineQueue:
-    """Earliest first. `usual_s` is what an action of a class usually takes at its widest, 0 where nobody knows."""
+    """A queue by latest start, earliest first. `min_run_time_s` is the class's usual time at its highest DoP; 0 if
+    unknown.
+    """
 
     def __init__(self, min_run_time_s: Callable[[ActionClass], float]) -> None:
         self._min_run_time_s = min_run_time_s
         self._heap: list[tuple[float, UUID]] = []
 
     def __len__(self) -> int:
-        """With what waits no more, and is not forgotten yet."""
+        """Return the number of entries, including stale ones."""
         return len(self._heap)
 
     def add(self, action: QueuedAction) -> None:
@@ -31,18 +33,21 @@ class DeadlineQueue:
             heappush(self._heap, (self._latest_start(action, action.deadline), action.id))
 
     def reschedule(self, ids: Iterable[UUID], at: float) -> None:
-        """At these, which were due and are not settled: another clock said otherwise."""
+        """Check these actions again at `at`. They were due here but not by the database's clock."""
         for id in ids:
             heappush(self._heap, (at, id))
 
     def prune(self, ids: Container[UUID], count: int) -> None:
-        """Forget what waits no more, once that is most of what is here. `ids`: the `count` actions that wait."""
+        """Drop stale entries once they are the majority. `ids` are the `count` queued actions."""
         if len(self._heap) > MAX_STALE_ENTRIES + 2 * count:
             self._heap = [entry for entry in self._heap if entry[1] in ids]
             heapify(self._heap)
 
     def take_due(self, now: float, find: Callable[[UUID], QueuedAction | None]) -> dict[UUID, str | None]:
-        """Those that wait and can't end in time any more, once; why, unless their deadline has passed."""
+        """Return the queued actions that can no longer end in time, once each.
+
+        The value is the reason, or None if the deadline has passed.
+        """
         due: dict[UUID, str | None] = {}
         while self._heap and self._heap[0][0] <= now:
             action = find(heappop(self._heap)[1])

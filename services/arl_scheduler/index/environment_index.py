@@ -1,4 +1,4 @@
-"""Environments: what waits in each, what runs there, and the pods whose cores other actions use."""
+"""Environments: queued and running actions of each, and the pods whose cores other actions use."""
 
 from collections import Counter
 from uuid import UUID, uuid4
@@ -15,7 +15,10 @@ __all__ = ["EnvironmentIndex"]
 
 
 class EnvironmentIndex:
-    """At most one action of an environment runs or is a candidate. The ledger counts the resources of each."""
+    """An index of environments. At most one action of an environment runs or is a candidate.
+
+    The ledger counts the resources of each environment.
+    """
 
     def __init__(self, policy: SchedulingPolicy, ledger: ResourceLedger, queued: QueuedActions) -> None:
         self._policy = policy
@@ -24,31 +27,31 @@ class EnvironmentIndex:
         self.table = EnvironmentTable()
         self.counts = EnvironmentsPerNode()
         self._pod_users: Counter[EnvironmentName] = Counter()
-        """Pods whose cores an ephemeral action uses."""
+        """Pods whose cores ephemeral actions use, with the number of these actions."""
         self._to_confirm: set[EnvironmentName] = set()
         self._confirming: set[EnvironmentName] = set()
         self._requeueing: set[EnvironmentName] = set()
         self._requeued: set[EnvironmentName] = set()
 
     def begin_poll(self) -> None:
-        """Note what the coming poll has to confirm."""
+        """Note what the coming poll must confirm."""
         self._requeued, self._requeueing = self._requeueing, set()
         self._confirming, self._to_confirm = self._to_confirm, set()
 
     def mark_requeueing(self, name: EnvironmentName) -> None:
-        """Its action went back to the queue: nothing overtakes it before the next poll has read that."""
+        """Mark an environment whose action was re-queued. No other action of it starts before a poll has read that."""
         self.table[name].is_requeueing = True
         self._requeueing.add(name)
 
     def confirm_requeued(self) -> None:
-        """A poll has read what went back to the queue before it."""
+        """Unmark the environments whose re-queued action was read by this poll."""
         for name in self._requeued:
             if (home := self.table.get(name)) is not None:
                 home.is_requeueing = False
                 self.refresh(home)
 
     def apply_row(self, row: EnvironmentRow, allocations: AllocationTable) -> None:
-        """Follow a row that a poll has read."""
+        """Apply a row that a poll has read."""
         name = (row.queue_id, row.trajectory)
         if name not in self.table and row.is_ended and row.is_delete_requested:
             return
@@ -78,7 +81,7 @@ class EnvironmentIndex:
         self.refresh(home)
 
     def occupy(self, allocation: Allocation) -> None:
-        """Count a new allocation where it runs: in its environment, or on the cores of a pod."""
+        """Count a new allocation in its environment, or on the cores of a pod."""
         if allocation.pod_name is not None:
             self._pod_users[allocation.pod_name] += 1
         if allocation.environment_name is None:
@@ -114,7 +117,7 @@ class EnvironmentIndex:
         return name
 
     def leave_queue(self, action_id: UUID) -> None:
-        """Forget that an action waits, and offer the next one of its environment."""
+        """Remove an action from the queue, and offer the next one of its environment."""
         self._queued.candidates.forget(action_id)
         name = self._queued.environment_names.pop(action_id, None)
         if name is None or name not in self.table:
@@ -126,7 +129,10 @@ class EnvironmentIndex:
         self.refresh(home)
 
     def forget_uncreated(self) -> None:
-        """An environment's row commits before its first action ends; a poll begun after that reads it or it is not."""
+        """Forget environments that were never created.
+
+        A row commits before its first action ends, so a poll that began after that end reads an existing row.
+        """
         for name in self._confirming:
             home = self.table.get(name)
             if home is not None and not home.is_confirmed and home.active_action is None:
@@ -135,18 +141,20 @@ class EnvironmentIndex:
                 self.refresh(home)
 
     def pod_for(self, trajectory: EnvironmentName | None, resources: Resources) -> EnvironmentName | None:
-        """Return the pod on whose cores an action runs that does not live there."""
+        """Return the pod whose cores an action outside of it uses; None if there is none."""
         if trajectory is None or not resources.get("cpu_milli") or not self._policy.has_pods:
             return None
         home = self.table.get(trajectory)
         return home.name if home is not None and home.node is not None and not home.is_ended else None
 
     def trajectory_pods(self) -> dict[EnvironmentName, TrajectoryPod]:
-        """Return the pods of the living trajectories."""
+        """Return the pods of the live trajectories."""
         return self.table.trajectory_pods(self._pod_users)
 
     def refresh(self, environment: TrackedEnvironment) -> None:
-        """Offer its first action to rounds if the environment is free and not ending; no other action of it."""
+        """Offer the first queued action to rounds if the environment is free and not ending. Offer no other action
+        of it.
+        """
         if environment.is_ended and environment.is_delete_requested and environment.active_action is None:
             environment.id, environment.node, environment.trajectory_started_at = uuid4(), None, float("inf")
             environment.is_confirmed = environment.may_exist = environment.is_ended = (

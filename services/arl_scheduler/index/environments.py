@@ -1,4 +1,4 @@
-"""What the index remembers of an environment and of a grant."""
+"""Records of environments and of positions in the queue."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -14,32 +14,32 @@ EnvironmentName = TrajectoryName
 
 @dataclass(slots=True)
 class TrackedEnvironment:
-    """A persistent environment, from the first action that wants it until its end."""
+    """A persistent environment, from its first queued action until its end."""
 
     name: EnvironmentName
     id: UUID
     node: int | None = None
     counted_on: int | None = None
-    """The node among whose homes it is counted."""
+    """Node whose number of environments includes it."""
     trajectory_started_at: float = float("inf")
-    """When the first action of its trajectory that is known was submitted."""
+    """Submission time of the earliest known action of its trajectory."""
     is_confirmed: bool = False
-    """A poll has read its row."""
+    """True once a poll has read its row."""
     may_exist: bool = False
-    """An action was granted in it, so there may be a row that no poll has read yet."""
+    """True once an action was granted in it: there may be a row that no poll has read yet."""
     is_ended: bool = False
     is_delete_requested: bool = False
     active_action: UUID | None = None
-    """Its granted or running action; at first one at a time."""
+    """Its granted or running action; at most one."""
     is_requeueing: bool = False
-    """An action of it went back to the queue: until a poll has read that, nobody may overtake it."""
+    """True while an action was re-queued and no poll has read that. No other action may start before."""
     queue: list[UUID] = field(default_factory=list)
-    """Queued actions in order of id. Only the first is a candidate, and only while nothing is busy."""
+    """Queued actions in order of id. Only the first is a candidate, and only while the environment is free."""
     candidate: tuple[UUID, UUID, int | None] | None = None
-    """The candidate, with the environment and node it was offered for."""
+    """The candidate, and the environment and node for which it was offered."""
 
     def bind_action(self, action: QueuedAction) -> QueuedAction:
-        """The action in this environment, where that is by now."""
+        """Return the action, pinned to this environment and its current node."""
         known = action.environment
         if known is not None and known.id == self.id and known.node == self.node:
             return action
@@ -48,15 +48,15 @@ class TrackedEnvironment:
 
 @dataclass(frozen=True, slots=True)
 class QueuePosition:
-    """A queued action and what keeps it from being a candidate."""
+    """A queued action and the reasons why it is not a candidate."""
 
     action: QueuedAction
-    """With its environment, if it has one."""
+    """The action, pinned to its environment if it has one."""
     is_paused: bool
     is_next: bool
-    """Its environment is free, and its turn; always so of one without."""
+    """True if its environment is free and it is first in order; always true without an environment."""
     ahead_count: int
-    """Actions that its environment runs or that come first in it."""
+    """Actions that run in its environment or precede it there."""
 
     @classmethod
     def from_action(
@@ -70,21 +70,21 @@ class QueuePosition:
 
 
 class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
-    """All environments that somebody waits for, holds or has left behind."""
+    """A table of all environments that are queued for, in use or kept."""
 
     def __init__(self) -> None:
         super().__init__()
         self._tombstones: set[EnvironmentName] = set()
-        """Those that are gone and whose names are taken still."""
+        """Environments that ended or were lost and whose names are still in use."""
         self._awaited: set[EnvironmentName] = set()
-        """Those of them that actions wait for: they may be few of many."""
+        """Tombstones with queued actions; usually few of all."""
 
     def set_tombstone(self, environment: TrackedEnvironment, *, is_tombstone: bool) -> None:
-        """Whether it `stays` as a tombstone."""
+        """Record whether an environment is a tombstone."""
         (self._tombstones.add if is_tombstone else self._tombstones.discard)(environment.name)
 
     def update_awaited(self, environment: TrackedEnvironment) -> None:
-        """Others wait for it than before, or nobody."""
+        """Update whether actions are queued for a tombstone."""
         is_awaited = bool(environment.queue) and environment.name in self._tombstones
         (self._awaited.add if is_awaited else self._awaited.discard)(environment.name)
 
@@ -93,21 +93,21 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
         return home.id if home is not None else None
 
     def is_live(self, environment: UUID | None, name: EnvironmentName | None) -> bool:
-        """False only for an environment that is known to be gone."""
+        """Return False only if the environment is known to have ended."""
         home = self.get(name) if name is not None else None
         return not (home is not None and home.id == environment and home.is_ended)
 
     def exists(self, environment: UUID | None, name: EnvironmentName | None) -> bool:
-        """Whether the environment has a row, as far as polls have seen."""
+        """Return True if polls have seen a row of the environment."""
         home = self.get(name) if name is not None else None
         return home is not None and home.is_confirmed and home.id == environment
 
     def has_live_on(self, node: int) -> bool:
-        """Whether any does."""
+        """Return True if a confirmed live environment is on the node."""
         return any(home.node == node and home.is_confirmed and not home.is_ended for home in self.values())
 
     def trajectory_pods(self, pod_users: Mapping[EnvironmentName, int]) -> dict[EnvironmentName, TrajectoryPod]:
-        """Of those that live; `lent` counts the actions outside of each that use its cores."""
+        """Return the live environments as pods. `pod_users` counts the outside actions that use a pod's cores."""
         return {
             name: TrajectoryPod(home.node, is_busy=home.active_action is not None or pod_users.get(name, 0) > 0)
             for name, home in self.items()
@@ -115,20 +115,20 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
         }
 
     def stranded_actions(self) -> list[UUID]:
-        """Queued actions whose environment is a tombstone: they would run in another, empty one."""
+        """Return queued actions whose environment is a tombstone. They would otherwise run in another, empty one."""
         waited_for = [self[name] for name in sorted(self._awaited)]
         return [action_id for home in waited_for if home.active_action is None for action_id in home.queue]
 
 
 class EnvironmentsPerNode:
-    """How many each node has."""
+    """Numbers of live environments per node."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
         self._changed: set[int] = set()
 
     def take_changed(self) -> set[int]:
-        """Nodes that have more or fewer than when this was last asked."""
+        """Return the nodes whose numbers changed since the last call."""
         changed, self._changed = self._changed, set()
         return changed
 
@@ -136,7 +136,7 @@ class EnvironmentsPerNode:
         return self._counts[node]
 
     def update(self, environment: TrackedEnvironment) -> None:
-        """Where it is now, if it lives."""
+        """Count an environment on its current node, if it is live."""
         node = None if environment.is_ended else environment.node
         if node == environment.counted_on:
             return

@@ -1,4 +1,4 @@
-"""The nodes as rounds see them."""
+"""Nodes as rounds see them."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,10 +12,10 @@ __all__ = ["NodeTable"]
 
 
 class NodeTable:
-    """Made anew once other nodes are read, and where something has changed since.
+    """A cached table of nodes, rebuilt after nodes were read or have changed.
 
-    What is free is the ledger's own and moves on with it, until other capacities are set. Those of nodes with rates are
-    made each time: what is free there changes with time.
+    Available resources are views of the ledger and change with it until other capacities are set. Nodes with rate
+    limits are rebuilt each time, because their available tokens change with time.
     """
 
     def __init__(self, ledger: ResourceLedger, environment_counts: EnvironmentsPerNode) -> None:
@@ -25,14 +25,16 @@ class NodeTable:
         self._watching_since = 0.0
         self._alive: set[int] = set()
         self._oldest_heartbeat = float("inf")
-        """Of those that are alive: who is silent stays so until nodes are read, or watched, anew."""
+        """Earliest heartbeat of the live nodes. A dead node stays dead until nodes are read again or watching
+        restarts.
+        """
         self._nodes: dict[int, NodeResources] = {}
         self._rate_limited: list[NodeRow] = []
 
     def current(
         self, rows: Mapping[int, NodeRow], *, now: float, silent_after_s: float, watching_since: float
     ) -> Mapping[int, NodeResources]:
-        """By node. Alive is who gave a sign, or has not been watched, so long ago at most."""
+        """Return the nodes by id. A node is alive if its heartbeat, or the start of watching, is recent enough."""
         changed = self._environment_counts.take_changed()
         is_same = rows is self._rows and watching_since == self._watching_since
         if not is_same or now - self._oldest_heartbeat > silent_after_s:
@@ -50,7 +52,7 @@ class NodeTable:
 
     @property
     def rate_limited(self) -> list[NodeResources]:
-        """Of the nodes with rates, as they were last asked for."""
+        """Return the nodes with rate limits, as of the last call of `current`."""
         return [self._nodes[node.id] for node in self._rate_limited]
 
     def _build_node(self, row: NodeRow) -> NodeResources:

@@ -1,4 +1,4 @@
-"""Actions that wait, and those of them that a round may start."""
+"""Queued actions, and those that a round may start."""
 
 from collections.abc import Callable, Iterator
 from uuid import UUID
@@ -12,12 +12,12 @@ __all__ = ["QueuedActions"]
 
 
 class QueuedActions:
-    """Every queued action by its id. Those of a paused queue are no candidates."""
+    """Queued actions by id. Actions of a paused queue are not candidates."""
 
     def __init__(self, min_run_time_s: Callable[[ActionClass], float]) -> None:
         self._by_id: dict[UUID, QueuedAction] = {}
         self.environment_names: dict[UUID, EnvironmentName] = {}
-        """Of the actions that wait in an environment."""
+        """Environment names of the actions that are queued for one."""
         self.candidates = CandidateQueue()
         self.deadlines = DeadlineQueue(min_run_time_s)
         self.paused: frozenset[int] = frozenset()
@@ -39,25 +39,25 @@ class QueuedActions:
         self.candidates.register(action)
 
     def take(self, action_id: UUID) -> QueuedAction:
-        """Remove an action that is granted. It stays a candidate until `candidates` forgets it."""
+        """Remove an action that is granted. It remains a candidate until `candidates` forgets it."""
         return self._by_id.pop(action_id)
 
     def discard(self, action_id: UUID) -> QueuedAction | None:
         return self._by_id.pop(action_id, None)
 
     def offer(self, action: QueuedAction) -> None:
-        """Make it a candidate, unless its queue is paused."""
+        """Make an action a candidate unless its queue is paused."""
         if action.task not in self.paused:
             self.candidates.add(action)
 
     def pause(self, paused: frozenset[int]) -> list[QueuedAction]:
-        """Pause exactly these queues. Return the actions of the queues that were paused or resumed by this."""
+        """Pause exactly these queues. Return the actions of all queues that this paused or resumed."""
         changed = paused ^ self.paused
         self.paused = paused
         return [each for each in self if each.task in changed] if changed else []
 
     def depths(self) -> dict[int, tuple[int, float]]:
-        """Return how many actions of each queue wait, and since when the oldest does."""
+        """Return the number of queued actions of each queue and the submission time of its oldest."""
         found: dict[int, tuple[int, float]] = {}
         for action in self:
             depth, oldest = found.get(action.task, (0, action.submitted))
@@ -65,6 +65,6 @@ class QueuedActions:
         return found
 
     def take_missed_deadlines(self, now: float) -> dict[UUID, str | None]:
-        """Return the actions that can't meet their deadline any more, once each, and why if it has not passed."""
+        """Return the actions that can no longer meet their deadline, once each, and the reason if it has not passed."""
         self.deadlines.prune(self._by_id, len(self._by_id))
         return self.deadlines.take_due(now, self._by_id.get)

@@ -1,4 +1,4 @@
-"""When the leader looks again because of the tokens of rates: never for those that nobody waits for."""
+"""A timer that wakes the leader when a rate limit has refilled. Only limits that a queued action needs count."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,9 +13,9 @@ from arl_scheduler.index.node_table import NodeTable
 __all__ = ["REFILL_INTERVAL_S", "RateLimitTimer"]
 
 REFILL_INTERVAL_S = 0.02
-"""Tokens gather for so long before rounds see them, or those of a fast rate would keep rounds from ever pausing.
+"""Seconds between refills of tokens. Without a minimum, a fast rate would keep rounds from ever pausing.
 
-Where a burst is less than what comes in this time, the rest of that is lost.
+If a burst is smaller than the tokens of one interval, the remaining tokens are lost.
 """
 
 
@@ -27,23 +27,23 @@ class RateLimitTimer:
         self._refilled_at = float("-inf")
 
     def refill(self, now: float) -> None:
-        """Before a round: it is this time, by a clock of which only differences matter and that nobody sets."""
+        """Refill tokens before a round. `now` is of a monotonic clock."""
         if now >= self._refilled_at + REFILL_INTERVAL_S:
             self._refilled_at = now
             self._ledger.refill(now)
 
     def mark_committed(self, now: float) -> None:
-        """It is this time now, and a round's grants count as made.
+        """Count a round's grants as made at `now`, after their commit.
 
-        So in no time do more of them commit than a burst and what comes in that time, however long commits take.
+        This bounds the commits in any interval by a burst and the tokens refilled in it, however long commits take.
         """
         self._ledger.now = now
 
     def next_refill_at(self) -> float | None:
-        """When, by the same clock, there will be those that all that somebody waits for is; None if that is never.
+        """Return the earliest time at which a demand that lacks only tokens gets them; None if there is none.
 
-        For whoever has seen a round, of its pools. Of a gang it is looked for a node that could run all that is alike
-        in it; where several are needed, the poll finds it.
+        It uses the pools of the last round. For a gang, equal members must fit together on one node; if several nodes
+        are needed, the next poll finds them.
         """
         pools = [pool for pool in self._node_table.rate_limited if pool.is_schedulable and pool.is_serving]
         moments = [
@@ -56,7 +56,7 @@ class RateLimitTimer:
         return max(min(moments), self._refilled_at + REFILL_INTERVAL_S) if moments else None
 
     def ignore_rate_limits(self, nodes: Mapping[int, NodeResources]) -> dict[int, NodeResources]:
-        """As if no tokens had been spent: for whoever does not know how they come back."""
+        """Return the nodes as if no tokens were spent, for simulations without refills."""
         more = {
             pool.node: replace(pool, available=self._ledger.available_ignoring_rates(pool.node))
             for pool in self._node_table.rate_limited
@@ -64,7 +64,7 @@ class RateLimitTimer:
         return {**nodes, **more}
 
     def _queued_demands(self) -> Iterable[tuple[ActionClass, Resources]]:
-        """By those that wait and may start, whatever tasks they are of; each once."""
+        """Yield each distinct demand of the candidates of all tasks."""
         found: dict[tuple[int, int], ActionClass] = {}
         for bucket in self._queue.buckets():
             if bucket.key.gang is None:

@@ -1,7 +1,7 @@
-"""The leader's memory of what waits, what is held, and where environments live.
+"""The leader's index of queued actions, allocations and environments.
 
-Rebuilt from Postgres by one poll; between polls hints keep it fresh. Rows win: what this index
-believes and a poll contradicts is corrected by that poll.
+One poll rebuilds it from Postgres, and notifications update it between polls. Postgres is the source of truth: each
+poll corrects the index.
 """
 
 from bisect import insort
@@ -56,7 +56,7 @@ class SchedulerIndex:
 
     @property
     def environments(self) -> EnvironmentTable:
-        """For reading."""
+        """Return the environments, for reading only."""
         return self._environments.table
 
     @property
@@ -68,21 +68,21 @@ class SchedulerIndex:
         return self._queued.deadlines
 
     def queue_depths(self) -> dict[int, tuple[int, float]]:
-        """How many actions of each queue wait, and since when the oldest does."""
+        """Return the number of queued actions of each queue and the submission time of its oldest."""
         return self._queued.depths()
 
     def begin_poll(self) -> None:
         self._environments.begin_poll()
 
     def take_missed_deadlines(self, now: float) -> dict[UUID, str | None]:
-        """Queued actions that can't meet their deadline any more, said once, and why if it has not passed."""
+        """Return the actions that can no longer meet their deadline, once each, and the reason if it has not passed."""
         return self._queued.take_missed_deadlines(now)
 
     def next_deadline(self) -> float | None:
         return self._queued.deadlines.next_at()
 
     def admit(self, rows: Iterable[QueuedActionRow]) -> None:
-        """Take queued rows in. Rows already known, or held under a later grant, are nothing new."""
+        """Add queued rows. Rows that are known, or allocated under a later grant, are ignored."""
         for row in rows:
             id = to_driver_uuid(row.id)
             hold = self.allocations.get(id)
@@ -97,14 +97,14 @@ class SchedulerIndex:
                 self._enqueue(id, row)
 
     def apply_grants(self, grants: Iterable[Grant], *, now: float) -> None:
-        """These grants are committed."""
+        """Apply grants that are committed."""
         total, has_pods, share_s = self._accounts.total, self._policy.has_pods, self.curves.share_s
         for grant in grants:
             fence, amounts = grant.fence, grant.resources
             id = fence.action_id
             action, name = self._queued.take(id), self._queued.environment_names.get(id)
             pod = self._environments.pod_for(action.trajectory, amounts) if has_pods and name is None else None
-            # It was active in its task's share, and stays so.
+            # The action was already counted as active in its task's share.
             hold = Allocation(fence, action.cls, grant.node, amounts, name, action.task, now, None, pod)
             self._accounts.record_granted(id, action.task, share_s(action.cls, amounts, total), amounts)
             if name is None and pod is None:
@@ -115,14 +115,14 @@ class SchedulerIndex:
                 self._environments.leave_queue(id)
 
     def drop_refused(self, ids: Iterable[UUID]) -> None:
-        """Postgres did not take these: they are not queued any more, or about to be settled."""
+        """Forget actions that Postgres refused to grant. They are no longer queued or will be settled."""
         for action_id in ids:
             self._forget_queued(action_id)
 
     def release_attempts(self, fences: Iterable[Fence], *, requeued: Collection[Fence] = ()) -> None:
-        """These attempts are over. Amounts count once, however often this is said.
+        """Release attempts that have ended. Repeated calls have no effect.
 
-        Those that are `requeued` keep their place in their trajectory: it waits for the poll that reads them.
+        The environments of `requeued` attempts wait for the poll that reads these actions.
         """
         for fence in fences:
             hold = self.allocations.get_by_fence(fence)
@@ -133,7 +133,7 @@ class SchedulerIndex:
             self._release(hold.fence.action_id)
 
     def reconcile(self, poll: PollResult) -> None:
-        """Make the index agree with one snapshot, taken after everything this leader wrote before it."""
+        """Apply one snapshot, taken after all earlier writes of this leader."""
         self.checkpoint = poll.checkpoint
         self.nodes = {node.id: node for node in poll.nodes}
         self._accounts.shares.set_weights(poll.weights)
@@ -155,13 +155,13 @@ class SchedulerIndex:
                 self._adopt_allocation(row)
             elif known.started is None and row.started is not None:
                 self.allocations.mark_started(known, row.started)
-        # Held rows name their environments; queued ones of the same trajectory must find them.
+        # Allocated rows name their environments; queued rows of the same trajectory must find them.
         self.admit(poll.queued)
         self._environments.forget_uncreated()
         self._environments.confirm_requeued()
 
     def snapshot(self, *, now: float, silent_after_s: float, watching_since: float) -> CellSnapshot:
-        """What a round may look at: most of it is this index's own, and changes with it."""
+        """Return the view of a round. Most of it is the index's own state and changes with it."""
         self.curves.now = now
         return CellSnapshot(
             now=now,
@@ -178,13 +178,13 @@ class SchedulerIndex:
         )
 
     def plan(self, *, now: float, silent_after_s: float, watching_since: float) -> SchedulingPlan:
-        """One round of this index's policy."""
+        """Compute one round of the index's policy."""
         plan = self._policy.plan(self.snapshot(now=now, silent_after_s=silent_after_s, watching_since=watching_since))
         self.allocations.running.mark_clean(except_nodes=plan.watched_nodes, reserved=plan.reserved)
         return plan
 
     def queue_position(self, action_id: UUID) -> QueuePosition | None:
-        """Of a queued action; None where none is known by this id."""
+        """Return the position of a queued action; None if it is unknown."""
         action, name = self._queued.get(action_id), self._queued.environment_names.get(action_id)
         home = self._environments.table[name] if name is not None else None
         if action is None:
@@ -195,11 +195,14 @@ class SchedulerIndex:
 
     @property
     def candidates(self) -> CandidateQueue:
-        """For reading."""
+        """Return the candidates, for reading only."""
         return self._queued.candidates
 
     def environment_queue(self, name: EnvironmentName, *, first: int, limit: int) -> list[QueuedAction]:
-        """What waits in an environment from the `first` on; nothing where that is to end or its task held back."""
+        """Return the queued actions of an environment from `first` on.
+
+        Return none if the environment is ending, or its task is paused or has a quota.
+        """
         home, held_back = (
             self._environments.table.get(name),
             name[0] in self._queued.paused or name[0] in self.allocations.quotas,
@@ -240,7 +243,7 @@ class SchedulerIndex:
         self._environments.refresh(home)
 
     def _set_paused(self, paused: frozenset[int]) -> None:
-        """Take what waits in these queues out of the rounds' sight, and what waits in the resumed ones back in."""
+        """Remove the actions of paused queues from the candidates, and offer those of resumed queues."""
         self._accounts.shares.set_paused(paused)
         for action in self._queued.pause(paused):
             self._queued.candidates.discard(action.id)
@@ -273,7 +276,7 @@ class SchedulerIndex:
         self._environments.vacate(hold)
 
     def _adopt_allocation(self, row: AllocationRow) -> None:
-        """A hold that this leader did not make: an earlier leader's."""
+        """Add an allocation that an earlier leader made."""
         id = row.fence.action_id
         before = self.allocations.get(id) or self._queued.get(id)
         cls = self._action_classes.acquire_granted(row, queued_as=before.cls if before is not None else None)

@@ -1,4 +1,4 @@
-"""What would be with other nodes or more actions: for whoever asks, and without any part in rounds."""
+"""Capacity plans: simulations with other nodes or more actions. They do not affect rounds."""
 
 import asyncio
 import copy
@@ -28,23 +28,25 @@ from arl_wire.internal.scheduler import CapacityPlanRequest
 __all__ = ["ROUND_GRANTS", "CapacityPlanner", "build_forecast_input"]
 
 MAX_SIMULATED = 2000
-"""Waiting actions, at most, the members of gangs among them: they are copied in one go."""
+"""Maximum number of simulated actions, members of gangs included. They are copied without a pause."""
 ROUND_GRANTS = 100
-"""Grants of one simulated round, between which the leader's own have their turn."""
+"""Maximum grants of one simulated round; the leader's own rounds run in between."""
 FORECAST_TIME_S = 4.0
-"""For one forecast; the gateway waits for two."""
+"""Seconds of one forecast; a plan has up to two, and the gateway waits for both."""
 
 
 class CapacityPlanner:
     def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy, *, work_s: float = FORECAST_TIME_S) -> None:
-        """The leader's policy, with `ROUND` grants in a round at most."""
+        """Plan with the leader's policy, with at most `ROUND_GRANTS` in a round."""
         self._loop = loop
         self._policy = policy
         self._work_s = work_s
         self._lock = asyncio.Lock()
 
     async def plan(self, request: CapacityPlanRequest) -> CapacityPlan:
-        """Raises `Unavailable` where another scheduler leads, or another plan is being made."""
+        """Compute a plan. Raises `Unavailable` if another scheduler leads or another plan is computed, `Conflict`
+        for pods.
+        """
         if self._policy.has_pods:
             raise Conflict("pods are held until their trajectories end, and nobody knows when that is: no plan of them")
         if self._lock.locked():
@@ -70,7 +72,7 @@ class CapacityPlanner:
         forecasting = ForecastSimulator(start, self._policy, limit=ROUND_GRANTS)
         goes_on = True
         while goes_on and time.monotonic() < ends_at:
-            # Rounds and requests get their turn after each.
+            # Rounds and requests run between the steps.
             await asyncio.sleep(0)
             goes_on = forecasting.step()
         found = forecasting.forecast()
@@ -90,9 +92,9 @@ class CapacityPlanner:
 
 
 def build_forecast_input(index: SchedulerIndex, snapshot: CellSnapshot) -> ForecastInput:
-    """Copied before anything else has its turn.
+    """Copy the state without yielding to the event loop.
 
-    Of rates nothing is counted: each call holds what it holds, and starts as soon as that is free.
+    Rate limits are ignored: a call starts as soon as its concurrency quota allows.
     """
     pools = index.rate_limit_timer.ignore_rate_limits(snapshot.nodes)
     return ForecastInput(
@@ -113,7 +115,7 @@ def build_forecast_input(index: SchedulerIndex, snapshot: CellSnapshot) -> Forec
 
 
 def _queued_actions(index: SchedulerIndex, snapshot: CellSnapshot) -> list[QueuedAction]:
-    """Who may start, in order of arrival, and who comes after each in its environment."""
+    """Return the actions that may start, in order of arrival, and then those behind them in their environments."""
     found = list(_take_first(each for each in snapshot.queue.in_order() if each.task not in snapshot.quotas))
     room = MAX_SIMULATED - sum(1 + len(action.gang_members) for action in found)
     behind = {action.trajectory: 1 for action in found if action.environment is not None}
@@ -128,7 +130,7 @@ def _queued_actions(index: SchedulerIndex, snapshot: CellSnapshot) -> list[Queue
 
 
 def _take_first(actions: Iterable[QueuedAction]) -> Iterator[QueuedAction]:
-    """As many as are simulated; a gang counts as all of its members, and is taken whole or not."""
+    """Yield up to `MAX_SIMULATED` actions. A gang counts as all its members and is never split."""
     room = MAX_SIMULATED
     for action in actions:
         room -= 1 + len(action.gang_members)

@@ -1,4 +1,4 @@
-"""Why a queued action does not run, from the leader's index: for whoever asks, and without any part in rounds."""
+"""Explanations of why a queued action waits, from the leader's index. They do not affect rounds."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -30,14 +30,16 @@ class WaitExplainer:
         self._lock = asyncio.Lock()
 
     async def explain(self, request: ExplainRequest) -> ExplainResponse:
-        """Raises `NotFound` where no queued action has this id, `Unavailable` where another scheduler leads."""
+        """Explain why an action waits. Raises `NotFound` if it is not queued, `Unavailable` if another scheduler
+        leads.
+        """
         async with self._lock:
-            # However many ask, rounds and requests get their turn after each.
+            # Rounds and other requests run between explanations.
             await asyncio.sleep(0)
             return self._explain(request.id)
 
     async def stragglers(self, request: FindStragglersRequest) -> FindStragglersResponse:
-        """As of the last poll. Raises `Unavailable` where another scheduler leads."""
+        """Return stragglers as of the last poll. Raises `Unavailable` if another scheduler leads."""
         if self._loop.view() is None:
             raise _not_leader_error()
         straggling = self._loop.straggler_detector

@@ -1,4 +1,4 @@
-"""What was queued before a new leader's first poll, read page by page."""
+"""The backlog: rows queued before a new leader's first poll, read page by page."""
 
 import asyncio
 import gc
@@ -16,15 +16,15 @@ from arl_wire.internal.scheduler import QueuedActionRow
 __all__ = ["read_backlog"]
 
 ADMIT_BATCH = 500
-"""Rows between which others get their turn: their reading and their taking in."""
+"""Rows admitted before other tasks of the event loop run."""
 
 
 async def read_backlog(
     store: PostgresStore, leadership: LeaderElection, index: SchedulerIndex, *, page_rows: int
 ) -> None:
-    """Into the index. Meanwhile the lease is renewed and requests are answered. Raises `TermLost`.
+    """Read the backlog into the index, while the lease is renewed and requests are answered. Raises `TermLostError`.
 
-    Postgres makes the next page while one is taken in.
+    Postgres prepares the next page while one is admitted.
     """
 
     async def page_after(place: PagePosition) -> tuple[list[QueuedActionRow], PagePosition | None]:
@@ -51,9 +51,9 @@ async def read_backlog(
 
 @contextmanager
 def _gc_disabled() -> Iterator[None]:
-    """What is read stays and has no cycles: looking through it again and again would be a third of the time.
+    """Disable garbage collection, which would take a third of the time: the rows stay and have no cycles.
 
-    Nor is it looked through later. What failed is: its traceback holds all that was read, in a cycle.
+    After success the rows are frozen. After an error they are not, because the traceback refers to them in a cycle.
     """
     gc.disable()
     try:

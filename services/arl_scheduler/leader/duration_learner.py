@@ -1,7 +1,7 @@
-"""What the leader learns from attempts that ended. Nothing but the order and the widths of others depends on it.
+"""Learning of run times from ended attempts. Only the order and the DoP of other actions depend on it.
 
-Managers say with each end how long it took. What no hint has brought by the next poll is read from rows, a page at
-most: one run more or less is no matter.
+Managers report the duration of each attempt. Ends without a notification by the next poll are read from rows, one batch
+at most; a few missing runs do not matter.
 """
 
 import time
@@ -20,15 +20,19 @@ from arl_store.tx import PostgresStore
 __all__ = ["DurationLearner"]
 
 SAVE_INTERVAL_S = 10.0
-"""What is younger is lost with the leader."""
+"""Seconds between saves. Runs learned after the last save are lost with the leader."""
 SAVE_BATCH = 500
 MAX_MISSED_RUNS = 100
-"""Ends that a poll brought and no hint, of which the runs are read."""
+"""Maximum number of ended attempts without a notification whose runs are read after a poll."""
 RETENTION_DAYS = 30
 MIN_RUNS_TO_REJECT = 8
 LOW_QUANTILE = 0.1
 RETRY_AFTER_S = 60.0
-"""An action is taken to miss its deadline if one in ten of at least so many runs, the last so lately, were as short."""
+"""Seconds after the last run of a class until its actions are tried again despite their deadlines.
+
+Within this time an action is dropped early if nine in ten of at least `MIN_RUNS_TO_REJECT` runs took longer than the
+time left.
+"""
 
 
 class DurationLearner:
@@ -38,12 +42,12 @@ class DurationLearner:
         self.curves = CurveCache(self.estimates)
         self._term: int | None = None
         self._seen_at: dict[int, float] = {}
-        """When a run of a class was last learnt from, on this process's clock."""
+        """Monotonic time of the last observed run of each class."""
         self._missed: dict[Fence, Allocation] = {}
         self._saved_at = float("-inf")
 
     async def begin(self, *, term: int) -> None:
-        """Know what earlier leaders knew; once in a term."""
+        """Load the estimates of earlier leaders, once in a term."""
         if self._term == term:
             return
         estimates = DurationEstimates()
@@ -60,7 +64,9 @@ class DurationLearner:
         notified: frozenset[Fence],
         now: float,
     ) -> None:
-        """These are held no longer. `told` are those whose end a hint said, with its run in `runs` if it had one."""
+        """Learn from released allocations. `notified` are the fences whose end was notified; `runs` has their
+        durations.
+        """
         for fence in self._missed.keys() & notified:
             missed = self._missed.pop(fence)
             if fence in runs:
@@ -72,7 +78,7 @@ class DurationLearner:
                 self._missed[hold.fence] = hold
 
     async def read_missed_runs(self, *, now: float) -> None:
-        """Read what was missed."""
+        """Read the runs of attempts that ended without a notification."""
         if not self._missed:
             return
         missed, self._missed = self._missed, {}
@@ -82,13 +88,13 @@ class DurationLearner:
             self._learn(missed[fence], runs[fence], ended_at=now)
 
     async def save(self, leadership: LeaderElection, *, force: bool = False) -> None:
-        """Write what was learnt since the last time, every few seconds."""
+        """Save the estimates that changed, at most every `SAVE_INTERVAL_S` unless forced."""
         if leadership.term is None or (not force and time.monotonic() - self._saved_at < SAVE_INTERVAL_S):
             return
         changes = self.estimates.take_changes(limit=SAVE_BATCH)
         if not changes:
             return
-        if len(changes) < SAVE_BATCH:  # or there are more, for the next poll
+        if len(changes) < SAVE_BATCH:  # otherwise the next poll saves the remaining ones
             self._saved_at = time.monotonic()
         try:
             async with self._store.write() as tx:
@@ -97,12 +103,12 @@ class DurationLearner:
         except TermLostError:
             raise
         except Exception:
-            self._saved_at = time.monotonic()  # or the next poll, and each after it, would end here, too
+            self._saved_at = time.monotonic()  # otherwise each following poll would fail here, too
             self.estimates.mark_changed(changes)
             raise
 
     async def delete_old(self, leadership: LeaderElection) -> None:
-        """What nobody has run for long."""
+        """Delete estimates of classes that were not observed for `RETENTION_DAYS`."""
         if leadership.term is None:
             raise TermLostError
         async with self._store.write() as tx:
@@ -110,9 +116,9 @@ class DurationLearner:
             await estimate_queries.delete_estimates(tx, days=RETENTION_DAYS)
 
     def min_run_time_s(self, cls: ActionClass) -> float:
-        """What nearly all of the runs that were seen lately exceeded, at the widest; 0 where they say too little.
+        """Return the time that nearly all recent runs exceeded at the highest DoP; 0 if there are too few.
 
-        Whoever is refused by this teaches nothing: a class of which nothing has ended for a while is tried again.
+        A class without a recent run gives 0, so that refused actions are tried again.
         """
         if cls.is_mixed:
             return 0.0

@@ -1,4 +1,4 @@
-"""Leader election and the database's clock. `leader_term` fences writes; the lease says when another may try."""
+"""Leader election and the database's clock. `leader_term` fences writes; after the lease expires, another may lead."""
 
 import logging
 import time
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class LeaderElection:
-    """At most one holder of the current term. `term` is None while somebody else leads."""
+    """An election with at most one holder of the current term. `term` is None while another scheduler leads."""
 
     def __init__(self, store: PostgresStore, *, cell: str, ttl_s: float) -> None:
         self._store = store
@@ -29,7 +29,7 @@ class LeaderElection:
         return self._cell
 
     async def acquire(self) -> bool:
-        """Take over if the lease has run out. Waits for the old leader's transaction in flight, if any."""
+        """Take over if the lease has expired. Waits for the old leader's transaction in flight, if any."""
         sent_at = time.monotonic()
         async with self._store.write() as tx:
             if not self._ensured:
@@ -43,7 +43,7 @@ class LeaderElection:
         return True
 
     async def renew_if_due(self) -> bool:
-        """Extend the lease at half of its life. False if the term is lost."""
+        """Extend the lease after half of its time. Return False if the term is lost."""
         if self.term is None:
             return False
         sent_at = time.monotonic()
@@ -62,7 +62,7 @@ class LeaderElection:
         self.term = None
 
     async def resign(self) -> None:
-        """Let a standby take over at once."""
+        """Release the lease so that a standby takes over at once."""
         if self.term is None:
             return
         async with self._store.write() as tx:
@@ -71,14 +71,14 @@ class LeaderElection:
 
 
 class DatabaseClock:
-    """Never goes back, however long a poll took whose answer says what time it is."""
+    """An estimate of the database's clock. It never goes back, even if a poll's answer was delayed."""
 
     def __init__(self) -> None:
         self._offset_s = 0.0
         self._latest = 0.0
 
     def set(self, now: float) -> None:
-        """It is this time there."""
+        """Set the current time of the database."""
         self._offset_s = now - time.monotonic()
 
     def now(self) -> float:

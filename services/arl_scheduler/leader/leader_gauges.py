@@ -1,4 +1,4 @@
-"""Gauges of the leader: its queues by name, and what its index has."""
+"""Gauges of the leader: its queues by name, and the sizes of its index."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ __all__ = ["LeaderGauges"]
 
 
 class LeaderGauges:
-    """Sets the gauges for a scrape. Without an index they are 0, and no queue has any."""
+    """Gauges updated for each scrape. If there is no index, they are 0 and no queue is listed."""
 
     def __init__(self, store: PostgresStore, metrics: SchedulerMetrics) -> None:
         self._store = store
@@ -27,7 +27,7 @@ class LeaderGauges:
         classes: int,
         now: Callable[[], float],
     ) -> None:
-        """Set all gauges. The names of queues that are new here are read from the database."""
+        """Set all gauges. The names of new queues are read from the database."""
         self._metrics.leader.set(is_leader)
         self._metrics.allocated.set(index.allocation_count if index is not None else 0)
         self._metrics.stragglers.set(stragglers if index is not None else 0)

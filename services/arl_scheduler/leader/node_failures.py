@@ -1,4 +1,4 @@
-"""What a poll shows to be lost: attempts on nodes that fell silent, and environments on nodes that stay away."""
+"""Failures found by a poll: attempts on silent nodes, and environments on nodes that stay away."""
 
 from collections.abc import Iterable
 
@@ -13,7 +13,7 @@ __all__ = ["find_failed"]
 def find_failed(
     index: SchedulerIndex, poll: PollResult, *, watching_since: float, ttl_s: float, environment_loss_after_s: float
 ) -> tuple[tuple[ReclaimDecision, ...], list[int]]:
-    """What becomes of held attempts, and the nodes whose environments are lost."""
+    """Return the decisions on active attempts, and the nodes whose environments are lost."""
     leases = {
         node.id: NodeLease(
             node=node.id,

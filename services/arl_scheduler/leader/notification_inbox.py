@@ -1,4 +1,4 @@
-"""Notifications that the leader receives and sends. Any of them may be lost: polls read the same from rows."""
+"""Notifications that the leader receives and sends. All are best effort: polls read the same from rows."""
 
 import asyncio
 from collections import defaultdict
@@ -33,10 +33,10 @@ class NotificationInbox:
         self._pending = PendingNotifications()
         self._wakeup = asyncio.Event()
         self.is_poll_requested = False
-        """Somebody says that rows changed which only a poll begun from now on is sure to read."""
+        """True if rows changed that only a poll started from now on is certain to read."""
 
     def admitted(self, rows: Iterable[QueuedActionRow]) -> None:
-        """A hint. Without rows it says only that a wish was recorded: look soon."""
+        """Receive admitted rows. An empty list means that a request was recorded, and asks for a poll soon."""
         rows = list(rows)
         if not rows:
             self.is_poll_requested = True
@@ -50,10 +50,10 @@ class NotificationInbox:
         requeued: Iterable[Fence] = (),
         runs: Mapping[Fence, RunDuration] | None = None,
     ) -> None:
-        """A hint. Without fences it says that environments ended, or a node came: look soon.
+        """Receive freed fences. An empty list means that environments ended or a node registered, and asks for a poll
+        soon.
 
-        What went back to the queue waits for the regular poll, so that a node which refuses what we believe
-        to fit is asked once a second and not as fast as it can refuse.
+        Re-queued attempts wait for the regular poll. A node that refuses grants is then asked once a second only.
         """
         fences = list(fences)
         if not fences:
@@ -64,12 +64,12 @@ class NotificationInbox:
         self._wakeup.set()
 
     def resized(self, responses: Iterable[ResizeResult]) -> None:
-        """What managers say of resizes that they were asked for."""
+        """Receive managers' answers to resizes."""
         self._pending.resized.extend(responses)
         self._wakeup.set()
 
     def unanswered(self, fences: Iterable[Fence]) -> None:
-        """Resizes of which nobody knows whether their managers heard."""
+        """Receive the fences of resizes without an answer."""
         self._pending.unanswered.extend(fences)
         self._wakeup.set()
 
@@ -83,7 +83,7 @@ class NotificationInbox:
 
 
 def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: Iterable[Grant]) -> None:
-    """One request for each node."""
+    """Notify the managers of grants, with one request per node."""
     by_node: dict[int, list[GrantPayload]] = defaultdict(list)
     for grant in grants:
         by_node[grant.node].append(
@@ -100,7 +100,9 @@ def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: It
 
 
 def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:
-    """Environments whose end was wished since the last poll: their nodes free them at once."""
+    """Notify the nodes of environments whose deletion was requested since the last poll, so that they free them at
+    once.
+    """
     for node_id in {
         row.node for row in poll.environments if row.is_delete_requested and not row.is_ended
     } & nodes.keys():

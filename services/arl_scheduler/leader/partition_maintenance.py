@@ -1,4 +1,4 @@
-"""Partitions of the tables of actions, made some days ahead."""
+"""Partitions of the tables of actions, created some days ahead."""
 
 import logging
 import time
@@ -10,21 +10,21 @@ __all__ = ["PartitionMaintenance"]
 
 PARTITION_INTERVAL_S = 6 * 3600
 PARTITION_RETRY_S = 300
-"""After another session had the tables locked, as a backup has."""
+"""Seconds before a retry, if another session had the tables locked, for example a backup."""
 PARTITION_DAYS_AHEAD = 7
 
 log = logging.getLogger(__name__)
 
 
 class PartitionMaintenance:
-    """Creates partitions when the leader starts and every few hours."""
+    """Creator of partitions, active when the leader starts and every few hours."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self._attempted_at = float("-inf")
 
     async def ensure_if_due(self) -> bool:
-        """Create missing partitions if the last attempt is long ago. Return whether it was.
+        """Create missing partitions if the last attempt is long ago. Return True if it was.
 
         If the tables are locked, the next attempt comes sooner.
         """

@@ -1,8 +1,8 @@
-"""Running actions get other amounts. What a shrink frees is given on only after the manager has confirmed it.
+"""Resizes of running actions. Freed resources are granted again only after the manager has confirmed the shrink.
 
-A growth is written first and the manager told then; a shrink is asked of the manager first and written then. So a row
-never says less than its node holds, and whatever was being said when somebody died, the row and the manager's own
-poll of it mend a growth, and `begin` a shrink: it asks every manager what its actions have.
+A growth is written first and then sent to the manager. A shrink is confirmed by the manager first and then written. A
+row therefore never shows less than its node uses. After a crash, the row and the manager's own poll repair a growth.
+`begin` repairs a shrink: it asks every manager for the amounts of its actions.
 """
 
 import asyncio
@@ -25,19 +25,21 @@ log = logging.getLogger(__name__)
 
 
 class ResizeCoordinator:
-    """At most one resize of an action is under way. Nothing here waits: answers come by the mailbox."""
+    """A coordinator with at most one resize of an action in progress. It never waits: answers arrive in the inbox."""
 
     def __init__(self, peers: ServiceClient, mailbox: NotificationInbox) -> None:
         self._peers = peers
         self._mailbox = mailbox
         self._unconfirmed: set[Fence] = set()
-        """Of which it is not known what their managers have."""
+        """Fences for which the manager's amounts are unknown."""
         self._deferred: set[Fence] = set()
-        """Their manager could not do it now: until the next poll they are left alone, or it would be asked for ever."""
+        """Fences whose manager could not resize now. They are skipped until the next poll, to avoid endless
+        requests.
+        """
         self._requests: set[asyncio.Task[None]] = set()
 
     def begin(self, allocations: AllocationTable) -> None:
-        """Nothing is known of what an earlier leader asked for."""
+        """Treat all resizable allocations as unconfirmed, because an earlier leader's requests are unknown."""
         self._unconfirmed = {hold.fence for hold in allocations.resizable()}
 
     async def stop(self) -> None:
@@ -46,15 +48,15 @@ class ResizeCoordinator:
         await asyncio.gather(*self._requests, return_exceptions=True)
 
     def growths(self, allocations: AllocationTable, decided: Iterable[ResizeDecision]) -> list[ResizeUpdate]:
-        """What of this is to be written before the manager is told."""
+        """Return the growths among the decisions, to be written before the manager is notified."""
         return [new for new, hold in _new_resizes(allocations, decided) if new.resources[CORES] > hold.resources[CORES]]
 
     def shrinks(self, allocations: AllocationTable, decided: Iterable[ResizeDecision]) -> list[ResizeUpdate]:
-        """What of this is to be confirmed before it is written."""
+        """Return the shrinks among the decisions, to be confirmed before they are written."""
         return [new for new, hold in _new_resizes(allocations, decided) if new.resources[CORES] < hold.resources[CORES]]
 
     def send(self, allocations: AllocationTable, nodes: dict[int, NodeRow], changes: Iterable[ResizeUpdate]) -> None:
-        """Ask the managers for these, one request each."""
+        """Send the resizes to the managers, one request each."""
         by_node: dict[int, list[ResizePayload]] = defaultdict(list)
         for change in changes:
             hold = allocations.get_by_fence(change.fence)
@@ -71,7 +73,7 @@ class ResizeCoordinator:
             task.add_done_callback(self._requests.discard)
 
     def retry_unconfirmed(self, allocations: AllocationTable, nodes: dict[int, NodeRow]) -> None:
-        """Ask again where no answer came."""
+        """Ask again for resizes without an answer."""
         for fence in self._deferred:
             allocations.set_resizing(fence, None)
         self._deferred.clear()
@@ -82,10 +84,10 @@ class ResizeCoordinator:
     def process_responses(
         self, allocations: AllocationTable, responses: Iterable[ResizeResult]
     ) -> tuple[list[ResizeUpdate], list[ResizeUpdate]]:
-        """What the rows are to say now, and what is to be asked besides: a growth that found no room is taken back.
+        """Return the resizes to write, and those to request. A growth that found no room is reverted.
 
-        What a manager says that it has is so until it is asked for another with a higher number. Of two answers the
-        one with the higher number is the later one.
+        An answer is valid until the manager gets a resize with a higher number. Of two answers, the one with the higher
+        number is later.
         """
         written: list[ResizeUpdate] = []
         asked: list[ResizeUpdate] = []
@@ -106,7 +108,7 @@ class ResizeCoordinator:
         return written, asked
 
     def mark_unconfirmed(self, fences: Iterable[Fence]) -> None:
-        """Whether their managers heard of it is not known; they are asked again after the next poll, and not before."""
+        """Mark resizes whose managers may not have received them. They are asked again after the next poll."""
         self._unconfirmed.update(fences)
 
     async def _send_to_node(self, node: NodeRow, bodies: Sequence[ResizePayload]) -> None:
@@ -115,13 +117,13 @@ class ResizeCoordinator:
                 f"{node.url}/internal/resizes", ResizeBatchRequest(node_epoch=node.epoch, resizes=list(bodies))
             )
             self._mailbox.resized(ResizeBatchResponse.model_validate_json(content).answers)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the manager is asked again
+        except Exception as error:  # noqa: BLE001 - the manager is asked again after any error
             log.warning("resizes at node %d are not answered: %r", node.id, error)
             self._mailbox.unanswered(Fence(body.id, body.grant_no) for body in bodies)
 
 
 def _is_newer(response: ResizeResult, allocation: Allocation) -> bool:
-    """Whether a manager has less than the row says, or had a later resize."""
+    """Return True if the response differs from the row, with at least its resize number and at most its cores."""
     had, has = (
         (allocation.resize_seq, allocation.resources[CORES]),
         (response.amounts_seq or 0, response.cpu_milli or 0),

@@ -1,4 +1,4 @@
-"""What the leader tells of its rounds and of what settled, where somebody wants to hear of it."""
+"""Traces of rounds and of ended attempts, if an exporter is configured."""
 
 from collections.abc import Iterable, Sequence
 from uuid import UUID
@@ -12,29 +12,29 @@ __all__ = ["SchedulerTraces"]
 
 
 class SchedulerTraces:
-    """Without an exporter nothing is kept and nothing is read."""
+    """A recorder of traces. If there is no exporter, nothing is kept or read."""
 
     def __init__(self, exporter: Exporter | None = None) -> None:
         self._exporter = exporter
 
     def reset(self) -> None:
-        """The index is made from rows: what settled just before, it does not know of."""
+        """Look back for actions that settled before the index was rebuilt."""
         if self._exporter is not None:
             self._exporter.look_back()
 
     def mark_finished(self, ids: Iterable[UUID]) -> None:
-        """These settled, or are queued again."""
+        """Record actions that settled or were re-queued."""
         if self._exporter is not None:
             self._exporter.over(ids)
 
     def mark_stragglers(self, stragglers: Iterable[DetectedStraggler]) -> None:
-        """These run far longer than others of their classes."""
+        """Record actions that run far longer than others of their class."""
         if self._exporter is not None:
             for each in stragglers:
                 self._exporter.straggles(*each.fence, limit_s=each.limit_s)
 
     def export_round(self, grants: Sequence[Grant], *, started: float, decided: float, ended: float) -> None:
-        """A round is committed; times by the database's clock. Its hops go under the same trace."""
+        """Record a committed round, with times of the database's clock. Its notifications belong to the same trace."""
         if self._exporter is None:
             return
         _, trace_id, span_id, _ = (current_traceparent.get() or new_traceparent()).split("-")

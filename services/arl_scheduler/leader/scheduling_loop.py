@@ -1,7 +1,7 @@
-"""The leader's loop: mailbox and poll in, one UPDATE per round out.
+"""The leader's loop: notifications and polls as input, one UPDATE per round as output.
 
-All state belongs to this one loop. Load -> decide -> apply -> hint; no transaction is open while it
-decides or calls out. After any error the index is thrown away and rebuilt from rows.
+The loop owns all state. Load -> decide -> apply -> notify; no transaction is open while it decides or calls other
+services. After any error the index is discarded and rebuilt from rows.
 """
 
 import asyncio
@@ -49,7 +49,7 @@ __all__ = ["SchedulingLoop"]
 
 STANDBY_S = 2.0
 DEADLINE_RETRY_S = 1.0
-"""Before what is late by our clock, and was not by that of Postgres, is looked at again."""
+"""Seconds before a deadline is checked again that has passed by our clock and not by the database's."""
 ERROR_BACKOFF_S = 0.5
 
 log = logging.getLogger(__name__)
@@ -74,7 +74,7 @@ class SchedulingLoop:
         self._policy = policy or FirstComeFirstServed()
         self.election = LeaderElection(store, cell=settings.cell, ttl_s=settings.leader_ttl_s)
         self._refused_queued: set[UUID] = set()
-        """What the last round was refused that waits all the same."""
+        """Actions that the last round was refused and that are still queued."""
         self._failpoints = Failpoints(settings.failpoints)
         metrics = metrics or Metrics()
         self._metrics = SchedulerMetrics(metrics)
@@ -109,7 +109,7 @@ class SchedulingLoop:
         await self.election.resign()
 
     def view(self) -> tuple[SchedulerIndex, CellSnapshot] | None:
-        """What a round would look at now; None of a scheduler that does not lead, or has not read everything yet."""
+        """Return the index and a round's view; None if this scheduler does not lead or has not read everything yet."""
         index, ttl_s = self._index, self._settings.node_ttl_s
         if index is None or self.election.term is None:
             return None
@@ -124,7 +124,7 @@ class SchedulingLoop:
                 self.election.mark_lost()
                 self._index = None
             except Exception as error:
-                # Whether a commit took is unknown now; rows know.
+                # It is unknown whether a commit succeeded; only the rows show it.
                 self._metrics.round_failures.inc()
                 log.warning("round failed, rebuilding the index: %r", error, exc_info=self._index is not None)
                 self._index = None
@@ -172,7 +172,7 @@ class SchedulingLoop:
         return mail
 
     async def _write_confirmed_resizes(self, index: SchedulerIndex, notifications: PendingNotifications) -> None:
-        """What managers said of resizes: only now is free what shrinks gave back."""
+        """Write confirmed resizes. Resources of a shrink become available only here."""
         self._resizer.mark_unconfirmed(notifications.unanswered)
         written, asked = self._resizer.process_responses(index.allocations, notifications.resized)
         if written:
@@ -184,13 +184,13 @@ class SchedulingLoop:
         self._resizer.send(index.allocations, index.nodes, asked)
 
     def _apply_resizes(self, index: SchedulerIndex, changes: Sequence[ResizeUpdate], direction: str) -> None:
-        """Their rows say so."""
+        """Apply resizes that were written to their rows."""
         for change in changes:
             index.allocations.apply_resize(change.fence, change.resources, seq=change.seq, now=self._clock.now())
         self._metrics.resizes.labels(direction).inc(len(changes))
 
     def _report_released(self, index: SchedulerIndex, notifications: PendingNotifications) -> None:
-        """Tell everybody who cares what is held no longer."""
+        """Report the released allocations to traces and to the learner."""
         released = index.allocations.take_released()
         if released:
             self._traces.mark_finished(hold.fence.action_id for hold in released)
@@ -237,9 +237,9 @@ class SchedulingLoop:
         return index
 
     def _update_watching_since(self, poll: PollResult, *, is_rebuilding: bool) -> None:
-        """Silence counts only while this leader could have seen a beat.
+        """Restart watching if this leader could not see heartbeats, so that silence does not count.
 
-        A poll that comes late, because this process, its loop or Postgres stood still, gives every node a whole lease.
+        If a poll is late because this process, its loop or Postgres stalled, every node gets a whole lease.
         """
         now = time.monotonic()
         late = now - self._polled_at > self._poll_interval + self._settings.node_ttl_s / 2
@@ -273,7 +273,7 @@ class SchedulingLoop:
     async def _settle_due(self, index: SchedulerIndex) -> None:
         stranded = index.environments.stranded_actions()
         await self._settle(index, dict.fromkeys(stranded, (ActionOutcome.INFRA_ERROR, "environment_lost")))
-        # What did not settle now was no longer queued: a hint that came late.
+        # Actions that did not settle were no longer queued: a notification was late.
         index.drop_refused(stranded)
         overdue = index.take_missed_deadlines(now := self._clock.now())
         settled = await self._settle(index, {id: (ActionOutcome.DEADLINE_IN_QUEUE, why) for id, why in overdue.items()})
@@ -299,7 +299,7 @@ class SchedulingLoop:
         return settled
 
     async def _run_round(self, index: SchedulerIndex) -> bool:
-        """True if something was granted, so that the mailbox is looked at again at once."""
+        """Run a round. Return True if it made grants, so that the inbox is read again at once."""
         if not index.queued_count and not index.allocations.has_resizable:
             return False
         with self._metrics.rounds.time():
@@ -330,7 +330,7 @@ class SchedulingLoop:
     async def _commit(
         self, index: SchedulerIndex, grants: Sequence[Grant], growths: Sequence[ResizeUpdate]
     ) -> tuple[frozenset[Fence], frozenset[Fence]]:
-        """The grants that took, and the growths: both from what was free, in one commit."""
+        """Write grants and growths in one commit. Return the fences of those that succeeded."""
         granted: frozenset[Fence] = frozenset()
         grown: frozenset[Fence] = frozenset()
         if not grants and not growths:
@@ -351,9 +351,10 @@ class SchedulingLoop:
         return granted, grown
 
     async def _drop_refused(self, index: SchedulerIndex, refused: Mapping[UUID, int]) -> None:
-        """What Postgres did not grant was cancelled or is late, is over, or waits for a wish that the next poll reads.
+        """Settle or forget actions that Postgres refused to grant: cancelled, late, over, or affected by an unread
+        request.
 
-        Refused after that poll too, it shows that the index is stale.
+        If the same action is refused after the next poll, the index is stale and is rebuilt.
         """
         left = refused.keys() - await self._settle(index, dict.fromkeys(refused, (ActionOutcome.CANCELLED, None)))
         left -= await self._settle(index, dict.fromkeys(left, (ActionOutcome.DEADLINE_IN_QUEUE, None)))
@@ -371,7 +372,7 @@ class SchedulingLoop:
             await asyncio.sleep(ERROR_BACKOFF_S)
 
     async def _collect_metrics(self) -> None:
-        """For a scrape, of the leader only."""
+        """Update the gauges for a scrape. Only the leader has an index."""
         await self._gauges.update(
             self._index if self.election.term is not None else None,
             is_leader=self.election.term is not None,

@@ -1,4 +1,4 @@
-"""Who straggles among those that run, looked at with each poll; only what is widened first depends on it."""
+"""Detection of stragglers with each poll. Only the order of DoP increases depends on it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ __all__ = ["DetectedStraggler", "StragglerDetector"]
 
 @dataclass(frozen=True, slots=True)
 class DetectedStraggler:
-    """An action that runs for longer than `limit_s`."""
+    """An action that has run for longer than `limit_s`."""
 
     fence: Fence
     node: int
@@ -31,7 +31,7 @@ class StragglerDetector:
         return len(self._detected)
 
     def longest(self, limit: int) -> list[DetectedStraggler]:
-        """Those that are the furthest beyond their limits, first."""
+        """Return the stragglers that exceed their limits the most, in descending order."""
         order = sorted(self._detected.values(), key=lambda each: (-each.elapsed_s / each.limit_s, each.fence))
         return order[:limit]
 
@@ -39,11 +39,11 @@ class StragglerDetector:
         return iter(self._detected.values())
 
     def find(self, action_id: UUID) -> list[DetectedStraggler]:
-        """It, if it is one."""
+        """Return the straggler with this id, if it is one."""
         return [each for fence, each in self._detected.items() if fence.action_id == action_id]
 
     def update(self, allocations: AllocationTable, estimates: DurationEstimates, *, now: float) -> None:
-        """Mark those that run; a mark that does not change stirs no node."""
+        """Mark the stragglers among the allocations. An unchanged mark does not affect its node."""
         limits: dict[tuple[int, int], float | None] = {}
         found: dict[Fence, DetectedStraggler] = {}
         for hold in allocations:

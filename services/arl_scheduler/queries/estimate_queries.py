@@ -1,4 +1,4 @@
-"""The statements about what was learnt of durations. Every write is in a transaction that holds the leader's term."""
+"""Statements about estimates of run times. Every write is in a transaction that locks the leader's term."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -30,7 +30,7 @@ SAVE_ESTIMATES = text("""
 
 DELETE_ESTIMATES = text("delete from class_estimates where seen_at < now() - make_interval(days => :days)")
 
-# That the ids are named twice lets Postgres leave out partitions before it opens them.
+# Naming the ids twice lets Postgres prune partitions before it opens them.
 READ_RUNS = text("""
     select a.id, a.grant_no, a.run_us, r.cpu_us
       from actions as a
@@ -44,14 +44,14 @@ READ_RUNS = text("""
 
 @dataclass(frozen=True, slots=True)
 class RunDuration:
-    """What an attempt took that ran to its own end."""
+    """The run time and CPU time of an attempt that ran to its own end."""
 
     run_us: int
     cpu_us: int
 
 
 async def read_estimates(tx: ReadTx, *, limit: int) -> dict[int, Sequence[Sequence[int]]]:
-    """By class, as `arl_core.durations.estimates` wrote it: those that were seen last, the longest ago first."""
+    """Return the estimates of `arl_core.durations.estimates` by class: the most recently seen classes, oldest first."""
     return {row.class_key: json.loads(row.runs) for row in await tx.fetch(READ_ESTIMATES, {"limit": limit})}
 
 
@@ -62,11 +62,11 @@ async def save_estimates(tx: WriteTx, runs_by_class: Mapping[int, Sequence[Seque
 
 
 async def delete_estimates(tx: WriteTx, *, days: int) -> int:
-    """Of classes that were not seen for so long."""
+    """Delete estimates of classes that were not seen for `days`."""
     return await tx.execute(DELETE_ESTIMATES, {"days": days})
 
 
 async def read_runs(tx: ReadTx, ids: Collection[UUID]) -> dict[Fence, RunDuration]:
-    """Of those among them that settled and ran to their own end."""
+    """Return the runs of the actions that settled and ran to their own end."""
     rows = await tx.fetch(READ_RUNS, {"ids": sorted(ids), "outcomes": sorted(COMPLETED_OUTCOMES)})
     return {Fence(row.id, row.grant_no): RunDuration(row.run_us, row.cpu_us) for row in rows}

@@ -1,4 +1,4 @@
-"""The statements of leadership. Every write of a leader begins with its term."""
+"""Statements of leadership. Every write of a leader starts with its term."""
 
 from uuid import UUID
 
@@ -41,7 +41,7 @@ RENEW_LEASE = text("""
 
 RESIGN = text("update leader_lease set expires_at = '-infinity' where cell = :cell and term = :term")
 
-# Take-over updates this row and so waits for the last transaction of the old leader.
+# A take-over updates this row, so it waits for the last transaction of the old leader.
 LOCK_TERM = text(f"""
     select pg_advisory_xact_lock_shared({DESIRED_STATE_LOCK})
     from leader_term where cell = :cell and term = :term for share
@@ -66,6 +66,9 @@ async def resign(tx: WriteTx, *, cell: str, term: int) -> None:
 
 
 async def lock_term(tx: WriteTx, *, cell: str, term: int) -> None:
-    """First statement of every leader transaction: until its commit nobody else takes over."""
+    """Lock the term; the first statement of every leader transaction. Raises TermLostError.
+
+    Until the commit no other scheduler can take over.
+    """
     if await tx.first(LOCK_TERM, {"cell": cell, "term": term}) is None:
         raise TermLostError

@@ -1,4 +1,4 @@
-"""What one poll reads, as values."""
+"""Values that one poll reads."""
 
 import json
 from collections.abc import Mapping
@@ -43,17 +43,17 @@ __all__ = [
 ]
 
 SHAPE_OF_KIND = {"gpu": ResourceShape.QUOTA, "api": ResourceShape.QUOTA}
-"""Of what a node of a kind has; others have amounts that can be divided."""
+"""Shape of the resources of a node, by kind of node; all other kinds are divisible."""
 
 MAX_PARALLELISM_OPTIONS = 33
-"""Choices of an elastic resource that are looked at, at most, from its least to its most."""
+"""Maximum number of amounts of an elastic resource to consider, from its minimum to its maximum."""
 
 RATE_BOUNDS_PER_S, BURST_BOUNDS = (1e-6, 1e6), (1, 1_000_000)
-"""What a rate is taken for at least and at most: tokens a second, and at once after a pause."""
+"""Bounds of accepted rates: tokens per second, and burst tokens after a pause."""
 
 _QUEUED_ADAPTER = TypeAdapter(list[QueuedActionRow])
 _TEMPLATE, _NODE = "template:{}", "node:{}"
-"""Among what is required of a node."""
+"""Requirements on a node: that it has a template, or that it is one specific node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,17 +64,17 @@ class NodeRow:
     epoch: UUID
     capacity: Mapping[str, int]
     enforced: frozenset[str]
-    """What an action may require of it: limits that it holds, templates that it has."""
+    """Requirements that the node satisfies: limits that it enforces, and its templates."""
     is_cordoned: bool
-    """Cordoned or draining: nothing new goes there, what lives there goes on."""
+    """Cordoned or draining: it gets no new environments, and existing ones continue."""
     last_heartbeat: float
-    """Last beat, or the start of Postgres if that is later: before it no beat was possible."""
+    """Last heartbeat, or the start of Postgres if later: no heartbeat was possible before it."""
     is_drain_expired: bool = False
-    """It was to be empty by now: nothing of it goes on."""
+    """True if its drain deadline has passed: nothing on it continues."""
     rate_limits: Mapping[str, RateLimit] = field(default_factory=dict)
-    """Of what it has: tokens that each grant spends besides."""
+    """Rate limits of its resources: tokens that each grant spends additionally."""
     resident_services: frozenset[str] = frozenset()
-    """Reward services on its devices, or on their way there."""
+    """Reward services that are loaded or being restored on its devices."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,9 @@ class EnvironmentRow:
     disk_mib: int
     created: float
     is_ended: bool
-    """Ended or lost."""
+    """True if ended or lost."""
     is_delete_requested: bool
-    """The client asked for its end, so a gone one leaves no tombstone."""
+    """True if the client requested its deletion: it then leaves no tombstone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +108,7 @@ class AllocationRow:
     granted: float
     started: float | None
     cls: ActionClass | None = None
-    """Only where a leader begins and may not have seen it in the queue."""
+    """The class; only for a new leader, which may not have seen it in the queue."""
     resize_seq: int = 0
 
 
@@ -122,16 +122,16 @@ class PollResult:
     nodes: tuple[NodeRow, ...]
     environments: tuple[EnvironmentRow, ...]
     paused: frozenset[int] = frozenset()
-    """Queues of which nothing starts."""
+    """Paused queues."""
     weights: Mapping[int, QueueWeight] = field(default_factory=dict)
-    """Of each queue."""
+    """Weights by queue."""
     quotas: Mapping[int, TaskQuota] = field(default_factory=dict)
-    """Of the queues that have one."""
+    """Quotas of the queues that have one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResizeUpdate:
-    """What a row is to say. The number is that of the resize; one that is not above the last is stale."""
+    """New amounts of a row, with the number of the resize. A number that is not above the last is stale."""
 
     fence: Fence
     resources: Resources
@@ -164,7 +164,7 @@ def parse_queued_rows(content: str) -> list[QueuedActionRow]:
 
 
 def to_node_resources(row: NodeRow, *, available: Resources, is_alive: bool, environment_count: int) -> NodeResources:
-    """What a round may use of a node."""
+    """Return the resources of a node that a round may use."""
     return NodeResources(
         node=row.id,
         kind=row.kind,
@@ -196,7 +196,7 @@ def _parse_class(spec: Mapping[str, Any]) -> ActionClass:
 
 
 def _required_templates(environment: Mapping[str, Any]) -> frozenset[str]:
-    """`host` is everywhere; a snapshot is on one node."""
+    """Return the required template and node. `host` is on every node; a snapshot is on one node."""
     name, node = environment.get("template") or HOST_TEMPLATE, environment.get("node")
     template = frozenset() if name == HOST_TEMPLATE else frozenset({_TEMPLATE.format(name)})
     return template if node is None else template | {_NODE.format(node)}
@@ -209,7 +209,7 @@ def _enforced(entry: Mapping[str, Any]) -> frozenset[str]:
 
 
 def to_elastic_resource(entry: Mapping[str, Any]) -> ElasticResource:
-    """As admission wrote it."""
+    """Return the elastic resource that admission wrote."""
     every = [*range(entry["min"], entry["max"], entry["step"]), entry["max"]]
     amounts = sorted(
         {every[round(at * (len(every) - 1) / (MAX_PARALLELISM_OPTIONS - 1))] for at in range(MAX_PARALLELISM_OPTIONS)}
@@ -265,7 +265,9 @@ def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
 
 
 def _parse_rates(content: Any, capacity: Mapping[str, int]) -> dict[str, RateLimit]:
-    """What a manager says here that is no rate of anything it has is passed over: rounds are everybody's."""
+    """Return the valid rates of the node's resources. Invalid ones are skipped, so that one node cannot stop the
+    rounds.
+    """
     entries = content.items() if isinstance(content, dict) else ()
     rates = {name: _parse_rate(entry) for name, entry in entries if name in capacity}
     return {name: rate for name, rate in rates.items() if rate is not None}

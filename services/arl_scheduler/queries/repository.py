@@ -1,4 +1,4 @@
-"""The statements of the scheduler. Every write names the leader's term and is guarded by state and fence."""
+"""Statements of the scheduler. Every write is guarded by the leader's term, the state and the fence."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -30,13 +30,13 @@ __all__ = [
 
 
 PagePosition = tuple[int, UUID]
-"""admitted_xid and id of a queued row: the order of pages, which the index of queued rows has."""
+"""admitted_xid and id of a queued row: the order of pages, which the index of queued rows provides."""
 FIRST_PAGE: PagePosition = (0, UUID(int=0))
 
 
-# One statement is one snapshot, so the mark it returns covers exactly the rows it did not see. A row whose
-# transaction was open then has admitted_xid >= mark and is read by a later poll. What is gone and has no name any more
-# is no row's environment, nor read by a leader that begins.
+# One statement is one snapshot, so the mark that it returns covers exactly the rows that it did not see. A row whose
+# transaction was open then has admitted_xid >= mark, and a later poll reads it. An environment that ended and whose
+# deletion was requested is no row's environment, and a new leader does not read it.
 _QUEUED = """
     select a.id, a.queue_id, a.kind, a.trajectory, a.grant_no,
            (select id from environments where id = a.environment_id
@@ -104,8 +104,8 @@ POLL = text(f"""
                      order by changed_xid) as e) as environments
 """)  # noqa: S608 - constants of this module
 
-# What was queued before a mark: no transaction below it is open, so these rows only become fewer. Whatever is queued
-# or goes back to the queue afterwards has a later admitted_xid, and is read by the poll that begins at the mark.
+# Rows queued before a mark: no transaction below it is open, so their number only decreases. A row that is queued or
+# re-queued afterwards has a later admitted_xid, and the poll that starts at the mark reads it.
 QUEUED_BEFORE = text(f"""
     select json_agg(page)::text as queued, count(*) as found,
            (array_agg(page.xid::text order by page.xid desc, page.id desc))[1] as last_xid,
@@ -118,8 +118,8 @@ QUEUED_BEFORE = text(f"""
              limit :limit) as page
 """)  # noqa: S608 - constants of this module
 
-# An environment that is to end takes no more actions, however late the hint of that wish is. Of a gang all are granted
-# or none is.
+# An environment whose deletion was requested takes no more actions, even if its notification is late. Of a gang, all
+# actions are granted or none.
 GRANT = text("""
     with possible as (
         select d.*
@@ -186,7 +186,7 @@ SETTLE_QUEUED = text("""
  returning a.id
 """)
 
-# The reason of an attempt that goes back to the queue is kept with it; a trigger takes it off the action.
+# The reason of a re-queued attempt is stored with the attempt; a trigger removes it from the action.
 RECLAIM = text("""
     with decided as (
         select d.*
@@ -210,7 +210,7 @@ RECLAIM = text("""
  returning a.id, a.grant_no
 """)
 
-# What a manager confirmed may have the number that the row has: of a growth that it never got.
+# A manager's confirmation may have the number that the row has: for a growth that it never received.
 RESIZE = text("""
     with decided as (
         select d.*
@@ -260,21 +260,21 @@ QUEUE_NAMES = text("""
 
 
 async def still_queued(tx: ReadTx, refused: Mapping[UUID, int]) -> set[UUID]:
-    """Those that wait as they did when they were to be granted, each under this grant_no."""
+    """Return the actions that are still queued under the given grant_no."""
     rows = await tx.fetch(STILL_QUEUED, {"ids": list(refused), "grant_nos": list(refused.values())})
     return {row.id for row in rows}
 
 
 async def queue_names(tx: ReadTx, ids: Collection[int]) -> dict[int, tuple[str, str]]:
-    """Project and task of each queue."""
+    """Return project and task of each queue."""
     rows = await tx.fetch(QUEUE_NAMES, {"ids": sorted(ids)})
     return {row.id: (row.project, row.task) for row in rows}
 
 
 async def poll(tx: ReadTx, *, checkpoint: int, in_pages: bool = False) -> PollResult:
-    """Everything that changed since `mark`; with mark 0 everything there is.
+    """Read everything that changed since `checkpoint`, or everything if it is 0.
 
-    `in_pages` leaves out what was queued before the mark that it returns: `queued_before` reads that.
+    `in_pages` omits rows queued before the returned checkpoint; `queued_before` reads them.
     """
     rows = await tx.fetch(POLL, {"mark": str(checkpoint), "in_pages": in_pages})
     return parse_poll_result(rows[0])
@@ -283,7 +283,7 @@ async def poll(tx: ReadTx, *, checkpoint: int, in_pages: bool = False) -> PollRe
 async def queued_before(
     tx: ReadTx, *, checkpoint: int, after: PagePosition, limit: int
 ) -> tuple[list[QueuedActionRow], PagePosition | None]:
-    """The next page of what was queued before `mark`, and where the one after it begins; None if there is none."""
+    """Return the next page of rows queued before `checkpoint`, and the position of the page after it, or None."""
     row = (
         await tx.fetch(QUEUED_BEFORE, {"mark": str(checkpoint), "xid": str(after[0]), "id": after[1], "limit": limit})
     )[0]
@@ -293,7 +293,7 @@ async def queued_before(
 
 
 async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UUID]) -> frozenset[Fence]:
-    """The fences that took. One that does not come back was cancelled, late or no longer queued."""
+    """Grant actions. Return the fences that succeeded; the other actions were cancelled, late or no longer queued."""
     rows = await tx.fetch(
         GRANT,
         {
@@ -334,7 +334,10 @@ async def reclaim(tx: WriteTx, decisions: Sequence[ReclaimDecision]) -> frozense
 
 
 async def resize(tx: WriteTx, changes: Sequence[ResizeUpdate], *, confirmed: bool) -> frozenset[Fence]:
-    """Those that still run. `confirmed` by their managers, or growths that these are to be told of."""
+    """Resize running actions. Return the fences that succeeded.
+
+    `confirmed` resizes are the managers' answers; the others are growths to notify.
+    """
     rows = await tx.fetch(
         RESIZE,
         {
@@ -353,6 +356,6 @@ async def mark_environments_lost(tx: WriteTx, nodes: Sequence[int], *, away_s: f
 
 
 async def ensure_partitions(tx: WriteTx, *, days: int) -> None:
-    """Waits for nobody, since all that comes later would wait too: there are days left to do it in."""
+    """Create partitions with a short lock timeout. Waiting longer would block later statements, and days are left."""
     await tx.execute(LOCK_LIMIT)
     await tx.first(ENSURE_PARTITIONS, {"days": days})

@@ -1,7 +1,7 @@
 """OpenAI's chat completions, for judges: `openai/resources/chat/completions.py` of openai/openai-python.
 
-verl's generative reward models and whoever else brings a prompt of his own ask here. Each call is an action, and its
-engine's answer comes back as it was given. The official client waits 600 s, and tries twice more after a 5xx.
+Clients are verl's generative reward models and others that bring their own prompts. Each call is an action, and the
+engine's answer is returned unchanged. The official client waits 600 s and retries twice after a 5xx.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ __all__ = ["router"]
 TIMEOUT_S = 580.0
 JUDGE_KINDS = ("judge",)
 HANDLED_FIELDS = {"model", "messages", "stream", "stream_options"}
-"""Fields that are not passed on as they are."""
+"""Request fields that are not passed to the engine unchanged."""
 
 router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
 
@@ -43,7 +43,7 @@ class ChatMessage(BaseModel):
 
 
 class ChatRequest(BaseModel):
-    """Fields that are not known here go to the engine as they are."""
+    """A chat request. Unknown fields are passed to the engine unchanged."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -69,16 +69,17 @@ class ChatRequest(BaseModel):
     responses={**DOCUMENTED_ERRORS, **error_responses(BadRequest)},
 )
 async def chat_completions(body: ChatRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """OpenAI's chat completions, by the engine of a judge. Held until the answer is there; it is not streamed.
+    """Create a chat completion with the engine of a judge. Blocks until the answer is complete; streaming is not
+    supported.
 
-    Problems have an `error` as OpenAI's clients read it.
+    Errors include an `error` object that OpenAI's clients can read.
     """
     if body.stream:
         raise invalid_field("stream", "answers come whole; leave it out, or false")
     place = await resolve_target(request, JUDGE_KINDS, model=body.model)
     if place.service.kind not in JUDGE_KINDS:
         raise invalid_field("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
-    # As they came: what is nested too deep to be written is refused with the item.
+    # Fields are passed on unchanged. `chat_item` refuses a value that is nested too deeply to be serialized.
     further = {name: value for name, value in body if name not in HANDLED_FIELDS and value is not None}
     if wrong := sorted(ENGINE_ONLY_FIELDS & further.keys()):
         raise invalid_field(wrong[0], "is the engine's own, and no client's to set")

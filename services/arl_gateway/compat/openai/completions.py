@@ -1,7 +1,7 @@
-"""OpenAI's completions as a teacher is asked: vLLM's `prompt_logprobs` of given tokens, and nothing generated.
+"""OpenAI's completions for teachers: vLLM's `prompt_logprobs` of given tokens, without generation.
 
-TRL's `VLLMClient.get_sequence_logprobs` (`trl/generation/vllm_client.py`) asks so, for distillation from a server. It
-sorts what comes by `rank`, and looks up each token that was really there.
+TRL's `VLLMClient.get_sequence_logprobs` (`trl/generation/vllm_client.py`) calls it to distill from a server. It sorts
+the entries by `rank` and looks up each actual token.
 """
 
 import time
@@ -31,7 +31,7 @@ router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
 
 
 class CompletionRequest(BaseModel):
-    """Fields that are not known here are ignored, and `temperature` is: vLLM's log-probabilities are raw, too."""
+    """A completion request. Unknown fields and `temperature` are ignored: vLLM's log-probabilities are raw, too."""
 
     model: str | None = None
     prompt: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
@@ -49,7 +49,7 @@ class CompletionRequest(BaseModel):
     responses={**DOCUMENTED_ERRORS, **error_responses(BadRequest)},
 )
 async def completions(body: CompletionRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """A teacher's log-probabilities of prompts, in vLLM's form. Nothing is generated."""
+    """Return a teacher's log-probabilities of prompts in vLLM's format. No tokens are generated."""
     if body.stream:
         raise invalid_field("stream", "answers come whole; leave it out, or false")
     place = await resolve_target(request, TEACHER_KINDS, model=body.model)
@@ -93,7 +93,7 @@ def _choice(entry: Score, index: int) -> dict[str, Any]:
 
 
 def _positions(entry: Score) -> Iterator[dict[str, Any]]:
-    """Of each token but the first: the likeliest ones, and the one that is there, by their numbers."""
+    """Yield, for each token except the first, the likeliest tokens and the actual token, by token id."""
     given = zip(entry.token_ids or (), entry.logprobs or (), entry.ranks or (), strict=True)
     likeliest = zip(entry.top_token_ids or (), entry.top_logprobs or (), strict=True)
     for (token, logprob, rank), (ids, logprobs) in islice(zip(given, likeliest, strict=True), 1, None):

@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients read them, beside what every problem here has."""
+"""Errors in OpenAI's format, added to the usual problem details."""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -16,11 +16,11 @@ ERROR_TYPES = {
     403: "permission_error",
     404: "not_found_error",
 }
-"""OpenAI's, by status; others are `server_error`."""
+"""OpenAI's error types by status; all others are `server_error`."""
 
 
 class OpenAiRoute(CompatRoute):
-    """A problem has OpenAI's `error` besides, and what is wrong with a request is 400."""
+    """A route whose errors include OpenAI's `error`. Invalid requests return 400."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()

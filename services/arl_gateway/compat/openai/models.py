@@ -1,4 +1,4 @@
-"""OpenAI's list of models: what clients look at before they call."""
+"""OpenAI's list of models, which clients read before they call."""
 
 from typing import Any
 
@@ -16,7 +16,9 @@ router = APIRouter(tags=["compatibility"])
 
 @router.get("/v1/models", operation_id="openai_models", responses=error_responses(*COMMON_ERRORS))
 async def list_models(caller: Reader, request: Request) -> dict[str, Any]:
-    """The reward services, as models; one that the address names is the first, which some clients take."""
+    """List the reward services as models. The service named in the URL comes first, because some clients use the
+    first.
+    """
     offered: ServiceDirectory = gateway_deps(request).service_directory
     named = request.path_params.get("service")
     names = sorted((each.name for each in await offered.list_services()), key=lambda name: (name != named, name))
@@ -26,5 +28,5 @@ async def list_models(caller: Reader, request: Request) -> dict[str, Any]:
 
 @router.get("/health", include_in_schema=False)
 async def health() -> dict[str, str]:
-    """As vLLM's: clients ask before they use an address, and some without their key."""
+    """Return a health status like vLLM's. No key is needed: some clients send none with this request."""
     return {"status": "ok"}

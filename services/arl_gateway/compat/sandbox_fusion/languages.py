@@ -1,7 +1,7 @@
-"""How a program is compiled and run, by the names that SandboxFusion has for languages.
+"""Compile and run commands, by SandboxFusion's names of languages.
 
-The commands are those of `sandbox/runners` in bytedance/SandboxFusion; whether a node's template has them is another
-matter. What needs files of SandboxFusion's own image beside the program is not here.
+The commands are those of `sandbox/runners` in bytedance/SandboxFusion. A node's template may lack them. Languages that
+need further files of SandboxFusion's own image are omitted.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,13 +12,13 @@ __all__ = ["LANGUAGES", "LanguageSpec"]
 
 @dataclass(frozen=True, slots=True)
 class LanguageSpec:
-    """`file` has the program. Without `run` it is run by Python itself."""
+    """The commands of a language. The program is in `file`. If `run` is empty, Python itself runs it."""
 
     file: str
     run: Sequence[str] = ()
     compile: Sequence[str] = ()
     required_prefix: str = ""
-    """What a program begins with that lacks it."""
+    """Text that a program must begin with; it is added if missing."""
 
 
 _NODE = LanguageSpec("main.js", ("node", "main.js"))

@@ -1,8 +1,8 @@
 """SandboxFusion's `/run_code`: `sandbox/server/sandbox_api.py` of bytedance/SandboxFusion, as its clients read it.
 
-verl (`verl/utils/reward_score/sandbox_fusion`) waits 10 s longer than the program may take, tries three times and only
-after a 504; any other failure is a test case that was not passed. Whatever queues is held here, so, and answered 504
-just before the client gives up; the program goes on, and the next try takes it up.
+verl (`verl/utils/reward_score/sandbox_fusion`) waits 10 s longer than the program may take. It tries three times, and
+retries only after a 504; any other failure counts as a failed test case. A call that is still queued or running
+therefore gets 504 just before the client's timeout. The program continues, and the next try resumes the wait.
 """
 
 import asyncio
@@ -40,28 +40,28 @@ from arl_wire.errors import (
 __all__ = ["router"]
 
 CLIENT_WAITS_S = 10.0
-"""Longer than the program may take: `API_TIMEOUT` of verl."""
+"""Seconds that the client waits beyond the program's timeouts: `API_TIMEOUT` of verl."""
 MARGIN_S = 2.0
 CLIENT_TRIES = 3
 RETRY_PAUSES_S = 5.0
-"""Of verl: 1 s and 2 s between its tries, and some."""
+"""Seconds of all pauses between tries: verl pauses 1 s and 2 s; the rest is margin."""
 ADMISSION_RETRY_S = 20.0
-"""So long a call is held that there is no room for, or no database, before anything is known of it."""
+"""Seconds to retry a call while admission has no room or Postgres is unavailable."""
 MEMORY_MIB = 512
 RETRIES = 2
 IDLE_TTL_S = 60
-"""An environment that was compiled in ends by itself after this, where this gateway died meanwhile."""
+"""Seconds until an unused compile environment ends, if this gateway dies before it deletes the environment."""
 MAX_PREFIX = 90
 CLIENT_FIELDS = {"source": "code", "fetch": "fetch_files", "timeout_s": "run_timeout"}
-"""Ours, and what they come from."""
+"""Our field names and the client's names for them."""
 NOT_STARTED_PREFIX = "cannot run "
-"""How the message of an action begins whose program is not in its environment."""
+"""Prefix of the message of an action whose program does not exist in its environment."""
 
 Seconds = Annotated[float, Field(gt=0, le=3600, allow_inf_nan=False)]
 
 
 class AdmissionRetryRoute(WriterRoute):
-    """Its clients come back after nothing but a 504, so what is refused for the moment is held first."""
+    """A route that retries temporary refusals before it returns 504. Its clients retry only after a 504."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -125,10 +125,11 @@ class RunCodeParams(RolloutRef):
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, DemandImpossible, TemplateUnknown, GatewayTimeout),
 )
 async def run_code(body: RunCodeRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """SandboxFusion's: run a program in a sandbox of its own. 504: it goes on; send the same again to wait on.
+    """Run a program in a new sandbox. If it takes too long, returns 504 and continues; send the same request again to
+    wait.
 
-    In the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`, the seconds
-    after which a call is answered 504, 8 more than the program may take if left out.
+    Parameters in the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`.
+    `within` is the number of seconds until a call gets 504; the default is 8 s longer than the program may take.
     """
     asked = parse_target(request, RunCodeParams)
     within_s = asked.within or body.compile_timeout + body.run_timeout + CLIENT_WAITS_S - MARGIN_S
@@ -146,7 +147,7 @@ async def run_code(body: RunCodeRequest, caller: Writer, request: Request, respo
 
 
 async def _resume_key(request: Request, params: RunCodeParams) -> bytes:
-    """Of what is asked, with all that stands beside the body."""
+    """Return a key of the request: a hash of its body, parameters and request id."""
     beside = f"{params.model_dump_json()} {request.headers.get('x-request-id', '')}\n"
     return sha256(beside.encode() + await request.body()).digest()
 
@@ -178,7 +179,7 @@ def _code_run_for(body: RunCodeRequest, params: RunCodeParams, *, deadline_s: fl
 
 
 def _program(body: RunCodeRequest, language: LanguageSpec) -> dict[str, Any]:
-    """Python's own is not written to a file: an interpreter that is there already reads it."""
+    """Build the program's fields. Python code is not written to a file: a running interpreter reads it directly."""
     files = {path: content for path, content in body.files.items() if content is not None}
     if not language.run:
         return {"source": body.code, "files": files}
@@ -192,7 +193,7 @@ def _program(body: RunCodeRequest, language: LanguageSpec) -> dict[str, Any]:
 
 
 def _action(given: dict[str, Any]) -> SubmitActionRequest:
-    """Raises `ValidationFailed` with the names that the client has for what it sent."""
+    """Build the action. Raises `ValidationFailed` with the client's field names."""
     try:
         return SubmitActionRequest.model_validate(given)
     except ValidationError as error:
@@ -209,7 +210,7 @@ def _client_field(at: tuple[str | int, ...]) -> tuple[str | int, ...]:
 
 
 def _response_for(code_result: CodeRunResult) -> RunCodeResponse:
-    """Raises `GatewayTimeout` for what did not begin in time."""
+    """Build the response. Raises `GatewayTimeout` if the program did not start in time."""
     compiled, run = (None if each is None else _command_result(each) for each in (code_result.compile, code_result.run))
     results = [each for each in (compiled, run) if each is not None]
     failed = next((each for each in results if each.status == "Error"), None)
@@ -229,7 +230,7 @@ def _response_for(code_result: CodeRunResult) -> RunCodeResponse:
 
 
 def _truncation_note(code_result: CodeRunResult) -> str:
-    """What is missing of its output, for who compares it."""
+    """Describe which output was truncated, for clients that compare it."""
     result = code_result.run.result if code_result.run is not None else None
     streams = {"stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
     cut = [f"{name} was cut: it had {each.total_bytes} bytes" for name, each in streams.items() if each.truncated]
@@ -237,7 +238,7 @@ def _truncation_note(code_result: CodeRunResult) -> str:
 
 
 def _command_result(action: Action) -> CommandRunResult:
-    """Our trouble is an `Error` and never a program's failure."""
+    """Convert an action to a result. An infrastructure error is an `Error`, never a failure of the program."""
     result = action.result
     why = action.message or action.reason or str(action.outcome)
     if action.outcome is ActionOutcome.DEADLINE_IN_QUEUE:

@@ -1,4 +1,6 @@
-"""What SWE-ReX's client raises: status 511 and the path of a class, which it makes with the message alone."""
+"""Errors for SWE-ReX's client: status 511 and the path of an exception class, which it constructs with the message
+only.
+"""
 
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -46,7 +48,10 @@ DASH_ERRORS = {"Directory nonexistent": 2}
 
 
 class SwerexError(Exception):
-    """`of` is one of SWE-ReX's own classes, or the whole path of another's."""
+    """An error that SWE-ReX's client raises.
+
+    `class_name` is one of SWE-ReX's own classes, or the full path of another class.
+    """
 
     def __init__(self, message: str, class_name: str = BASE_CLASS, **extra_info: Any) -> None:
         super().__init__(message)
@@ -58,7 +63,9 @@ class SwerexError(Exception):
 
 
 class SwerexRoute(APIRoute):
-    """What an endpoint raises for the client goes there. Refusals of keys and of bodies stay plain HTTP, as theirs."""
+    """A route that returns each `SwerexError` for the client to raise. Invalid keys and bodies stay plain HTTP
+    errors.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handle = super().get_route_handler()
@@ -79,7 +86,7 @@ def not_implemented(feature: str) -> SwerexError:
 
 
 def raise_if_infra_error(action: Action) -> None:
-    """Raises for an outcome that says nothing about the command, with what it says about us."""
+    """Raise `SwerexError` for an outcome that is not the command's, with its reason."""
     if action.outcome in INFRA_MESSAGES:
         why = ": ".join(filter(None, (action.reason, action.message)))
         message = f"{action.outcome}: {INFRA_MESSAGES[action.outcome]}{f' ({why})' if why else ''}"
@@ -89,13 +96,13 @@ def raise_if_infra_error(action: Action) -> None:
 
 
 def os_error(number: int, path: str) -> SwerexError:
-    """As Python says it."""
+    """Return the error with Python's message for an errno."""
     name, text = OS_ERRORS[number]
     return SwerexError(f"[Errno {number}] {text}: {path!r}", f"builtins.{name}")
 
 
 def parse_os_error(stderr: str, path: str) -> SwerexError | None:
-    """Of a program in the C locale that could not do something with a file; None where it is not known what."""
+    """Return the file error that a program of the C locale printed; None if the text is unknown."""
     texts = {text: number for number, (_, text) in OS_ERRORS.items()} | DASH_ERRORS
     found = next((number for text, number in texts.items() if stderr.rstrip().endswith(text)), None)
     return os_error(found, path) if found is not None else None

@@ -1,4 +1,4 @@
-"""What the OpenAPI document shows for the bodies of SWE-ReX's protocol, by operation id."""
+"""Examples in the OpenAPI document for bodies of SWE-ReX's protocol, by operation id."""
 
 from collections.abc import Mapping
 from typing import Any

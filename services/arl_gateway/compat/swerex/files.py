@@ -1,7 +1,7 @@
-"""SWE-ReX's files: read and written by programs of the environment, wherever it can see and write.
+"""SWE-ReX's file operations, executed by programs in the environment, with their view and permissions.
 
-What is written comes as the input of such a program. More than an action's input may have is laid down beforehand as
-an archive, in a directory of its own below the working directory, and taken from there.
+Content is written from the standard input of such a program. Content above the input limit of an action is first
+unpacked as an archive into a new directory below the working directory. A program then installs it from there.
 """
 
 import io
@@ -27,19 +27,22 @@ READ_SCRIPT = 'exec cat -- "$1"'
 MAKE_PARENT_SCRIPT = 'case "$1" in */*) mkdir -p -- "${1%/*}/" || exit;; esac; '
 WRITE_SCRIPT = MAKE_PARENT_SCRIPT + 'base64 -d > "$1"'
 UNPACK_SCRIPT = 'mkdir -p -- "$1" && base64 -d | tar -xzof - -C "$1"'
-# From `$2`, which nobody else has.
+# `$2` is the staging directory of this call only.
 INSTALL_FILE_SCRIPT = "trap 'rm -rf -- \"$2\"' EXIT; " + MAKE_PARENT_SCRIPT + 'cat -- "$2/file" > "$1"'
 INSTALL_TREE_SCRIPT = 'trap \'rm -rf -- "$2"\' EXIT; mkdir -p -- "$1" && cp -R -- "$2/." "$1/"'
 MAX_STDIN_BYTES = 8 << 20
 MAX_UNPACKED_BYTES, MAX_MEMBERS = 256 << 20, 100_000
 ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, OSError)
 SLOW_CODECS = frozenset({"punycode", "idna"})
-"""They take time that grows with the square of a text's length."""
+"""Codecs whose time is quadratic in the length of the text."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileTransfer:
-    """What an action is given to write it; and, if it is too much for that, what has to be at `laid_at` before."""
+    """The fields of the action that writes the content.
+
+    Content above the input limit is an `archive` that must be at `staging_path` before the action runs.
+    """
 
     action_fields: dict[str, Any]
     archive: bytes | None = None
@@ -51,7 +54,7 @@ def read_fields(path: str) -> dict[str, Any]:
 
 
 def decode_file(action: Action, body: SwerexReadFileRequest) -> str:
-    """Raises RaisedThere."""
+    """Return the text of a file. Raises SwerexError."""
     raise_if_failed(action, body.path)
     raise_if_truncated(action, body.path)
     content = stream_bytes(action.result.stdout) if action.result is not None else b""
@@ -60,7 +63,7 @@ def decode_file(action: Action, body: SwerexReadFileRequest) -> str:
             raise LookupError(f"{body.encoding} is not decoded here")
         text = io.TextIOWrapper(io.BytesIO(content), body.encoding or "utf-8", body.errors or "strict")
         found = text.read()
-        found.encode()  # what `surrogateescape` made of bytes is no text that JSON could say
+        found.encode()  # bytes decoded by `surrogateescape` cannot be expressed in JSON
         return found
     except UnicodeError as error:
         raise SwerexError(str(error), f"builtins.{type(error).__name__}") from None
@@ -69,14 +72,16 @@ def decode_file(action: Action, body: SwerexReadFileRequest) -> str:
 
 
 def write_transfer(path: str, content: bytes, marker: str) -> FileTransfer:
-    """Its directories are made. A file keeps its mode, and what leads to it."""
+    """Build the transfer that writes a file. It creates parent directories and keeps an existing file's mode and
+    links.
+    """
     return _inline_transfer(WRITE_SCRIPT, path, content) or _staged_transfer(
         INSTALL_FILE_SCRIPT, path, _tar_of_file(content), marker
     )
 
 
 def unzip_transfer(path: str, archive: bytes, marker: str) -> FileTransfer:
-    """Of a zip archive, into a directory that is made. Raises RaisedThere."""
+    """Build the transfer that unpacks a zip archive into a directory, which is created. Raises SwerexError."""
     try:
         packed = _zip_to_tar(archive)
     except (*ARCHIVE_ERRORS, ValueError) as error:
@@ -85,7 +90,7 @@ def unzip_transfer(path: str, archive: bytes, marker: str) -> FileTransfer:
 
 
 def raise_if_failed(action: Action, path: str) -> None:
-    """Raises RaisedThere: what a system call said, where that is known."""
+    """Raise SwerexError if the action failed, as an `OSError` if its error text is known."""
     raise_if_infra_error(action)
     if action.outcome is ActionOutcome.OK:
         return
@@ -97,7 +102,7 @@ def raise_if_failed(action: Action, path: str) -> None:
 
 
 def _inline_transfer(script: str, path: str, content: bytes) -> FileTransfer | None:
-    """None where it is more than the input of an action."""
+    """Return a transfer by standard input, or None if the content is above the input limit."""
     if len(content) > MAX_STDIN_BYTES // 4 * 3:
         return None
     return FileTransfer({"argv": [*SHELL, script, "sh", path], "env": C_LOCALE, "stdin": b64encode(content).decode()})
@@ -118,7 +123,7 @@ def _tar_of_file(content: bytes) -> bytes:
 
 
 def _zip_to_tar(archive: bytes) -> bytes:
-    """Files and directories alone, with plain modes, as `ZipFile.extractall` makes them."""
+    """Convert a zip archive. Keep only files and directories, with default modes, like `ZipFile.extractall`."""
     packed = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(archive)) as given,

@@ -1,4 +1,4 @@
-"""What SWE-ReX's clients send and read: `swerex/runtime/abstract.py` of SWE-agent/SWE-ReX, version 1.4.0."""
+"""Requests and responses of SWE-ReX's clients: `swerex/runtime/abstract.py` of SWE-agent/SWE-ReX, version 1.4.0."""
 
 from typing import Annotated, Any, Literal
 
@@ -74,7 +74,7 @@ class SwerexBashInterruptAction(BaseModel):
 class SwerexRunInSessionRequest(
     RootModel[Annotated[SwerexBashAction | SwerexBashInterruptAction, Field(discriminator="action_type")]]
 ):
-    """A command for a session; or `bash_interrupt`."""
+    """A command for a session, or `bash_interrupt`."""
 
 
 class SwerexBashObservation(BaseModel):
@@ -146,6 +146,6 @@ class SwerexExceptionTransfer(BaseModel):
 
 
 class SwerexErrorResponse(BaseModel):
-    """What the client raises."""
+    """The error that the client raises."""
 
     swerexception: SwerexExceptionTransfer

@@ -1,4 +1,4 @@
-"""The form that SWE-ReX's client uploads files by (RFC 7578): read as a whole, for it is bounded."""
+"""The form with which SWE-ReX's client uploads files (RFC 7578). Its size is limited, so it is read as a whole."""
 
 import logging
 import re
@@ -15,9 +15,9 @@ from arl_wire.errors import FieldError, UnsupportedMediaType, ValidationFailed
 __all__ = ["UPLOAD_BODY", "UploadedFile", "parse_form", "parse_upload"]
 
 BOUNDARY = re.compile(rb"[\x21-\x7e]([\x20-\x7e]{0,68}[\x21-\x7e])?")
-"""RFC 2046, section 5.1.1."""
+"""Boundary of RFC 2046, section 5.1.1."""
 MAX_PARTS, MAX_HEADER_BYTES = 16, 8 << 10
-"""Parts of a form, and bytes of one part's headers. The limit on the body's size limits what the parts have."""
+"""Maximum number of parts, and of bytes of one part's headers. The limit of the body bounds the parts' content."""
 TRUE_VALUES = frozenset({"true", "1", "yes", "on", "t", "y"})
 FORM_SCHEMA = {
     "type": "object",
@@ -33,7 +33,7 @@ UPLOAD_BODY: dict[str, Any] = {
 }
 
 
-# It warns of each form that is malformed, which its sender is told anyway.
+# The parser logs a warning for each malformed form, and the sender gets the error anyway.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
@@ -45,7 +45,7 @@ class UploadedFile:
 
 
 async def parse_upload(request: Request) -> UploadedFile:
-    """Raises UnsupportedMediaType and ValidationFailed."""
+    """Parse an upload. Raises UnsupportedMediaType and ValidationFailed."""
     kind, options = parse_options_header(request.headers.get("content-type"))
     boundary = options.get(b"boundary")
     if kind != b"multipart/form-data" or boundary is None:
@@ -62,10 +62,12 @@ async def parse_upload(request: Request) -> UploadedFile:
 
 
 def parse_form(body: bytes, boundary: bytes) -> dict[str, bytes]:
-    """Parts by name. Ignore what stands before the first boundary and after the last. Raise ValidationFailed."""
+    """Return the parts by name; text before the first and after the last boundary is ignored. Raises
+    ValidationFailed.
+    """
     mark = b"--" + boundary
     begin = 0 if body.startswith(mark) else body.find(b"\r\n" + mark) + 2
-    # Counted before it is parsed: the parser looks at each boundary in Python, and the event loop waits for that.
+    # Boundaries are counted before parsing: the parser visits each one in Python, which blocks the event loop.
     is_form = BOUNDARY.fullmatch(boundary) and body.startswith(mark, begin)
     if is_form and body.count(b"\r\n" + mark, begin) <= MAX_PARTS:
         form = _Form()
@@ -116,7 +118,7 @@ class _Form:
         self._count(end - start)
 
     def _count(self, length: int) -> None:
-        """Raise `MultipartParseError` for headers that are too long in all; the parser limits each of them."""
+        """Raise `MultipartParseError` if all headers together are too long; the parser limits only single headers."""
         self._head_bytes += length
         if self._head_bytes > MAX_HEADER_BYTES:
             raise MultipartParseError(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""SWE-ReX's `execute`: a program in an environment, and how it ended in SWE-ReX's words."""
+"""SWE-ReX's `execute`: a program in an environment, and its result in SWE-ReX's format."""
 
 import re
 from base64 import b64decode
@@ -13,10 +13,10 @@ from arl_wire.validation import OutputStream
 __all__ = ["SHELL", "execute_fields", "parse_result", "raise_if_truncated", "stream_bytes"]
 
 NOT_STARTED_PREFIX = "cannot run "
-"""How the message of an action begins whose program is not in its environment."""
+"""Prefix of the message of an action whose program does not exist in its environment."""
 SHELL = ("/bin/sh", "-c")
-# Where the program does not take its place it says why behind a mark: what is in stderr otherwise is the program's.
-# As the shell's own name the mark is not among what the program can see.
+# If the program cannot be executed, the wrapper writes the reason after a marker; all other stderr is the program's.
+# The marker is the shell's own name, so the program cannot see it.
 WRAPPER_SCRIPT = r"""why=cwd:2; trap 'printf %s "$0:$why:" >&2' EXIT
 if [ -n "$1" ]; then
   [ -e "$1" ] && why=cwd:20; [ -d "$1" ] && why=cwd:13
@@ -29,7 +29,7 @@ MERGE_STREAMS = "2>&1"
 
 
 def execute_fields(body: SwerexExecuteRequest, marker: str) -> dict[str, Any]:
-    """What an action is given. A variable that is given replaces all others, as with Python's `subprocess`."""
+    """Return the fields of the action. If `env` is given, it replaces all variables, like Python's `subprocess`."""
     given = [body.command] if isinstance(body.command, str) else body.command
     argv = [*SHELL, *given] if body.shell else list(given)
     if body.env is not None or body.cwd is not None or body.merge_output_streams:
@@ -47,7 +47,7 @@ def _variables(env: dict[str, str] | None) -> list[str]:
 
 
 def parse_result(action: Action, body: SwerexExecuteRequest, marker: str) -> SwerexExecuteResponse:
-    """Raises RaisedThere."""
+    """Convert a settled action to a response. Raises SwerexError."""
     raise_if_infra_error(action)
     if action.outcome is ActionOutcome.USER_TIMEOUT:
         message = f"Timeout ({body.timeout}s) exceeded while running command"
@@ -88,7 +88,9 @@ def _raise_if_not_started(action: Action, body: SwerexExecuteRequest, marker: st
 
 
 def _errno_of(action: Action) -> int:
-    """127 is what is not there, as of a shell; anything else cannot be executed."""
+    """Return the errno of an action that did not start: 127 means not found, like in a shell; else it is not
+    executable.
+    """
     return 2 if _exit_code(action) == 127 else 13
 
 
@@ -99,7 +101,7 @@ def _program_name(body: SwerexExecuteRequest) -> str:
 
 
 def raise_if_truncated(action: Action, subject: str = "") -> None:
-    """An output that is cut is no answer to who reads it by a program."""
+    """Raise SwerexError if an output was truncated; a program that reads it could not use it."""
     streams = {"stdout": action.result.stdout, "stderr": action.result.stderr} if action.result is not None else {}
     for name, stream in streams.items():
         if stream.truncated:
@@ -123,7 +125,7 @@ def _streams(action: Action) -> dict[str, str]:
 
 
 def _exit_code(action: Action) -> int | None:
-    """As Python's `subprocess` has it."""
+    """Return the exit code like Python's `subprocess`: negative for a signal."""
     result = action.result
     if result is None or (result.exit_code is None and result.signal is None):
         return None

@@ -1,4 +1,4 @@
-"""The routes of SWE-ReX's runtime (`swerex/server.py`), for an environment that is there, and for a trajectory's."""
+"""Routes of SWE-ReX's runtime (`swerex/server.py`), for existing environments and for those of trajectories."""
 
 import asyncio
 from typing import Annotated, Any
@@ -57,19 +57,19 @@ RuntimeDep = Annotated[SwerexRuntime, Depends(_runtime)]
 
 
 async def is_alive(runtime: RuntimeDep) -> SwerexIsAliveResponse:
-    """SWE-ReX's: whether commands can be run here."""
+    """Return whether SWE-ReX can run commands here."""
     why_not = not_alive_reason(await runtime.environment())
     return SwerexIsAliveResponse(is_alive=why_not is None, message=why_not or "")
 
 
 async def create_session(body: SwerexCreateSessionRequest, runtime: RuntimeDep) -> SwerexCreateSessionResponse:
-    """SWE-ReX's: open a bash that stays open, and read files in it."""
+    """Open a SWE-ReX bash session and source files in it."""
     action = await runtime.run_in_session(body.session, sessions.open_command(body), timeout_s=body.startup_timeout)
     return SwerexCreateSessionResponse(output=sessions.parse_open_result(action, body))
 
 
 async def run_in_session(body: SwerexRunInSessionRequest, runtime: RuntimeDep) -> SwerexBashObservation:
-    """SWE-ReX's: run a command in a session, whose `timeout` counts once it runs; or interrupt what runs."""
+    """Run a command in a SWE-ReX session, or interrupt the running command. `timeout` starts when the command runs."""
     asked = body.root
     sessions.reject_interactive(asked)
     if isinstance(asked, SwerexBashAction):
@@ -83,33 +83,33 @@ async def run_in_session(body: SwerexRunInSessionRequest, runtime: RuntimeDep) -
 
 
 async def close_session(body: SwerexCloseSessionRequest, runtime: RuntimeDep) -> SwerexCloseSessionResponse:
-    """SWE-ReX's: end a session, and what runs in it."""
+    """Close a SWE-ReX session and end its processes."""
     action = await runtime.run_in_session(body.session, sessions.CLOSE_COMMAND, timeout_s=sessions.CLOSE_TIMEOUT_S)
     sessions.check_close_result(action, body.session)
     return SwerexCloseSessionResponse()
 
 
 async def execute(body: SwerexExecuteRequest, runtime: RuntimeDep) -> SwerexExecuteResponse:
-    """SWE-ReX's: run a program, whose `timeout` counts once it runs."""
+    """Run a program for SWE-ReX. `timeout` starts when the program runs."""
     action = await runtime.run(programs.execute_fields(body, runtime.marker), timeout_s=body.timeout)
     return programs.parse_result(action, body, runtime.marker)
 
 
 async def read_file(body: SwerexReadFileRequest, runtime: RuntimeDep) -> SwerexReadFileResponse:
-    """SWE-ReX's: the text of a file."""
+    """Return the text of a file."""
     action = await runtime.run(files.read_fields(body.path), timeout_s=FILE_TIMEOUT_S, profile="swerex:read_file")
     return SwerexReadFileResponse(content=files.decode_file(action, body))
 
 
 async def write_file(body: SwerexWriteFileRequest, runtime: RuntimeDep) -> SwerexWriteFileResponse:
-    """SWE-ReX's: write a text file, and make its directories."""
+    """Write a text file and create its directories."""
     parcel = files.write_transfer(body.path, body.content.encode(), runtime.marker)
     files.raise_if_failed(await runtime.transfer_files(parcel, profile="swerex:write_file"), body.path)
     return SwerexWriteFileResponse()
 
 
 async def upload(runtime: RuntimeDep, request: Request) -> SwerexUploadResponse:
-    """SWE-ReX's: write a file, or unpack a zip archive to a directory."""
+    """Write a file, or unpack a zip archive to a directory."""
     sent = await parse_upload(request)
     pack = files.unzip_transfer if sent.is_archive else files.write_transfer
     parcel = await asyncio.to_thread(pack, sent.target, sent.content, runtime.marker)
@@ -118,7 +118,7 @@ async def upload(runtime: RuntimeDep, request: Request) -> SwerexUploadResponse:
 
 
 async def close(runtime: RuntimeDep) -> SwerexCloseResponse:
-    """SWE-ReX's: end all sessions. An environment of a trajectory, made by its first use, ends with them."""
+    """Close all sessions. An environment that was created by a trajectory's first use is deleted too."""
     await runtime.close()
     return SwerexCloseResponse()
 

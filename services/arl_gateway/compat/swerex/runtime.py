@@ -1,4 +1,4 @@
-"""What one call of SWE-ReX's asks of its environment: actions, each held for until it has settled."""
+"""Calls of SWE-ReX's runtime: each runs actions in its environment and blocks until they settle."""
 
 from collections.abc import AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ from arl_wire.errors import NotFound, TangramError, TooManyRequests, Unavailable
 __all__ = ["FILE_TIMEOUT_S", "SwerexRuntime", "not_alive_reason", "resolve_runtime"]
 
 MAX_TIMEOUT_S = 86400.0
-"""What no timeout is."""
+"""Seconds that stand for no timeout."""
 MIN_TIMEOUT_S = 1e-6
 FILE_TIMEOUT_S = 60.0
 RECENT_ACTIONS, MAX_PAGES = 100, 20
@@ -37,13 +37,13 @@ RECENT_ACTIONS, MAX_PAGES = 100, 20
 
 @dataclass(frozen=True, slots=True)
 class SwerexRuntime:
-    """Of one call. Raises RaisedThere for whatever is refused."""
+    """The runtime of one call. Raises SwerexError for refused actions."""
 
     request: Request
     caller: Caller
     target: SwerexTarget
     marker: str
-    """The same where the same request comes again: it stands in what is run."""
+    """Marker in the executed scripts. It is equal for a repeated request, so that idempotency keys match."""
     idempotency_key: str | None
 
     async def run(
@@ -54,7 +54,10 @@ class SwerexRuntime:
         profile: str | None = None,
         key_suffix: str = "",
     ) -> Action:
-        """Settled. Where the caller goes away, it is cancelled. `of` tells several of one call apart."""
+        """Run an action and wait until it settles. If the client disconnects, the action is cancelled.
+
+        `key_suffix` distinguishes several actions of one call.
+        """
         if (why_not := not_alive_reason(self.target.environment)) is not None:
             if self.target.environment is not None and self.target.environment.state is EnvironmentState.LOST:
                 raise SwerexError(f"infra_error: {why_not}", code="conflict", is_infrastructure=True)
@@ -63,7 +66,7 @@ class SwerexRuntime:
         common = {"task": self.target.task, "trajectory": self.target.trajectory, "profile": profile}
         action = _build_action({**self.target.action_fields, **common, **action_fields, "timeout_s": limit_s})
         key = self.idempotency_key and self.idempotency_key + key_suffix
-        await self.request.body()  # what comes after it is that the caller goes away
+        await self.request.body()  # read before `cancel_on_disconnect`, which expects only the disconnect message
         held: CommandRunner = gateway_deps(self.request).command_runner
         try:
             settling = held.run(action, self.caller, request_trace(self.request), key=key)
@@ -72,7 +75,9 @@ class SwerexRuntime:
             raise _swerex_error(refused) from refused
 
     async def run_in_session(self, session: str, command: str, *, timeout_s: float | None) -> Action:
-        """In a shell that stays open. Its programs can wait for input that does not come, as in SWE-ReX's terminal."""
+        """Run a command in a session. Its stdin stays open, as in SWE-ReX's terminal, so programs may block on
+        input.
+        """
         name = sessions.session_name(session)
         given = {"session": name, "command": command, "stdin_open": True, "labels": {sessions.SESSION_LABEL: name}}
         return await self.run(given, timeout_s=timeout_s)
@@ -89,13 +94,13 @@ class SwerexRuntime:
         return await self.run(transfer.action_fields, timeout_s=FILE_TIMEOUT_S, profile=profile)
 
     async def environment(self) -> EnvironmentInfo | None:
-        """None where the next action makes it."""
+        """Return the environment; None if the next action creates it."""
         if self.target.environment is not None:
             return self.target.environment
         return await self._environments.find_by_trajectory(self.target.task, self.target.trajectory, self.caller)
 
     async def timed_out_output(self, session: str, before: Action) -> str:
-        """What the session's last command showed, if its timeout ended it: that was when it was interrupted."""
+        """Return the output of the session's last command if its timeout ended it, which is when it was interrupted."""
         name = sessions.session_name(session)
         for action in (await self._page(None, RECENT_ACTIONS)).items:
             if action.id < before.id and action.labels.get(sessions.SESSION_LABEL) == name:
@@ -103,7 +108,7 @@ class SwerexRuntime:
         return ""
 
     async def close(self) -> None:
-        """With all sessions; and the environment, where it was made by its first use."""
+        """Close all sessions. Delete the environment if its trajectory's first use created it."""
         known = await self.environment()
         if known is None or not_alive_reason(known) is not None:
             return
@@ -118,7 +123,7 @@ class SwerexRuntime:
             raise _swerex_error(refused) from refused
 
     async def _recent_sessions(self) -> Iterable[str]:
-        """By our names, all that were used here lately."""
+        """Return the internal names of all sessions used recently."""
         found: dict[str, None] = {}
         cursor, pages = None, 0
         while pages == 0 or (cursor is not None and pages < MAX_PAGES):
@@ -171,7 +176,7 @@ def not_alive_reason(environment: EnvironmentInfo | None) -> str | None:
 
 
 async def resolve_runtime(request: Request, caller: Caller) -> SwerexRuntime:
-    """Raises RaisedThere for an environment that the caller does not have."""
+    """Resolve the target of a call. Raises SwerexError if the caller has no such environment."""
     try:
         place = await resolve_target(request, caller)
     except (NotFound, ValidationFailed) as wrong:
@@ -193,7 +198,7 @@ def _build_action(fields: dict[str, Any]) -> SubmitActionRequest:
 
 
 def _swerex_error(refused: TangramError) -> SwerexError:
-    """Where there was no room, or no service, that says nothing about the command."""
+    """Convert a refusal. Missing capacity or a missing service is an infrastructure error, not the command's."""
     if isinstance(refused, TooManyRequests | Unavailable):
         return SwerexError(f"infra_error: {refused.detail}", code=refused.code, is_infrastructure=True)
     return SwerexError(refused.detail, code=refused.code)

@@ -1,9 +1,11 @@
-"""SWE-ReX's sessions are ours: what is run in a session so that it answers as SWE-ReX's would.
+"""SWE-ReX's sessions on top of ours: commands that make a session answer like SWE-ReX's.
 
-A session that `create_session` has opened knows so by a variable that nothing in it can unset; a command for one that
-is not there opens a new shell, which does not, and ends before it has run anything. The launcher says in an action's
-message whether its session is new. A command is looked at by `bash -n` first, as theirs is, and what comes of that
-stands at the beginning of the output behind a mark that nobody else knows: whatever the command writes comes later.
+A session opened by `create_session` is marked with a read-only variable. A command for a session that does not exist
+opens a new shell, which lacks the variable and exits before it runs anything. The launcher's message in the action
+reports whether the session is new.
+
+A command is first checked by `bash -n`, like in SWE-ReX. The result of the check precedes the output, behind a secret
+marker. All output of the command comes after it.
 """
 
 import re
@@ -38,9 +40,9 @@ __all__ = [
 ]
 
 SESSION_LABEL = "swerex-session"
-"""Of an action: the session it is for."""
+"""Label of an action with the name of its session."""
 PROMPT_PATTERN = "SHELLPS1PREFIX"
-"""What SWE-ReX names as expected where it waited for the prompt."""
+"""Expected string that SWE-ReX reports after it waited for the prompt."""
 PEXPECT_TIMEOUT, PEXPECT_EOF = "pexpect.exceptions.TIMEOUT", "pexpect.exceptions.EOF"
 NEW_SESSION_NOTE, ENDED_NOTE, NOT_RUN_NOTE = (
     "began with this command",
@@ -51,7 +53,8 @@ CLOSE_COMMAND = "\\builtin exit 0"
 CLOSE_TIMEOUT_S = 10.0
 NAME_PREFIX, MAX_NAME_LENGTH = "rex-", 60
 IS_OPENED_TEST = "[[ ${__tangram_rex+x} ]]"
-# In a function nothing is left of it; it runs as the command substitution itself, and says `bash` as theirs does.
+# The function leaves no variables in the session. The command substitution itself executes bash, with `bash` as its
+# name in messages, like SWE-ReX's.
 SYNTAX_CHECK = r"""__tangram_rex() {
 \builtin local said
 if said=$(\builtin exec -a bash "$BASH" -n 2>&1 <<<"$2"); then \builtin printf '%s:0:\n' "$1"
@@ -62,7 +65,7 @@ ESCAPES = re.compile(r"\x1B[@-_][0-?]*[ -/]*[@-~]")
 
 
 def session_name(session: str) -> str:
-    """Of ours: none that is opened otherwise has such a name by accident."""
+    """Return our name of the session. Its prefix avoids collisions with other sessions."""
     if len(session) <= MAX_NAME_LENGTH and re.fullmatch(r"[A-Za-z0-9._-]+", session):
         return NAME_PREFIX + session
     return f"{NAME_PREFIX}.{sha256(session.encode(errors='surrogatepass')).hexdigest()[:32]}"
@@ -80,7 +83,7 @@ def run_command(command: str, marker: str) -> str:
 
 
 def parse_open_result(action: Action, body: SwerexCreateSessionRequest) -> str:
-    """What its start showed. Raises RaisedThere."""
+    """Return the output of the session's start-up. Raises SwerexError."""
     raise_if_infra_error(action)
     if action.outcome is ActionOutcome.USER_TIMEOUT:
         raise SwerexError(f"session {body.session!r} did not start within {body.startup_timeout} s", PEXPECT_TIMEOUT)
@@ -93,7 +96,7 @@ def parse_open_result(action: Action, body: SwerexCreateSessionRequest) -> str:
 
 
 def parse_run_result(action: Action, body: SwerexBashAction, marker: str) -> SwerexBashObservation:
-    """Raises RaisedThere."""
+    """Convert a settled command to an observation. Raises SwerexError."""
     raise_if_infra_error(action)
     _raise_if_new(action, body.session)
     ran = _SessionOutput.parse(action, marker)
@@ -121,7 +124,7 @@ def parse_run_result(action: Action, body: SwerexBashAction, marker: str) -> Swe
 
 
 def parse_interrupt_result(action: Action, session: str, output: str) -> SwerexBashObservation:
-    """By its turn nothing runs in the session any more. Raises RaisedThere."""
+    """Convert a settled interrupt. It runs after all earlier commands of the session have ended. Raises SwerexError."""
     raise_if_infra_error(action)
     _raise_if_new(action, session)
     if action.outcome is ActionOutcome.USER_TIMEOUT:
@@ -131,20 +134,20 @@ def parse_interrupt_result(action: Action, session: str, output: str) -> SwerexB
 
 
 def timed_out_output(action: Action) -> str:
-    """What a command showed that its timeout ended; else nothing."""
+    """Return the output of a command that its timeout ended; otherwise an empty string."""
     if action.outcome is not ActionOutcome.USER_TIMEOUT:
         return ""
     return MARKER_PREFIX.sub("", _output_text(action), count=1)
 
 
 def check_close_result(action: Action, session: str) -> None:
-    """Raises RaisedThere."""
+    """Raise SwerexError if the session did not exist."""
     raise_if_infra_error(action)
     _raise_if_new(action, session)
 
 
 def reject_interactive(body: SwerexBashAction | SwerexBashInterruptAction) -> None:
-    """Raises RaisedThere for what is left running while nobody waits for it: it would hold cores."""
+    """Raise SwerexError for interactive commands, which would keep cores allocated while no call waits."""
     if isinstance(body, SwerexBashAction) and (body.is_interactive_command or body.is_interactive_quit):
         raise not_implemented("interactive programs; start one with its input, as `gdb -batch` or a heredoc")
     if body.expect:
@@ -153,7 +156,7 @@ def reject_interactive(body: SwerexBashAction | SwerexBashInterruptAction) -> No
 
 @dataclass(frozen=True, slots=True)
 class _SessionOutput:
-    """What a command showed, without what the look at it did."""
+    """The output of a command, without the output of the syntax check."""
 
     output: str
     has_marker: bool
@@ -163,7 +166,7 @@ class _SessionOutput:
     @classmethod
     def parse(cls, action: Action, marker: str) -> "_SessionOutput":
         shown = _output_text(action)
-        found = re.search(rf"{marker}:(\d{{1,3}}):", shown)  # a trap of the session's own may show the mark otherwise
+        found = re.search(rf"{marker}:(\d{{1,3}}):", shown)  # a trap may print the marker otherwise
         if found is None:
             return cls(shown, has_marker=False)
         before, rest = shown[: found.start()], shown[found.end() :]
@@ -175,7 +178,7 @@ class _SessionOutput:
 
 
 def _failure_note(action: Action) -> str:
-    """What is not as a terminal would show it."""
+    """Describe limits and truncation, which a terminal would not show."""
     found = []
     if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
         found.append(f"limit exceeded: {action.reason}")
@@ -187,7 +190,7 @@ def _failure_note(action: Action) -> str:
 def _output_text(action: Action) -> str:
     if action.result is None:
         return ""
-    # Our terminals end a line by a newline alone, so that a return before it is the program's own.
+    # Our terminals end a line with a newline only, so a carriage return before it is the program's own.
     return ESCAPES.sub("", stream_bytes(action.result.stdout).decode(errors="backslashreplace"))
 
 
@@ -212,7 +215,7 @@ def _raise_if_not_run(action: Action) -> None:
 
 
 def _exit_code(action: Action) -> int:
-    """As a shell has it."""
+    """Return the exit code like a shell: 128 plus the number of a signal."""
     if action.result is None:
         return 1
     if action.result.exit_code is not None:
@@ -221,7 +224,7 @@ def _exit_code(action: Action) -> int:
 
 
 def _syntax_error(command: str, status: int, stderr: str) -> SwerexError:
-    """In SWE-ReX's words: agents show it to their model."""
+    """Return a syntax error in SWE-ReX's words: agents show it to their model."""
     message = (
         f"Error (exit code {status}) while checking bash command \n{command!r}\n"
         f"---- Stderr ----\n{stderr}\n---- Stdout ----\n"

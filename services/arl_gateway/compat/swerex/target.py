@@ -1,7 +1,7 @@
-"""Where a command of SWE-ReX's is run: an environment that is there, or a trajectory's, made at its first use.
+"""The target of SWE-ReX's commands: an existing environment, or a trajectory's, created at its first use.
 
-SWE-ReX's client can be given an address and a key and nothing else, so what an environment is made with may stand in
-the address: `/t/TASK/trajectories/TRAJECTORY/options/template=py312,memory_mib=2048/swerex`.
+SWE-ReX's client accepts only an address and a key, so the address may contain the environment's options:
+`/t/TASK/trajectories/TRAJECTORY/options/template=py312,memory_mib=2048/swerex`.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ from arl_wire.validation import StrictModel
 __all__ = ["SwerexTarget", "resolve_target"]
 
 CLIENT_WAITS_S = 300.0
-"""aiohttp's own limit for a whole call: SWE-ReX's client sets none."""
+"""Seconds until aiohttp's default timeout of a call, which SWE-ReX's client does not change."""
 MARGIN_S = 10.0
 
 
@@ -44,17 +44,17 @@ class _EnvironmentParams(RolloutRef, _ActionParams):
 
 @dataclass(frozen=True, slots=True)
 class SwerexTarget:
-    """`environment` is the one that is named; None is the trajectory's, which its first action makes."""
+    """The environment of a call. If `environment` is None, it is the trajectory's, which its first action creates."""
 
     task: str
     trajectory: str
     action_fields: dict[str, Any]
-    """Of each action."""
+    """Fields of every action."""
     environment: EnvironmentInfo | None
 
 
 async def resolve_target(request: Request, caller: Caller) -> SwerexTarget:
-    """Of the caller's project alone. Raises NotFound and ValidationFailed."""
+    """Resolve the target within the caller's project. Raises NotFound and ValidationFailed."""
     if "id" in request.path_params:
         return await _existing_target(request, caller)
     request.path_params.update(_parse_options(request.path_params.get("options", "")))
@@ -90,7 +90,7 @@ def _action_fields_for(params: _ActionParams, environment: dict[str, Any], sizes
 
 
 def _parse_options(text: str) -> dict[str, str]:
-    """`name=value,name=value`."""
+    """Parse `name=value,name=value`. Raises ValidationFailed."""
     found = dict(each.partition("=")[::2] for each in text.split(",") if each)
     known = _EnvironmentParams.model_fields.keys() - {"task", "trajectory"}
     if wrong := found.keys() - known:
