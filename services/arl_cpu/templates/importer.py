@@ -183,7 +183,7 @@ def _sync_layers(directory: Path) -> None:
 
 
 def _home_directory(store: TemplateStore, layers: list[_StoredLayer]) -> str | None:
-    """Return the home of the image's root user, whose role the sandbox user takes, or None."""
+    """Return the home directory of the image's root user, whose role the sandbox user takes, or None."""
     for layer in reversed(layers):
         with suppress(FileNotFoundError):
             found = os.lstat(store.layers_dir / layer.name / LAYER_TREE / _ROOT_HOME)

@@ -1,8 +1,8 @@
 """Unpacking of a layer's archive into a directory that overlayfs can stack.
 
-No archive can escape the directory. The kernel resolves every path with the directory as root, the last component is
-never followed, and only files that this module has just created are opened. No file belongs to root; set-uid bits and
-devices are dropped.
+No archive can escape the directory. The kernel resolves every path with the directory as root and never follows a last
+component. Only files that this module has just created are opened. No file belongs to root; set-uid bits and devices
+are dropped.
 """
 
 import errno

@@ -37,7 +37,7 @@ _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; other families only add attack surface."""
 TERMINAL_INJECTION_REQUESTS = (0x5412, 0x541C, 0x5423)
-"""TIOCSTI and TIOCLINUX inject terminal input. TIOCSETD restores a terminal that was disconnected."""
+"""TIOCSTI and TIOCLINUX inject terminal input. TIOCSETD changes the line discipline, after which it is no terminal."""
 
 # name: (x86_64, aarch64); None if the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
@@ -120,7 +120,9 @@ _PROCESS_CALLS = {
 SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
 PRIO_PROCESS, PRIO_USER, IOPRIO_WHO_PROCESS, IOPRIO_WHO_USER = 0, 2, 1, 3
 _INIT_PID = 1
-"""The agent in a pid namespace. Without file or time limits of its own it would fail, an infrastructure error."""
+"""The agent in a pid namespace. An action could lower its file or CPU limits; its failure is an
+infrastructure error.
+"""
 _BOUNDED_BY_CGROUPS = {
     "memfd_create": (319, 279),  # memory without a mapping is counted for no process
     "sched_setaffinity": (203, 122),
@@ -158,7 +160,7 @@ def build_filter(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b""
 
 
 def protect_process(process: int, machine: str, verdict: int) -> bytes:
-    """Return rules that stop a process from changing the limits and priorities of another process or of its uid."""
+    """Return rules that refuse changes to the limits and priorities of this process, by its number or by its user."""
     at = machine == AARCH64
     rules = [if_argument_is(pair[at], ARGUMENT_OFFSETS[0], (process,), verdict) for pair in _PROCESS_CALLS.values()]
     for numbers, of_user in ((SETPRIORITY, PRIO_USER), (IOPRIO_SET, IOPRIO_WHO_USER)):

@@ -37,9 +37,7 @@ _AGENT_CPU_MILLI = 1000
 
 
 class SandboxEnvironment:
-    """An environment, ready some time after its creation. It ends when its pid 1 is reaped, after
-    all other processes.
-    """
+    """An environment, ready some time after its creation. It ends when its pid 1 is reaped."""
 
     def __init__(
         self,
@@ -73,7 +71,7 @@ class SandboxEnvironment:
 
     @property
     def idle_sandbox(self) -> tuple[Sandbox, str] | None:
-        """The sandbox and its working directory, or None while an attempt runs."""
+        """The sandbox and its working directory, or None if it is not ready, runs an attempt or is ending."""
         return (self._sandbox, self._workspace()) if self._is_ready and not (self.attempt or self.is_ending) else None
 
     def begin(self, attempt: SandboxAttempt) -> None:
@@ -241,9 +239,7 @@ class SandboxEnvironment:
             self._exited(attempt, {"refused": str(mistake)})
 
     def _apply_allocation(self, allocation: AttemptResize, *, is_for_all: bool) -> None:
-        """Set quota and cores. Without a cgroup set the affinity of all processes, or of the first, which its children
-        inherit.
-        """
+        """Set quota and cores. Without a cgroup, pin all processes or only the first, whose children inherit it."""
         self._sandbox.cgroup.set_cpu(cpu_milli=allocation.cpu_milli or _AGENT_CPU_MILLI, cores=allocation.cores)
         if self._host.cgroup_tree is not None or self._sandbox.pid is None:
             return

@@ -49,8 +49,7 @@ def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
         "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
-        # noqa: S108  # private to the environment
-        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),
+        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # private
     }
 
 

@@ -46,9 +46,7 @@ class SandboxHost:
     cgroup_tree: CgroupTree | None
     driver: IsolationDriver
     first_host_id: int | None
-    """First of a range of otherwise unused uids, one for each environment. None: only the
-    launcher's own uid is usable.
-    """
+    """First of a range of unused uids, one for each environment. None: only the launcher's uid is usable."""
     work_dir: Path
     base_prefix: str
     templates: TemplateStore | None = None
@@ -72,8 +70,8 @@ class SandboxHost:
         return number
 
     def kill_strays(self) -> None:
-        """Kill processes that lost their agent. Wait while agents are forked: until its pid is known, one looks like a
-        stray.
+        """Kill processes that lost their agent. Wait while agents are forked: they look the same until their pid is
+        known.
         """
         if self.zygote.is_idle:
             unsafe_local.kill_strays(excluded_pids={self.zygote.pid, *self.sandboxes, *self.workers})
@@ -112,9 +110,7 @@ class SandboxWorker(Protocol):
 
 
 class Sandbox:
-    """A sandbox, prepared some time after its creation and removed after its death. Raises OSError
-    if creation fails.
-    """
+    """A sandbox, prepared some time after its creation. Raises OSError if creation fails."""
 
     def __init__(self, host: SandboxHost, owner: SandboxOwner, template: OpenTemplate | None = None) -> None:
         self._host, self.owner, self._template = host, owner, template
@@ -124,7 +120,7 @@ class Sandbox:
         self.workers: set[SandboxWorker] = set()
         """Workers on its files. The sandbox is not removed before they have ended."""
         self.usage: CgroupUsage | None = None
-        """Usage after the last attempt. Only file workers change it while the sandbox is frozen; then it is reset to
+        """Usage after the last attempt. While the sandbox is frozen, only file workers change it; they reset it to
         None.
         """
         self._mounts: int | None = None
@@ -187,9 +183,7 @@ class Sandbox:
         return os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def kill(self) -> None:
-        """Kill the sandbox. The kernel kills a pid namespace with its pid 1; without one, freeze and kill its
-        processes.
-        """
+        """Kill the sandbox. A pid namespace dies with its pid 1; without one, freeze and kill the processes."""
         if self.pid is None:
             return
         if not self._host.driver.dies_with_init:
@@ -309,9 +303,7 @@ class SandboxPool:
         self._done: Callable[[], None] = _do_nothing
 
     def acquire(self, owner: SandboxOwner) -> Sandbox:
-        """Return a prepared sandbox, else one in preparation, else a new one, with the template
-        `host`. Raises OSError.
-        """
+        """Return a prepared `host` sandbox, else one in preparation, else a new one. Raises OSError."""
         if not self._ready:
             return self.create(owner)
         waiting = next((each for each in self._ready if each.sandbox.is_prepared), self._ready[0])

@@ -92,7 +92,7 @@ class Zygote:
             _close_files(files)
             raise ConnectionError(_LOST_MESSAGE)
         self._queue.append((files, request, on_created))
-        for _, error in self._send_requests():  # earlier requests were sent before
+        for _, error in self._send_requests():  # earlier requests are sent already, so the error belongs to this one
             raise error
 
     def _send_requests(self) -> list[tuple[_CreatedCallback, OSError]]:
