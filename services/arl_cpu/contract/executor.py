@@ -46,8 +46,9 @@ class EnvironmentSpec:
     disk_mib: int
     pids: int
     may_make: bool = True
-    """False if the environment was used before. If it no longer exists, the attempt reports it as lost instead of
-    creating an empty one.
+    """False if the environment was used before.
+
+    If it no longer exists, the attempt reports it as lost instead of creating an empty one.
     """
 
 
@@ -85,8 +86,9 @@ class ExecSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResize:
-    """New cores for a running attempt. A resize whose `amounts_seq` is not higher than the last one is stale and
-    ignored.
+    """New cores for a running attempt.
+
+    A resize whose `amounts_seq` is not higher than the last one is stale and ignored.
     """
 
     fence: Fence
@@ -263,8 +265,9 @@ class Executor(Protocol):
         """
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
-        """Start an operation on the files of a persistent environment. No attempt may run in it until the operation is
-        closed.
+        """Start an operation on the files of a persistent environment.
+
+        No attempt may run in it until the operation is closed.
         """
         ...
 
@@ -279,8 +282,9 @@ class Executor(Protocol):
         """
 
     async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
-        """Append all of `data` to the standard input, or nothing. With an offset, bytes that were accepted before are
-        skipped.
+        """Append all of `data` to the standard input, or nothing.
+
+        With an offset, bytes that were accepted before are skipped.
         """
         ...
 

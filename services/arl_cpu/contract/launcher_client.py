@@ -216,8 +216,9 @@ class _LauncherConnection:
     async def request(
         self, message: Mapping[str, Any], *, cancellation: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
-        """Send a request and return the response. If the caller is cancelled, send `cancellation` to withdraw the
-        request.
+        """Send a request and return the response.
+
+        If the caller is cancelled, send `cancellation` to withdraw the request.
         """
         number = next(self._request_ids)
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()

@@ -181,7 +181,7 @@ def encode_feed(fence: Fence, data: bytes, *, offset: int | None, end: bool) -> 
 
 
 def decode_feed(data: Mapping[str, Any]) -> JsonObject:
-    """Return the arguments of `LauncherNode.feed`."""
+    """Return the arguments of `LauncherNode.feed_stdin`."""
     given = {name: data[name] for name in ("offset", "end")}
     return {"fence": decode_fence(data["fence"]), "data": _decode_bytes(data["data"]), **given}
 

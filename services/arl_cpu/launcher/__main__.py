@@ -123,8 +123,9 @@ def _int_variable(variables: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _check(driver: str = AUTO, directory: str | None = None) -> int:
-    """Test the driver and print its capabilities. If it does not work, return 3 and write the
-    reason to standard error.
+    """Test the driver and print its capabilities.
+
+    If it does not work, return 3 and write the reason to standard error.
     """
     directory = directory or tempfile.mkdtemp(prefix="tangram-check-")
     try:
@@ -289,8 +290,9 @@ def _on_child(host: SandboxHost, pid: int, status: int) -> None:
 
 
 def _on_zygote_readable(host: SandboxHost, node: LauncherNode) -> None:
-    """Handle a response of the zygote. If it has ended, exit and be restarted: no environment can be created without
-    it.
+    """Handle a response of the zygote.
+
+    If it has ended, exit and be restarted: no environment can be created without it.
     """
     if host.zygote.handle_response():
         return

@@ -42,8 +42,9 @@ class PendingResize:
 
 
 class NodeAllocations:
-    """The authoritative record of this node's resources. All methods are synchronous, so
-    allocations never interleave.
+    """The authoritative record of this node's resources.
+
+    All methods are synchronous, so allocations never interleave.
     """
 
     def __init__(
@@ -54,8 +55,9 @@ class NodeAllocations:
         *,
         shares_cores: bool = False,
     ) -> None:
-        """Create the record. With `shares_cores`, cores do not limit the number of attempts and each attempt gets all
-        of them.
+        """Create the record.
+
+        With `shares_cores`, cores do not limit the number of attempts and each attempt gets all of them.
         """
         self._shares_cores = shares_cores
         self._ledger = ResourceLedger()

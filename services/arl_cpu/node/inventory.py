@@ -46,8 +46,9 @@ def read_numa_nodes(cores: tuple[int, ...], listing: Path = NUMA_NODES) -> dict[
 
 
 def node_capacity(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, int]:
-    """Return the node's resources. Working directories are in memory, so `disk_mib` equals `memory_mib`; both are
-    bounded.
+    """Return the node's resources.
+
+    Working directories are in memory, so `disk_mib` equals `memory_mib`; both are bounded.
     """
     memory = settings.memory_mib or int(_total_memory_mib() * DEFAULT_MEMORY_SHARE)
     if settings.driver == "simulated":

@@ -188,8 +188,9 @@ class CpuManager:
         return spec
 
     async def _consume_events(self) -> None:
-        """Handle the executor's events. When they end, end this process; the supervisor restarts the launcher and the
-        manager.
+        """Handle the executor's events.
+
+        When they end, end this process; the supervisor restarts the launcher and the manager.
         """
         try:
             async for event in self._executor.events():
@@ -237,8 +238,9 @@ class CpuManager:
         return rows
 
     async def _record_loss(self, event: EnvironmentLostEvent) -> None:
-        """Record a lost environment. The launcher never recreates it, so a late row costs at most one action that then
-        fails.
+        """Record a lost environment.
+
+        The launcher never recreates it, so a late row costs at most one action that then fails.
         """
         async with self._store.write() as tx:
             await repository.mark_environments_lost(tx, [event.id], reason=event.lost_reason, epoch=self.epoch)

@@ -85,8 +85,9 @@ def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
         await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
 
     async def resizes(batch: ResizeBatchRequest) -> ResizeBatchResponse:
-        """Resize attempts. The response follows once the new cores apply. Only then may the scheduler grant freed
-        cores.
+        """Resize attempts.
+
+        The response follows once the new cores apply. Only then may the scheduler grant freed cores.
         """
         return ResizeBatchResponse(answers=await manager.resize(batch.resizes, epoch=batch.node_epoch))
 

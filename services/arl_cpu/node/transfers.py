@@ -46,7 +46,7 @@ class FileTransfers:
         self._transfers: dict[UUID, _PendingTransfer] = {}
 
     def start(self, fence: Fence, environment: UUID) -> None:
-        """Mark the action as granted."""
+        """Record that the action has been granted."""
         turn = self._get_or_create(fence.action_id)
         if not turn.granted.done():
             turn.granted.set_result((fence, environment))

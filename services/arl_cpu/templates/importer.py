@@ -80,8 +80,9 @@ def import_template(store: TemplateStore, path: Path, name: str, *, budget: Impo
 
 
 def remove_template(store: TemplateStore, name: str) -> None:
-    """Remove a template and its exclusive layers. Raises UnknownTemplate, or TemplateInUse while an environment uses
-    it.
+    """Remove a template and its exclusive layers.
+
+    Raises UnknownTemplate, or TemplateInUse while an environment uses it.
     """
     check_name(name)
     with store.exclusive_lock():

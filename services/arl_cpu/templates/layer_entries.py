@@ -17,8 +17,9 @@ class LayerEntry:
     parent: str
     name: str
     kind: Literal["entry", "whiteout", "opaque"] = "entry"
-    """Kind of the entry. A whiteout hides `name` of lower layers; an opaque mark hides all their
-    entries in `parent`.
+    """Kind of the entry.
+
+    A whiteout hides `name` of lower layers; an opaque mark hides all their entries in `parent`.
     """
 
 

@@ -110,8 +110,8 @@ class TemplateStore:
         return self.records_dir / f"{name}.json"
 
     def lock_path(self, name: str) -> Path:
-        """Return the lock file that each environment from a template of this name locks, also from
-        an earlier version.
+        """Return the lock file of a template name. Each environment from it, also from an earlier version, locks the
+        file.
         """
         path = self.records_dir / f"{name}.lock"
         path.touch(0o600)

@@ -263,8 +263,9 @@ class _SandboxAgent:
         )
 
     def _kill(self, action: "_ActiveAction") -> None:
-        """Kill the action and return when none of its processes runs. Earlier processes survive unless that takes too
-        long.
+        """Kill the action and return when none of its processes runs.
+
+        Earlier processes survive unless that takes too long.
         """
         if not self._setup.has_cgroup:
             # Stopped processes cannot fork or compete for the CPU during the search; they would be stopped afterwards

@@ -35,8 +35,9 @@ def spawn_interpreter(request: AgentRequest, payload: int, stdio: tuple[int, ...
 
 
 def _find_program(name: str, search: str) -> str:
-    """Find a program as a shell does. A file without execute permission is the last choice. Raises
-    FileNotFoundError.
+    """Find a program as a shell does.
+
+    A file without execute permission is the last choice. Raises FileNotFoundError.
     """
     if "/" in name:
         return name

@@ -206,8 +206,9 @@ class _ArchiveExtractor:
                 os.close(directory)
 
     def open_directory(self, path: str) -> int:
-        """Open a directory and create it with its parents if necessary. Raises OSError if another
-        kind of entry exists.
+        """Open a directory and create it with its parents if necessary.
+
+        Raises OSError if another kind of entry exists.
         """
         try:
             return open_beneath(self._root, self._full_path(path), _DIRECTORY)

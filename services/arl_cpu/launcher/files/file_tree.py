@@ -83,8 +83,9 @@ class FileTree:
         return stat.S_ISDIR(self._state.st_mode)
 
     def entries(self, *, recursive: bool = True) -> Iterator[TreeEntry]:
-        """Yield entries, parents first, sorted by name, with paths relative to the tree. Vanished
-        entries are skipped.
+        """Yield entries, parents first, sorted by name, with paths relative to the tree.
+
+        Vanished entries are skipped.
         """
         if not self.is_directory:
             yield TreeEntry(self._name, self._name, self._parent, self._state)

@@ -121,8 +121,9 @@ def _enter_sandbox(mounts: int | None, request: Mapping[str, Any]) -> int:
 
 
 def _open_root(workspace: str, *, is_own_tree: bool) -> int:
-    """Open the working directory. In the host's tree only the last name could be a link by an
-    action; do not follow it.
+    """Open the working directory.
+
+    In the host's tree only the last name could be a link by an action; do not follow it.
     """
     if is_own_tree:
         return os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

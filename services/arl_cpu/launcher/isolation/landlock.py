@@ -98,8 +98,9 @@ class LandlockIsolation:
         return descendants(os.getpid())
 
     def signal_all(self, number: int) -> None:
-        """Send a signal with one system call, so no process escapes by forking. The kernel limits it to this
-        environment.
+        """Send a signal with one system call, so no process escapes by forking.
+
+        The kernel limits it to this environment.
         """
         if not self._signals_at_once:
             signal_until_gone(self.other_processes, number)

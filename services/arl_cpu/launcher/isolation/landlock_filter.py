@@ -49,8 +49,9 @@ _METADATA_CALLS: dict[str, SyscallNumbers] = {
     "utime": (132, None),
     "utimes": (235, None),
 }
-"""Calls that Landlock does not check and that would change other files of the same user. The variants for opened files
-stay allowed.
+"""Calls that Landlock does not check and that would change other files of the same user.
+
+The variants for opened files stay allowed.
 """
 _UTIMENSAT: SyscallNumbers = (280, 88)
 _FCNTL: SyscallNumbers = (72, 25)

@@ -120,8 +120,9 @@ _PROCESS_CALLS = {
 SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
 PRIO_PROCESS, PRIO_USER, IOPRIO_WHO_PROCESS, IOPRIO_WHO_USER = 0, 2, 1, 3
 _INIT_PID = 1
-"""The agent in a pid namespace. An action could lower its file or CPU limits; its failure is an
-infrastructure error.
+"""The agent in a pid namespace.
+
+An action could lower its file or CPU limits; its failure is an infrastructure error.
 """
 _BOUNDED_BY_CGROUPS = {
     "memfd_create": (319, 279),  # memory without a mapping is counted for no process

@@ -26,6 +26,7 @@ class ProcessInfo:
 
     def memory(self) -> tuple[int, int]:
         """Return the bytes of anonymous and shared memory, proportional to the sharing processes.
+
         Zero after its end.
         """
         found = {"Pss_Anon": 0, "Pss_Shmem": 0}

@@ -114,9 +114,7 @@ class FileOperationRunner:
         self._remove(fence, operation)
 
     def _drain_connection(self, connection: socket.socket) -> None:
-        """Discard input until the client stops writing, so that it can read the error before the
-        connection is reset.
-        """
+        """Discard input until the client stops writing, so that it can read the error before a reset."""
         connection.setblocking(False)
         connection.shutdown(socket.SHUT_WR)
 

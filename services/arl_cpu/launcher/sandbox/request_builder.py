@@ -23,8 +23,9 @@ _THREAD_VARIABLES = (
 def build_request(
     spec: ExecSpec, workspace: str, template_variables: Mapping[str, str], environment_variables: Mapping[str, str]
 ) -> AgentRequest:
-    """Build the request. The variables of the action override those of the environment, which
-    override the template's.
+    """Build the request.
+
+    The variables of the action override those of the environment, which override the template's.
     """
     return AgentRequest(
         mode=_mode_of(spec),

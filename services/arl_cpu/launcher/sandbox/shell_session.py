@@ -114,8 +114,9 @@ class ShellSession:
         return [self._shell_end] * 3 + [self._commands_end, self._status_end]
 
     def close_shell_files(self) -> None:
-        """Close the files that the shell has copies of. The terminal's stays open, to restore its
-        blocking mode later.
+        """Close the files that the shell has copies of.
+
+        The terminal's stays open, to restore its blocking mode later.
         """
         self._close_files(self._commands_end, self._status_end)
 
@@ -222,8 +223,8 @@ class ShellSession:
                 self._stdin_feed.reader_started()
 
     def _has_lost_leader(self) -> bool:
-        """Return True if the shell has ended: the kernel then removes the session of its terminal, even if others have
-        it open.
+        """Return True if the shell has ended: the kernel then removes its terminal's session, even if others have it
+        open.
         """
         try:
             fcntl.ioctl(self._terminal, _GET_SESSION, bytes(4))

@@ -39,8 +39,9 @@ class StdinFeed:
         return read_end
 
     def attach_terminal(self, terminal: int, loop: EventLoop) -> None:
-        """Write to a terminal that another object owns and watches. Close or detach it before the
-        terminal is closed.
+        """Write to a terminal that another object owns and watches.
+
+        Close or detach it before the terminal is closed.
         """
         self._write_end, self._loop, self._has_reader = terminal, loop, False
         self._continue_writing()

@@ -147,8 +147,9 @@ def start_zygote(driver: IsolationDriver, native: int | None = None) -> Zygote:
 
 
 def _serve(channel: PacketChannel, driver: IsolationDriver, native: int | None) -> NoReturn:
-    """Serve requests concurrently. Joining a cgroup may wait for the kernel, so each request waits in a separate
-    process.
+    """Serve requests concurrently.
+
+    Joining a cgroup may wait for the kernel, so each request waits in a separate process.
     """
     makings: dict[int, _ProcessCreation] = {}
     poller = select.poll()
@@ -199,9 +200,7 @@ class _AgentParameters:
 
 
 class _ProcessCreation:
-    """The creation of a process by an intermediate one: only children of the process that unshares enter the pid
-    namespace.
-    """
+    """The creation of a process by an intermediate one, whose children enter the new pid namespace."""
 
     def __init__(
         self, message: Mapping[str, Any], files: Sequence[int], driver: IsolationDriver, native: int | None
@@ -241,9 +240,7 @@ class _ProcessCreation:
         return {"ticket": self._ticket, "pid": int(_PID_STRUCT.unpack(said)[0]), "error": ""}
 
     def close(self) -> None:
-        """Close the channel and reap the intermediate process, so that the launcher, a subreaper, is the agent's
-        parent.
-        """
+        """Close the channel and reap the intermediate process, so that the launcher becomes the agent's parent."""
         self._channel.close()
         os.waitpid(self._intermediate_pid, 0)
 
@@ -268,8 +265,9 @@ def _run_agent_intermediate(to_zygote: socket.socket, agent: _AgentParameters, j
 
 
 def _run_worker_intermediate(to_zygote: socket.socket, files: Sequence[int]) -> NoReturn:
-    """Fork the worker and end, so that it becomes a child of the launcher. No later fork inherits the request read
-    here.
+    """Fork the worker and end, so that it becomes a child of the launcher.
+
+    No later fork inherits the request read here.
     """
     try:
         wanted = json.loads(read_file(files[0]))

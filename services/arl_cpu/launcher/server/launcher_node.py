@@ -85,8 +85,9 @@ class LauncherNode:
         return [resize.fence for resize in resizes if self._resize(resize)]
 
     def poll_output(self, fence: Fence, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
-        """Call back once, when there is output beyond the offsets or the attempt ends. Return a function that cancels
-        it.
+        """Call back once, when there is output beyond the offsets or the attempt ends.
+
+        Return a function that cancels it.
         """
         if (report := self._reports.get(fence)) is not None:
             stdout, stderr = report.stdout.chunk_from(after[0]), report.stderr.chunk_from(after[1])

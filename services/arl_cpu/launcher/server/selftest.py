@@ -187,8 +187,8 @@ class _SelfTestFindings:
     is_frozen: bool
     is_all_killed: bool
     process_flood: ExecutionReport | None
-    """Outcome of too many files, if files are only counted by polling; `process_flood` is the outcome of too many
-    processes.
+    """Outcome of too many processes, if polling counts them; otherwise None. `disk_flood`: outcome
+    of too many files.
     """
     disk_flood: ExecutionReport | None
 

@@ -59,8 +59,9 @@ def _absent_capability(reason: str) -> NodeCapability:
 
 
 def _try_template(host: SandboxHost, scratch: Path) -> tuple[bool, bool]:
-    """Return whether a template can be read and changed. The command does not exist; exit code 127 proves that set-up
-    worked.
+    """Return whether a template can be read and changed.
+
+    The command does not exist; exit code 127 proves that set-up worked.
     """
     store = _create_store(scratch)
     reports: list[ExecutorEvent] = []
