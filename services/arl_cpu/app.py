@@ -21,7 +21,7 @@ __all__ = ["build"]
 
 MAX_BODY_BYTES = 16 << 20
 MAX_ARCHIVE_BYTES = 1 << 40
-"""Its gateway says how long an archive may be, and the environment how much of it there is room for."""
+"""The gateway bounds the length of an archive, and the environment's disk limit bounds its content."""
 
 
 def build(settings: CpuSettings) -> FastAPI:

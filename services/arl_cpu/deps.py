@@ -15,7 +15,7 @@ class CpuDeps:
     """The dependencies of the application."""
 
     drain: Callable[[], None]
-    """Ends the streams of live output, so that the server can stop."""
+    """Callable that ends the streams of live output, so that the server can stop."""
 
 
 def cpu_deps(app: FastAPI) -> CpuDeps:

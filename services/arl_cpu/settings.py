@@ -34,5 +34,5 @@ class CpuSettings(ManagerSettings):
 
     @property
     def shares_cores(self) -> bool:
-        """Cores are not counted: everything is admitted and the kernel divides them."""
+        """True if cores are not counted: every action is admitted and the kernel divides the cores."""
         return self.policy is PolicyName.OVERCOMMITTED

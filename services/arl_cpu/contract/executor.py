@@ -1,7 +1,7 @@
-"""What a CPU manager asks of whatever runs its actions.
+"""The interface between a CPU manager and the executor that runs its actions.
 
-`LauncherClient` (real sandboxes, behind the launcher process) and `SimulatedExecutor` (a benchmark
-instrument) answer this protocol; one conformance suite holds both to it.
+`LauncherClient` (real sandboxes in the launcher process) and `SimulatedExecutor` (for benchmarks) implement this
+protocol. One conformance suite tests both.
 """
 
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -31,29 +31,32 @@ __all__ = [
 ]
 
 MAX_CHUNK_BYTES = 64 << 10
-"""Of a stream in one answer."""
+"""Largest part of one stream in one response, in bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentSpec:
-    """The environment an attempt runs in. It is made at its first use, with these limits."""
+    """The environment that an attempt runs in. Its first use creates it with these limits."""
 
     id: UUID
     scope: Literal["ephemeral", "trajectory"]
     template: str | None
-    """What it begins with. None: what it began with, else `host`."""
+    """Template that it starts from. None means the template of the existing environment, or `host` for a new one."""
     memory_mib: int
     disk_mib: int
     pids: int
     may_make: bool = True
-    """False where it was used before: one that is not there any more is lost, and not made anew, empty."""
+    """False if the environment was used before.
+
+    If it no longer exists, the attempt reports it as lost instead of creating an empty one.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecSpec:
-    """One attempt. At most one of `argv`, `source` and `session` is set; without them only files are moved.
+    """The specification of one attempt. At most one of `argv`, `source` and `session` is set.
 
-    Then `env` is what every later attempt in the environment gets, too.
+    Without any of them the attempt only moves files, and `env` also applies to every later attempt in the environment.
     """
 
     fence: Fence
@@ -68,14 +71,14 @@ class ExecSpec:
     timeout_s: float
     cpu_milli: int
     cores: tuple[int, ...]
-    """Cores the attempt may use: its own for whole-core amounts, shared ones for a fraction."""
+    """Cores the attempt may use: exclusive cores for whole-core amounts, shared cores for a fraction."""
     max_cpu_milli: int = 0
-    """The most that a resize may bring; thread pools are sized for it at the start."""
+    """Largest `cpu_milli` that a resize may grant. Thread pools are sized for it at the start."""
     resize_seq: int = 0
     stdin_open: bool = False
-    """After `stdin` comes what `feed` brings."""
+    """True if `feed_stdin` may add input after `stdin`."""
     session: str | None = None
-    """The name of a shell that stays open in the environment; it runs `command`, with stdout for all it shows."""
+    """Name of a shell that stays open in the environment. It runs `command`; stdout carries all its output."""
     command: str | None = None
     output_keep_bytes: int = 1 << 20
     output_kill_bytes: int = 64 << 20
@@ -83,7 +86,10 @@ class ExecSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptResize:
-    """Other cores for a running attempt. One of a lower or equal `amounts_seq` is an older copy and changes nothing."""
+    """New cores for a running attempt.
+
+    A resize whose `amounts_seq` is not higher than the last one is stale and ignored.
+    """
 
     fence: Fence
     cpu_milli: int
@@ -93,9 +99,9 @@ class AttemptResize:
 
 @dataclass(frozen=True, slots=True)
 class CapturedChunk:
-    """Some of what a stream has beyond an offset.
+    """The part of a stream from an offset on.
 
-    An offset past the kept bytes says that whoever asks knows that the rest is only counted.
+    An offset beyond the retained bytes means that the reader knows that later bytes are only counted.
     """
 
     data: bytes
@@ -111,7 +117,7 @@ class CapturedChunk:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStream:
-    """The first bytes of a stream and how many there were in all."""
+    """The first bytes of a stream and its total length."""
 
     data: bytes
     total_bytes: int
@@ -126,7 +132,7 @@ class CapturedStream:
 
 @dataclass(frozen=True, slots=True)
 class CapturedOutput:
-    """What an attempt has written beyond two offsets."""
+    """The output of an attempt beyond two offsets."""
 
     stdout: CapturedChunk
     stderr: CapturedChunk
@@ -135,16 +141,16 @@ class CapturedOutput:
 
 @dataclass(frozen=True, slots=True)
 class FeedResult:
-    """What became of input. `full`: the program has to read some first. `gap`: bytes before these are missing."""
+    """The result of feeding input. `full`: the program must read first. `gap`: bytes before `offset` are missing."""
 
     status: Literal["taken", "absent", "unopened", "closed", "full", "gap"]
     offset: int = 0
-    """Bytes taken so far."""
+    """Bytes accepted so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutionReport:
-    """How one attempt ended. `reason` names the limit of a `limit_exceeded` and the cause of an `infra_error`."""
+    """The outcome of one attempt. `reason` names the limit of a `limit_exceeded` and the cause of an `infra_error`."""
 
     fence: Fence
     outcome: Literal["ok", "user_error", "user_timeout", "limit_exceeded", "infra_error", "cancelled"]
@@ -161,20 +167,20 @@ class ExecutionReport:
     cpu_us: int = 0
     peak_memory_kib: int = 0
     left_behind: int = 0
-    """Processes of the attempt still in a persistent environment, frozen."""
+    """Number of the attempt's processes that remain in a persistent environment, frozen."""
     environment_lost: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def weight(self) -> int:
-        """Bytes in the statement that settles it; files travel in base64."""
+        """Bytes that this report adds to the settling statement. Files are encoded in base64."""
         files = sum(len(content) for content in self.files.values())
         return len(self.stdout.data) + len(self.stderr.data) + files * 4 // 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentLostEvent:
-    """A persistent environment that ended without being asked to."""
+    """The unrequested end of a persistent environment."""
 
     id: UUID
     lost_reason: str
@@ -185,7 +191,7 @@ ExecutorEvent = ExecutionReport | EnvironmentLostEvent
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeCapability:
-    """One kind of wall on this node, found by trying it."""
+    """A kind of isolation on this node and its level, as determined by a self-test."""
 
     name: str
     level: Literal["enforced", "best_effort", "absent"]
@@ -196,7 +202,7 @@ class NodeCapability:
 
 @dataclass(frozen=True, slots=True)
 class RunningAttempt:
-    """An attempt that still runs, where, and with what."""
+    """A running attempt with its environment and cores."""
 
     fence: Fence
     environment: UUID
@@ -207,19 +213,19 @@ class RunningAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExecutorState:
-    """What a (re)connecting manager finds: the truth about what this node holds."""
+    """The executor's state at (re)connection. It is authoritative for this node's attempts and environments."""
 
     node_epoch: UUID
     environments: tuple[UUID, ...]
     running: tuple["RunningAttempt", ...]
     reports: tuple[ExecutionReport, ...]
-    """Attempts that ended and whose report nobody acknowledged yet."""
+    """Reports of ended attempts that have not been acknowledged."""
     capabilities: tuple[NodeCapability, ...]
     driver: str
 
 
 class FileOperationError(Exception):
-    """A file operation that failed. The code is one of `arl_cpu.launcher.files.file_tree`, or `lost`."""
+    """A failed file operation. The code is one of `arl_cpu.launcher.files.file_tree`, or `lost`."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -227,62 +233,69 @@ class FileOperationError(Exception):
 
 
 class FileOperation(Protocol):
-    """A piece of work on an environment's files, as it goes on. Anything raises ConnectionError when it is gone."""
+    """A running operation on an environment's files. Every method raises ConnectionError if the operation was lost."""
 
     async def read_response(self) -> Mapping[str, Any]:
-        """What it says next. Raises WorkRefused."""
+        """Return the next response. Raises FileOperationError if the operation was refused."""
 
     async def send(self, data: bytes) -> None:
-        """More of what goes in; nothing is the end of it."""
+        """Send input. Empty data marks its end."""
 
     def output(self) -> AsyncIterator[bytes]:
-        """What comes out, to its end. Raises WorkRefused."""
+        """Yield the output to its end. Raises FileOperationError if the operation was refused."""
         ...
 
     async def close(self) -> None:
-        """Returns once nothing is at work any more, whether it was finished or not."""
+        """End the operation, finished or not. Returns after its worker has ended."""
 
 
 class Executor(Protocol):
-    """Runs attempts. Everything is idempotent by fence: a second start or kill of a fence is nothing."""
+    """An executor of attempts. Every call is idempotent by fence: a second start or kill of a fence does nothing."""
 
     async def connect(self) -> ExecutorState: ...
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
-        """Hand attempts over. Each ends in exactly one `Report`, a failed set-up too."""
+        """Start attempts. Each ends in exactly one `ExecutionReport`, also if its set-up fails."""
 
     async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
-        """Give running attempts other cores, without a restart. Returns once they hold.
+        """Resize running attempts without a restart. Returns once the new cores apply.
 
-        The fences that come back have what their highest `amounts_seq` said. One that doesn't has ended or is being
-        ended, or it could not be changed; then it has what it had.
+        The returned fences have the cores of their highest `amounts_seq`. A fence that is missing has ended, is being
+        ended, or could not be changed and has its former cores.
         """
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
-        """Begin work on the files of a persistent environment. No attempt may run in it until that is closed."""
+        """Start an operation on the files of a persistent environment.
+
+        No attempt may run in it until the operation is closed.
+        """
         ...
 
     async def kill(self, fences: Sequence[Fence]) -> None:
-        """End running attempts; each still reports, as `cancelled` unless it had ended by then."""
+        """Kill running attempts. Each still reports, as `cancelled` unless it had already ended."""
 
     async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
-        """What it has written beyond these offsets, as soon as there is any, or its end. None where it does not run.
+        """Wait for output beyond these offsets or for the end of the attempt. Return None if it does not run.
 
-        Nothing is kept for who does not ask; who wants more asks again. To be cancelled at any time.
+        The caller repeats the call for more output; nothing is buffered for a reader. The call may be cancelled at any
+        time.
         """
 
     async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
-        """Give it input, all or nothing. With an offset, what it was given before is not given again."""
+        """Append all of `data` to the standard input, or nothing.
+
+        With an offset, bytes that were accepted before are skipped.
+        """
         ...
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
-        """End environments and everything in them. Returns once nothing of them is alive."""
+        """Destroy environments and everything in them. Returns after all their processes have ended."""
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        """The reports of these fences are durable elsewhere; forget them."""
+        """Delete the reports of these fences, which are durable elsewhere."""
 
     def events(self) -> AsyncIterator[ExecutorEvent]:
-        """Reports and losses as they happen. Ends with `ConnectionError` when the executor is gone."""
+        """Yield reports and environment losses as they occur. Raises ConnectionError when the executor ends."""
         ...
 
     async def close(self) -> None: ...

@@ -1,4 +1,4 @@
-"""The manager's side of the launcher's socket."""
+"""The manager's client for the launcher's socket."""
 
 import asyncio
 import itertools
@@ -45,7 +45,7 @@ _CONNECT_TIMEOUT_S, _RETRY_DELAY_S = 5.0, 0.01
 
 
 class LauncherClient:
-    """An `Executor` whose attempts live in the launcher: they outlive this object and its process."""
+    """An `Executor` whose attempts run in the launcher. They survive this object and its process."""
 
     def __init__(self, socket_path: Path) -> None:
         self._path = socket_path
@@ -53,7 +53,7 @@ class LauncherClient:
         self._session = ""
 
     async def connect(self) -> ExecutorState:
-        """Take over the launcher; whoever was connected before is cut off. Call it again after a loss."""
+        """Connect to the launcher and disconnect the previous client. Call it again after a lost connection."""
         await self.close()
         reader, writer = await _connect(self._path)
         self._connection = _LauncherConnection(reader, writer)
@@ -62,7 +62,7 @@ class LauncherClient:
         return decode_state(answer["state"], answer["reports"])
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
-        # One frame each: a specification may be tens of megabytes, and a frame is bounded.
+        # Send each specification in its own frame: one may have tens of megabytes, and a frame is bounded.
         for spec in specs:
             await self._require_connection().send({"op": "start", "specs": [encode_spec(spec)]})
 
@@ -73,7 +73,7 @@ class LauncherClient:
         return frozenset(decode_fence(fence) for fence in answer["done"])
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
-        """On a connection of its own, whose other end is the very process that does it."""
+        """Start the operation on a new connection. The launcher passes that connection to the worker process."""
         reader, writer = await _connect(self._path)
         said = {"fence": encode_fence(fence), "environment": str(environment), "work": dict(request)}
         writer.write(encode_frame({"op": "work", "session": self._session, **said}))
@@ -122,8 +122,10 @@ class LauncherClient:
 
 
 async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Tries again while it is only starting, and while more wait for it than it has room for, which asyncio takes for
-    connected."""
+    """Connect, and retry while the launcher starts or its backlog is full.
+
+    asyncio would treat a full backlog as connected.
+    """
     tries_until = time.monotonic() + _CONNECT_TIMEOUT_S
     connecting = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connecting.setblocking(False)
@@ -172,9 +174,10 @@ class LauncherFileOperation:
             yield await self._read_exactly(size, max_bytes=MAX_CHUNK)
 
     async def close(self) -> None:
-        """The launcher holds the other end until it has reaped the process."""
+        """End the operation and wait until the launcher has reaped the worker, which closes its end of the socket."""
         with suppress(OSError):
-            # The kill comes on another connection, and may come before the work: then this ends that.
+            # The kill uses another connection and may arrive before the operation; in that case this end of file ends
+            # it.
             self._writer.write_eof()
             await self._kill()
             while await self._reader.read(_READ_BYTES):
@@ -201,7 +204,7 @@ class _LauncherConnection:
         self._request_ids = itertools.count(1)
         self._responses: dict[int, asyncio.Future[Mapping[str, Any]]] = {}
         self._reports: dict[int, list[dict[str, Any]]] = {}
-        """Reports that precede the answer to `hello`, each a frame of its own."""
+        """Reports by request id. They precede the response to `hello`, each in its own frame."""
         self._read_task = asyncio.create_task(self._read())
 
     async def send(self, message: Mapping[str, Any]) -> None:
@@ -213,7 +216,10 @@ class _LauncherConnection:
     async def request(
         self, message: Mapping[str, Any], *, cancellation: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
-        """A question that is cancelled is withdrawn, where there is a way to say so."""
+        """Send a request and return the response.
+
+        If the caller is cancelled, send `cancellation` to withdraw the request.
+        """
         number = next(self._request_ids)
         answer: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
         self._responses[number] = answer
@@ -239,7 +245,7 @@ class _LauncherConnection:
                 for message in frames.feed(data):
                     self._receive(message)
         except (OSError, ValueError):
-            pass  # a reset, or what is no frame, is an end like any other; it is told below
+            pass  # a reset or an invalid frame ends the connection; `finally` reports it
         finally:
             self._writer.close()
             self.events.put_nowait(None)

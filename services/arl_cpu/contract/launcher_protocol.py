@@ -1,4 +1,4 @@
-"""What crosses the launcher's socket: frames of a 4-byte length and JSON, bytes as base64."""
+"""Messages on the launcher's socket: frames of a 4-byte length and JSON, bytes as base64."""
 
 import base64
 import json
@@ -57,7 +57,7 @@ def encode_frame(message: Mapping[str, Any]) -> bytes:
 
 
 class FrameReader:
-    """Cuts a byte stream into messages."""
+    """A decoder that splits a byte stream into messages."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -181,7 +181,7 @@ def encode_feed(fence: Fence, data: bytes, *, offset: int | None, end: bool) -> 
 
 
 def decode_feed(data: Mapping[str, Any]) -> JsonObject:
-    """The arguments of `Node.feed`."""
+    """Return the arguments of `LauncherNode.feed_stdin`."""
     given = {name: data[name] for name in ("offset", "end")}
     return {"fence": decode_fence(data["fence"]), "data": _decode_bytes(data["data"]), **given}
 
@@ -247,7 +247,7 @@ def encode_state(state: ExecutorState) -> JsonObject:
 
 
 def decode_state(data: JsonObject, reports: Iterable[JsonObject]) -> ExecutorState:
-    """Reports come in frames of their own, ahead of the state: all of them may be too much for one."""
+    """Decode the state. Reports come in separate frames before it, because all of them may exceed one frame."""
     return ExecutorState(
         node_epoch=UUID(data["node_epoch"]),
         environments=tuple(UUID(identifier) for identifier in data["environments"]),

@@ -1,4 +1,4 @@
-"""An executor without processes: attempts only take time. A benchmark instrument, not a sandbox."""
+"""An executor without processes: attempts only take time. It is for benchmarks and provides no isolation."""
 
 import asyncio
 import math
@@ -45,8 +45,10 @@ _ENFORCEMENT = {**dict.fromkeys(_CAPABILITIES, "absent"), "driver": "simulated"}
 
 
 class SimulatedExecutor:
-    """Nothing is really run: `sleep SECONDS` takes that long whatever it has, and everything else ends at once, but
-    `work SECONDS FRACTION CORES` takes as long as so much work of one core does on what it has of so many cores.
+    """An executor that runs no programs. Every command ends at once, except for two.
+
+    `sleep SECONDS` takes that long with any number of cores. `work SECONDS FRACTION CORES` takes SECONDS on one core.
+    By Amdahl's law its parallel FRACTION speeds up on at most CORES cores.
     """
 
     def __init__(self) -> None:
@@ -97,7 +99,7 @@ class SimulatedExecutor:
                 self._end(ExecutionReport(fence=fence, outcome="cancelled"))
 
     async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
-        """There never is any; only the end is told."""
+        """Wait for the end of the attempt. A simulated attempt has no output."""
         if (attempt := self._running.get(fence)) is not None:
             await attempt.ended.wait()
         elif fence not in self._reports:
@@ -107,7 +109,7 @@ class SimulatedExecutor:
         )
 
     async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
-        """Taken, and read by nobody."""
+        """Accept and discard the input."""
         if (attempt := self._running.get(fence)) is None:
             return FeedResult("absent")
         if not attempt.stdin_open:
@@ -152,7 +154,7 @@ class SimulatedExecutor:
         self._schedule_end(spec.fence, attempt)
 
     def _schedule_end(self, fence: Fence, attempt: "_SimulatedAttempt") -> None:
-        """As long as it has what it has now."""
+        """Schedule the end of the attempt under its current allocation."""
         if attempt.timer is not None:
             attempt.timer.cancel()
         left_s = attempt.remaining * attempt.program.duration_s(attempt.allocation.cpu_milli)
@@ -184,15 +186,15 @@ class SimulatedExecutor:
 
 @dataclass(frozen=True, slots=True)
 class _SimulatedProgram:
-    """How long it takes on how much of the cores."""
+    """The run time of a simulated program as a function of its cores."""
 
     seconds: float = 0.0
-    """On one core."""
+    """Run time on one core, in seconds."""
     parallel_fraction: float = 0.0
     cores: float = 1.0
-    """More than so many it can't use."""
+    """Largest number of cores that the program can use."""
     uses_cpu: bool = False
-    """Else it only waits, and cores make no difference."""
+    """False if the program only waits, so that cores make no difference."""
 
     @classmethod
     def from_spec(cls, spec: ExecSpec) -> "_SimulatedProgram":
@@ -204,7 +206,7 @@ class _SimulatedProgram:
         return cls()
 
     def duration_s(self, cpu_milli: int) -> float:
-        """Amdahl's law (1967); on a part of a core it is slower in proportion."""
+        """Return the run time by Amdahl's law (1967). Below one core, it grows in inverse proportion."""
         cores = min(cpu_milli / 1000, self.cores)
         if not self.uses_cpu or self.seconds == 0.0:
             return self.seconds
@@ -220,9 +222,9 @@ class _SimulatedAttempt:
     allocation: AttemptResize
     started_at: float
     updated_at: float
-    """When `left` was last looked at; monotonic, as `started_at` is."""
+    """Monotonic time at which `remaining` was last computed."""
     remaining: float = 1.0
-    """The part of its work."""
+    """Fraction of the work that remains."""
     timer: asyncio.TimerHandle | None = None
     fed_bytes: int = 0
     ended: asyncio.Event = field(default_factory=asyncio.Event)
@@ -236,14 +238,14 @@ class _SimulatedAttempt:
         return self.spec.stdin_open
 
     def advance(self, now: float) -> None:
-        """It ran on what it has until now."""
+        """Reduce `remaining` by the work done until `now` under the current allocation."""
         duration_s = self.program.duration_s(self.allocation.cpu_milli)
         done = (now - self.updated_at) / duration_s if duration_s > 0.0 else 1.0
         self.remaining, self.updated_at = max(0.0, self.remaining - done), now
 
     @property
     def run_us(self) -> int:
-        """Until `since`."""
+        """Microseconds from the start to `updated_at`."""
         return int((self.updated_at - self.started_at) * 1_000_000)
 
     @property

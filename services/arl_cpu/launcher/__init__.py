@@ -1,1 +1,1 @@
-"""The launcher: the one process of a CPU node that makes, runs and ends sandboxes. Standard library only."""
+"""The launcher: the process of a CPU node that creates, runs and ends sandboxes. Standard library only."""

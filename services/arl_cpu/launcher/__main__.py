@@ -1,6 +1,6 @@
-"""`python -m arl_cpu.launcher`: settings from the environment, then the loop until SIGTERM.
+"""`python -m arl_cpu.launcher`: read the settings from the environment, then run the event loop until SIGTERM.
 
-With `--check [DRIVER]` it only tries what this host can enforce, prints that as JSON and ends.
+With `--check [DRIVER]` it only tests what this host can enforce, prints the result as JSON and exits.
 """
 
 import fcntl
@@ -38,10 +38,10 @@ from arl_cpu.templates.template_store import TemplateStore
 __all__ = ["main"]
 
 SOURCE_ROOTS = tuple(dict.fromkeys(str(Path(str(package.__file__)).parents[1]) for package in (arl_core, arl_cpu)))
-"""Where this program's own modules are imported from."""
+"""Directories from which this program's own modules are imported."""
 _VERSION = "import sys; sys.exit(sys.version_info < (3, 11))"
 _FALLBACK_REASON = "TANGRAM_INSTEAD_OF"
-"""Set by this program for itself: which driver it could not use, and why."""
+"""Variable that the program sets for its own restart: the unusable driver and the reason."""
 _SETTINGS = (
     "TANGRAM_LAUNCHER_SOCKET",
     "TANGRAM_LAUNCHER_DIR",
@@ -58,7 +58,8 @@ _EXIT_ZYGOTE_LOST, _EXIT_BAD_SETTINGS, _EXIT_NO_DRIVER, _EXIT_IN_USE = 1, 2, 3, 
 _SHUTDOWN_TIMEOUT_S = 10.0
 _SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
 
-# Above every range that distributions hand to users and containers, so that no file and no process has such a uid.
+# These ids are above every range that distributions assign to users and containers, so no other file or process has
+# them.
 _FIRST_UNUSED_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
 
 
@@ -69,16 +70,16 @@ class LauncherSettings:
     driver: str
     node_name: str
     pool_size: int = 0
-    """How many environments are made before anybody asks for them."""
+    """Number of environments to create in advance."""
     templates_dir: Path | None = None
-    """Of its store; None: there is only `host`."""
+    """Directory of the template store. None: only `host` is available."""
     agent: str = native.AUTO
-    """Which program is pid 1 of an environment."""
+    """Implementation of an environment's pid 1: `auto`, `native` (C) or `python`."""
     fallback_reason: str = ""
 
     @classmethod
     def from_environment(cls, variables: Mapping[str, str]) -> "LauncherSettings":
-        """Raises ValueError with a sentence that says what to set."""
+        """Read the settings. Raises ValueError with a message that names the variable to set."""
         for name in ("TANGRAM_LAUNCHER_SOCKET", "TANGRAM_LAUNCHER_DIR"):
             if not variables.get(name):
                 raise ValueError(f"{name} must be set to an absolute path")
@@ -122,7 +123,10 @@ def _int_variable(variables: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _check(driver: str = AUTO, directory: str | None = None) -> int:
-    """Exit code 3, and the reason on standard error, where the driver does not work."""
+    """Test the driver and print its capabilities.
+
+    If it does not work, return 3 and write the reason to standard error.
+    """
     directory = directory or tempfile.mkdtemp(prefix="tangram-check-")
     try:
         variables = {
@@ -165,7 +169,7 @@ def _run(settings: LauncherSettings, *, check_only: bool = False) -> int:
 
 
 def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_reason: str, *, check_only: bool) -> int:
-    # The directory is locked, a node's name is not: with both in it the prefix is this launcher's alone.
+    # The directory is locked and the node's name is not. A prefix with both is unique to this launcher.
     suffix = zlib.crc32(os.fsencode(settings.directory))
     first_host_id = _first_host_id(suffix)
     work_dir = workdir.root_path(
@@ -192,7 +196,7 @@ def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_re
         agent_kind=settings.agent if program is not None else native.PYTHON,
         templates=TemplateStore(settings.templates_dir) if settings.templates_dir is not None else None,
     )
-    _raise_open_files()  # after the fork: an agent closes every number below its limit
+    _raise_open_files()  # after the fork: an agent closes every descriptor below its limit
     try:
         return _serve(settings, host, agent, fallback_reason, check_only=check_only)
     finally:
@@ -205,7 +209,7 @@ def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_re
 
 
 def _open_agent(agent_kind: str, driver: IsolationDriver, *, has_cgroup: bool) -> tuple[int | None, NodeCapability]:
-    """The program of the agent in C, if it is to be used, and what that says of this node. Raises NotPossible."""
+    """Return the C agent's program, or None for Python, and the capability to report. Raises DriverUnavailable."""
     in_python = partial(NodeCapability, name="agent", level="best_effort", mechanism="Python")
     if agent_kind == native.PYTHON:
         return None, in_python(reason="TANGRAM_AGENT is python")
@@ -259,7 +263,7 @@ def _serve(
 
 
 def _use_reachable_python(settings: LauncherSettings, driver: str, fallback_reason: str) -> None:
-    """As root the interpreter may lie where no other uid gets; then start anew with one that everyone may run."""
+    """Restart with a system interpreter if other uids cannot reach this one. Only root needs it."""
     if os.geteuid() != 0 or is_reachable(os.path.realpath(sys.base_prefix)):
         return
     python = next((each for each in _SYSTEM_PYTHONS if is_suitable(each)), None)
@@ -286,7 +290,10 @@ def _on_child(host: SandboxHost, pid: int, status: int) -> None:
 
 
 def _on_zygote_readable(host: SandboxHost, node: LauncherNode) -> None:
-    """Without it no environment can be made: better to end, and be started anew, than to fail every action."""
+    """Handle a response of the zygote.
+
+    If it has ended, exit and be restarted: no environment can be created without it.
+    """
     if host.zygote.handle_response():
         return
     host.loop.unwatch(host.zygote.channel.socket.fileno())
@@ -304,9 +311,10 @@ def _ignore_event(event: ExecutorEvent) -> None:
 
 
 def _restart_with_clean_variables() -> None:
-    """Start this program anew without what else the variables hold.
+    """Restart this program without the other environment variables.
 
-    Every fork of the launcher shows the first block of variables in /proc/self/environ, and an action may be one.
+    The first environment block stays visible in /proc/self/environ of every fork of the launcher, and an action may run
+    in a fork.
     """
     if set(os.environ) <= _PASSED_VARIABLES:
         return
@@ -322,13 +330,13 @@ def _first_host_id(suffix: int) -> int | None:
         extents = [(int(line.split()[0]), int(line.split()[2])) for line in file]
     if any(first <= wanted and wanted + _IDS_PER_LAUNCHER <= first + count for first, count in extents):
         return wanted
-    # Root of a container with few ids: the upper half of its last range.
+    # Root of a container with few ids: use the upper half of its last range.
     first, count = extents[-1]
     return first + count // 2 if count > 2 else None
 
 
 def _would_run_as_root(first_host_id: int | None) -> bool:
-    """Root with no other id to give away. Root of a user's own container is that user outside, and may."""
+    """Return True for host root without other ids. Root of an unprivileged user namespace is that user on the host."""
     with open("/proc/self/uid_map") as file:
         inside, outside, _ = map(int, file.readline().split())
     return first_host_id is None and os.geteuid() == inside and outside == 0
@@ -345,7 +353,7 @@ def _exit_with_error(message: str, code: int) -> int:
 
 
 def is_reachable(path: str) -> bool:
-    """Every directory on the way lets everybody pass."""
+    """Return True if every directory of the path is searchable by all users."""
     return all(stat.S_IMODE(each.stat().st_mode) & 0o001 for each in (Path(path), *Path(path).parents))
 
 

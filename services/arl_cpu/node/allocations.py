@@ -1,4 +1,4 @@
-"""What this node holds right now: attempts, the amounts and cores they have, and its persistent environments."""
+"""Allocations of this node: attempts with their resources and cores, and persistent environments."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -18,9 +18,9 @@ class AttemptAllocation:
     fence: Fence
     resources: Resources
     environment: UUID | None
-    """A persistent one; None for an ephemeral one, which the attempt's own amounts include."""
+    """Persistent environment of the attempt. None for an ephemeral one, which the attempt's own resources include."""
     resize_seq: int = 0
-    """The last resize that was confirmed."""
+    """Sequence number of the last confirmed resize."""
 
     @property
     def cpu_milli(self) -> int:
@@ -29,7 +29,7 @@ class AttemptAllocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PendingResize:
-    """A resize that was begun. What the attempt had and what it shall have are both held until its end is known."""
+    """A resize that has begun. Both the former and the new cores stay allocated until the outcome is known."""
 
     previous: AttemptAllocation
     previous_cores: tuple[int, ...]
@@ -42,7 +42,10 @@ class PendingResize:
 
 
 class NodeAllocations:
-    """The manager's last word on capacity. Nothing here waits, so no two takes interleave."""
+    """The authoritative record of this node's resources.
+
+    All methods are synchronous, so allocations never interleave.
+    """
 
     def __init__(
         self,
@@ -52,7 +55,10 @@ class NodeAllocations:
         *,
         shares_cores: bool = False,
     ) -> None:
-        """With `shares_cores` any number of attempts is taken as far as cores go, and each gets all of them."""
+        """Create the record.
+
+        With `shares_cores`, cores do not limit the number of attempts and each attempt gets all of them.
+        """
         self._shares_cores = shares_cores
         self._ledger = ResourceLedger()
         self._ledger.set_capacity(_NODE, capacity)
@@ -77,12 +83,12 @@ class NodeAllocations:
 
     @property
     def environments(self) -> frozenset[UUID]:
-        """Persistent environments that are here."""
+        """Persistent environments on this node."""
         return frozenset(self._environments)
 
     @property
     def recorded_environments(self) -> frozenset[UUID]:
-        """Those whose row is known to be committed."""
+        """Environments whose row is known to be committed."""
         return frozenset(self._environments - self._creating.keys())
 
     def get(self, fence: Fence) -> AttemptAllocation | None:
@@ -92,7 +98,7 @@ class NodeAllocations:
         return environment in self._busy
 
     def allocate(self, attempt: AttemptAllocation) -> bool:
-        """Hold what an attempt needs, or say no: full, its environment busy or about to end."""
+        """Allocate resources for an attempt. Return False if they do not fit or its environment is busy or ending."""
         environment = attempt.environment
         if environment is not None and (environment in self._busy or environment in self._ending):
             return False
@@ -106,7 +112,7 @@ class NodeAllocations:
         return True
 
     def readopt(self, attempt: AttemptAllocation, cores: tuple[int, ...]) -> None:
-        """It runs, so it holds, whatever our arithmetic says."""
+        """Allocate the resources of an attempt that already runs, even if they exceed the capacity."""
         self._record(attempt)
         self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
 
@@ -114,11 +120,11 @@ class NodeAllocations:
         return self._core_map.assign(attempt.fence, attempt.cpu_milli)
 
     def has_cores(self, fence: Fence) -> bool:
-        """Whether it was handed to the executor."""
+        """Return True if the attempt was passed to the executor."""
         return bool(self._core_map.cores_of(fence))
 
     def begin_resize(self, attempt: AttemptAllocation, cpu_milli: int) -> PendingResize | None:
-        """Take what it shall have beside what it has; None where that much is not free."""
+        """Allocate the new amount in addition to the former one. Return None if the growth does not fit."""
         growth = cpu_milli - attempt.cpu_milli
         if growth > max(0, self.available.get("cpu_milli", 0)) and not self._shares_cores:
             return None
@@ -129,24 +135,24 @@ class NodeAllocations:
         return PendingResize(previous=attempt, previous_cores=before, cpu_milli=cpu_milli, cores=cores)
 
     def finish_resize(self, pending: PendingResize, *, resize_seq: int) -> None:
-        """It was confirmed: what the attempt no longer has is free. Nothing where it has ended meanwhile."""
+        """Apply a confirmed resize and free the former cores. Do nothing if the attempt has ended."""
         if pending.fence in self._attempts:
             self._set_cpu(replace(pending.previous, resize_seq=resize_seq), pending.cpu_milli)
             self._core_map.replace(pending.fence, pending.cores, pending.cpu_milli)
 
     def undo_resize(self, pending: PendingResize) -> None:
-        """It did not happen."""
+        """Restore the former allocation after a failed resize."""
         if pending.fence in self._attempts:
             self._set_cpu(pending.previous, pending.previous.cpu_milli)
             self._core_map.replace(pending.fence, pending.previous_cores, pending.previous.cpu_milli)
 
     def mark_recorded(self, environment: UUID | None) -> None:
-        """The environment's row is committed."""
+        """Record that the environment's row is committed."""
         if environment is not None:
             self._creating.pop(environment, None)
 
     def release(self, fence: Fence) -> None:
-        """Only what this very fence holds, and an environment whose row its lost start never made."""
+        """Free the allocation of this fence, and its environment if the start that would create its row was lost."""
         attempt = self._attempts.pop(fence, None)
         if attempt is None:
             return
@@ -170,7 +176,7 @@ class NodeAllocations:
         self._ledger.release(environment)
 
     def begin_termination(self, environments: frozenset[UUID]) -> None:
-        """From now on nothing is taken into these."""
+        """Refuse new attempts in these environments from now on."""
         self._ending |= environments
 
     def end_termination(self, environments: frozenset[UUID]) -> None:

@@ -1,4 +1,4 @@
-"""Resizes of running actions: nothing is free before the executor confirmed that it is not used any more."""
+"""Resizes of running actions. Resources become free only after the executor has confirmed the resize."""
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,14 +13,14 @@ __all__ = ["AttemptResizer"]
 
 
 class AttemptResizer:
-    """One batch at a time, its shrinks before its growths. A batch that is broken off frees nothing."""
+    """A sequential processor of resize batches; shrinks precede growths. An interrupted batch frees nothing."""
 
     def __init__(self, allocations: NodeAllocations, executor: Executor) -> None:
         self._allocations, self._executor = allocations, executor
         self._lock = asyncio.Lock()
 
     async def apply(self, requests: Sequence[ResizePayload]) -> list[ResizeResult]:
-        """An answer for each, in their order."""
+        """Apply the resizes and return one result for each, in the same order."""
         async with self._lock:
             news = [body for body in requests if self._is_newer(_fence_of(body), body.amounts_seq)]
             newest = {_fence_of(body): body for body in sorted(news, key=lambda body: body.amounts_seq)}
@@ -30,7 +30,7 @@ class AttemptResizer:
             return [self._response(body, is_full=_fence_of(body) in full) for body in requests]
 
     async def apply_rows(self, rows: Mapping[Fence, Mapping[str, Any]]) -> None:
-        """Make true what running rows say and is not so here yet."""
+        """Apply resizes that the rows of running actions contain and that are not applied yet."""
         news = [
             ResizePayload(
                 cpu_milli=row["amounts"]["cpu_milli"], **{k: row[k] for k in ("id", "grant_no", "amounts_seq")}
@@ -42,7 +42,7 @@ class AttemptResizer:
             await self.apply(news)
 
     def absent_response(self, request: ResizePayload) -> ResizeResult:
-        """For another node than this."""
+        """Return the result for an attempt that does not run on this node."""
         return ResizeResult(
             id=request.id,
             grant_no=request.grant_no,
@@ -51,12 +51,12 @@ class AttemptResizer:
         )
 
     def _is_newer(self, fence: Fence, resize_seq: int) -> bool:
-        """Whether it runs here and has not yet what the resize of this number says."""
+        """Return True if the attempt runs here and its last resize has a lower sequence number."""
         attempt = self._running_allocation(fence)
         return attempt is not None and resize_seq > attempt.resize_seq
 
     async def _resize_all(self, requests: Iterable[ResizePayload]) -> set[Fence]:
-        """Take, confirm, give back. The fences for which there was not enough to take."""
+        """Allocate, confirm, free. Return the fences whose growth did not fit."""
         begun: list[tuple[PendingResize, int]] = []
         full: set[Fence] = set()
         for body in requests:
@@ -101,7 +101,7 @@ class AttemptResizer:
         )
 
     def _running_allocation(self, fence: Fence) -> AttemptAllocation | None:
-        """Handed to the executor, and not known to have ended."""
+        """Return the allocation of an attempt that the executor has and that is not known to have ended."""
         return self._allocations.get(fence) if self._allocations.has_cores(fence) else None
 
     def _cpu_milli(self, fence: Fence) -> int:

@@ -1,4 +1,4 @@
-"""Which cores an action gets. Whole-core amounts are exclusive among themselves."""
+"""Assignment of cores to actions. Actions with whole-core amounts never share a core with one another."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
@@ -17,10 +17,10 @@ def choose_cores(
     preferred: Collection[int] = (),
     load: Counter[int] | None = None,
 ) -> tuple[int, ...]:
-    """`count` of the candidates, or all where there are fewer.
+    """Return `count` of the candidates, or all of them if there are fewer.
 
-    Those to keep come first, then cores of their NUMA nodes, then as few further nodes as possible: the fullest one
-    that has enough. Inside a node the least loaded come first, then the highest numbers.
+    Preferred cores come first, then cores of their NUMA nodes, then the fewest further nodes: the least loaded and
+    smallest that has enough. Within a node the least loaded cores come first, then the highest numbers.
     """
     load = load if load is not None else Counter()
     ordered = sorted(candidates, reverse=True)
@@ -51,16 +51,17 @@ def _group_by_numa_node(
 
 @dataclass(frozen=True, slots=True)
 class _FractionalShare:
-    """A fraction's cores, and what it takes of each."""
+    """The cores of a fractional amount and the load it adds to each."""
 
     cores: tuple[int, ...]
     milli_each: int
 
 
 class CoreMap:
-    """Amounts of whole cores get cores of their own; a fraction gets as many as it can use at once, and shares them.
+    """The map from attempts to cores. A whole-core amount gets exclusive cores; a fraction shares as many as it can
+    use.
 
-    `shared`: every amount gets all cores, and shares them.
+    With `shared`, every amount shares all cores.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class CoreMap:
         self._exclusive: dict[int, Fence] = {}
         self._shares: dict[Fence, _FractionalShare] = {}
         self._load = Counter(dict.fromkeys(self._cores, 0))
-        """What fractions take of each core."""
+        """Load of the fractional amounts on each core, in millicores."""
 
     def assign(self, fence: Fence, cpu_milli: int) -> tuple[int, ...]:
-        """The caller made sure that the amounts fit, so there are always enough cores.
+        """Assign cores. The caller ensures that the amount fits, so there are always enough cores.
 
-        What the fence has already stays its own beside the new ones, until `keep_only` says which of them it uses.
+        Former exclusive cores stay allocated in addition to the new ones until `replace` is called.
         """
         if self._shared:
             self._allocate(fence, self._cores, cpu_milli)
@@ -95,22 +96,22 @@ class CoreMap:
             count, candidates or self._cores, numa_nodes=self._numa_nodes, preferred=had, load=self._load
         )
         if _is_whole(cpu_milli):
-            # Its own cores first: together with the new ones there are never more than the larger amount.
+            # Former exclusive cores come first, so the union with the new ones never exceeds the larger amount.
             chosen = (*own, *(core for core in chosen if core not in own))[:count]
         self._allocate(fence, chosen, cpu_milli)
         return chosen
 
     def cores_of(self, fence: Fence) -> tuple[int, ...]:
-        """Every core that it holds: its own ones, or those that it shares."""
+        """Return every core of the attempt, exclusive or shared."""
         own = {core for core, holder in self._exclusive.items() if holder == fence}
         return tuple(sorted(own.union(self._shares[fence].cores if fence in self._shares else ())))
 
     def adopt(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
-        """What an earlier life of this manager assigned."""
+        """Restore an assignment of an earlier manager process."""
         self._allocate(fence, tuple(cores), cpu_milli)
 
     def replace(self, fence: Fence, cores: Iterable[int], cpu_milli: int) -> None:
-        """The fence runs on these, and on no other core that it had."""
+        """Assign exactly these cores and free all others of the attempt."""
         self.release(fence)
         self._allocate(fence, tuple(cores), cpu_milli)
 
@@ -123,7 +124,7 @@ class CoreMap:
         if _is_whole(cpu_milli) and not taken and not self._shared:
             self._exclusive |= dict.fromkeys(cores, fence)
         elif cores:
-            # A node that holds more than it has shares cores; whose a core is does not change.
+            # An overallocated node shares cores; the owner of an exclusive core does not change.
             self._unshare(fence)
             share = self._shares[fence] = _FractionalShare(cores, cpu_milli // len(cores))
             for core in cores:

@@ -1,4 +1,4 @@
-"""From a row's spec to what an executor runs, or to why it must not."""
+"""Conversion of a row's specification to an `ExecSpec`, or to a report of why the attempt must not start."""
 
 import json
 from base64 import b64decode
@@ -14,7 +14,7 @@ __all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report"]
 
 
 def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | None:
-    """The report of an attempt that must not start: cancelled, its environment gone, a wall missing."""
+    """Return the report of an attempt that must not start: cancelled, environment lost, or isolation missing."""
     fence = Fence(row.id, row.grant_no)
     if row.cancel:
         return ExecutionReport(fence=fence, outcome="cancelled")
@@ -27,7 +27,7 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
             outcome="infra_error",
             reason="environment_lost",
             message="the trajectory's environment is gone; end the trajectory to begin anew",
-            # One that was named before it ended says nothing of what has its name now.
+            # The action named an older environment, so its loss does not affect the current one.
             environment_lost=not is_another,
         )
     if row.kind == "environment.create" and not row.may_make:
@@ -47,7 +47,7 @@ def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, .
     return ExecSpec(
         fence=Fence(row.id, row.grant_no),
         environment=EnvironmentSpec(
-            # An ephemeral environment is its action's own and carries its id.
+            # An ephemeral environment belongs to one action and has its id.
             id=row.environment_id or row.id,
             scope=environment["scope"],
             template=environment["template"],

@@ -1,4 +1,4 @@
-"""What this node offers."""
+"""The resources and templates that this node offers."""
 
 import json
 import logging
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 def usable_cores(settings: CpuSettings) -> tuple[int, ...]:
-    """The cores that actions may use. Below 8 none is reserved for the services, from there on one."""
+    """Return the cores that actions may use. By default the services reserve one core if there are at least 8."""
     if settings.driver == "simulated":
         return tuple(range(settings.cpu_cores or 2))
     cores = sorted(os.sched_getaffinity(0))
@@ -36,7 +36,7 @@ def usable_cores(settings: CpuSettings) -> tuple[int, ...]:
 
 
 def read_numa_nodes(cores: tuple[int, ...], listing: Path = NUMA_NODES) -> dict[int, int]:
-    """NUMA node by core; empty where there is but one, or nobody says."""
+    """Return the NUMA node of each core. Empty if there is only one node or the kernel does not list them."""
     found: dict[int, int] = {}
     for directory in listing.glob("node[0-9]*"):
         for core in _parse_core_ranges((directory / "cpulist").read_text()):
@@ -46,7 +46,10 @@ def read_numa_nodes(cores: tuple[int, ...], listing: Path = NUMA_NODES) -> dict[
 
 
 def node_capacity(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, int]:
-    """Working directories lie in memory, so there is as much disk as memory and both are bounded."""
+    """Return the node's resources.
+
+    Working directories are in memory, so `disk_mib` equals `memory_mib`; both are bounded.
+    """
     memory = settings.memory_mib or int(_total_memory_mib() * DEFAULT_MEMORY_SHARE)
     if settings.driver == "simulated":
         memory = settings.memory_mib or 1 << 30
@@ -54,7 +57,7 @@ def node_capacity(settings: CpuSettings, cores: tuple[int, ...]) -> dict[str, in
 
 
 def _parse_core_ranges(ranges: str) -> list[int]:
-    """`0-2,5` as the kernel writes it."""
+    """Parse a list of ranges in the kernel's format, such as `0-2,5`."""
     found: list[int] = []
     for part in ranges.strip().split(","):
         first, _, last = part.partition("-")
@@ -64,7 +67,7 @@ def _parse_core_ranges(ranges: str) -> list[int]:
 
 
 class TemplateInventory:
-    """What can be begun with on this node besides `host`. A look costs one system call while nothing has changed."""
+    """The templates of this node in addition to `host`. A scan costs one system call while nothing has changed."""
 
     def __init__(self, directory: Path | None, *, can_use: bool) -> None:
         self._store = TemplateStore(directory) if directory is not None and can_use else None
@@ -72,10 +75,11 @@ class TemplateInventory:
         self.published: list[dict[str, Any]] = []
 
     def scan(self) -> list[dict[str, Any]]:
-        """What there is. What is said of it, `said`, is the caller's to keep."""
+        """Return the current templates. The caller stores the published ones in `published`."""
         if self._store is None or (stamp := self._store.modified_ns) == self._seen_stamp:
             return self.published
-        # Clocks of file systems are coarse: what changed a moment ago may change again without showing.
+        # File system clocks are coarse: a file that changed within the last second may change again with the same time
+        # stamp.
         self._seen_stamp = stamp if time.time_ns() - stamp > _CLOCK_GRANULARITY_NS else None
         try:
             for name, why in self._store.damaged_records().items():
@@ -107,7 +111,7 @@ def node_row(
     topology: Mapping[str, Any],
     templates: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
-    """This node's row."""
+    """Return the values of this node's row."""
     return {
         "name": settings.node_name,
         "kind": "cpu",

@@ -1,4 +1,4 @@
-"""Output and input of attempts while they run: questions that are passed on, and given up when nobody needs them."""
+"""Live output and input of attempts. Requests are forwarded to the executor and cancelled when the client leaves."""
 
 import asyncio
 
@@ -17,18 +17,18 @@ from arl_wire.internal.node import (
 __all__ = ["AttemptStreams"]
 
 LONG_POLL_S = 10.0
-"""The longest that a question waits for something new; then it is asked again."""
+"""Longest time that a request waits for new output, in seconds; the client then repeats it."""
 
 
 class AttemptStreams:
-    """A fence names one attempt for ever, so nothing of another one can be seen or fed."""
+    """Live streams of attempts. A fence names one attempt permanently, so a request never reaches another attempt."""
 
     def __init__(self, executor: Executor) -> None:
         self._executor = executor
         self._timeouts: set[asyncio.Timeout] = set()
 
     async def poll_output(self, request: ReadOutputRequest) -> ReadOutputResponse:
-        """As soon as there is something beyond the offsets; or that there is nothing new."""
+        """Wait for output beyond the offsets. After `LONG_POLL_S` return a response without output."""
         fence = Fence(request.id, request.grant_no)
         try:
             async with asyncio.timeout(LONG_POLL_S) as hold:
@@ -52,7 +52,7 @@ class AttemptStreams:
         return WriteInputResponse(status=fed.status, offset=fed.offset)
 
     def drain(self) -> None:
-        """Questions that wait are answered now: there is nothing new."""
+        """Answer all waiting requests now, without new output."""
         for hold in self._timeouts:
             hold.reschedule(asyncio.get_running_loop().time())
 

@@ -1,6 +1,6 @@
-"""The CPU manager: what its node holds, and how attempts run there. The contract itself is `arl_node`'s.
+"""The CPU manager: the allocations of its node and the execution of attempts. `arl_node` defines the contract.
 
-It has the last word on capacity: what does not fit its own free amounts goes back to the queue.
+The manager decides on capacity: a grant that does not fit its free resources goes back to the queue.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class CpuManager:
-    """Answers `arl_node.grants.Hardware`."""
+    """The CPU implementation of `arl_node.grants.Hardware`."""
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class CpuManager:
         return self._grants.fenced
 
     async def start(self) -> None:
-        """Connect to the executor, register, adopt what an earlier life left, then beat."""
+        """Connect to the executor, register, adopt the state of an earlier process, then start the heartbeat."""
         state = await self._executor.connect()
         self._enforced = frozenset(each.name for each in state.capabilities if each.level == "enforced")
         can_use = any(each.name == "templates" and each.level != "absent" for each in state.capabilities)
@@ -109,7 +109,7 @@ class CpuManager:
         self.failed = None
 
     async def stop(self) -> None:
-        """Settle what has ended. What still runs goes on in the launcher, for the next manager to adopt."""
+        """Settle ended attempts. Running ones continue in the launcher, and the next manager adopts them."""
         await self._grants.stop_polling()
         if self._event_task is not None:
             self._event_task.cancel()
@@ -119,11 +119,11 @@ class CpuManager:
         await self._executor.close()
 
     async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
-        """A copy of granted rows."""
+        """Accept a notification with granted rows."""
         await self._grants.accept_grants(grants, epoch=epoch)
 
     async def resize(self, resizes: Sequence[ResizePayload], *, epoch: UUID) -> list[ResizeResult]:
-        """Give running actions other cores. The poll applies what no call brought, from the rows."""
+        """Resize running actions. The poll applies resizes from the rows if a notification was lost."""
         if epoch != self.epoch:
             return [self._resizer.absent_response(resize) for resize in resizes]
         return await self._resizer.apply(resizes)
@@ -174,7 +174,7 @@ class CpuManager:
             await self._executor.start(specs)
 
     def _prepare(self, row: Row, attempt: AttemptAllocation) -> ExecSpec | None:
-        """None where nothing is to be started: it is refused, or waits for its transfer."""
+        """Return None if nothing is to be started: the attempt is refused or waits for its transfer."""
         refused = refusal_report(row, enforced=self._enforced)
         if refused is not None:
             self.transfers.refuse(refused)
@@ -188,7 +188,10 @@ class CpuManager:
         return spec
 
     async def _consume_events(self) -> None:
-        """Take in what the executor says. Its end is the end of this process: the supervisor starts both anew."""
+        """Handle the executor's events.
+
+        When they end, end this process; the supervisor restarts the launcher and the manager.
+        """
         try:
             async for event in self._executor.events():
                 if isinstance(event, ExecutionReport):
@@ -235,13 +238,16 @@ class CpuManager:
         return rows
 
     async def _record_loss(self, event: EnvironmentLostEvent) -> None:
-        """The launcher makes it anew for nobody, so a row that is late only lets one action find that out."""
+        """Record a lost environment.
+
+        The launcher never recreates it, so a late row costs at most one action that then fails.
+        """
         async with self._store.write() as tx:
             await repository.mark_environments_lost(tx, [event.id], reason=event.lost_reason, epoch=self.epoch)
         self._allocations.release_environment(event.id)
 
     async def poll(self) -> bool:
-        """The truth: grants that no hint brought, cancel wishes, fences lost, environments to end."""
+        """Process the rows: grants without a notification, cancel requests, lost fences, environments to end."""
         await self._publish_templates()
         before, recorded = self._allocations.fences, self._allocations.recorded_environments
         async with self._store.read() as tx:
@@ -257,7 +263,7 @@ class CpuManager:
         return bool(found.active_rows or found.environments_to_end)
 
     async def _publish_templates(self) -> None:
-        """Those that were imported or removed since the last look."""
+        """Publish the templates if any was imported or removed since the last scan."""
         if (templates := self._templates.scan()) == self._templates.published:
             return
         async with self._store.write() as tx:
@@ -282,7 +288,7 @@ class CpuManager:
         self._grants.notify_freed([], requeued=[])
 
     async def _destroy_lost(self, lost: frozenset[UUID]) -> None:
-        """Environments that rows no longer count as ours: this node was away for too long."""
+        """Destroy environments that the rows no longer count as this node's: it was unreachable for too long."""
         idle = [each for each in sorted(lost & self._allocations.environments) if not self._allocations.is_busy(each)]
         if not idle:
             return
@@ -291,7 +297,7 @@ class CpuManager:
             self._allocations.release_environment(environment)
 
     async def _adopt(self, state: ExecutorState) -> None:
-        """Bring rows and executor together: the executor knows what runs, the rows know what counts."""
+        """Reconcile rows and executor: the executor is authoritative for what runs, the rows for what is valid."""
         async with self._store.read() as tx:
             found = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
             homes = await repository.list_live_environments(tx, node_id=self.node_id, epoch=self.epoch)
@@ -309,7 +315,7 @@ class CpuManager:
             self._settle_in_background(report)
         strays = [each for each in state.running if each.fence not in rows]
         for each in strays:
-            # It is to end, and has its cores until it has ended.
+            # It will be killed and occupies its cores until it has ended.
             self._allocations.readopt(AttemptAllocation(each.fence, {"cpu_milli": each.cpu_milli}, None), each.cores)
         await self._grants.kill({each.fence for each in strays})
         in_use = self._allocations.environments | {each.environment for each in running.values()}
@@ -321,7 +327,7 @@ class CpuManager:
         log.info("adopted %d running attempts and %d reports", len(running), len(reported))
 
     def _readopt(self, row: Mapping[str, Any], running: RunningAttempt | None) -> None:
-        """What runs has what the executor says: the row of a confirmed shrink may still be to be written."""
+        """Readopt an attempt with the executor's amounts: the row of a confirmed shrink may not be written yet."""
         attempt = allocation_from_grant(grant_of(row))
         if running is not None:
             amounts = {**attempt.resources, "cpu_milli": running.cpu_milli}

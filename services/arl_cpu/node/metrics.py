@@ -12,7 +12,7 @@ _BASE_UNITS = {
 
 
 class CpuMetrics:
-    """What the node has and holds."""
+    """Gauges of the node's capacity and allocations."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.environments = metrics.gauge("environments", "Persistent environments on this node")

@@ -1,4 +1,4 @@
-"""The statements of the CPU manager. Every edge names this node's epoch and the fence."""
+"""The SQL statements of the CPU manager. Every update is guarded by this node's epoch and the fence."""
 
 import json
 from base64 import b64encode
@@ -35,7 +35,7 @@ PUBLISH_TEMPLATES = text("""
     update nodes set templates = cast(:templates as jsonb) where id = :node_id and epoch = :epoch
 """)
 
-# Under another epoch the environments of the old one are gone with its launcher.
+# A new epoch means a new launcher, so the environments of the old epoch are lost.
 MARK_OTHER_EPOCHS_LOST = text("""
     update environments
        set lost_at = now(), end_reason = 'node_restarted', changed_xid = pg_current_xact_id()
@@ -97,7 +97,7 @@ _SPEC_COLUMNS = """s.environment::text as environment, s.timeout_s, s.payload::t
            case when s.elastic ->> 'resource' = 'cpu_milli' then (s.elastic ->> 'max')::int else 0
             end as widest_cpu_milli"""
 
-# The running edge, the environment's row at its first use, and the spec: one statement, one commit.
+# The transition to running, the environment's row at its first use, and the specification: one statement, one commit.
 START = text(f"""
     {GRANTED_TO_NODE}, started as (
         update actions as a
@@ -142,10 +142,9 @@ LOAD = text(f"""
        and a.state = 'running'
 """)  # noqa: S608 - constants of this module
 
-# An infra_error goes back to the queue while retries are left; inside a persistent environment only where the
-# client said that the action may run twice and the environment still lives. Its reason then stays with the attempt.
-#
-# The edge, the result, and what it means for the environment: one statement, one commit.
+# An infra_error goes back to the queue while retries are left. Inside a persistent environment this also requires that
+# the client declared the action idempotent and that the environment still exists. The reason then stays with the
+# attempt. The transition, the result and the environment's update are one statement and one commit.
 SETTLE = text(f"""
     with report as materialized (
         select *
@@ -212,23 +211,23 @@ END_ENVIRONMENTS = text("""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePollResult:
-    """What a poll found on this node: held rows, and environments that are to end."""
+    """The result of a poll: this node's active rows, and the environments and snapshots to remove."""
 
     active_rows: Sequence[dict[str, Any]]
     live_environments: frozenset[UUID]
-    """Environments that rows say live here."""
+    """Environments that are live on this node according to their rows."""
     environments_to_end: Sequence[tuple[UUID, str]]
     snapshots_to_delete: Sequence[UUID]
-    """Snapshots."""
+    """Ids of the snapshots to delete."""
 
 
 async def mark_other_epochs_lost(tx: WriteTx, *, node_id: int, epoch: UUID) -> int:
-    """What an earlier epoch of the node held."""
+    """Mark the environments of the node's earlier epochs as lost."""
     return await tx.execute(MARK_OTHER_EPOCHS_LOST, {"node_id": node_id, "epoch": epoch})
 
 
 async def publish_templates(tx: WriteTx, templates: str, *, node_id: int, epoch: UUID) -> None:
-    """Say which there are now. Under another epoch somebody else says it."""
+    """Publish the node's templates. Does nothing if the node has registered under another epoch."""
     await tx.execute(PUBLISH_TEMPLATES, {"templates": templates, "node_id": node_id, "epoch": epoch})
 
 
@@ -250,21 +249,21 @@ async def list_live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Se
 
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, node_id: int, epoch: UUID) -> Sequence[Row]:
-    """The fences that are running now, with their specs. One that does not come back was lost."""
+    """Set granted fences to running and return their rows with specifications. A fence that is missing was lost."""
     return await tx.fetch(START, {**fence_columns(fences), "node_id": node_id, "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
-    """Specs of running rows that never reached the executor."""
+    """Return the specifications of running rows that never reached the executor."""
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
 async def settle(
     tx: WriteTx, reports: Sequence[ExecutionReport], *, epoch: UUID
 ) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Record each outcome once, and answer the fences that settled and those that went back to the queue.
+    """Record each outcome once. Return the fences that settled and those that went back to the queue.
 
-    A fence that was lost changes nothing, and is in neither.
+    A lost fence changes nothing and is in neither set.
     """
     rows = await tx.fetch(
         SETTLE,
@@ -297,7 +296,7 @@ async def list_snapshots(tx: ReadTx, *, node_id: int) -> Sequence[UUID]:
 
 
 async def record_snapshot(tx: WriteTx, action: UUID, *, epoch: UUID, size: Mapping[str, int]) -> int:
-    """0 where the action that took it does not run here any more."""
+    """Record a snapshot. Return 0 if the action that took it no longer runs here."""
     return await tx.execute(RECORD_SNAPSHOT, {"id": action, "epoch": epoch, **size})
 
 

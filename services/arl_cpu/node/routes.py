@@ -1,4 +1,4 @@
-"""File trees into environments and out of them, as the gateway passes them on."""
+"""Internal routes of the CPU manager: grants, resizes, live streams and file transfers."""
 
 import asyncio
 import json
@@ -31,12 +31,12 @@ __all__ = ["TRANSFER_HEADER", "TRANSFER_PATH", "add_manager_routes", "add_stream
 
 TRANSFER_PATH = "/internal/transfers/"
 TRANSFER_HEADER = "tangram-transfer"
-"""The header that says what is to be done; the body is an archive."""
+"""Name of the header with the operation as JSON. The body is an archive."""
 
 
 def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: NodeSnapshots) -> None:
     async def work(request: Request) -> Response:
-        """In the turn of the action that is named: what the work says, or the archive that it packs."""
+        """Wait for the grant of the named action, then return the operation's response or stream the packed archive."""
         asked, action = json.loads(request.headers[TRANSFER_HEADER]), UUID(request.path_params["action"])
         async with AsyncExitStack() as held:
             at_work = await held.enter_async_context(transfers.open_transfer(action, asked))
@@ -54,7 +54,7 @@ def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: N
 
 
 async def _receive_archive(operation: FileOperation, request: Request) -> Mapping[str, Any]:
-    """What it says at its end, which may come before that of the archive."""
+    """Send the archive and return the final response, which may arrive before the archive ends."""
     feeding = asyncio.create_task(_send_archive(operation, request.stream()))
     answering = asyncio.create_task(_read_response(operation))
     try:
@@ -81,11 +81,14 @@ async def _read_response(operation: FileOperation) -> Mapping[str, Any]:
 
 def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
     async def grants(batch: GrantBatchRequest) -> None:
-        """A faster copy of granted rows; the manager's poll finds them too."""
+        """Accept granted rows. The manager's poll finds them too."""
         await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
 
     async def resizes(batch: ResizeBatchRequest) -> ResizeBatchResponse:
-        """Answered when they hold: only then may what a shrink frees be given to another."""
+        """Resize attempts.
+
+        The response follows once the new cores apply. Only then may the scheduler grant freed cores.
+        """
         return ResizeBatchResponse(answers=await manager.resize(batch.resizes, epoch=batch.node_epoch))
 
     api.add_route("/internal/grants", GrantBatchRequest, grants)
@@ -93,6 +96,6 @@ def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
 
 
 def add_stream_routes(api: InternalApi, streams: AttemptStreams) -> None:
-    """What the gateway asks of running attempts, on behalf of who may see them."""
+    """Add the routes by which the gateway reads and feeds running attempts for authorized clients."""
     api.add_route("/internal/output", ReadOutputRequest, streams.poll_output, long_poll=True)
     api.add_route("/internal/input", WriteInputRequest, streams.feed_stdin)

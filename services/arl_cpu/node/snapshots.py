@@ -1,6 +1,6 @@
-"""Snapshots that lie on this node: taken, given to new environments, removed.
+"""Snapshots on this node: taking, restoring and removing them.
 
-A file is there under its name once all of it is on the disk; its row follows. What has no row is nobody's.
+A file gets its final name once it is fully on disk, and its row follows. A file without a row is unused.
 """
 
 import asyncio
@@ -28,9 +28,9 @@ PARTIAL_PREFIX = ".partial-"
 _SNAPSHOT_NAME = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\.tar")
 BLOCK_BYTES = 1 << 20
 MEMBER_OVERHEAD_BYTES = 2560
-"""Of a member, besides its content and its names."""
+"""Largest overhead of an archive member in bytes, in addition to its content and its names."""
 ARCHIVE_OVERHEAD_BYTES = 8 * MEMBER_OVERHEAD_BYTES
-"""Of the archive's own."""
+"""Largest overhead of the archive itself, in bytes."""
 RESTORE_TIMEOUT_S = 600
 
 
@@ -38,17 +38,17 @@ class NodeSnapshots:
     def __init__(
         self, directory: Path | None, *, node_name: str, max_mib: int, store: PostgresStore, executor: Executor
     ) -> None:
-        # A directory may be of several nodes, on one machine or a shared file system.
+        # Several nodes may share the directory, on one machine or on a shared file system.
         self._directory = None if directory is None else directory / f"node-{quote(node_name, safe='')}"
         self._max_bytes = max_mib << 20
         self._store, self._executor = store, executor
         self._pending_restores: dict[Fence, tuple[UUID, UUID]] = {}
-        """Environments that are being made, and the snapshots that they begin with."""
+        """Environment and snapshot of each attempt that creates an environment from a snapshot."""
         self._reserved: dict[UUID, int] = {}
         self.epoch = UUID(int=0)
 
     async def start(self, *, node_id: int, epoch: UUID) -> None:
-        """Remove what an earlier life has left unfinished, and nothing that no life of this node could have made."""
+        """Remove incomplete files and files without a row. Only names that this node could have created are removed."""
         self.epoch = epoch
         if self._directory is None:
             return
@@ -60,7 +60,7 @@ class NodeSnapshots:
                 path.unlink()
 
     async def take(self, action: UUID, operation: FileOperation) -> Mapping[str, Any]:
-        """Keep what the work packs. Raises TooLarge where the node's budget has no room for it."""
+        """Store the archive that the operation packs. Raises TooLarge if the node's budget does not suffice."""
         if self._directory is None:
             raise Conflict("this node keeps no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
         size = await operation.read_response()
@@ -78,14 +78,15 @@ class NodeSnapshots:
         return {"id": str(action)}
 
     def expect_restore(self, row: Row) -> None:
-        """The environment that this action makes begins with a snapshot, if its row says so."""
+        """Remember the snapshot if this action creates an environment from one."""
         if (snapshot := json.loads(row.environment).get("snapshot")) is not None:
             self._pending_restores[Fence(row.id, row.grant_no)] = row.environment_id, UUID(snapshot)
 
     async def complete_restore(self, report: ExecutionReport, *, is_killed: Callable[[], bool]) -> ExecutionReport:
-        """What becomes of an action that made an environment, once that holds its snapshot; other reports as is.
+        """Restore the snapshot of a created environment and return the final report. Other reports are returned
+        unchanged.
 
-        One that does not hold all of it is no environment: it is destroyed before its action settles.
+        If the restore fails, the environment is destroyed before its action settles.
         """
         environment, snapshot = self._pending_restores.pop(report.fence, (None, None))
         if environment is None or snapshot is None or report.outcome != "ok":
@@ -95,7 +96,7 @@ class NodeSnapshots:
             failed = ExecutionReport(fence=report.fence, outcome="cancelled")
         if failed is None:
             return report
-        with suppress(ConnectionError):  # then the launcher is gone, and its environments with it
+        with suppress(ConnectionError):  # the launcher has ended, and its environments with it
             await self._executor.destroy([environment])
         return replace(failed, run_us=report.run_us, environment_lost=True)
 
@@ -112,7 +113,7 @@ class NodeSnapshots:
         return None
 
     async def remove(self, ids: Iterable[UUID]) -> None:
-        """Their rows last: a row without a file can be asked for again, a file without a row cannot."""
+        """Delete snapshots, rows last: the poll repeats a deletion only while the row exists."""
         gone = sorted(ids)
         for id in gone:
             if self._directory is not None:
@@ -161,7 +162,7 @@ class NodeSnapshots:
 
 
 async def _write_archive(operation: FileOperation, path: Path, max_bytes: int) -> None:
-    """Raises TooLarge for more than was said before."""
+    """Write the packed archive to a file. Raises TooLarge if it exceeds `max_bytes`."""
     left = max_bytes
     with path.open("xb", buffering=0) as file:
         async for chunk in operation.output():

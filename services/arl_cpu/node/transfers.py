@@ -1,7 +1,7 @@
-"""File trees on their way into environments and out of them, through this process and never through rows.
+"""File transfers into and out of environments. The bytes pass through this process and never through rows.
 
-A transfer is an action without cores, so that it has its turn among the actions of its environment. Its bytes come by a
-request of their own, which names the action; whichever of the two is here first waits for the other.
+A transfer is an action without cores, so that it is ordered among the actions of its environment. A separate request
+names the action and carries the bytes. The grant and the request arrive in any order and wait for each other.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from arl_wire.errors import Conflict, NotFound, TangramError, TooLarge, Unavaila
 __all__ = ["FileTransfers", "report_for_error"]
 
 CLAIM_TIMEOUT_S = 15.0
-"""A transfer that has its turn and of whose bytes nobody knows: its gateway has died."""
+"""Seconds that a granted transfer waits for its request. After that its gateway is assumed dead."""
 GRANT_TIMEOUT_S = 50.0
 LIMIT_CODES = frozenset({"disk", "memory"})
 ERRORS_BY_CODE: Mapping[str, type[TangramError]] = {
@@ -27,12 +27,12 @@ ERRORS_BY_CODE: Mapping[str, type[TangramError]] = {
     "too_large": TooLarge,
     "invalid": ValidationFailed,
 }
-"""Everything else is a conflict with what the environment is or holds."""
+"""Exception by error code. Every other code is a conflict with the state or the content of the environment."""
 
 
 @dataclass(slots=True)
 class _PendingTransfer:
-    """An action's; the request waits for its fence."""
+    """The transfer of one action. Its request waits for the grant."""
 
     granted: "asyncio.Future[tuple[Fence, UUID]]"
     is_claimed: bool = False
@@ -46,7 +46,7 @@ class FileTransfers:
         self._transfers: dict[UUID, _PendingTransfer] = {}
 
     def start(self, fence: Fence, environment: UUID) -> None:
-        """The action runs from now on."""
+        """Record that the action has been granted."""
         turn = self._get_or_create(fence.action_id)
         if not turn.granted.done():
             turn.granted.set_result((fence, environment))
@@ -54,13 +54,13 @@ class FileTransfers:
             turn.abandon_timer = asyncio.get_running_loop().call_later(CLAIM_TIMEOUT_S, self._abandon, fence)
 
     def refuse(self, report: ExecutionReport) -> None:
-        """The action ends without a turn."""
+        """Refuse a transfer: its action ends without a grant."""
         turn = self._transfers.get(report.fence.action_id)
         if turn is not None and not turn.granted.done():
             turn.granted.set_exception(Conflict(report.message or report.reason or "the transfer was cancelled"))
 
     def cancel(self, fences: Iterable[Fence]) -> None:
-        """They are being killed; one that nobody came for yet has nothing that could be."""
+        """Cancel the transfers of fences that are being killed. An unclaimed one has no worker and ends at once."""
         for fence in fences:
             if (turn := self._transfers.get(fence.action_id)) is not None:
                 turn.is_cancelled = True
@@ -69,7 +69,10 @@ class FileTransfers:
 
     @asynccontextmanager
     async def open_transfer(self, action: UUID, request: Mapping[str, Any]) -> AsyncIterator[FileOperation]:
-        """In the action's turn. How the block ends is how the action ends. Raises a TangramError."""
+        """Open the file operation once the action is granted. The end of the block is the end of the action.
+
+        Raises a TangramError.
+        """
         turn = self._get_or_create(action)
         if turn.is_claimed:
             raise Conflict(f"action {action} has its transfer already")
@@ -127,7 +130,7 @@ class FileTransfers:
 
 
 def report_for_error(fence: Fence, error: FileOperationError) -> ExecutionReport:
-    """How the action ends whose work was refused."""
+    """Return the report of an action whose operation was refused."""
     message = str(error)
     if error.code in LIMIT_CODES:
         return ExecutionReport(fence=fence, outcome="limit_exceeded", reason=error.code, message=message)

@@ -1,1 +1,1 @@
-"""Templates: file trees that environments begin with, kept on the node as content-addressed layers."""
+"""Templates: file trees that environments start from, stored on the node as content-addressed layers."""

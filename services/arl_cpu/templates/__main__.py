@@ -1,7 +1,7 @@
-"""What `tangram templates` starts: `DIRECTORY import PATH NAME MAX_MIB MAX_MEMBERS | list | rm NAME`.
+"""The process behind `tangram templates`: `DIRECTORY import PATH NAME MAX_MIB MAX_MEMBERS | list | remove NAME`.
 
-The answer is JSON on standard output; what is wrong is a sentence on standard error, with exit code 1. What is wrong
-with others is said there, too, and keeps nothing from being done.
+The answer is JSON on standard output. An error is a sentence on standard error, with exit code 1. Unreadable records of
+other templates are reported on standard error and do not fail the command.
 """
 
 import json
@@ -19,7 +19,7 @@ from arl_cpu.templates.template_store import TemplateInUse, TemplateStore, Unkno
 __all__ = ["main"]
 
 _MAX_MEMORY_BYTES = 1 << 30
-"""Headers of an archive are read into memory, however large they say they are."""
+"""Memory limit of the process. The headers of an archive are read into memory at any size they claim."""
 
 
 def main(arguments: list[str]) -> int:

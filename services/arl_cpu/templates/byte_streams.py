@@ -1,4 +1,4 @@
-"""Bytes on their way: counted against a limit, digested, decompressed."""
+"""Byte streams that are counted against a limit, digested and decompressed."""
 
 import gzip
 import hashlib
@@ -20,7 +20,7 @@ class ReadableStream(Protocol):
 
 
 class ImportBudget:
-    """What one import may unpack. Raises Refused beyond it."""
+    """The bytes and members that one import may unpack. Raises TemplateError beyond them."""
 
     def __init__(self, *, max_bytes: int, max_members: int) -> None:
         self._bytes, self._members = max_bytes, max_members
@@ -39,7 +39,7 @@ class ImportBudget:
 
 
 class DigestingReader(io.RawIOBase):
-    """Reads through to `inner` and knows the sha256 of what it has read, no more than the budget has."""
+    """A reader that passes `inner` through, computes its sha256 and charges the budget."""
 
     def __init__(self, inner: ReadableStream, budget: ImportBudget | None = None) -> None:
         self._inner, self._budget = inner, budget
@@ -64,7 +64,7 @@ class DigestingReader(io.RawIOBase):
 
 
 def decompress(stream: "io.BufferedReader[Any]") -> ReadableStream:
-    """By its first bytes; what it is called does not matter."""
+    """Return the decompressed stream. The first bytes decide the format, not the name."""
     magic = stream.peek(4)[:4]
     if magic.startswith(_GZIP):
         return gzip.GzipFile(fileobj=stream)
@@ -80,6 +80,6 @@ def decompress(stream: "io.BufferedReader[Any]") -> ReadableStream:
 
 
 def drain(stream: ReadableStream) -> None:
-    """To the end, so that a digest covers all."""
+    """Read the stream to its end, so that its digest covers all of it."""
     while stream.read(_BLOCK):
         pass

@@ -1,4 +1,4 @@
-"""Where images are read from: a root directory, an OCI layout or what `docker save` writes."""
+"""Sources of images: a root directory, an OCI layout or an archive of `docker save`."""
 
 import io
 import json
@@ -33,17 +33,17 @@ _OCI, _DOCKER = "index.json", "manifest.json"
 
 
 class ImageBlobs(Protocol):
-    """Files of an image by their path in it."""
+    """The files of an image by their path."""
 
     def has(self, path: str) -> bool: ...
 
     def open(self, path: str) -> BinaryIO:
-        """Raises Refused where it is not there."""
+        """Open a file. Raises TemplateError if it is missing."""
         ...
 
 
 def identify_source(path: Path) -> str:
-    """`directory`, `oci` or `archive`. Raises Refused for what is none."""
+    """Return `directory`, `oci` or `archive`. Raises TemplateError if the path is none of these."""
     if path.is_dir():
         layout = (path / "oci-layout").is_file() and (path / _OCI).is_file()
         return "oci" if layout else "directory"
@@ -54,7 +54,7 @@ def identify_source(path: Path) -> str:
 
 @contextmanager
 def open_source(path: Path) -> Iterator[ImageBlobs]:
-    """An OCI layout, or an archive of one or of `docker save`."""
+    """Open an OCI layout, or an archive of one or of `docker save`."""
     if path.is_dir():
         yield _DirectoryBlobs(path)
         return
@@ -67,7 +67,7 @@ def open_source(path: Path) -> Iterator[ImageBlobs]:
 
 
 def read_image(blobs: ImageBlobs) -> tuple[OciImage, str]:
-    """The one image for this machine, and the digest of its configuration, which covers all of it."""
+    """Return the only image for this machine and the digest of its configuration, which covers all of the image."""
     architecture = ARCHITECTURES.get(platform.machine(), platform.machine())
     if blobs.has(_OCI):
         return _oci_image(blobs, architecture)
@@ -81,7 +81,7 @@ def read_image(blobs: ImageBlobs) -> tuple[OciImage, str]:
 
 
 def pack_directory(directory: Path, target: BinaryIO) -> None:
-    """As the archive of one layer, the same for the same tree. Devices, pipes and sockets are left out."""
+    """Pack a directory as the archive of one layer, deterministically. Devices, pipes and sockets are omitted."""
     if directory.resolve() == Path("/"):
         raise TemplateError("the root of this machine is no template; `host` shows its system directories")
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
@@ -174,7 +174,7 @@ class _ArchiveBlobs:
         return path in self._members
 
     def open(self, path: str) -> BinaryIO:
-        """A link leads to another file of the archive: older versions of `docker save` write a layer once."""
+        """Open a member and follow links within the archive: older versions of `docker save` write a layer once."""
         try:
             file = self._archive.extractfile(self._members[path])
         except (KeyError, RecursionError):

@@ -1,4 +1,4 @@
-"""Templates come into a store, and leave it."""
+"""Import and removal of templates."""
 
 import gzip
 import io
@@ -35,7 +35,7 @@ _DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError
 
 @dataclass(frozen=True, slots=True)
 class _StoredLayer:
-    """One that lies in the store."""
+    """A layer in the store."""
 
     name: str
     bytes: int
@@ -43,9 +43,9 @@ class _StoredLayer:
 
 
 def import_template(store: TemplateStore, path: Path, name: str, *, budget: ImportBudget) -> Template:
-    """All of it or nothing; layers that are there already are not unpacked again. Raises Refused.
+    """Import a template completely or not at all. Layers in the store are not unpacked again. Raises TemplateError.
 
-    An environment that was made from an earlier template of this name keeps its files.
+    An environment from an earlier template of this name keeps its files.
     """
     check_name(name)
     kind = identify_source(path)
@@ -60,7 +60,7 @@ def import_template(store: TemplateStore, path: Path, name: str, *, budget: Impo
                 image, digest = read_image(blobs)
                 layers = [_store_layer(store, blobs, layer, budget) for layer in image.layers]
         layers = _visible_layers(store, layers)
-        # One directory cannot be two layers of an overlay; what lies highest hides the others.
+        # One directory cannot be two layers of an overlay. The highest occurrence counts.
         layers = list({layer.name: layer for layer in reversed(layers)}.values())[::-1]
         _sync_layers(store.layers_dir)
         template = Template(
@@ -80,7 +80,10 @@ def import_template(store: TemplateStore, path: Path, name: str, *, budget: Impo
 
 
 def remove_template(store: TemplateStore, name: str) -> None:
-    """With the layers that only it has. Raises UnknownTemplate, or InUse while an environment lives in it."""
+    """Remove a template and its exclusive layers.
+
+    Raises UnknownTemplate, or TemplateInUse while an environment uses it.
+    """
     check_name(name)
     with store.exclusive_lock():
         _remove_unused_layers(store)
@@ -95,7 +98,7 @@ def remove_template(store: TemplateStore, name: str) -> None:
 
 
 def _store_directory(store: TemplateStore, path: Path, budget: ImportBudget) -> _StoredLayer:
-    """Through a pipe, so that nothing but the layer itself is written."""
+    """Store a directory as a layer. The archive passes through a pipe, so that only the layer is written to disk."""
     readable, writable = os.pipe()
     with ThreadPoolExecutor(1) as packer, open(readable, "rb") as packed:
         packing = packer.submit(_pack, path, writable)
@@ -105,7 +108,7 @@ def _store_directory(store: TemplateStore, path: Path, budget: ImportBudget) -> 
         except TemplateError:
             packed.close()
             if (error := packing.exception()) is not None and not isinstance(error, BrokenPipeError):
-                raise error from None  # it is why the archive ended early
+                raise error from None  # the reason why the archive ended early
             raise
     packing.result()
     return layer
@@ -138,7 +141,7 @@ def _unpack(
     budget: ImportBudget,
     check: Callable[[], None] = lambda: None,
 ) -> _StoredLayer:
-    """Beside the others under a name that nobody uses, until all of it is there and is what it should be."""
+    """Unpack a layer under a temporary name and rename it once it is complete and verified."""
     partial = Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=store.layers_dir))
     try:
         (partial / LAYER_TREE).mkdir(mode=0o755)
@@ -172,7 +175,7 @@ def _layer_directory(digest: str) -> str:
 
 
 def _sync_layers(directory: Path) -> None:
-    """A name must not outlive a power failure that its files did not."""
+    """Flush the layers to disk, so that after a power failure no record refers to missing files."""
     opened_directory = os.open(directory, os.O_RDONLY | os.O_CLOEXEC)
     try:
         syscalls.sync_file_system(opened_directory)
@@ -181,7 +184,7 @@ def _sync_layers(directory: Path) -> None:
 
 
 def _home_directory(store: TemplateStore, layers: list[_StoredLayer]) -> str | None:
-    """Where root of the image is at home, whose place the sandbox's user takes."""
+    """Return the home directory of the image's root user, whose role the sandbox user takes, or None."""
     for layer in reversed(layers):
         with suppress(FileNotFoundError):
             found = os.lstat(store.layers_dir / layer.name / LAYER_TREE / _ROOT_HOME)
@@ -190,7 +193,7 @@ def _home_directory(store: TemplateStore, layers: list[_StoredLayer]) -> str | N
 
 
 def _visible_layers(store: TemplateStore, layers: list[_StoredLayer]) -> list[_StoredLayer]:
-    """From the highest on that hides all below it: overlayfs asks no root of a layer whether it does."""
+    """Return the layers from the highest opaque one on. overlayfs ignores the opaque mark of a layer's root."""
     for index in range(len(layers) - 1, 0, -1):
         with suppress(OSError):
             if os.getxattr(store.layers_dir / layers[index].name / LAYER_TREE, OPAQUE) == b"y":
@@ -199,9 +202,9 @@ def _visible_layers(store: TemplateStore, layers: list[_StoredLayer]) -> list[_S
 
 
 def _remove_unused_layers(store: TemplateStore) -> None:
-    """What an import that was killed has left, and layers that no template has and no environment uses.
+    """Remove remains of killed imports, and layers that no template or environment uses.
 
-    All of them stay while there is a record that cannot be read: some may be its.
+    While a record is unreadable, all layers stay: some may belong to it.
     """
     for path in store.layers_dir.glob(f"{_PARTIAL}*"):
         workdir.remove(path)
@@ -216,7 +219,7 @@ def _remove_unused_layers(store: TemplateStore) -> None:
 
 @contextmanager
 def _archive_errors(source: Path) -> Iterator[None]:
-    """What an archive may do to whoever reads it becomes a sentence."""
+    """Convert every error that an archive can cause to a TemplateError."""
     try:
         yield
     except TemplateError as error:

@@ -1,4 +1,4 @@
-"""What the name of a member of a layer means. Pure."""
+"""The meaning of a layer member's name. Pure functions."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -12,16 +12,22 @@ _WHITEOUT_PREFIX, _OPAQUE_NAME, _AUFS_PREFIX = ".wh.", ".wh..wh..opq", ".wh..wh.
 
 @dataclass(frozen=True, slots=True)
 class LayerEntry:
-    """An entry `name` in the directory `parent`, both below the root of the layer."""
+    """An entry `name` in the directory `parent`, relative to the root of the layer."""
 
     parent: str
     name: str
     kind: Literal["entry", "whiteout", "opaque"] = "entry"
-    """A whiteout hides `name` of the layers below, an opaque mark all that they have in `parent`."""
+    """Kind of the entry.
+
+    A whiteout hides `name` of lower layers; an opaque mark hides all their entries in `parent`.
+    """
 
 
 def parse_member_name(member: str) -> LayerEntry | None:
-    """None for the root itself and for notes of other storage drivers. Raises Refused for a path that leads out."""
+    """Parse a member's name. Return None for the root itself and for metadata of other storage drivers.
+
+    Raises TemplateError for a path that leads out of the layer.
+    """
     path = relative_path(member)
     if not path:
         return None
@@ -41,7 +47,7 @@ def parse_member_name(member: str) -> LayerEntry | None:
 
 
 def relative_path(path: str) -> str:
-    """Taken from the root of the layer, as container runtimes do with absolute ones."""
+    """Return the path relative to the root of the layer. Absolute paths are accepted, as in container runtimes."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts or "\0" in path:
         raise TemplateError(f"{path!r} leads out of the archive")

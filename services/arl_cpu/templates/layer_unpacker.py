@@ -1,8 +1,8 @@
-"""One layer's archive as a directory of the kind that overlayfs stacks.
+"""Unpacking of a layer's archive into a directory that overlayfs can stack.
 
-Nothing an archive holds leads out of the directory: the kernel resolves every path with it as the root, a last
-component is never followed, and nothing is opened that this module has not just made. No file belongs to root, no
-set-uid bit and no device comes through.
+No archive can escape the directory. The kernel resolves every path with the directory as root and never follows a last
+component. Only files that this module has just created are opened. No file belongs to root; set-uid bits and devices
+are dropped.
 """
 
 import errno
@@ -33,12 +33,12 @@ _NO_PATH = "\0"
 
 
 def read_archive(stream: BinaryIO, target: Path, budget: ImportBudget) -> int:
-    """Unpack to the directory `target`, which must be empty. Returns how many devices and pipes were left out."""
+    """Unpack to `target`, an empty directory. Return the number of devices and pipes that were omitted."""
     unpacker = LayerUnpacker(target, budget)
     try:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:
-                archive.members = []  # type: ignore[attr-defined] # it would remember them all
+                archive.members = []  # type: ignore[attr-defined] # otherwise tarfile keeps every member
                 unpacker.unpack_member(member, archive)
         unpacker.finish()
     finally:
@@ -52,7 +52,7 @@ class LayerUnpacker:
         self._budget, self._owner = budget, layer_owner()
         self._root = os.open(target, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         self._last_directory: tuple[str, int] | None = None
-        """The directory that was used last; its path may lead elsewhere once something was removed."""
+        """The last directory used. Its path may resolve differently after a removal."""
         self._times: dict[str, float] = {}
         _set_owner(self._root, "", self._owner)
 
@@ -61,7 +61,7 @@ class LayerUnpacker:
         os.close(self._root)
 
     def unpack_member(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        """Make what this member is. A later member of the same name replaces it."""
+        """Create the member's entry. A later member of the same name replaces it."""
         self._budget.spend_member()
         if member.size < 0:
             raise TemplateError(f"{member.name!r} has a size below 0")
@@ -78,12 +78,12 @@ class LayerUnpacker:
                 self._make_entry(member, archive, parent, place)
 
     def finish(self) -> None:
-        """Directories get their times last: making what is in them changed those."""
+        """Set the times of directories last, because creating their entries changes them."""
         for path, mtime in self._times.items():
             try:
                 directory = syscalls.open_in_root(self._root, path, os.O_RDONLY | os.O_DIRECTORY)
             except OSError:
-                continue  # replaced since
+                continue  # replaced by a later member
             os.utime(directory, (mtime, mtime))
             os.close(directory)
 
@@ -110,10 +110,10 @@ class LayerUnpacker:
             os.mkdir(entry.name, 0o700, dir_fd=parent)
             _set_owner(parent, entry.name, self._owner)
         made = os.open(entry.name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)
-        # Its owner may always write, as root of a container could.
+        # Its owner may always write, as root in a container can.
         os.fchmod(made, member.mode & 0o1777 | 0o700)
         if found is not None and stat.S_ISCHR(found):
-            os.setxattr(made, OPAQUE, b"y")  # it was hidden before: what lies below is not it
+            os.setxattr(made, OPAQUE, b"y")  # a whiteout came first, so the directory hides the lower one
         os.close(made)
         self._times[f"{entry.parent}/{entry.name}"] = _member_mtime(member)
 
@@ -122,7 +122,7 @@ class LayerUnpacker:
         if source is None:
             raise TemplateError(f"{member.name!r} has no content")
         if member.issparse():
-            self._budget.spend_bytes(member.size)  # its holes are not in the archive
+            self._budget.spend_bytes(member.size)  # the archive does not contain the holes
         with os.fdopen(os.open(name, _NEW_FILE, 0o600, dir_fd=parent), "wb") as file:
             shutil.copyfileobj(source, file, _BLOCK)
             file.flush()
@@ -131,7 +131,7 @@ class LayerUnpacker:
             os.utime(file.fileno(), (_member_mtime(member), _member_mtime(member)))
 
     def _make_hard_link(self, target: str, parent: int, name: str) -> None:
-        """Only to a file that this layer has brought."""
+        """Create a hard link. Its target must be a file of this layer."""
         path, _, last = relative_path(target).rpartition("/")
         try:
             directory = syscalls.open_in_root(self._root, path or ".", _DIRECTORY)
@@ -148,7 +148,7 @@ class LayerUnpacker:
             os.close(directory)
 
     def _make_whiteout(self, parent: int, name: str) -> None:
-        """What the layer itself has of that name stays: it is meant for the layers below."""
+        """Hide a name of lower layers. The layer's own entry of that name stays."""
         found = _kind_of(parent, name)
         if found is None:
             os.mknod(name, stat.S_IFCHR, 0, dir_fd=parent)
@@ -183,7 +183,7 @@ class LayerUnpacker:
         return opened
 
     def _make_parents(self, path: str) -> int:
-        """Directories that the archive uses without bringing them."""
+        """Create directories that the archive uses but does not contain."""
         directory = os.dup(self._root)
         parts = path.split("/")
         for depth, name in enumerate(parts, start=1):
@@ -231,7 +231,7 @@ def _member_mtime(member: tarfile.TarInfo) -> float:
 
 @contextmanager
 def _member_errors(member: str) -> Iterator[None]:
-    """Whatever is wrong is said with the member's name."""
+    """Add the member's name to every error."""
     try:
         yield
     except TemplateError as error:

@@ -1,4 +1,4 @@
-"""Manifests and configurations of images, as data: which layers in which order, and what they ask of a process."""
+"""Parsers of image manifests and configurations: layers in order, environment variables and working directory."""
 
 import posixpath
 import re
@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
-"""As the kernel says it → as images say it."""
+"""Architecture names of images by the kernel's names."""
 MAX_LAYERS = 200
 _REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -31,17 +31,17 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
     blob: str
-    """Where its archive lies in the image."""
+    """Path of its archive in the image."""
     diff_id: str
-    """sha256 of the archive when it is not compressed."""
+    """sha256 of the uncompressed archive."""
     digest: str | None = None
-    """sha256 of the archive as it lies there, where the image says it."""
+    """sha256 of the archive as stored, if the image records it."""
 
 
 @dataclass(frozen=True, slots=True)
 class OciImage:
     layers: tuple[ImageLayer, ...]
-    """The lowest first."""
+    """Layers, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
 
@@ -51,7 +51,7 @@ def is_index(manifest: Mapping[str, Any]) -> bool:
 
 
 def select_image(index: Mapping[str, Any], architecture: str) -> str:
-    """The digest of the one image, or index, in it that suits this machine."""
+    """Return the digest of the only image or nested index for this machine. Raises TemplateError otherwise."""
     found = [entry for entry in _dicts(index, "manifests") if _matches_platform(entry, architecture)]
     digests = dict.fromkeys(_digest(entry) for entry in found)
     if not digests:
@@ -74,7 +74,7 @@ def parse_oci_image(manifest: Mapping[str, Any], config: Mapping[str, Any], arch
 
 
 def docker_image_paths(entries: Sequence[Any]) -> tuple[str, list[str]]:
-    """Of a `manifest.json`: the paths of the one image's configuration and layers."""
+    """Return the paths of the configuration and the layers of the only image in a `manifest.json`."""
     if len(entries) != 1 or not isinstance(entries[0], dict):
         named = [tag for entry in entries if isinstance(entry, dict) for tag in entry.get("RepoTags") or ()]
         raise TemplateError(f"there are {len(entries)} images in it ({', '.join(map(str, named))}); save one by itself")
@@ -102,7 +102,7 @@ def _build_image(layers: Sequence[ImageLayer], config: Mapping[str, Any]) -> Oci
 
 
 def _workdir(value: object) -> str | None:
-    """The root is the directory of images that name none."""
+    """Return the working directory. Images without one use the root, for which the result is None."""
     if not isinstance(value, str) or not value.startswith("/") or "\0" in value:
         return None
     path = "/" + posixpath.normpath(value).lstrip("/")

@@ -1,4 +1,4 @@
-"""What is kept of a template beside its files."""
+"""The record of a template."""
 
 import json
 import re
@@ -9,7 +9,7 @@ __all__ = ["HOST_TEMPLATE", "Template", "TemplateError", "check_name"]
 
 
 HOST_TEMPLATE = "host"
-"""The read-only system directories of the node; there always, and nothing in the store."""
+"""Name of the read-only system directories of the node. Always available and never in the store."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
@@ -17,23 +17,23 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 class Template:
     name: str
     digest: str
-    """Of what it was made from; two templates with the same one have the same files."""
+    """Digest of the source. Two templates with the same digest have the same files."""
     source: str
     layers: tuple[str, ...]
-    """Names of their directories, the lowest first."""
+    """Directory names of its layers, lowest first."""
     bytes: int
     env: Mapping[str, str] = field(default_factory=dict)
     workdir: str | None = None
     home: str | None = None
     left_out: int = 0
-    """Devices and pipes that were in it."""
+    """Number of devices and pipes that were omitted."""
 
     def dumps(self) -> str:
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
     def loads(cls, text: str) -> "Template":
-        """Raises ValueError for what this version did not write."""
+        """Parse a record. Raises ValueError for a record that this version did not write."""
         try:
             content = json.loads(text)
             return cls(**{**content, "layers": tuple(content["layers"])})
@@ -51,4 +51,4 @@ def check_name(name: str) -> None:
 
 
 class TemplateError(Exception):
-    """The message says what is wrong and what to do."""
+    """An invalid template or image. The message gives the reason and a remedy."""

@@ -1,6 +1,7 @@
-"""The templates of one node: `names/NAME.json` and `layers/sha256-…/tree`, in a directory of their owner's alone.
+"""The templates of one node: `names/NAME.json` and `layers/sha256-…/tree`, in a directory that only its owner may open.
 
-Whoever uses a template holds a shared lock on its name and on its layers; nothing that is locked is removed.
+A process that uses a template has a shared lock on its name and its layers. Locked templates and layers are not
+removed.
 """
 
 import errno
@@ -20,23 +21,23 @@ _TRIES = 3
 
 
 def layer_owner() -> int | None:
-    """Of the files of layers: for root the one uid inside, which an idmapped mount makes an environment's; else None.
+    """Return the owner of layer files. None means the user that unpacks them.
 
-    None is whoever unpacks them.
+    Root uses one fixed uid, which an idmapped mount translates to the uid of the environment.
     """
     return _LAYER_UID if os.geteuid() == 0 else None
 
 
 class UnknownTemplate(Exception):
-    """There is no such template here."""
+    """A template name that does not exist on this node."""
 
 
 class TemplateInUse(Exception):
-    """An environment lives that was made from it."""
+    """A template or layer that a living environment uses."""
 
 
 class OpenTemplate:
-    """A template in use: until it is closed its layers stay."""
+    """A template in use. Its layers stay until it is closed."""
 
     def __init__(self, template: Template, layers: Path, locks: ExitStack) -> None:
         self.template, self.layers, self._locks = template, layers, locks
@@ -51,7 +52,7 @@ class TemplateStore:
         self.records_dir, self.layers_dir = directory / "names", directory / "layers"
 
     def create_directories(self) -> None:
-        """Layers can be passed through by the uids of environments, once something shows them there."""
+        """Create the store. The uids of environments may traverse its layers once these are mounted there."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.directory.stat().st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "templates belong to whoever runs the node", str(self.directory))
@@ -61,35 +62,35 @@ class TemplateStore:
 
     @property
     def modified_ns(self) -> int:
-        """Another one whenever a template has come, gone or changed."""
+        """Time stamp that changes whenever a template is added, removed or changed."""
         try:
             return self.records_dir.stat().st_mtime_ns
         except FileNotFoundError:
             return 0
 
     def list_templates(self) -> tuple[Template, ...]:
-        """Those that can be read. Raises OSError where the store itself can't be."""
+        """Return the readable templates. Raises OSError if the store itself is unreadable."""
         return tuple(template for path in self._record_paths() if isinstance(template := _read_record(path), Template))
 
     def damaged_records(self) -> Mapping[str, str]:
-        """Why, by the name of each template whose record cannot be read: another version may have written it."""
+        """Return the reason for each unreadable record, by template name. Another version may have written it."""
         found = {path.stem: _read_record(path) for path in self._record_paths()}
         return {name: str(error) for name, error in found.items() if isinstance(error, Exception)}
 
     def open(self, name: str) -> OpenTemplate:
-        """Raises UnknownTemplate, or ValueError for a record that another version has written."""
+        """Open a template. Raises UnknownTemplate, or ValueError for a record of another version."""
         for _ in range(_TRIES):
             with ExitStack() as held:
                 try:
                     template = self._lock_template(name, held)
                 except (FileNotFoundError, BlockingIOError):
-                    continue  # it is being replaced, or removed
+                    continue  # it is being replaced or removed
                 return OpenTemplate(template, self.layers_dir, held.pop_all())
         raise UnknownTemplate(name)
 
     @contextmanager
     def exclusive_lock(self) -> Iterator[None]:
-        """One import or removal at a time; others wait."""
+        """Serialise imports and removals; a second one waits."""
         self.create_directories()
         with _open_file(self.directory / "lock", os.O_CREAT | os.O_RDWR) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -97,7 +98,7 @@ class TemplateStore:
 
     @contextmanager
     def lock_unused(self, path: Path) -> Iterator[None]:
-        """Nobody begins to use it meanwhile. Raises InUse."""
+        """Lock a path exclusively, so that no environment can start to use it. Raises TemplateInUse."""
         with _open_file(path, os.O_RDONLY) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -109,7 +110,9 @@ class TemplateStore:
         return self.records_dir / f"{name}.json"
 
     def lock_path(self, name: str) -> Path:
-        """Held by each environment that began with a template of that name, an earlier one too."""
+        """Return the lock file of a template name. Each environment from it, also from an earlier version, locks the
+        file.
+        """
         path = self.records_dir / f"{name}.lock"
         path.touch(0o600)
         return path
@@ -131,7 +134,7 @@ def _shared_lock(path: Path) -> Iterator[int]:
     with _open_file(path, os.O_RDONLY) as file:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         if not os.path.samestat(os.fstat(file), path.stat()):
-            raise FileNotFoundError(path)  # what was locked is not there any more
+            raise FileNotFoundError(path)  # the locked file was replaced or removed
         yield file
 
 

@@ -1,6 +1,6 @@
-"""Pid 1 of an environment: raises the walls, then runs one action at a time and keeps its processes in hand.
+"""Pid 1 of an environment: it isolates itself, then runs one action at a time and controls its processes.
 
-It holds no secret: an action may be a fork of it. The end of its channel is its own end.
+It has no secrets, because an action may be a fork of it. It ends when its channel ends.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ from arl_cpu.launcher.linux.processes import ProcessInfo, signal_each
 __all__ = ["run_agent"]
 
 CHANNEL_FD = 3
-_NATIVE_FD = _OOM_SCORE_FD = 4  # one after the other
+_NATIVE_FD = _OOM_SCORE_FD = 4  # used one after the other
 _POLL_S = 0.1
 _KILL_GRACE_S = 0.2
 _KILL_TIMEOUT_S = 2.5
@@ -45,7 +45,7 @@ _DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 def run_agent(agent_end: int, isolation: Isolation, native: int | None = None) -> NoReturn:
-    """Be the agent on this end of a channel, or `native` after the walls. Never returns to who it was forked from."""
+    """Run as the agent on this end of a channel, or as `native` after the isolation. Never returns to the caller."""
     try:
         _close_other_files(agent_end, native)
         _redirect_standard_files_to_null()
@@ -73,12 +73,12 @@ def _prepare_and_serve(channel: PacketChannel, isolation: Isolation) -> None:
 
 
 def open_oom_score() -> int:
-    """Before the walls: later these files of the agent are closed to its own uid."""
+    """Open the file before the isolation; afterwards the agent's uid may not open it."""
     return os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
 
 
 def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
-    """Raise the last walls and obey until the channel ends."""
+    """Complete the isolation and serve requests until the channel ends."""
     try:
         isolation.apply_setup(setup)
         if setup.is_native:
@@ -91,7 +91,7 @@ def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_s
     try:
         channel.send({"op": "ready"})
         agent.serve()
-    finally:  # the launcher may end while it is being told something, and nobody else knows whose these are
+    finally:  # the launcher may end during a message, and no other process can kill these
         isolation.signal_all(signal.SIGKILL)
 
 
@@ -172,13 +172,13 @@ class _SandboxAgent:
             os.close(fd)
 
     def _launch(self, request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> None:
-        # Where nobody was left behind nobody can have come: the environment stood still.
+        # If no process was left behind, none can have appeared: the environment was frozen.
         action = _ActiveAction(
             frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
         )
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGCONT)
-        # The kernel's choice among processes of this environment must fall on the action, not on the agent.
+        # If memory runs out, the kernel must choose the action and not the agent.
         self._set_oom_score(_OOM_SCORE_FIRST)
         try:
             if request.mode == "watch":
@@ -205,14 +205,14 @@ class _SandboxAgent:
             self._action = action
 
     def _set_oom_score(self, score: bytes) -> None:
-        with contextlib.suppress(PermissionError):  # a host may have set a higher floor
+        with contextlib.suppress(PermissionError):  # a host may have set a higher minimum
             os.pwrite(self._oom_score, score, 0)
 
     def _send_refusal(self, message: str) -> None:
         self._channel.send({"op": "exited", "refused": message[:_MAX_MESSAGE]})
 
     def _report_unstarted(self, action: "_ActiveAction", error: Exception, stderr: int) -> None:
-        """As a shell would: 127 for a command that is not there, 126 for one that cannot be run."""
+        """Report like a shell: 127 for a missing command, 126 for one that cannot be executed."""
         if isinstance(error, BlockingIOError):
             self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
             return
@@ -225,7 +225,7 @@ class _SandboxAgent:
         self._channel.send({"op": "exited", "status": code << 8, "message": message[:_MAX_MESSAGE]})
 
     def _reap(self) -> None:
-        """Every dead child, orphans too; the action's end is told when no zombie is left beside it."""
+        """Reap every dead child, including orphans. The action's end is reported after all zombies are reaped."""
         ended: tuple[_ActiveAction, int, int] | None = None
         with contextlib.suppress(ChildProcessError):
             while (dead := os.wait4(-1, os.WNOHANG))[0] != 0:
@@ -243,7 +243,7 @@ class _SandboxAgent:
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGSTOP)
         message = self._workspace.send_files(action.request.fetch, self._channel)
-        # A child starts with the agent's own pages, which say nothing about the action.
+        # A child starts with the agent's own pages, which are not the action's memory.
         peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
         limit = "memory" if action.is_over_memory or (near_limit and self._setup.watches_memory) else None
@@ -263,9 +263,13 @@ class _SandboxAgent:
         )
 
     def _kill(self, action: "_ActiveAction") -> None:
-        """Returns when nothing of the action runs. What was there before it stays, unless that takes too long."""
+        """Kill the action and return when none of its processes runs.
+
+        Earlier processes survive unless that takes too long.
+        """
         if not self._setup.has_cgroup:
-            # Nothing multiplies, or competes for the processor, while it is looked for; it would stop now anyway.
+            # Stopped processes cannot fork or compete for the CPU during the search; they would be stopped afterwards
+            # anyway.
             self._isolation.signal_all(signal.SIGSTOP)
         deadline = time.monotonic() + (_KILL_GRACE_S if action.earlier_processes else 0)
         while fresh := [
@@ -279,18 +283,19 @@ class _SandboxAgent:
                 return  # the launcher's next stage ends the whole environment
             time.sleep(_KILL_POLL_S)
         if action.request.mode == "watch" and not self._setup.has_cgroup:
-            self._isolation.signal_all(signal.SIGCONT)  # what was there before has to tell how it ended
+            # earlier processes, such as the shell, must report how the command ended
+            self._isolation.signal_all(signal.SIGCONT)
 
     def _check_limits(self, action: "_ActiveAction") -> None:
         action.exceeded_limit = action.exceeded_limit or self._isolation.exceeded_limit()
         if action.exceeded_limit is not None:
-            self._kill(action)  # again where the first time did not get everything
+            self._kill(action)  # repeated in case the first kill missed some
         elif self._setup.watches_memory:
             self._check_memory(action)
 
     def _check_memory(self, action: "_ActiveAction") -> None:
         each = [process.memory() for process in self._isolation.other_processes()]
-        # Mapped files of the write area are shared memory too; counted once.
+        # Mapped files of the write area are also shared memory; count them once.
         shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())
         used = sum(anonymous for anonymous, _ in each) + shared
         action.peak_kib = max(action.peak_kib, used >> 10)
@@ -300,7 +305,7 @@ class _SandboxAgent:
 
 
 class _ActiveAction:
-    """The action that runs now."""
+    """The running action."""
 
     def __init__(self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest) -> None:
         self.earlier_processes, self.request = earlier_processes, request
@@ -321,7 +326,7 @@ def _children_cpu_us() -> int:
 
 
 def _close_other_files(channel: int, native: int | None) -> None:
-    """At their numbers, which may be each other's now."""
+    """Move the channel and the native program to their descriptors. Each may occupy the other's number first."""
     kept = [fcntl.fcntl(each, fcntl.F_DUPFD_CLOEXEC, _NATIVE_FD + 1) for each in (channel, native) if each is not None]
     for number, file in enumerate(kept, CHANNEL_FD):
         os.dup2(file, number, inheritable=False)

@@ -1,4 +1,4 @@
-"""What an agent is told to do: one sealed file in memory, laid out so that a few lines of C can read it too."""
+"""The request to an agent: one sealed file in memory, with a format that is simple to parse in C."""
 
 import os
 import struct
@@ -17,13 +17,13 @@ _MAX_QUOTED = 100
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRequest:
-    """In the file: each field in this order as a count and its items, an item as its length, its bytes and a zero."""
+    """A request. The file has each field in this order as a count and its items: length, bytes and a zero byte."""
 
     mode: RequestMode
-    """`run` starts `argv`; `source` runs `source` by the interpreter that `argv` starts; `files` starts nothing.
+    """`run` starts `argv`; `source` runs `source` with the interpreter that `argv` starts; `files` starts nothing.
 
-    `session` starts `argv` with all the files beside it as 0, 1, 2 …, the first its controlling terminal, and leaves it
-    behind at once. `watch` starts nothing and lasts until `finish`: whatever comes meanwhile is the action's.
+    `session` starts `argv` with the passed files as 0, 1, 2 …, the first its controlling terminal, and leaves it behind
+    at once. `watch` starts nothing and lasts until `finish`; processes that appear meanwhile belong to the action.
     """
     argv: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
@@ -33,13 +33,13 @@ class AgentRequest:
     source: bytes = b""
 
     def pack(self) -> int:
-        """A new file descriptor. Raises ValueError for text that no program can be given."""
+        """Return a new file descriptor. Raises ValueError for text that cannot be passed to a program."""
         for name in self.env:
             if "=" in name or not name:
                 raise ValueError(f"{name[:_MAX_QUOTED]!r} cannot be the name of a variable")
         variables = [f"{name}={value}" for name, value in self.env.items()]
         encoded = [[_encode_text(each) for each in texts] for texts in ([self.mode], self.argv, variables, [self.cwd])]
-        # What cannot be there is only not found.
+        # Names that cannot exist are allowed: they are reported as missing.
         encoded.append([each.encode(errors="surrogatepass") for each in self.fetch])
         encoded.append([_encode_text(each) for each in self.files])
         parts: list[bytes] = []
@@ -51,7 +51,7 @@ class AgentRequest:
 
     @classmethod
     def unpack(cls, file: int) -> "AgentRequest":
-        """What was packed. Closes the file."""
+        """Decode a packed request. Closes the file."""
         with os.fdopen(file, "rb") as stream:
             content = stream.read()
         lists, at = [], 0
@@ -60,7 +60,7 @@ class AgentRequest:
             lists.append(items)
         (mode,), argv, variables, (cwd,), paths = ([os.fsdecode(each) for each in lists[at]] for at in (0, 1, 2, 3, 5))
         return cls(
-            mode=mode,  # type: ignore[arg-type]  # as it was packed
+            mode=mode,  # type: ignore[arg-type]  # a packed mode is valid
             argv=tuple(argv),
             env=dict(each.split("=", 1) for each in variables),
             cwd=cwd,

@@ -1,4 +1,4 @@
-"""Python source by the `python3` of the environment, whose packages it shall see."""
+"""The command that runs Python source with the `python3` of the environment, so that its packages are available."""
 
 from pathlib import Path
 
@@ -8,8 +8,8 @@ MISSING_PYTHON = (
     "this template has no python3 in its PATH, which `source` is run by; give `argv`, or use another template"
 )
 _RESIDENT_SOURCE = Path(__file__).with_name("resident.py").read_text()
-# Before any import: nothing in the directory of an action is a module of this one.
+# Before any import: no file in an action's directory may shadow a module of the resident.
 _DROP_WORKING_DIRECTORY = "import sys; sys.path[:1] = [each for each in sys.path[:1] if each]"
 _RUN_RESIDENT = f"exec(compile({_RESIDENT_SOURCE!r}, 'resident.py', 'exec'), {{'__name__': 'resident'}})"
 RESIDENT_COMMAND = ("python3", "-c", f"{_DROP_WORKING_DIRECTORY}; {_RUN_RESIDENT}")
-"""Expects a socket as file 3: `once` and an order there make it run that source and end."""
+"""Command that expects a socket as file 3. The message `once` with a request makes it run that source and end."""

@@ -1,4 +1,4 @@
-"""The agent in C, made by this machine's own compiler the first time it is needed, and kept for the next."""
+"""The agent in C, compiled on this machine at its first use and cached."""
 
 import hashlib
 import os
@@ -14,22 +14,22 @@ __all__ = ["AGENT_KINDS", "AUTO", "PYTHON", "NativeAgentUnavailable", "open_nati
 
 AUTO, NATIVE, PYTHON = "auto", "native", "python"
 AGENT_KINDS = (AUTO, NATIVE, PYTHON)
-"""What can be asked for: the one in C, the one in Python, or for each environment the better one of what works here."""
+"""Allowed settings. `auto` chooses the better available agent for each environment."""
 
 _SOURCES = Path(__file__).with_name("native")
 _COMPILERS = ("cc", "gcc", "clang")
-# Static: what it would load is not to be found in a template.
+# Static, because a template does not contain the libraries.
 _FLAGS = ("-std=gnu11", "-O2", "-static", "-Wall", "-Wextra")
 _COMMAND_TIMEOUT_S = 60
 _CHECK_OPTION = "--check"
 
 
 class NativeAgentUnavailable(Exception):
-    """The message says why there is none on this machine."""
+    """A C agent that this machine cannot provide. The message gives the reason."""
 
 
 def open_native_agent() -> int:
-    """The program, opened to be executed. Raises NoNative."""
+    """Open the program for execution; compile it if necessary. Raises NativeAgentUnavailable."""
     compiler = next((found for name in _COMPILERS if (found := shutil.which(name))), None)
     sources = sorted(_SOURCES.glob("*.c"))
     key = hashlib.sha256(repr((platform.machine(), _FLAGS)).encode())
@@ -49,7 +49,7 @@ def open_native_agent() -> int:
 
 
 def _is_working(program: Path) -> bool:
-    """Also after a full disk, a power cut or a change of the machine."""
+    """Return True if the program runs. A full disk, a power failure or a change of machine may have broken it."""
     try:
         _run([str(program), _CHECK_OPTION])
     except (OSError, NativeAgentUnavailable):
@@ -58,7 +58,10 @@ def _is_working(program: Path) -> bool:
 
 
 def _cache_directory() -> Path:
-    """Of this user alone: what lies there is executed in every environment. Raises NoNative."""
+    """Return a directory that only this user can write: every environment executes its files.
+
+    Raises NativeAgentUnavailable.
+    """
     directory = _home() / ".cache" / "tangram"
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
@@ -68,7 +71,7 @@ def _cache_directory() -> Path:
 
 
 def _home() -> Path:
-    """Raises NoNative: in a container a uid may have no entry."""
+    """Return the user's home directory. Raises NativeAgentUnavailable: in a container a uid may have no entry."""
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError as error:
@@ -76,7 +79,7 @@ def _home() -> Path:
 
 
 def _compile(compiler: str, sources: list[Path], program: Path) -> None:
-    """Tried before it is there for anybody."""
+    """Compile and test the program before it gets its final name."""
     with tempfile.TemporaryDirectory(dir=program.parent) as scratch:
         made = f"{scratch}/agent"
         _run([compiler, *_FLAGS, "-o", made, *map(str, sources)])

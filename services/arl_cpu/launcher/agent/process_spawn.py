@@ -1,4 +1,4 @@
-"""Making an action's first process, in each of the ways that there are. Raises OSError where there is none."""
+"""Functions that create an action's first process. Each raises OSError on failure."""
 
 import errno
 import fcntl
@@ -16,17 +16,17 @@ __all__ = ["fork_source", "spawn_by_fork", "spawn_interpreter", "spawn_process",
 
 
 def spawn_process(request: AgentRequest, stdio: tuple[int, ...]) -> int:
-    """By vfork: copying this interpreter's page tables would cost more than the command."""
+    """Start by vfork: copying this interpreter's page tables would cost more than the command."""
     os.chdir(request.cwd)
     ends = [(os.POSIX_SPAWN_DUP2, fd, number) for number, fd in enumerate(stdio)]
-    # The interpreter ignores these two; what it starts must not.
+    # The interpreter ignores these two signals; the started program must not.
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
     return os.posix_spawn(program, request.argv, request.env, file_actions=ends, setsid=True, setsigdef=defaults)
 
 
 def spawn_interpreter(request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> int:
-    """One that runs this source and ends."""
+    """Start an interpreter that runs this source and ends."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         pid = spawn_process(request, (*stdio, theirs.fileno()))
@@ -35,7 +35,10 @@ def spawn_interpreter(request: AgentRequest, payload: int, stdio: tuple[int, ...
 
 
 def _find_program(name: str, search: str) -> str:
-    """As a shell finds it. Raises FileNotFoundError, or PermissionError for a file that may not be executed."""
+    """Find a program as a shell does.
+
+    A file without execute permission is the last choice. Raises FileNotFoundError.
+    """
     if "/" in name:
         return name
     found = [path for each in search.split(":") if os.path.isfile(path := os.path.join(each or ".", name))]
@@ -45,7 +48,7 @@ def _find_program(name: str, search: str) -> str:
 
 
 def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
-    """For an action with walls of its own: between fork and exec it enters them."""
+    """Start by fork for an isolation that confines each action: the child confines itself before exec."""
     stdin, stdout, stderr = stdio
     process = subprocess.Popen(
         request.argv,
@@ -55,7 +58,7 @@ def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isol
         cwd=request.cwd,
         env=request.env,
         start_new_session=True,
-        preexec_fn=isolation.confine_action,  # there is one thread
+        preexec_fn=isolation.confine_action,  # safe: there is one thread
     )
     process.returncode = 0  # reaped by the agent, not by this object
     return process.pid
@@ -81,7 +84,7 @@ def fork_source(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolat
 
 
 def spawn_session(request: AgentRequest, files: tuple[int, ...], isolation: Isolation) -> int:
-    """By fork: a controlling terminal is taken in the process that shall have it."""
+    """Start by fork: a process must acquire its controlling terminal itself."""
     program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""Python source as `__main__` of an interpreter that is already warm."""
+"""Execution of Python source as `__main__` of a warm interpreter."""
 
 import io
 import os
@@ -14,9 +14,9 @@ __all__ = ["reset_interpreter", "run_source"]
 
 
 def reset_interpreter(base_prefix: str | None) -> None:
-    """Once, in the process that every source will be a fork of: of a virtual environment outside nothing is visible.
+    """Reset this process, from which every source is forked. It must not show a virtual environment of the host.
 
-    Without a prefix none will be, and what lies where this interpreter's modules were is not for it to import.
+    Without a prefix no source runs here, and modules at this interpreter's paths must not be imported.
     """
     os.environ.clear()
     if base_prefix is None:
@@ -34,7 +34,7 @@ def reset_interpreter(base_prefix: str | None) -> None:
 
 
 def run_source(source: str, env: Mapping[str, str]) -> None:
-    """Run it as `python main.py` would, in this forked process; ends the process with its exit status."""
+    """Run it as `python main.py` would, in this forked process. Ends the process with its exit status."""
     prctl(PR_SET_DUMPABLE, 1)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.update(env)

@@ -1,4 +1,4 @@
-"""File trees as tar archives, on their way out of an environment and into it. Streams: nothing is held but a block."""
+"""File trees as tar archives, packed and unpacked as streams with one block in memory."""
 
 import errno
 import gzip
@@ -21,7 +21,7 @@ from arl_cpu.launcher.linux.syscalls import open_beneath
 __all__ = ["DISK_FULL", "MAX_MEMBERS", "ArchiveSize", "measure", "pack", "unpack"]
 
 MAX_MEMBERS = 65_536
-"""As many as an environment can hold."""
+"""Largest number of files that an environment can contain."""
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _BLOCK = 256 << 10
 _HEADER_BYTES = 2 * tarfile.BLOCKSIZE
@@ -31,7 +31,7 @@ _GZIP = b"\x1f\x8b"
 _LAYER_MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
 _TEMPLATE = "TANGRAM.template"
 _MOUNT_POINTS = ("dev", "proc")
-"""Places for what is mounted there."""
+"""Mount points in an environment."""
 _OVERLAY_OPAQUE = "user.overlay.opaque"
 _DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)
 _DIRECTORY = os.O_PATH | os.O_DIRECTORY
@@ -39,18 +39,18 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY
 
 @dataclass(slots=True)
 class ArchiveSize:
-    """Of an archive: its members, and the bytes of its files."""
+    """The size of an archive: its members and the bytes of its files."""
 
     members: int = 0
     bytes: int = 0
     left_out: int = 0
-    """Pipes, sockets and devices."""
+    """Pipes, sockets and devices, which are omitted."""
     names: int = 0
-    """Bytes of the paths, and of where links lead."""
+    """Bytes of the paths and of link targets."""
 
 
 def measure(tree: FileTree, *, max_bytes: int) -> ArchiveSize:
-    """What it will be, known before a byte of it is sent. Raises Refused for what is too much or can't be read."""
+    """Return the size before anything is sent. Raises FileAccessError if it is too large or a file is unreadable."""
     size = ArchiveSize()
     seen: dict[tuple[int, int], str] = {}
     for entry in tree.entries():
@@ -74,9 +74,9 @@ def measure(tree: FileTree, *, max_bytes: int) -> ArchiveSize:
 
 
 def pack(tree: FileTree, target: BinaryIO, *, template: str | None = None) -> None:
-    """Files, directories, links and hard links among them; pipes, sockets and devices are left out.
+    """Pack files, directories and links, including hard links. Pipes, sockets and devices are omitted.
 
-    Of what was written over the layers of a template, also the marks of what was removed from them.
+    For files above the layers of a template, also pack the marks of removed files.
     """
     seen: dict[tuple[int, int], str] = {}
     about = {_TEMPLATE: template} if template is not None else None
@@ -85,22 +85,23 @@ def pack(tree: FileTree, target: BinaryIO, *, template: str | None = None) -> No
     ) as archive:
         try:
             for entry in tree.entries():
-                archive.members = []  # type: ignore[attr-defined] # it would remember them all
+                archive.members = []  # type: ignore[attr-defined] # otherwise tarfile keeps every member
                 if entry.kind != "other" or _is_whiteout(entry):
                     _add_member(archive, entry, _tar_member(entry, seen))
         except BaseException:
-            archive.fileobj.buf = b""  # type: ignore[attr-defined] # its end sends what it holds, and this is no archive
+            # type: ignore[attr-defined] # closing would send the rest of an incomplete archive
+            archive.fileobj.buf = b""
             raise
 
 
 def unpack(
     stream: io.RawIOBase, root: int, path: str, *, max_bytes: int, restores: bool = False, template: str | None = None
 ) -> ArchiveSize:
-    """To the directory `path`, which is made where it is not there. A file is all there, or what was there before.
+    """Unpack to the directory `path`, which is created if necessary. Each file is replaced completely or not at all.
 
-    Raises Refused, with the member's name, for what leads out, is too much or is no file, directory or link; what
-    came before that member stays. Where it `restores` a snapshot, what is of another kind makes way, and marks of what
-    was removed are obeyed, if it was taken over this `template`; anybody else's archive removes nothing.
+    Raises FileAccessError with the member's name if a member leads out, is too large, or is not a file, directory or
+    link. Earlier members stay. With `restores`, a snapshot of this `template` also replaces entries of another kind and
+    removes marked files. Other archives remove nothing.
     """
     top = relative_path(path)
     taking = _SnapshotExtractor(root, top, max_bytes, template) if restores else _ArchiveExtractor(root, top, max_bytes)
@@ -113,7 +114,7 @@ def unpack(
                 archive.members = []  # type: ignore[attr-defined] # as above
                 taking.extract(member, archive)
         while bounded.read(_BLOCK):
-            pass  # what follows the archive's end
+            pass  # bytes after the end of the archive
     except _DAMAGED as error:
         raise FileAccessError("invalid", f"this is no whole tar archive, plain or gzip: {error}") from None
     taking.finish()
@@ -166,7 +167,7 @@ def _is_opaque(entry: TreeEntry) -> bool:
 
 
 class _ArchiveExtractor:
-    """Members of an archive becoming files below a directory."""
+    """An extractor of archive members to files below a directory."""
 
     def __init__(self, root: int, top: str, max_bytes: int) -> None:
         self.size = ArchiveSize()
@@ -174,7 +175,7 @@ class _ArchiveExtractor:
         self._times: dict[str, float] = {}
 
     def extract(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
-        """A later member of the same name replaces an earlier one."""
+        """Extract a member. A later member of the same name replaces an earlier one."""
         self.size.members += 1
         if self.size.members > MAX_MEMBERS:
             raise FileAccessError("too_large", f"the archive has more than {MAX_MEMBERS} members")
@@ -197,15 +198,18 @@ class _ArchiveExtractor:
                     raise FileAccessError("invalid", "it is a device or a pipe, which an environment takes none of")
 
     def finish(self) -> None:
-        """Directories get their times last: making what is in them changed those."""
+        """Set the times of directories last, because creating their entries changes them."""
         for path, mtime in self._times.items():
-            with suppress(OSError):  # replaced since
+            with suppress(OSError):  # replaced by a later member
                 directory = open_beneath(self._root, self._full_path(path), os.O_RDONLY | os.O_DIRECTORY)
                 os.utime(directory, (mtime, mtime))
                 os.close(directory)
 
     def open_directory(self, path: str) -> int:
-        """Opened, and made with its parents where it is not there. Raises OSError where something else is."""
+        """Open a directory and create it with its parents if necessary.
+
+        Raises OSError if another kind of entry exists.
+        """
         try:
             return open_beneath(self._root, self._full_path(path), _DIRECTORY)
         except FileNotFoundError:
@@ -232,10 +236,10 @@ class _ArchiveExtractor:
 
     def _make_directory(self, path: str, member: tarfile.TarInfo) -> None:
         if not path:
-            return  # it is there already, and its mode is nobody's business
+            return  # it exists, and the archive does not determine its mode
         os.close(self.open_directory(path))
         made = open_beneath(self._root, self._full_path(path), os.O_RDONLY | os.O_DIRECTORY)
-        with suppress(PermissionError):  # it is one of the image's own, and as that made it
+        with suppress(PermissionError):  # a directory of the image keeps its mode
             os.fchmod(made, member.mode & 0o1777 | 0o700)
         os.close(made)
         self._times[path] = _time(member)
@@ -254,7 +258,7 @@ class _ArchiveExtractor:
             with open(os.open(new, flags, 0o600, dir_fd=directory), "wb", buffering=0) as file:
                 while block := source.read(_BLOCK):
                     _write_all(file.fileno(), block)
-                # No set-uid, set-gid or sticky bit.
+                # Drop set-uid, set-gid and sticky bits.
                 os.fchmod(file.fileno(), member.mode & 0o777)
                 os.utime(file.fileno(), (_time(member), _time(member)))
 
@@ -303,7 +307,7 @@ class _SnapshotExtractor(_ArchiveExtractor):
     def _clear(self, directory: int, name: str, *, contents_only: bool, is_file: bool) -> None:
         found = mode_of(directory, name)
         if found is None or (is_file and stat.S_ISREG(found)):
-            return  # a file is replaced by itself
+            return  # a file is replaced atomically
         if not stat.S_ISDIR(found):
             os.unlink(name, dir_fd=directory)
             return
@@ -318,14 +322,17 @@ def _symlink(member: tarfile.TarInfo, directory: int, name: str) -> None:
 
 
 def _replace(directory: int, name: str, make: Callable[[str], None]) -> None:
-    """Made beside it and put in its place, so that there is always one of the two. A directory is never replaced."""
+    """Create an entry under a temporary name and rename it, so that one of the two always exists.
+
+    A directory is never replaced.
+    """
     with suppress(FileNotFoundError):
-        os.unlink(_UNFINISHED, dir_fd=directory)  # whatever lies there
+        os.unlink(_UNFINISHED, dir_fd=directory)  # any kind of file may have this name
     try:
         make(_UNFINISHED)
         os.rename(_UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
     finally:
-        with suppress(OSError):  # renamed; or a link to the very file it should replace, which rename leaves
+        with suppress(OSError):  # already renamed, or a link to the file it replaces, which rename leaves
             os.unlink(_UNFINISHED, dir_fd=directory)
 
 
@@ -345,7 +352,7 @@ def _decompress(stream: io.RawIOBase) -> Any:
 
 
 class _BoundedReader(io.RawIOBase):
-    """No more than so many bytes: what a small archive says of itself may be long."""
+    """A reader with a limit: a small archive may decompress to a large one."""
 
     def __init__(self, inner: Any, max_bytes: int) -> None:
         self._inner, self._remaining = inner, max_bytes
@@ -364,7 +371,7 @@ class _BoundedReader(io.RawIOBase):
 
 @contextmanager
 def _member_errors(name: str) -> Iterator[None]:
-    """Whatever is wrong is said with the member's name."""
+    """Add the member's name to every error."""
     try:
         yield
     except FileAccessError as error:

@@ -1,7 +1,7 @@
-"""File trees below a directory that somebody hostile owns: listed, packed and unpacked.
+"""Listing and reading of file trees below a directory whose owner is untrusted.
 
-Nothing here follows a link out of the directory. Names are resolved by the kernel below it, or one at a time from
-directories that were opened so; whatever is swapped meanwhile, only what its owner may reach anyway can be hit.
+No operation follows a link out of the directory. The kernel resolves names below it, or one at a time from opened
+directories. A concurrent replacement can only affect files that the owner may access anyway.
 """
 
 import os
@@ -18,17 +18,17 @@ __all__ = ["FileAccessError", "FileTree", "TreeEntry", "list_entries", "printabl
 FileErrorCode = Literal["conflict", "disk", "invalid", "memory", "not_found", "time", "too_large", "unsupported"]
 
 MAX_DEPTH = 500
-"""Directories in each other: each is held open while what is in it is looked at."""
+"""Largest depth of directories: each is open while its entries are processed."""
 MAX_CURSOR_BYTES = 4096
-"""Bytes of a path that a list can go on from."""
+"""Largest length in bytes of a path from which a list can continue."""
 MAX_TIMESTAMP_S = 253_402_300_799
-"""The last second that has a date; a file may say that it is later."""
+"""Latest timestamp that has a date, in seconds; a file may claim a later one."""
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "directory", stat.S_IFLNK: "symlink"}
 
 
 class FileAccessError(Exception):
-    """The message says what is wrong; the code says whose turn it is to do something about it."""
+    """A failed file operation. The message gives the reason; the code classifies it for the caller."""
 
     def __init__(self, code: FileErrorCode, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class FileAccessError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TreeEntry:
-    """Something in a tree. `directory` is where `name` was found, open for as long as it is looked at."""
+    """An entry of a tree. `directory` is the opened directory of `name`, valid during the iteration step."""
 
     path: str
     name: str
@@ -49,7 +49,7 @@ class TreeEntry:
         return _KINDS.get(stat.S_IFMT(self.state.st_mode), "other")
 
     def open(self) -> int:
-        """To be read. Raises OSError for what is no file, or is none any more."""
+        """Open the file for reading. Raises OSError if it is not a regular file any more."""
         file = os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.directory)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
@@ -61,9 +61,9 @@ class TreeEntry:
 
 
 class FileTree:
-    """What lies at a path below the root: a directory with all in it, or `only` so much, or one file.
+    """The tree at a path below the root: a directory with its content, or `only` some of its entries, or one file.
 
-    Raises Refused where it is not.
+    Raises FileAccessError if the path does not exist.
     """
 
     def __init__(self, root: int, path: str, *, only: Sequence[str] | None = None) -> None:
@@ -83,7 +83,10 @@ class FileTree:
         return stat.S_ISDIR(self._state.st_mode)
 
     def entries(self, *, recursive: bool = True) -> Iterator[TreeEntry]:
-        """Parents first, in the order of their names; paths begin at the tree. What vanishes meanwhile is left out."""
+        """Yield entries, parents first, sorted by name, with paths relative to the tree.
+
+        Vanished entries are skipped.
+        """
         if not self.is_directory:
             yield TreeEntry(self._name, self._name, self._parent, self._state)
             return
@@ -111,7 +114,7 @@ class FileTree:
                 os.close(level.directory)
 
     def _follow_link(self, root: int) -> None:
-        """A link as the path itself leads where it leads, if that is below the root."""
+        """Follow a link at the path itself if it leads to a directory below the root."""
         found = open_beneath(root, self._path, os.O_PATH)
         self._state = os.fstat(found)
         if self.is_directory:
@@ -125,11 +128,11 @@ class _DirectoryLevel:
     path: str
     directory: int
     names: list[str]
-    """Those to come, the next one last."""
+    """Remaining names, the next one last."""
 
 
 def relative_path(path: str) -> str:
-    """Without what does nothing in it. Raises Refused for one that leads out."""
+    """Return the normalised path. Raises FileAccessError if it leads out."""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if path.startswith("/") or ".." in parts or "\0" in path:
         raise FileAccessError("invalid", f"{path!r} leads out of the working directory")
@@ -137,7 +140,7 @@ def relative_path(path: str) -> str:
 
 
 def list_entries(tree: FileTree, *, recursive: bool, limit: int, after: str | None) -> dict[str, Any]:
-    """At most `limit` entries, from behind `after` on, and where to go on if there are more."""
+    """Return at most `limit` entries after `after`, and a cursor if there are more."""
     behind = after.split("/") if after is not None else None
     found: list[dict[str, Any]] = []
     last = ""
@@ -161,7 +164,7 @@ def _encode_cursor(last: str) -> str:
 
 
 def printable_name(name: str) -> str:
-    """As text that can be written everywhere: bytes that are no UTF-8 as \\xNN."""
+    """Return the name as printable text. Bytes that are not UTF-8 are escaped in hexadecimal."""
     return os.fsencode(name).decode(errors="backslashreplace")
 
 
@@ -183,7 +186,7 @@ def _open_directory(directory: int, name: str, path: str) -> tuple[int, list[str
     try:
         opened = os.open(name, _DIRECTORY, dir_fd=directory)
     except FileNotFoundError:
-        opened = os.open("/", os.O_PATH | os.O_CLOEXEC)  # it vanished; nothing of it is to come
+        opened = os.open("/", os.O_PATH | os.O_CLOEXEC)  # it vanished; an empty list ends its level
         return opened, []
     except OSError as error:
         raise FileAccessError("conflict", f"{printable_name(path)!r} cannot be read: {error.strerror}") from None

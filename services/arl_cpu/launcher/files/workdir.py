@@ -1,4 +1,4 @@
-"""Where environments keep their files when no file system of their own holds them."""
+"""Directories for the files of environments without a separate file system."""
 
 import os
 import stat
@@ -11,14 +11,14 @@ _ROOT_DIRECTORY = Path("/var/lib/tangram")
 
 
 def root_path(directory: Path, suffix: int, *, own_uids: bool) -> Path:
-    """Below the launcher's directory, unless other uids could not get there."""
+    """Return a path below the launcher's directory, unless other uids could not reach it."""
     if not own_uids:
         return directory / "work"
     return _ROOT_DIRECTORY / f"work.{suffix:08x}"
 
 
 def create_root(root: Path) -> None:
-    """Empty, and open to be passed through where it lies outside the launcher's own directory."""
+    """Create an empty root. Outside the launcher's directory other uids may traverse it."""
     if root.parent == _ROOT_DIRECTORY:
         _ROOT_DIRECTORY.mkdir(mode=0o755, parents=True, exist_ok=True)
     remove(root)
@@ -34,9 +34,9 @@ def temporary_path(workspace: str) -> str:
 
 
 def create(area: Path, host_id: int | None) -> str:
-    """A workspace and a directory for temporary files, of that uid and closed to all others."""
+    """Create a workspace and a temporary directory that only this uid may access."""
     if area.exists():
-        remove(area)  # of an earlier life
+        remove(area)  # from an earlier launcher
     os.mkdir(area, 0o700)
     for name in ("workspace", _TEMPORARY_NAME):
         os.mkdir(area / name, 0o700)
@@ -48,7 +48,7 @@ def create(area: Path, host_id: int | None) -> str:
 
 
 def remove(tree: Path) -> None:
-    """However deep it is and whatever its directories forbid. Nothing may be at work in it any more."""
+    """Remove a tree of any depth and with any directory modes. No process may use it any more."""
     try:
         top = _open_directory(str(tree), None)
     except FileNotFoundError:
@@ -61,14 +61,14 @@ def remove(tree: Path) -> None:
 
 
 def _empty_directory(top: int) -> None:
-    """Directories found are moved up, next to those still to be emptied: depth costs nothing."""
+    """Empty a directory. Subdirectories are moved up to the top, so that the depth does not matter."""
     moved = 0
     while directories := _unlink_files(top):
         for name in directories:
             below = _open_directory(name, top)
             try:
                 for child in _unlink_files(below):
-                    os.close(_open_directory(child, below))  # only a directory that may be written can be moved
+                    os.close(_open_directory(child, below))  # only a writable directory can be moved
                     os.rename(child, f".{moved}", src_dir_fd=below, dst_dir_fd=top)
                     moved += 1
             finally:
@@ -77,7 +77,7 @@ def _empty_directory(top: int) -> None:
 
 
 def _unlink_files(directory: int) -> list[str]:
-    """The directories that remain."""
+    """Unlink the files and return the names of the remaining directories."""
     with os.scandir(directory) as found:
         entries = [(entry.name, entry.is_dir(follow_symlinks=False)) for entry in found]
     for name, is_directory in entries:
@@ -87,7 +87,7 @@ def _unlink_files(directory: int) -> list[str]:
 
 
 def _open_directory(name: str, parent: int | None) -> int:
-    """Make it writable to its owner first, whom no mode that an action set may stop."""
+    """Open a directory and first restore the owner's access, which an action may have removed."""
     if stat.S_IMODE(os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode) & 0o700 != 0o700:
         os.chmod(name, 0o700, dir_fd=parent)
     return os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=parent)

@@ -1,11 +1,10 @@
-"""A process for one piece of work on the files of a living environment, between its actions.
+"""The process of one operation on the files of a living environment, between its actions.
 
-It is in the environment's mount namespace, as its one user, without a capability and behind the filter of its actions;
-whatever lies in wait there can make it do only what that user may do anyway. It is not in the environment's pid
-namespace: nothing in there sees, signals or traces it. It does not freeze with the environment either, for it works
-while that is frozen: of the cgroups it joins all but the freezer's, so that what it writes is the environment's memory.
-
-Under cgroup v2, where one directory is all of them, it joins none; the size of the write area bounds what it writes.
+It runs in the environment's mount namespace as its only user, without capabilities and behind the actions' filter. A
+hostile file can make it do only what that user may do anyway. It is not in the environment's pid namespace, so
+processes there cannot see, signal or trace it. It must run while the environment is frozen: it joins all cgroups except
+the freezer's, so that its memory counts as the environment's. Under cgroup v2, which has one directory for all
+controllers, it joins none; the size of the write area limits its writes.
 """
 
 import fcntl
@@ -31,13 +30,13 @@ INSIDE_ID = 1000
 _STREAM_FD, _MOUNTS_FD = 3, 4
 _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _MAX_MEMORY_BYTES = 192 << 20
-"""Headers of an archive are read into memory, however long they say they are."""
+"""Memory limit of the worker. The headers of an archive are read into memory at any length they claim."""
 _MIB = 1 << 20
 _TIMEOUT_MESSAGE = "it took longer than it may"
 
 
 def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> NoReturn:
-    """Do what is `wanted` and tell it on the stream. Never returns to the code it was forked from."""
+    """Execute the request and report on the stream. Never returns to the caller."""
     try:
         _close_other_files(stream, mounts)
         peer = worker_stream.WorkerStream(socket.socket(fileno=_STREAM_FD))
@@ -66,7 +65,7 @@ def _execute(stream: worker_stream.WorkerStream, root: int, request: Mapping[str
             return list_entries(tree, recursive=request["recursive"], limit=request["limit"], after=request["after"])
         case "pack":
             tree = FileTree(root, request["path"], only=request["only"])
-            # What is more could not be put back into an environment of this size.
+            # A larger archive could not be restored to an environment of this size.
             most = min(request["max_bytes"], request["disk_mib"] * _MIB) if request["whole"] else request["max_bytes"]
             stream.send_response(asdict(measure(tree, max_bytes=most)))
             with stream.output_stream() as target:
@@ -81,11 +80,11 @@ def _execute(stream: worker_stream.WorkerStream, root: int, request: Mapping[str
 
 
 def _close_other_files(stream: int, mounts: int | None) -> None:
-    """Of the files that came with the fork."""
+    """Close all other files that the fork inherited."""
     null = os.open("/dev/null", os.O_RDWR)
     for number in range(3):
         os.dup2(null, number)
-    # First out of the way: one may have the number that another shall get.
+    # Duplicate to free numbers first: one may have the number that another will get.
     kept = [fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, _MOUNTS_FD + 1) for file in (stream, mounts) if file is not None]
     for number, file in zip((_STREAM_FD, _MOUNTS_FD), kept, strict=False):
         os.dup2(file, number, inheritable=False)
@@ -93,10 +92,10 @@ def _close_other_files(stream: int, mounts: int | None) -> None:
 
 
 def _enter_sandbox(mounts: int | None, request: Mapping[str, Any]) -> int:
-    """Become the environment's user where its files are; the working directory, opened."""
+    """Become the environment's user in its mount namespace. Return the opened working directory."""
     for path in request["join"]:
         _write(path, "0")
-    with suppress(PermissionError):  # a host may have set a higher floor
+    with suppress(PermissionError):  # a host may have set a higher minimum
         _write("/proc/self/oom_score_adj", "1000")
     if os.geteuid() == 0 and (mounts is not None or request["host_id"] is not None):
         os.setgroups([])
@@ -122,7 +121,10 @@ def _enter_sandbox(mounts: int | None, request: Mapping[str, Any]) -> int:
 
 
 def _open_root(workspace: str, *, is_own_tree: bool) -> int:
-    """In the host's tree what leads to it is the launcher's, and the last name could be a link that an action made."""
+    """Open the working directory.
+
+    In the host's tree only the last name could be a link by an action; do not follow it.
+    """
     if is_own_tree:
         return os.open(workspace, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     parent, name = os.path.split(workspace)

@@ -1,8 +1,8 @@
-"""The worker's end of its stream: chunks of an archive, and frames of JSON that say how it went.
+"""The worker's end of its stream: chunks of an archive, and JSON frames with results.
 
-A chunk is a 4-byte length and so many bytes; an empty one is the end. A length of all ones breaks an output off: the
-frame that follows says why. Nothing is ever sent in part: what interrupts the work waits for the end of what is being
-sent, and where that cannot end the stream does.
+A chunk is a 4-byte length and that many bytes; an empty one is the end. A length of all ones aborts an output, and the
+next frame gives the reason. Every send is complete: an interruption waits for its end. If a send cannot end, the stream
+ends.
 """
 
 import io
@@ -25,7 +25,7 @@ _BLOCK = 256 << 10
 
 
 class WorkerStream:
-    """Whoever asked for the work, through one connected socket."""
+    """A connection to the client of the operation, through one connected socket."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.setblocking(True)
@@ -34,7 +34,7 @@ class WorkerStream:
         self._interruption: FileAccessError | None = None
 
     def interrupt(self, error: FileAccessError) -> None:
-        """For a signal's handler: raises it, or has it raised as soon as what is being sent has been sent."""
+        """Raise the error from a signal handler, or after the current send."""
         if not self._is_sending:
             raise error
         self._interruption = error
@@ -43,7 +43,7 @@ class WorkerStream:
         self._send_frame({"ok": response})
 
     def send_error(self, code: FileErrorCode, message: str) -> None:
-        """The last word. What the other side still sends is read and thrown away, so that it hears this."""
+        """Send a final error. Further input is read and discarded, so that the client can read the error."""
         try:
             if self._is_in_output:
                 self._send(CHUNK_LENGTH.pack(ABORTED_LENGTH))
@@ -51,14 +51,14 @@ class WorkerStream:
             while self._socket.recv(_BLOCK):
                 pass
         except OSError:
-            return  # nobody is there to be told
+            return  # the client has disconnected
 
     def input_stream(self) -> io.RawIOBase:
         return _ChunkReader(self._socket)
 
     @contextmanager
     def output_stream(self) -> Iterator[BinaryIO]:
-        """Ends the chunks where the work on them ends well."""
+        """Send the chunks of an output. The end chunk is sent only if the block succeeds."""
         self._is_in_output = True
         yield cast("BinaryIO", _ChunkWriter(self._send))
         self._send(CHUNK_LENGTH.pack(0))
@@ -71,7 +71,7 @@ class WorkerStream:
         self._send(CHUNK_LENGTH.pack(len(body)) + body)
 
     def _send(self, data: bytes) -> None:
-        """All of it. Where that fails the stream is at its end: nobody could tell what more would belong to."""
+        """Send all of the data. If that fails, close the stream: the client could not parse more."""
         if self._is_sending:
             raise ConnectionError("what was sent before did not all get there")
         self._is_sending = True

@@ -1,4 +1,4 @@
-"""An environment's files, moved by its own agent: a race against it can only hit the sandbox."""
+"""File access by an environment's own agent, so that a race against it can only affect the sandbox."""
 
 import errno
 import os
@@ -17,19 +17,19 @@ _UNFINISHED = ".tangram-unfinished"
 
 
 class AgentWorkspace:
-    """Paths are relative to the working directory, or absolute below it."""
+    """The working directory of an environment. Paths are relative to it, or absolute below it."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
 
     def check_paths(self, paths: Iterable[str]) -> None:
-        """Raises ValueError for a path that leads out."""
+        """Check the paths. Raises ValueError for a path that leads out."""
         for path in paths:
             self._relative_path(path)
 
     def check_directory(self, path: str) -> None:
-        """Where an action starts: any directory it can see. Raises ValueError."""
+        """Check an action's working directory: any visible directory is allowed. Raises ValueError."""
         if not os.path.isdir(path):
             raise ValueError(f"cwd {path!r} is not a directory of the environment")
 
@@ -49,13 +49,13 @@ class AgentWorkspace:
                 os.close(directory)
 
     def _write_through(self, link: str, content: bytes) -> None:
-        """Into the file that a link leads to, if that lies below the working directory."""
+        """Write to the target of a link if it is below the working directory."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NONBLOCK
         with os.fdopen(open_beneath(self._directory, link, flags, 0o644), "wb") as file:
             file.write(content)
 
     def send_files(self, paths: Sequence[str], channel: PacketChannel) -> str | None:
-        """Hand over, opened, those of the files that are there. Returns a word on the limit if it was met."""
+        """Send the existing files as opened descriptors. Return a message if a limit was exceeded."""
         message = None
         left = FETCH_LIMIT_BYTES
         for number, path in enumerate(paths):
@@ -85,7 +85,7 @@ class AgentWorkspace:
 
 
 def mode_of(directory: int, name: str) -> int | None:
-    """None where there is nothing."""
+    """Return the mode of an entry, or None if it does not exist."""
     try:
         return os.stat(name, dir_fd=directory, follow_symlinks=False).st_mode
     except FileNotFoundError:
@@ -93,11 +93,11 @@ def mode_of(directory: int, name: str) -> int | None:
 
 
 def _replace_file(directory: int, name: str, content: bytes, before: int | None) -> None:
-    """All of it or, where it does not fit, what was there before. A file keeps its mode."""
+    """Replace a file completely or not at all. An existing file keeps its mode."""
     if before is not None and stat.S_ISDIR(before):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     with suppress(FileNotFoundError):
-        os.unlink(_UNFINISHED, dir_fd=directory)  # an action may have put anything there, a pipe that blocks too
+        os.unlink(_UNFINISHED, dir_fd=directory)  # an action may have created anything here, such as a pipe that blocks
     file = os.open(_UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
     try:
         with os.fdopen(file, "wb") as stream:

@@ -1,4 +1,4 @@
-"""The ways to confine an action, best first, and what sets them apart for whoever makes environments."""
+"""The isolation drivers, best first, and their properties."""
 
 import os
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from arl_cpu.launcher.isolation.unsafe_local import UnsafeLocalIsolation
 __all__ = ["AUTO", "DRIVERS", "FALLBACKS", "IsolationDriver"]
 
 AUTO = "auto"
-"""Not chosen: the first of `FALLBACKS` that works here."""
+"""Default of TANGRAM_DRIVER: use the first of `FALLBACKS` that works on this host."""
 FALLBACKS = ("namespaces", "landlock")
 
 
@@ -22,16 +22,16 @@ class IsolationDriver:
     name: str
     isolation: Callable[[], Isolation]
     has_zygote_namespaces: bool = False
-    """The process that forks agents makes their namespaces; else their walls do all of it."""
+    """True if the zygote creates the namespaces of an agent; otherwise the isolation does all of the work."""
     dies_with_init: bool = False
-    """The kernel ends all of an environment with its first process."""
+    """True if the kernel ends all of an environment with its first process."""
     is_isolated: bool = True
     has_templates: bool = False
-    """Its walls can stand around another file tree than the host's."""
+    """True if environments can use a file tree other than the host's."""
     needs_reachable_python: bool = False
-    """Actions run the host's interpreter where it lies, under another uid."""
+    """True if actions run the host's interpreter at its path under another uid."""
     problem: Callable[[], str | None] = lambda: None
-    """Why there is no use in trying, if so."""
+    """Function that returns why the driver cannot work on this host, or None."""
     fix: str = ""
     mechanisms: Mapping[str, str]
 

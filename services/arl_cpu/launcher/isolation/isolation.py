@@ -1,4 +1,4 @@
-"""The isolation of an agent, seen from inside, and the limits that a process sets on itself."""
+"""The interface that isolates an agent from inside, and the limits that a process sets on itself."""
 
 import os
 import resource
@@ -21,17 +21,17 @@ _MIN_FILE_MIB = 16
 
 @dataclass(frozen=True, slots=True)
 class TemplateLayers:
-    """Of the template that an environment begins with."""
+    """The layers of an environment's template."""
 
     directory: str
     trees: tuple[str, ...]
-    """Paths in the directory, the highest first."""
+    """Paths in the directory, highest first."""
     idmapped_mount: int | None = None
-    """A mount of the directory in which the files are the environment's own."""
+    """Mount of the directory in which the files belong to the environment's uid."""
 
     @classmethod
     def from_message(cls, message: Mapping[str, Any], files: Sequence[int]) -> "TemplateLayers | None":
-        """As the launcher says it to an agent."""
+        """Decode the layers from the launcher's message to an agent."""
         if (said := message.get("layers")) is None:
             return None
         return cls(said["directory"], tuple(said["trees"]), files[0] if files else None)
@@ -39,27 +39,27 @@ class TemplateLayers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSetup:
-    """What an agent is told before it raises its walls."""
+    """The launcher's parameters for an agent, sent before it isolates itself."""
 
     workspace: str
     is_host: bool
-    """Of the template `host`: the interpreter that the agent itself runs in can be seen."""
+    """True for the template `host`, in which the agent's own interpreter is visible."""
     base_prefix: str
     memory_mib: int
     disk_mib: int
     pids: int
     keeps_processes: bool
-    """A persistent environment: what an action leaves behind stays."""
+    """True for a persistent environment, in which an action's remaining processes stay."""
     has_cgroup: bool
-    """Where there is none, the agent itself stops and continues processes as well as it can."""
+    """False if the agent itself must stop and continue processes, best effort."""
     watches_memory: bool
-    """Nobody else limits it: the agent looks at the sum from time to time."""
+    """True if nothing else limits memory, so that the agent polls the sum."""
     host_id: int | None = None
-    """The uid to become where no user namespace gives one; None: stay who it is."""
+    """uid to switch to if no user namespace provides one. None: keep the uid."""
     is_native: bool = False
-    """The agent shall become the one in C."""
+    """True if the agent replaces itself with the C agent."""
     watches_files: bool = False
-    """No file system bounds what is written, so the agent looks from time to time."""
+    """True if no file system limits the disk usage, so that the agent polls it."""
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "AgentSetup":
@@ -68,32 +68,33 @@ class AgentSetup:
 
 class Isolation(Protocol):
     confines_actions: bool
-    """Whether `enter` does anything."""
+    """True if `confine_action` has an effect."""
 
     write_area: str
-    """A place on what bounds all that is written, if anything does; told with the rest of the walls."""
+    """Path on the file system that limits all writes, if there is one. Set by `prepare` or `apply_setup`."""
 
     def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
-        """Raise what is the same for all with this template. Raises OSError where the host does not allow it.
+        """Set up the part that is the same for all sandboxes of a template. Raises OSError if the host does not allow
+        it.
 
-        Without layers it is `host`, which is all that drivers without templates are asked for.
+        Layers are None for `host`, the only template of drivers without templates.
         """
         ...
 
     def apply_setup(self, setup: AgentSetup) -> None:
-        """Raise the rest; from here on this process may undo none of it."""
+        """Set up the rest. This process cannot undo any of it."""
         ...
 
     def confine_action(self) -> None:
-        """Called in each process that is about to become an action."""
+        """Confine the calling process, which is about to become an action."""
         ...
 
     def other_processes(self) -> list[ProcessInfo]:
-        """Every living process of the environment but the agent."""
+        """Return every living process of the environment except the agent."""
         ...
 
     def signal_all(self, number: int) -> None:
-        """Signal every process of the environment but the agent."""
+        """Send a signal to every process of the environment except the agent."""
         ...
 
     def write_area_is_full(self) -> bool: ...
@@ -101,24 +102,24 @@ class Isolation(Protocol):
     def write_area_used_bytes(self) -> int: ...
 
     def exceeded_limit(self) -> str | None:
-        """The limit that was found passed by looking, where nothing else holds it."""
+        """Return a limit that polling found exceeded, if nothing else enforces it."""
         ...
 
 
 def apply_limits(setup: AgentSetup, *, processes: int) -> None:
-    """Files in any case; memory and `processes` of this uid only where no cgroup looks after them."""
+    """Limit files always; limit memory and this uid's `processes` only without a cgroup."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
     _set_limit(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)
     if setup.has_cgroup:
         return
     _set_limit(resource.RLIMIT_NPROC, processes)
-    # Private writable memory only: address space would count what a runtime merely reserves.
+    # Limit private writable memory only: the address space includes memory that a runtime merely reserves.
     _set_limit(resource.RLIMIT_DATA, setup.memory_mib * _MIB)
 
 
 def lower_priority() -> None:
-    """To this system's own processes; where a cgroup shares the cores out it is not needed."""
+    """Lower the priority below the system's own processes. With a cgroup this is unnecessary."""
     os.nice(_NICE_WITHOUT_CGROUP)
 
 

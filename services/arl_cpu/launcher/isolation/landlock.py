@@ -1,7 +1,7 @@
-"""Walls without namespaces: Landlock rules, a seccomp filter, limits, and a uid of its own where root gives one.
+"""Isolation without namespaces: Landlock rules, a seccomp filter, limits, and a separate uid if the launcher is root.
 
-Two layers. The agent's own keeps signals and abstract sockets inside, so that one `kill(-1)` of it means this
-environment and nothing else. An action's own keeps it to its files: the agent has to read /proc, actions do not.
+There are two layers. The agent's layer keeps signals and abstract sockets inside, so its `kill(-1)` reaches only this
+environment. The action's layer restricts it to its files: the agent must read /proc, actions must not.
 """
 
 import os
@@ -23,7 +23,7 @@ _EXECUTE, _WRITE_FILE, _READ_FILE, _READ_DIR = 0x1, 0x2, 0x4, 0x8
 _MAKE_CHAR, _MAKE_BLOCK = 0x40, 0x800
 _TRUNCATE, _IOCTL = 0x4000, 0x8000
 _RIGHTS_BY_ABI = {1: 0x1FFF, 2: 0x3FFF, 3: 0x7FFF, 5: 0xFFFF}
-"""Rights that a version knows; each of them is refused unless a rule grants it."""
+"""Access rights by Landlock ABI version. Each of them is refused unless a rule grants it."""
 _FILE_RIGHTS = _EXECUTE | _WRITE_FILE | _READ_FILE | _TRUNCATE | _IOCTL
 _READ_AND_RUN = _EXECUTE | _READ_FILE | _READ_DIR
 _ALL_TCP, _MIN_ABI_FOR_TCP = 0x3, 4
@@ -34,11 +34,11 @@ _MIB = 1 << 20
 _SHARED_UID_SLACK = 64
 _MAX_ENTRIES = 65536
 _SCAN_INTERVAL_FACTOR = 10
-"""A look at the disk may take a tenth of the time."""
+"""A scan of the disk usage takes at most about a tenth of the time."""
 
 
 def landlock_abi() -> int:
-    """0 where the kernel has no Landlock, or does not use it."""
+    """Return the ABI version, or 0 if the kernel has no Landlock or does not enable it."""
     try:
         return syscalls.raw_syscall(_CREATE, "landlock", None, 0, _VERSION)
     except OSError:
@@ -46,7 +46,7 @@ def landlock_abi() -> int:
 
 
 class LandlockIsolation:
-    """Raised by an agent that is an ordinary process of the host; what it starts finds its end with it."""
+    """The isolation of an agent that is an ordinary process of the host. Its processes are killed when it ends."""
 
     confines_actions = True
 
@@ -60,7 +60,7 @@ class LandlockIsolation:
         self._next_scan = 0.0
 
     def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
-        """Nothing: its rules and its uid are cheap, and a uid once given up makes no rules for others' files."""
+        """Do nothing: rules and uid are cheap, and after a uid change no rule can be made for the files of others."""
 
     def apply_setup(self, setup: AgentSetup) -> None:
         self.write_area = os.path.dirname(setup.workspace)
@@ -70,7 +70,7 @@ class LandlockIsolation:
         self._pids = setup.pids if owns_files and not setup.has_cgroup else None
         self._lowers_priority = not setup.has_cgroup
         self._signals_at_once = self._abi >= MIN_ABI_FOR_SCOPES or not owns_files
-        with suppress(PermissionError):  # an ordinary user has nothing to drop, and no_new_privs below
+        with suppress(PermissionError):  # an ordinary user has nothing to drop, and no_new_privs is set below
             syscalls.empty_bounding_set()
         if setup.host_id is not None:
             _switch_uid(setup.host_id)
@@ -90,7 +90,7 @@ class LandlockIsolation:
 
     def confine_action(self) -> None:
         if self._lowers_priority:
-            lower_priority()  # to the agent above all, which has to end it
+            lower_priority()  # below the agent's priority, because the agent must be able to kill it
         syscalls.raw_syscall(_RESTRICT, "landlock", self._ruleset, 0)
         seccomp.install_filter(self._action_filter)
 
@@ -98,7 +98,10 @@ class LandlockIsolation:
         return descendants(os.getpid())
 
     def signal_all(self, number: int) -> None:
-        """One system call, out of which no process forks: the kernel lets it reach this environment only."""
+        """Send a signal with one system call, so no process escapes by forking.
+
+        The kernel limits it to this environment.
+        """
         if not self._signals_at_once:
             signal_until_gone(self.other_processes, number)
             return
@@ -112,7 +115,7 @@ class LandlockIsolation:
         return self._known_bytes >= self._limit_bytes
 
     def write_area_used_bytes(self) -> int:
-        """Of memory: none."""
+        """Return 0: the write area uses no memory."""
         return 0
 
     def exceeded_limit(self) -> str | None:
@@ -123,11 +126,14 @@ class LandlockIsolation:
             return None
         known, self._known_bytes = self._known_bytes, self._used_bytes()
         self._next_scan = began + (time.monotonic() - began) * _SCAN_INTERVAL_FACTOR
-        # One that is too full already may be tidied up.
+        # Usage above the limit may still shrink; only growth counts.
         return "disk" if self._known_bytes > max(self._limit_bytes, known) else None
 
     def _has_more_than(self, pids: int) -> bool:
-        """A long look, and only for a reason: a flood of processes leaves little time for it unless it is stopped."""
+        """Return True if there are more processes. The count is slow, so it runs only if /proc has grown.
+
+        All processes are stopped meanwhile, because a fork flood would leave little time for it.
+        """
         entries = len(os.listdir("/proc"))
         self._entries_of_proc = min(self._entries_of_proc, entries)
         if entries - self._entries_of_proc <= pids:
@@ -139,7 +145,7 @@ class LandlockIsolation:
         return False
 
     def _used_bytes(self) -> int:
-        """Bytes of what lies in the area, and all of the limit where it is too many files."""
+        """Return the bytes used in the write area. Too many files count as more than the limit."""
         used, entries, frontier = 0, 0, [self.write_area]
         while frontier:
             try:
@@ -151,14 +157,14 @@ class LandlockIsolation:
                         if entry.is_dir(follow_symlinks=False):
                             frontier.append(entry.path)
             except OSError:
-                continue  # it is being changed, or was closed to its own user
+                continue  # changed meanwhile, or unreadable
             if entries > _MAX_ENTRIES or used > self._limit_bytes:
                 return self._limit_bytes + used
         return used
 
 
 def _file_ruleset(version: int, area: str, base_prefix: str) -> int:
-    """A ruleset: the system to read and run, devices that hold nothing, the area for everything."""
+    """Create a ruleset: read and run the system, use devices without state, and do everything in the write area."""
     rights = max(value for since, value in _RIGHTS_BY_ABI.items() if since <= version)
     attributes = struct.pack("Q", rights)
     if version >= _MIN_ABI_FOR_TCP:
@@ -167,7 +173,7 @@ def _file_ruleset(version: int, area: str, base_prefix: str) -> int:
     shown = [f"/{name}" for name in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS))]
     for path in (*shown, base_prefix):
         _allow(ruleset, path, _READ_AND_RUN & rights)
-    # Elsewhere it is not there; here programs see that it is, and Node ends where it cannot be read.
+    # With namespaces this file is absent. Here programs see that it exists, and Node fails if it is unreadable.
     _allow(ruleset, "/etc/ssl/openssl.cnf", _READ_FILE)
     for name in _READABLE_PROC_FILES:
         _allow(ruleset, f"/proc/{name}", _READ_FILE)
@@ -181,7 +187,7 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
     try:
         file = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError:
-        return  # hosts differ; what is missing is not granted
+        return  # hosts differ; a missing path needs no rule
     if not os.path.isdir(f"/proc/self/fd/{file}"):
         rights &= _FILE_RIGHTS
     try:
@@ -191,14 +197,14 @@ def _allow(ruleset: int, path: str, rights: int) -> None:
 
 
 def _switch_uid(host_id: int) -> None:
-    """Never back: no capability is left, and none can be got."""
+    """Switch to another uid permanently: no capability is left and none can be acquired."""
     os.setgroups([])
     os.setresgid(host_id, host_id, host_id)
     os.setresuid(host_id, host_id, host_id)
 
 
 def _process_limit(setup: AgentSetup) -> int:
-    """With a uid that all share a dam against floods only; the agent looks at the number itself."""
+    """Return the process limit. With a shared uid it only stops floods; the agent itself counts processes."""
     if setup.has_cgroup or setup.host_id is not None:
         return setup.pids + 1
     return _count_tasks(os.getuid()) + setup.pids + _SHARED_UID_SLACK

@@ -1,4 +1,4 @@
-"""What seccomp adds where no namespace helps: no sockets, no shared kernel objects, no way to hit the agent."""
+"""Seccomp rules that replace namespaces: no sockets, no shared kernel objects, no signals to the agent."""
 
 import errno
 from functools import cache
@@ -11,10 +11,10 @@ __all__ = ["action_filter", "environment_filter"]
 
 _DENY = 0x00050000 | errno.EPERM
 _SOCK_TYPE = (1, 5)
-"""SOCK_STREAM, SOCK_SEQPACKET: connected for good. A datagram socket of a pair could be turned to another address."""
+"""SOCK_STREAM and SOCK_SEQPACKET are connected permanently. A datagram socket of a pair could change its address."""
 _SOCK_FLAGS = (0, 0o4000, 0o2000000, 0o2004000)
 _SET_OWNER, _FIOSETOWN, _SIOCSPGRP = (8, 10, 15), 0x8901, 0x8902
-"""fcntl F_SETOWN, F_SETSIG, F_SETOWN_EX: the kernel would send a signal on a file's behalf."""
+"""fcntl F_SETOWN, F_SETSIG and F_SETOWN_EX would let the kernel send signals on behalf of a file."""
 _ALL_PROCESSES = 0xFFFFFFFF
 
 SyscallNumbers = tuple[int | None, int | None]
@@ -23,7 +23,7 @@ _DENIED: dict[str, SyscallNumbers] = {
     "accept4": (288, 242),
     "bind": (49, 200),
     "connect": (42, 203),
-    "inotify_add_watch": (254, 27),  # would tell the names of files that cannot be listed
+    "inotify_add_watch": (254, 27),  # would report names of files that cannot be listed
     "listen": (50, 201),
     "mq_open": (240, 180),
     "msgget": (68, 186),
@@ -49,7 +49,10 @@ _METADATA_CALLS: dict[str, SyscallNumbers] = {
     "utime": (132, None),
     "utimes": (235, None),
 }
-"""Landlock does not look at these, and the files around belong to the same user. On opened files they work."""
+"""Calls that Landlock does not check and that would change other files of the same user.
+
+The variants for opened files stay allowed.
+"""
 _UTIMENSAT: SyscallNumbers = (280, 88)
 _FCNTL: SyscallNumbers = (72, 25)
 _SIGNAL_CALLS: dict[str, SyscallNumbers] = {
@@ -59,17 +62,17 @@ _SIGNAL_CALLS: dict[str, SyscallNumbers] = {
     "tgkill": (234, 131),
     "tkill": (200, 130),
 }
-"""Calls that send a signal to their first argument, or open it."""
+"""Calls that signal or open the process in their first argument."""
 _KILL: SyscallNumbers = (62, 129)
 
 
 @cache
 def environment_filter(*, has_cgroup: bool, owns_files: bool, machine: str = MACHINE) -> bytes:
-    """For the agent and all below it. `owns_files`: the uid is one that has files on this host."""
+    """Return the filter for the agent and its descendants. `owns_files`: the uid owns files on this host."""
     denied = {**_DENIED, **(_METADATA_CALLS if owns_files else {})}
     rules = [seccomp.refuse(number, _DENY) for number in _numbers(denied, machine)]
     if owns_files and (number := _number_on(_UTIMENSAT, machine)) is not None:
-        # With no path it is about an opened file. A pointer has two halves.
+        # Without a path the call applies to an opened file. A pointer has two 32-bit halves.
         low, high = ARGUMENT_OFFSETS[1], ARGUMENT_OFFSETS[1] + 4
         rules.append(seccomp.unless_both_zero(number, low, high, _DENY))
     if owns_files:
@@ -84,7 +87,7 @@ def environment_filter(*, has_cgroup: bool, owns_files: bool, machine: str = MAC
 
 
 def action_filter(agent: int, machine: str = MACHINE) -> bytes:
-    """For what an action runs: the agent, a process of the same uid, is out of its reach."""
+    """Return the filter for an action: it cannot reach the agent, which has the same uid."""
     rules = [
         if_argument_is(number, ARGUMENT_OFFSETS[0], (agent,), _DENY) for number in _numbers(_SIGNAL_CALLS, machine)
     ]

@@ -1,4 +1,4 @@
-"""The file tree of a sandbox: read-only system directories of the host, one bounded writable area, nothing else."""
+"""The file tree of a sandbox: read-only system directories of the host and one bounded writable area."""
 
 import os
 import stat
@@ -26,14 +26,14 @@ WORKSPACE = "/workspace"
 
 _WRITE_AREA = "/tmp"  # noqa: S108  # inside
 WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "tmp": _WRITE_AREA}  # noqa: S108  # inside
-"""Part of the area → where it is seen."""
+"""Mount point by part of the write area."""
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
 ETC_PATHS = (
     "alternatives",
     "ca-certificates",
     "debian_version",
-    *(f"java-{version}-openjdk" for version in (8, 11, 17, 21, 25)),  # Debian's, without which no Java starts
+    *(f"java-{version}-openjdk" for version in (8, 11, 17, 21, 25)),  # of Debian; Java does not start without them
     "ld.so.cache",
     "ld.so.conf",
     "ld.so.conf.d",
@@ -66,7 +66,7 @@ _MIN_INODES, _MAX_INODES, _INODES_PER_MIB = 4096, 65536, 128
 
 @dataclass(frozen=True, slots=True)
 class RootSources:
-    """What of the host will be shown: opened while this process may still reach it. Path below the root → file."""
+    """Host files that the sandbox shows, opened while this process may access them. Keys are paths below the root."""
 
     binds: dict[str, int]
     links: dict[str, str]
@@ -75,7 +75,7 @@ class RootSources:
 
 
 def open_sources(base_prefix: str) -> RootSources:
-    """Look at the host's tree in this mount namespace, before the uid that may is given up."""
+    """Open the host's tree in this mount namespace, before the privileged uid is given up."""
     make_mounts_private()
     sources = RootSources({}, {}, {}, open_devices())
     for path in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS)):
@@ -88,7 +88,7 @@ def open_sources(base_prefix: str) -> RootSources:
 
 
 def make_mounts_private() -> None:
-    """What is mounted from here on nobody outside sees."""
+    """Keep later mounts invisible to other mount namespaces."""
     syscalls.mount("none", "/", None, MS_REC | MS_PRIVATE)
 
 
@@ -97,7 +97,7 @@ def open_devices() -> dict[str, int]:
 
 
 def build_root(sources: RootSources) -> None:
-    """Put the tree together, make it the root and let go of the host's. Nothing in it can be written yet."""
+    """Assemble the tree, make it the root and detach the host's. Nothing in it is writable yet."""
     syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
     _mount_sources(sources)
     os.mkdir(f"{_ROOT}/dev")
@@ -111,7 +111,7 @@ def build_root(sources: RootSources) -> None:
 
 
 def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
-    """One tmpfs under every writable place, so that its size bounds their sum, in bytes and in inodes."""
+    """Mount one tmpfs for all writable directories, so that its size bounds their sum in bytes and inodes."""
     options = write_area_options(disk_mib=disk_mib, memory_mib=memory_mib)
     syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
     files = {}
@@ -119,7 +119,7 @@ def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
         os.mkdir(f"{_WRITE_AREA}/{name}")
         os.chmod(f"{_WRITE_AREA}/{name}", 0o755 if place == WORKSPACE else 0o1777)
         files[place] = os.open(f"{_WRITE_AREA}/{name}", os.O_PATH | os.O_CLOEXEC)
-    # The place that the area itself is mounted on is among them, and comes last: from then on only parts are seen.
+    # The mount point of the area itself is the last entry; after it only the parts are visible.
     for place, file in files.items():
         syscalls.bind_mount(file, place)
         os.close(file)
@@ -127,7 +127,7 @@ def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
 
 
 def write_area_options(*, disk_mib: int, memory_mib: int) -> str:
-    """Of the tmpfs that holds all that can be written."""
+    """Return the mount options of the tmpfs that contains everything writable."""
     inodes = min(_MAX_INODES, max(_MIN_INODES, memory_mib * _INODES_PER_MIB))
     return f"size={disk_mib}m,nr_inodes={inodes},mode=0755"
 
@@ -143,7 +143,7 @@ def _open_source(sources: RootSources, path: str) -> None:
             with open(f"/{path}", "rb") as file:
                 sources.copies[path] = file.read()
     except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return  # hosts differ; what is missing outside is missing inside
+        return  # hosts differ; a path that is missing outside is missing inside
 
 
 def _mount_sources(sources: RootSources) -> None:
@@ -162,7 +162,7 @@ def _mount_sources(sources: RootSources) -> None:
 
 
 def populate_dev(root: str, devices: Mapping[str, int]) -> None:
-    """The few that every program may use. Closes what was opened."""
+    """Create the few devices that every program may use. Closes the opened devices."""
     for name, source in devices.items():
         target = f"{root}/dev/{name}"
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
@@ -173,7 +173,7 @@ def populate_dev(root: str, devices: Mapping[str, int]) -> None:
 
 
 def mount_proc(root: str) -> None:
-    """Of this pid namespace, without what tells of the host or changes it. The directory has to be there."""
+    """Mount this pid namespace's /proc without entries that reveal or change the host. The directory must exist."""
     proc = f"{root}/proc"
     syscalls.mount("proc", proc, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     null = os.open(f"{root}/dev/null", os.O_PATH | os.O_CLOEXEC)

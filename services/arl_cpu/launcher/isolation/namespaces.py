@@ -1,4 +1,4 @@
-"""The walls of a sandbox: its own user, pid, mount, network, ipc and host-name namespaces, and nothing it may undo."""
+"""Isolation by user, pid, mount, network, ipc and uts namespaces. The sandbox cannot undo it."""
 
 import os
 import signal
@@ -14,7 +14,7 @@ _INSIDE_ID = 1000
 
 
 class NamespaceIsolation:
-    """Raised by pid 1 of a fresh pid namespace, whose end the kernel makes the end of all others in it."""
+    """The isolation of pid 1 in a new pid namespace. The kernel kills all other processes in it when pid 1 ends."""
 
     confines_actions = False
     write_area = mounts.WORKSPACE
@@ -23,11 +23,11 @@ class NamespaceIsolation:
         self._template: overlay.TemplateRoot | None = None
 
     def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
-        # Now that this process is in its cgroup: /proc/self/cgroup shows that as the root.
+        # This process is in its cgroup by now, so /proc/self/cgroup shows that cgroup as the root.
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         if layers is not None:
             self._template = overlay.TemplateRoot.open_layers(layers)
-            self.write_area = "/"  # its user may remove any other directory
+            self.write_area = "/"  # the sandbox user may remove any other directory
             _switch_to_sandbox_uid()
         else:
             sources = mounts.open_sources(base_prefix)
@@ -48,7 +48,7 @@ class NamespaceIsolation:
         syscalls.drop_capabilities()
         syscalls.prctl(syscalls.PR_SET_NO_NEW_PRIVS, 1)
         syscalls.prctl(syscalls.PR_SET_DUMPABLE, 0)
-        # After the last change of uid, which would clear it. The parent is the launcher by now.
+        # After the last change of uid, which would clear the setting. The launcher is the parent by now.
         syscalls.prctl(syscalls.PR_SET_PDEATHSIG, signal.SIGKILL)
         seccomp.install_default_filter(has_cgroup=setup.has_cgroup)
 
@@ -59,7 +59,7 @@ class NamespaceIsolation:
         return [process for process in all_processes() if process.pid != 1]
 
     def signal_all(self, number: int) -> None:
-        """One system call; the kernel lets no process fork out of it."""
+        """Send a signal with one system call, which no process can escape by forking."""
         try:
             os.kill(-1, number)
         except ProcessLookupError:
@@ -78,7 +78,7 @@ class NamespaceIsolation:
 
 
 def _switch_to_sandbox_uid() -> None:
-    """Capabilities over the namespaces stay: none of the ids here is root."""
+    """Switch to the sandbox's uid. Capabilities over the namespaces stay, because no id here is root."""
     with open("/proc/self/setgroups") as file:
         if file.read().strip() == "allow":
             os.setgroups([])

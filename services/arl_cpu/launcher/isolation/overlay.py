@@ -1,7 +1,7 @@
-"""The file tree of a sandbox that begins with a template: its layers below, all that is written in one bounded area.
+"""The file tree of a sandbox with a template: read-only layers below one bounded write area.
 
-overlayfs keeps what is written, and marks of what is removed, in the environment's own tmpfs; the layers on disk are
-never written. Only the devices, /proc and /dev/shm are not the template's.
+overlayfs stores changes and whiteouts in the environment's tmpfs; the layers on disk are never written. Only the
+devices, /proc and /dev/shm do not come from the template.
 """
 
 import os
@@ -24,7 +24,7 @@ _MOUNT_POINTS = ("dev", "proc", "tmp")
 
 @dataclass(frozen=True, slots=True)
 class TemplateRoot:
-    """What of the host it needs: opened before the uid that may is given up."""
+    """The host files that the tree needs, opened before the privileged uid is given up."""
 
     layers: TemplateLayers
     directory: int
@@ -39,7 +39,7 @@ class TemplateRoot:
         return cls(layers, directory, mounts.open_devices())
 
     def build(self, *, disk_mib: int, memory_mib: int, workspace: str) -> None:
-        """Put it together, make it the root and let go of the host's."""
+        """Assemble the tree, make it the root and detach the host's."""
         syscalls.mount("tmpfs", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=0755")
         for path in (_ROOT, _WRITE_AREA, _LAYERS):
             os.mkdir(path)
@@ -53,7 +53,7 @@ class TemplateRoot:
         self._mount_dev()
         mounts.mount_proc(_ROOT)
         syscalls.pivot_root(_ROOT)
-        # From here on links of the template lead nowhere else.
+        # From here on, links of the template cannot lead to the host.
         os.makedirs(WORKSPACE, exist_ok=True)
         os.makedirs(workspace, exist_ok=True)
         os.chdir(workspace)
@@ -69,7 +69,7 @@ class TemplateRoot:
         for name, mode in (("upper", 0o755), ("work", 0o700), ("shm", 0o1777)):
             os.mkdir(f"{_WRITE_AREA}/{name}")
             os.chmod(f"{_WRITE_AREA}/{name}", mode)
-        # Options have to fit in a page, and each layer has a long name.
+        # Mount options must fit in one page and each layer has a long name, so links shorten them.
         os.chdir(_STAGE)
         for number, tree in enumerate(self.layers.trees):
             os.symlink(f"{_LAYERS}/{tree}", f"{_STAGE}/{number}")
@@ -78,7 +78,7 @@ class TemplateRoot:
         syscalls.mount("overlay", _ROOT, "overlay", MS_NOSUID | MS_NODEV, options)
 
     def _mount_dev(self) -> None:
-        """Below it, out of everybody's sight who may not take mounts away, lies what is written: for snapshots."""
+        """Mount /dev over the write area. Snapshots read the area there; actions cannot unmount /dev."""
         written = os.open(_WRITE_AREA, os.O_PATH | os.O_CLOEXEC)
         syscalls.bind_mount(written, f"{_ROOT}/dev")
         os.close(written)
@@ -93,9 +93,9 @@ class TemplateRoot:
 
 
 def expose_upper_directory() -> str:
-    """The directory of what was written over the layers, in a copy of the mount namespace that is this process's own.
+    """Return the directory of changes to the layers, in a private copy of the mount namespace.
 
-    Called in the environment's mount namespace, with the capabilities that go with it.
+    Call it in the environment's mount namespace with its capabilities.
     """
     syscalls.unshare(_NEW_MOUNTS)
     syscalls.unmount("/dev")
@@ -103,7 +103,7 @@ def expose_upper_directory() -> str:
 
 
 def _make_mount_point(name: str) -> None:
-    """A directory, and nothing that leads elsewhere, for what is mounted on it."""
+    """Ensure that a mount point is a directory and not a link."""
     path = f"{_ROOT}/{name}"
     try:
         if stat.S_ISDIR(os.lstat(path).st_mode):

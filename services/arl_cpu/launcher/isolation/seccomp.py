@@ -1,4 +1,4 @@
-"""System calls that no sandbox needs are refused by a BPF filter, assembled here. A deny list: tools keep working."""
+"""A BPF filter that refuses system calls that no sandbox needs. It is a deny list, so that tools continue to work."""
 
 import ctypes
 import errno
@@ -30,16 +30,16 @@ _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
 ARGUMENT_OFFSETS = (16, 24)
-"""Where the low halves of the first arguments lie."""
+"""Offsets of the low halves of the first two arguments."""
 _AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
-"""AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; the others only add attack surface."""
+"""AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; other families only add attack surface."""
 TERMINAL_INJECTION_REQUESTS = (0x5412, 0x541C, 0x5423)
-"""TIOCSTI, TIOCLINUX: they type on a terminal. TIOCSETD: it makes one of a terminal that is none any more."""
+"""TIOCSTI and TIOCLINUX inject terminal input. TIOCSETD changes the line discipline, after which it is no terminal."""
 
-# name: (x86_64, aarch64); None where the architecture has no such call.
+# name: (x86_64, aarch64); None if the architecture has no such call.
 _DENIED: dict[str, tuple[int | None, int | None]] = {
     "acct": (163, 89),
     "add_key": (248, 217),
@@ -116,21 +116,24 @@ _PROCESS_CALLS = {
     "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119),
 }
-"""Calls that change a process, their first argument; 0 is the one that calls."""
+"""Calls that change the process in their first argument; 0 is the caller."""
 SETPRIORITY, IOPRIO_SET = (141, 140), (251, 30)
 PRIO_PROCESS, PRIO_USER, IOPRIO_WHO_PROCESS, IOPRIO_WHO_USER = 0, 2, 1, 3
 _INIT_PID = 1
-"""The agent, in a pid namespace. Without files or time it would fail, and what its action did be our trouble."""
+"""The agent in a pid namespace.
+
+An action could lower its file or CPU limits; its failure is an infrastructure error.
+"""
 _BOUNDED_BY_CGROUPS = {
-    "memfd_create": (319, 279),  # memory that no process has mapped is nobody's to count
+    "memfd_create": (319, 279),  # memory without a mapping is counted for no process
     "sched_setaffinity": (203, 122),
     "shmget": (29, 194),
 }
-"""Refused where no cgroup holds an environment to its cores and its memory."""
+"""Calls that are refused if no cgroup limits the environment's cores and memory."""
 
 
 def install_default_filter(*, has_cgroup: bool) -> None:
-    """Filter this process and all its descendants, for good. Needs no_new_privs to be set."""
+    """Filter this process and all its descendants permanently. Requires no_new_privs."""
     install_filter(build_filter(has_cgroup=has_cgroup))
 
 
@@ -142,7 +145,7 @@ def install_filter(code: bytes) -> None:
 
 @cache
 def build_filter(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b"") -> bytes:
-    """The filter as BPF; rules that come `first` win."""
+    """Return the filter as BPF. The rules of `first` take precedence."""
     refused = _ERRNO | errno.EPERM
     code = [_prologue(machine), first]
     denied = _DENIED if has_cgroup else {**_DENIED, **_BOUNDED_BY_CGROUPS}
@@ -158,7 +161,7 @@ def build_filter(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b""
 
 
 def protect_process(process: int, machine: str, verdict: int) -> bytes:
-    """One process of the same uid is out of reach of what changes limits and priorities, by its number or its user."""
+    """Return rules that refuse changes to the limits and priorities of this process, by its number or by its user."""
     at = machine == AARCH64
     rules = [if_argument_is(pair[at], ARGUMENT_OFFSETS[0], (process,), verdict) for pair in _PROCESS_CALLS.values()]
     for numbers, of_user in ((SETPRIORITY, PRIO_USER), (IOPRIO_SET, IOPRIO_WHO_USER)):
@@ -168,7 +171,7 @@ def protect_process(process: int, machine: str, verdict: int) -> bytes:
 
 
 def protect_other_processes(machine: str, verdict: int) -> bytes:
-    """Likewise every process but the one that calls: where others of the same uid are somebody else's."""
+    """Return rules that protect every process except the caller, for a uid with unrelated processes."""
     at = machine == AARCH64
     rules = [unless_argument_is(pair[at], ARGUMENT_OFFSETS[0], (0,), verdict) for pair in _PROCESS_CALLS.values()]
     for numbers, of_process in ((SETPRIORITY, PRIO_PROCESS), (IOPRIO_SET, IOPRIO_WHO_PROCESS)):
@@ -178,7 +181,7 @@ def protect_other_processes(machine: str, verdict: int) -> bytes:
 
 
 def build_filter_of(rules: bytes, machine: str = MACHINE) -> bytes:
-    """A filter of these rules alone, for a process that has the other already."""
+    """Return a filter of these rules only, for a process that already has the default filter."""
     return _prologue(machine) + rules + _instruction(_RETURN, _ALLOW)
 
 
@@ -195,7 +198,7 @@ def if_argument_is(number: int, argument: int, values: Sequence[int], verdict: i
 
 
 def unless_argument_is(number: int, argument: int, values: Sequence[int], verdict: int) -> bytes:
-    """Where it is one, the rules that follow decide."""
+    """Return a rule that refuses other values. For the listed values, the following rules decide."""
     count = len(values)
     tests = [_instruction(_JEQ, value, count - index, 0) for index, value in enumerate(values)]
     body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _NUMBER_OFFSET)]
@@ -212,7 +215,7 @@ def unless_both_zero(number: int, low: int, high: int, verdict: int) -> bytes:
 
 
 def _prologue(machine: str) -> bytes:
-    """Leaves the number of the call to be looked at."""
+    """Return the code that checks the architecture and loads the number of the call."""
     code = [
         _instruction(_LOAD, _ARCH_OFFSET),
         _instruction(_JEQ, _AUDIT_ARCH[machine], 1, 0),
@@ -225,7 +228,7 @@ def _prologue(machine: str) -> bytes:
 
 
 def _if_called(number: int, argument: int, tests: list[bytes], verdict: int) -> bytes:
-    """The last test jumps over the verdict when it fails; then the rules that follow decide."""
+    """Return a rule for one call. If the last test fails, it skips the verdict and the following rules decide."""
     body = [_instruction(_LOAD, argument), *tests, _instruction(_RETURN, verdict), _instruction(_LOAD, _NUMBER_OFFSET)]
     return b"".join([_instruction(_JEQ, number, 0, len(body)), *body])
 

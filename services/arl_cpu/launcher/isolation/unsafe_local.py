@@ -1,4 +1,4 @@
-"""No walls at all: a plain process in a directory of its own. Only by explicit choice, for code you wrote yourself."""
+"""No isolation: a plain process in a separate directory. Only by explicit choice, for trusted code."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ __all__ = ["UnsafeLocalIsolation", "kill_strays"]
 
 
 class UnsafeLocalIsolation:
-    """Finds what an action started by its ancestors: orphans become the agent's children."""
+    """A driver that finds an action's processes by ancestry. Orphans become children of the agent."""
 
     confines_actions = False
     write_area = ""
@@ -50,7 +50,7 @@ class UnsafeLocalIsolation:
 
 
 def kill_strays(excluded_pids: set[int]) -> None:
-    """Kill children of the launcher, a subreaper, that lost their agent, with all below them."""
+    """Kill children of the launcher, a subreaper, that lost their agent, and all their descendants."""
     for _ in range(MAX_SWEEPS):
         strays = [each for each in all_processes() if each.parent_pid == os.getpid() and each.pid not in excluded_pids]
         if not strays:

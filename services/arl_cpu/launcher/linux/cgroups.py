@@ -1,4 +1,4 @@
-"""Kernel accounting and limits per environment: cgroup v1 or v2 behind one small face, or none at all."""
+"""Kernel accounting and limits for each environment: cgroup v1, v2 or none behind one interface."""
 
 import contextlib
 import os
@@ -14,7 +14,7 @@ __all__ = ["Cgroup", "CgroupTree", "CgroupUsage", "NoCgroup", "find_cgroup_tree"
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 _SHARES, _WEIGHT = 102, 10
-"""A tenth of the default: sandboxes cannot starve the services beside them."""
+"""A tenth of the default, so that sandboxes cannot starve the services next to them."""
 _V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
 _V1_FILES = {
     "cpu.quota": "cpu.cfs_quota_us",
@@ -30,13 +30,13 @@ _V1_FILES = {
     "pids.events": "pids.events",
     "pids.max": "pids.max",
 }
-"""By controller and what it is for."""
+"""File names by controller and purpose."""
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
 @dataclass(frozen=True, slots=True)
 class CgroupUsage:
-    """Counters that only grow."""
+    """Monotonic counters of a cgroup."""
 
     cpu_us: int = 0
     oom_kills: int = 0
@@ -44,20 +44,20 @@ class CgroupUsage:
 
 
 class Cgroup(Protocol):
-    """The walls around one environment's processes."""
+    """The limits on one environment's processes."""
 
     @property
     def join_files(self) -> Sequence[str]:
-        """Files that a process writes its pid to in order to be in the group, with all its later children."""
+        """Files to which a process writes its pid to join the group with all its later children."""
         ...
 
     worker_join_files: Sequence[str]
-    """The same for a process that is counted here and does not freeze."""
+    """Files for a process that joins the accounting but not the freezer."""
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None: ...
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
     def freeze(self) -> bool:
-        """True once no process of the group runs; asked again until then."""
+        """Freeze the group. Return True once no process of it runs; the caller repeats until then."""
         ...
 
     def thaw(self) -> None: ...
@@ -67,25 +67,25 @@ class Cgroup(Protocol):
     def processes(self) -> list[int]: ...
     def kill(self) -> None: ...
     def remove(self) -> bool:
-        """False while a process is still in it."""
+        """Remove the group. Return False while it contains a process."""
         ...
 
 
 class CgroupTree(Protocol):
-    """Where the groups of one launcher live."""
+    """The parent directory of one launcher's groups."""
 
     version: str
 
     def make(self, name: str) -> Cgroup: ...
     def sweep(self) -> None:
-        """Kill and remove every group below, of earlier lives too."""
+        """Kill and remove every group below, including those of earlier launchers."""
         ...
 
     def remove(self) -> None: ...
 
 
 class NoCgroup:
-    """An environment without cgroups: nothing is limited or counted here."""
+    """An environment without cgroups: nothing is limited or counted."""
 
     worker_join_files: Sequence[str] = ()
 
@@ -119,7 +119,7 @@ class NoCgroup:
 
 
 def find_cgroup_tree(prefix: str) -> CgroupTree | None:
-    """The hierarchy this process may write, made ready under `tangram/<prefix>`; None where there is none."""
+    """Prepare `tangram/<prefix>` in a hierarchy that this process may write. Return None if there is none."""
     mounts = _cgroup_mounts()
     try:
         if all(name in mounts for name in _V1_CONTROLLERS):
@@ -132,7 +132,7 @@ def find_cgroup_tree(prefix: str) -> CgroupTree | None:
 
 
 class CgroupV1Tree:
-    """One directory per controller."""
+    """A tree with one directory per controller."""
 
     version = "v1"
 
@@ -146,7 +146,7 @@ class CgroupV1Tree:
                 _write(directory / name, (top / name).read_text())
         _write(self._roots["cpu"] / "cpu.shares", _SHARES)
         self._cpus, self._mems = ((parent / name).read_text() for name in ("cpuset.cpus", "cpuset.mems"))
-        # Controllers may share a hierarchy, under several names.
+        # Several controllers may share a hierarchy.
         self._hierarchies = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
 
     def make(self, name: str) -> "CgroupV1":
@@ -169,12 +169,12 @@ class CgroupV1:
         self._directories, self._all_cores = directories, cpus
         for path in directories:
             path.mkdir(exist_ok=True)
-        # Strings, because putting a Path together costs more than what is done with it.
+        # Strings, because building a Path costs more than the access.
         self._files = {name: f"{paths[name.partition('.')[0]]}/{file}" for name, file in _V1_FILES.items()}
         self._join_files = [f"{path}/cgroup.procs" for path in directories]
         counting = [path for path in directories if not path.samefile(paths["freezer"])]
         self.worker_join_files: Sequence[str] = [f"{path}/cgroup.procs" for path in counting]
-        # A cpuset takes no process before it has both.
+        # A cpuset accepts no process before both are set.
         _write(self._files["cpuset.mems"], mems)
         _write(self._files["cpuset.cpus"], cpus)
 
@@ -188,7 +188,7 @@ class CgroupV1:
         _write(self._files["pids.max"], pids)
 
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        # Written though it may be the same: that begins a period anew, so that what ran before is not paid for now.
+        # Writing the same value starts a new period, so that earlier usage does not count.
         _write(self._files["cpu.quota"], _quota_us(cpu_milli))
         _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
 
@@ -217,7 +217,7 @@ class CgroupV1:
         return [int(pid) for pid in _read(self._files["freezer.procs"]).split()]
 
     def kill(self) -> None:
-        """Frozen processes get the signal first, so that none of them runs again before it dies."""
+        """Send the signal before thawing, so that no process runs again before it dies."""
         for pid in self.processes():
             _signal(pid, signal.SIGKILL)
         self.thaw()
@@ -228,7 +228,7 @@ class CgroupV1:
 
 
 class CgroupV2Tree:
-    """One directory for all controllers. As root at the top; as a user below a delegated cgroup."""
+    """A tree with one directory for all controllers: root uses the top, a user a delegated cgroup."""
 
     version = "v2"
 
@@ -239,7 +239,7 @@ class CgroupV2Tree:
         self._root = base / "tangram" / prefix
         self._root.mkdir(parents=True, exist_ok=True)
         if os.geteuid() != 0:
-            # A cgroup that hands controllers down may hold no process of its own.
+            # A cgroup that delegates controllers may contain no process.
             leaf = base / "launcher"
             leaf.mkdir(exist_ok=True)
             _write(leaf / "cgroup.procs", os.getpid())
@@ -294,7 +294,7 @@ class CgroupV2:
         )
 
     def reset_peak(self) -> None:
-        """`memory.peak` covers the life of the group; a reset is not portable."""
+        """Do nothing: `memory.peak` covers the life of the group, and a reset is not portable."""
 
     def peak_kib(self) -> int:
         peak = self._path / "memory.peak"
@@ -335,7 +335,7 @@ def _quota_us(cpu_milli: int) -> int:
 
 def _kill_and_remove(group: Cgroup) -> None:
     def gone() -> bool:
-        with contextlib.suppress(OSError):  # some of its directories may be gone already
+        with contextlib.suppress(OSError):  # some of its directories may be removed already
             group.kill()
         return group.remove()
 

@@ -1,4 +1,4 @@
-"""A small event loop: files to read or write, timers, child deaths and the signal to end."""
+"""A small event loop: readable and writable files, timers, child exits and termination signals."""
 
 import heapq
 import itertools
@@ -13,7 +13,7 @@ __all__ = ["EventLoop", "LoopTimer"]
 
 
 class LoopTimer:
-    """A call in the future, until it is cancelled."""
+    """A scheduled call that can be cancelled."""
 
     __slots__ = ("call", "due")
 
@@ -26,7 +26,7 @@ class LoopTimer:
 
 
 class EventLoop:
-    """Single-threaded; every callback runs to its end before the next."""
+    """A single-threaded event loop. Every callback completes before the next one starts."""
 
     def __init__(self) -> None:
         self._selector = selectors.DefaultSelector()
@@ -37,7 +37,7 @@ class EventLoop:
         self._on_terminate: Callable[[], None] = self.stop
 
     def install_signals(self, on_child: Callable[[int, int], None], on_terminate: Callable[[], None]) -> None:
-        """Report each death of a child with its wait status, and SIGTERM or SIGINT."""
+        """Report each child exit with its wait status, and SIGTERM or SIGINT."""
         self._on_child, self._on_terminate = on_child, on_terminate
         woken, waker = socket.socketpair()
         for end in (woken, waker):
@@ -52,7 +52,7 @@ class EventLoop:
         self._selector.register(fd, selectors.EVENT_READ, [on_readable, None])
 
     def watch_writable(self, fd: int, on_writable: Callable[[], None] | None) -> None:
-        """Also report when a watched file can be written; `None` ends that."""
+        """Also report when a watched file is writable; `None` ends that."""
         calls = self._selector.get_key(fd).data
         calls[1] = on_writable
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if on_writable else 0)
@@ -75,7 +75,7 @@ class EventLoop:
             self.run_once()
 
     def run_until(self, done: Callable[[], bool], limit_s: float) -> bool:
-        """Turn until `done`; False when the limit passed first."""
+        """Run until `done`. Return False if the limit passes first."""
         deadline = time.monotonic() + limit_s
         wake = self.call_later(limit_s, lambda: None)
         while not done():
@@ -86,7 +86,7 @@ class EventLoop:
         return True
 
     def run_once(self) -> None:
-        """Wait for the next event and serve all that are due."""
+        """Wait for the next event and handle all that are due."""
         for key, events in self._selector.select(self._timeout_s()):
             on_readable, on_writable = key.data
             if events & selectors.EVENT_WRITE and on_writable is not None:
@@ -100,7 +100,7 @@ class EventLoop:
                 timer.call()
 
     def _is_watched(self, key: selectors.SelectorKey) -> bool:
-        """An earlier callback of the same turn may have let go of the file, or reused its number."""
+        """Return True if the file is still watched: an earlier callback may have closed it or reused its number."""
         current = self._selector.get_map().get(key.fd)
         return current is not None and current.data is key.data
 

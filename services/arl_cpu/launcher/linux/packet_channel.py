@@ -1,4 +1,4 @@
-"""How the launcher and an agent talk: one JSON message per packet, open files beside it, bulk in a memfd."""
+"""The channel between launcher and agent: one JSON message per packet with open files; a memfd carries bulk data."""
 
 import errno
 import fcntl
@@ -18,22 +18,22 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 
 
 class PacketChannel:
-    """One end of a SOCK_SEQPACKET pair."""
+    """An end of a SOCK_SEQPACKET pair."""
 
     def __init__(self, end: socket.socket) -> None:
         self.socket = end
 
     def send(self, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-        """Raises OSError where it is longer than the other side would take."""
+        """Send a message and files. Raises OSError if it is longer than the receiver's limit."""
         packet = json.dumps(message).encode()
         if len(packet) > _MAX_PACKET:
             raise OSError(errno.EMSGSIZE, os.strerror(errno.EMSGSIZE))
         socket.send_fds(self.socket, [packet], list(files))
 
     def receive(self) -> tuple[dict[str, Any], list[int]] | None:
-        """The next message and its files; None at the end of the other side. Raises ValueError for what is none."""
+        """Return the next message and its files, or None at the end. Raises ValueError for an invalid message."""
         try:
-            # Not socket.recv_fds: it drops its flags, and what an action must not have would be inherited.
+            # Not socket.recv_fds: it drops its flags, and actions would inherit the files.
             data, beside, _, _ = self.socket.recvmsg(_MAX_PACKET, _ANCILLARY_BYTES, socket.MSG_CMSG_CLOEXEC)
         except ConnectionError:
             return None
@@ -54,7 +54,7 @@ class PacketChannel:
 
 
 def create_sealed_file(content: bytes) -> int:
-    """A file in memory that can be read but never changed, positioned at its start."""
+    """Create an immutable file in memory, positioned at its start."""
     file = os.memfd_create("tangram", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     view = memoryview(content)
     while view:
@@ -65,7 +65,7 @@ def create_sealed_file(content: bytes) -> int:
 
 
 def read_file(file: int, size: int | None = None) -> bytes:
-    """At most so much of it, else all."""
+    """Read at most `size` bytes of a file, or all of it."""
     if size is None:
         size = os.fstat(file).st_size
     content = bytearray()

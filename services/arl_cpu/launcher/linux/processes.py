@@ -1,4 +1,4 @@
-"""Processes as /proc tells them; a pid alone may be used again, with its start time it names one process for ever."""
+"""Processes according to /proc. A pid may be reused; with its start time it identifies one process permanently."""
 
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -25,7 +25,10 @@ class ProcessInfo:
     parent_pid: int
 
     def memory(self) -> tuple[int, int]:
-        """Bytes of anonymous and of shared memory, each divided by how many share it; zeros once it is gone."""
+        """Return the bytes of anonymous and shared memory, proportional to the sharing processes.
+
+        Zero after its end.
+        """
         found = {"Pss_Anon": 0, "Pss_Shmem": 0}
         try:
             with open(f"/proc/{self.pid}/smaps_rollup") as file:
@@ -39,14 +42,14 @@ class ProcessInfo:
 
 
 def all_processes() -> Iterator[ProcessInfo]:
-    """Living ones; a zombie holds nothing but its number."""
+    """Yield living processes. A zombie has no resources except its number."""
     for name in os.listdir("/proc"):
         if name.isdigit() and (process := _read_process(int(name))) is not None:
             yield process
 
 
 def descendants(root: int) -> list[ProcessInfo]:
-    """Every living process below `root`, also those whose parent dies during the look and that `root` takes over."""
+    """Return every living process below `root`, including orphans that `root` adopts during the scan."""
     children: dict[int, list[ProcessInfo]] = {}
     for process in _with_living_parents({each.pid: each for each in all_processes()}):
         children.setdefault(process.parent_pid, []).append(process)
@@ -60,9 +63,9 @@ def descendants(root: int) -> list[ProcessInfo]:
 
 
 def _with_living_parents(processes: Mapping[int, ProcessInfo]) -> Iterator[ProcessInfo]:
-    """As they are told, but for one told before its parent died: that has another parent by now.
+    """Yield the processes, re-read if their parent has died since: they have another parent by now.
 
-    The kernel gives children away before their parent is a zombie.
+    The kernel reassigns children before their parent becomes a zombie.
     """
     for process in processes.values():
         if process.parent_pid in processes or process.parent_pid == 0:
@@ -72,7 +75,7 @@ def _with_living_parents(processes: Mapping[int, ProcessInfo]) -> Iterator[Proce
 
 
 def signal_until_gone(list_processes: Callable[[], Iterable[ProcessInfo]], signal_number: int) -> None:
-    """Signal all that a look finds, until it finds nobody new: a process may fork while it is being looked for."""
+    """Signal all listed processes until no new one appears: a process may fork during a scan."""
     signalled: set[ProcessInfo] = set()
     for _ in range(MAX_SWEEPS):
         fresh = [process for process in list_processes() if process not in signalled]
@@ -83,9 +86,9 @@ def signal_until_gone(list_processes: Callable[[], Iterable[ProcessInfo]], signa
 
 
 def pin_to_cores(list_processes: Callable[[], Iterable[ProcessInfo]], cores: Collection[int]) -> None:
-    """Let every thread of all that a look finds run on these cores alone, until it finds none that may run elsewhere.
+    """Restrict every thread of all listed processes to these cores, and repeat until no thread may run elsewhere.
 
-    What forks while it is being looked for hands its cores down. Raises OSError where the kernel refuses.
+    Processes that fork during a scan pass their cores on. Raises OSError if the kernel refuses.
     """
     allowed = set(cores)
     for _ in range(MAX_SWEEPS):
@@ -115,7 +118,7 @@ def _threads(process: ProcessInfo) -> list[int]:
 
 
 def _cores_of(thread: int) -> set[int] | None:
-    """None once it is gone."""
+    """Return the cores of a thread, or None after its end."""
     try:
         return os.sched_getaffinity(thread)
     except ProcessLookupError:
@@ -129,6 +132,6 @@ def _read_process(pid: int) -> ProcessInfo | None:
     except OSError:
         return None
     state, parent, started, threads = after_name[0], int(after_name[1]), int(after_name[19]), int(after_name[17])
-    # The first thread of a process may end before the others, and looks like a zombie then.
+    # The first thread of a process may end before the others and then looks like a zombie.
     is_dead = state == b"X" or (state == b"Z" and threads <= 1)
     return None if is_dead else ProcessInfo(pid, started, parent)

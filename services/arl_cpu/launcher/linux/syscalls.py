@@ -1,4 +1,4 @@
-"""The few system calls that the standard library lacks. Each raises OSError as `os` would."""
+"""System calls that the standard library lacks. Each raises OSError as `os` would."""
 
 import ctypes
 import fcntl
@@ -65,12 +65,12 @@ def unshare(flags: int) -> None:
 
 
 def enter_namespace(namespace: int, kind: int) -> None:
-    """One that is open, of that kind (CLONE_NEW…). A mount namespace also brings its root and working directory."""
+    """Enter an opened namespace of this kind (CLONE_NEW…). A mount namespace also sets root and working directory."""
     _check_result(_libc.setns(ctypes.c_int(namespace), ctypes.c_int(kind)), "setns")
 
 
 def owner_of_namespace(namespace: int) -> int:
-    """The user namespace that it belongs to, opened."""
+    """Open the user namespace that owns a namespace."""
     return fcntl.ioctl(namespace, _NS_GET_USERNS)
 
 
@@ -80,12 +80,12 @@ def mount(source: str, target: str, kind: str | None, flags: int, options: str =
 
 
 def bind_mount(source_fd: int, target: str) -> None:
-    """Show the opened file or directory at `target` too, with what is mounted below it."""
+    """Mount the opened file or directory at `target`, with the mounts below it."""
     mount(f"/proc/self/fd/{source_fd}", target, None, MS_BIND | MS_REC)
 
 
 def make_readonly(target: str, *, devices: bool = False, recursive: bool = True) -> None:
-    """No write, no set-uid and, unless asked for, no device below `target`, in every mount of it."""
+    """Forbid writes, set-uid and, by default, devices below `target`, in each of its mounts."""
     attributes = _ATTR_RDONLY | _ATTR_NOSUID | (0 if devices else _ATTR_NODEV)
     wanted = struct.pack("QQQQ", attributes, 0, 0, 0)
     flags = _AT_RECURSIVE if recursive else 0
@@ -96,9 +96,9 @@ def make_readonly(target: str, *, devices: bool = False, recursive: bool = True)
 
 
 def create_idmapped_mount(path: str, user_namespace: int) -> int:
-    """A read-only mount of `path` that is attached nowhere, in which files belong to whom that namespace says.
+    """Return a detached read-only mount of `path` whose file owners are translated by that namespace.
 
-    Needs root where the file system was mounted, and one that can be mapped.
+    Requires root in the namespace that mounted the file system, and a file system that supports idmapping.
     """
     copy = raw_syscall(_OPEN_TREE, f"open_tree {path}", _AT_FDCWD, path.encode(), _OPEN_TREE_CLONE | os.O_CLOEXEC)
     wanted = struct.pack("QQQQ", _ATTR_RDONLY | _ATTR_NOSUID | _ATTR_NODEV | _ATTR_IDMAP, 0, 0, user_namespace)
@@ -111,14 +111,14 @@ def create_idmapped_mount(path: str, user_namespace: int) -> int:
 
 
 def attach_mount(detached_mount: int, target: str) -> None:
-    """Attach what `mapped_copy` has made."""
+    """Attach a mount of `create_idmapped_mount`."""
     raw_syscall(
         _MOVE_MOUNT, f"move_mount to {target}", detached_mount, b"", _AT_FDCWD, target.encode(), _MOVE_EMPTY_PATH
     )
 
 
 def pivot_root(new_root: str) -> None:
-    """Make `new_root` the root and let go of the old one."""
+    """Make `new_root` the root and detach the old one."""
     os.chdir(new_root)
     _check_result(_libc.syscall(_PIVOT_ROOT[MACHINE], b".", b"."), "pivot_root")
     unmount(".")
@@ -140,13 +140,13 @@ def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char] | bytes, more
 
 
 def drop_capabilities() -> None:
-    """Empty every capability set of this process, the bounding set included."""
+    """Clear every capability set of this process, including the bounding set."""
     empty_bounding_set()
     empty_capability_sets()
 
 
 def empty_bounding_set() -> None:
-    """Needs CAP_SETPCAP: nothing executed later gains a capability."""
+    """Clear the bounding set, so that no executed program gains a capability. Requires CAP_SETPCAP."""
     with open("/proc/sys/kernel/cap_last_cap") as file:
         last = int(file.read())
     for capability in range(last + 1):
@@ -159,17 +159,17 @@ def empty_capability_sets() -> None:
 
 
 def open_beneath(directory: int, path: str, flags: int, mode: int = 0) -> int:
-    """Open `path` below the directory; no symbolic link leads out of it, nor through /proc to this process."""
+    """Open `path` below the directory. Symbolic links cannot lead out of it, nor through /proc to this process."""
     return _openat2(directory, path, flags, mode, _RESOLVE_BENEATH | _RESOLVE_NO_MAGICLINKS)
 
 
 def open_in_root(directory: int, path: str, flags: int) -> int:
-    """Open `path` as if the directory were the root: absolute links and `..` stay in it, other mounts are closed."""
+    """Open `path` with the directory as root: absolute links and `..` stay inside, and other mounts are refused."""
     return _openat2(directory, path, flags, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS | _RESOLVE_NO_XDEV)
 
 
 def sync_file_system(file: int) -> None:
-    """All of the file system that it lies on is on its device."""
+    """Flush the whole file system of a file to its device."""
     _check_result(_libc.syncfs(ctypes.c_int(file)), "syncfs")
 
 
@@ -181,7 +181,7 @@ def bring_loopback_up() -> None:
 
 
 def raw_syscall(number: int, description: str, *arguments: object) -> int:
-    """A call that has no function of its own here; integers are passed as longs."""
+    """Make a system call that has no wrapper here. Integers are passed as longs."""
     converted = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
     return _check_result(_libc.syscall(ctypes.c_long(number), *converted), description)
 

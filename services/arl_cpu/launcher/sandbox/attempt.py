@@ -1,4 +1,4 @@
-"""One attempt as the launcher sees it: its output, how it was stopped, and what that makes of it."""
+"""The launcher's record of an attempt: its output, the cause of a stop, and its outcome."""
 
 import os
 import signal
@@ -29,7 +29,7 @@ _OUTCOME_BY_CAUSE: Mapping[StopCause, tuple[AttemptOutcome, str | None]] = {
 
 
 class OutputCapture:
-    """A pipe's read end: the first bytes kept, the rest counted."""
+    """The read end of a pipe. The first bytes are retained and the rest is counted."""
 
     def __init__(self, keep_bytes: int) -> None:
         self.read_end, self.write_end = os.pipe()
@@ -40,7 +40,7 @@ class OutputCapture:
         self.is_open = True
 
     def read(self) -> int | None:
-        """Take what is there, at most one portion: how many bytes, None when nothing is there now, 0 at the end."""
+        """Read at most one portion. Return its size, None if nothing is available now, or 0 at the end."""
         try:
             data = os.read(self.read_end, _READ_BYTES) if self.is_open else b""
         except BlockingIOError:
@@ -72,12 +72,12 @@ class OutputCapture:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttemptEnd:
-    """What is known when an attempt is over."""
+    """The facts about an ended attempt."""
 
     cause: StopCause | None = None
-    """Why the launcher stopped it, if it did."""
+    """Cause of the stop, if the launcher stopped it."""
     exit_status: int | None = None
-    """As `os.waitstatus_to_exitcode` says; None when nobody saw it end."""
+    """Result of `os.waitstatus_to_exitcode`. None if no exit was observed."""
     refused: bool = False
     oom_kills: int = 0
     over_memory: bool = False
@@ -87,7 +87,7 @@ class AttemptEnd:
 
 
 def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
-    """The outcome and its reason. A limit that was met counts only where the attempt failed."""
+    """Return the outcome and its reason. An exceeded limit counts only if the attempt failed."""
     seen_to_end = end.exit_status is not None and end.exit_status != -signal.SIGKILL
     if end.refused:
         return "user_error", None
@@ -109,14 +109,14 @@ def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
 
 
 class SandboxAttempt:
-    """Mutable record of a running attempt."""
+    """A mutable record of a running attempt."""
 
     def __init__(self, spec: ExecSpec) -> None:
         self.spec = spec
         self.allocation = AttemptResize(
             fence=spec.fence, cpu_milli=spec.cpu_milli, cores=spec.cores, amounts_seq=spec.resize_seq
         )
-        """What it has now; its first amounts are like a resize that nobody asked for."""
+        """Current allocation. The initial one has the form of a resize."""
         self.cause: StopCause | None = None
         self.stdout = OutputCapture(spec.output_keep_bytes)
         self.stderr = OutputCapture(spec.output_keep_bytes)
@@ -124,7 +124,7 @@ class SandboxAttempt:
         self.stdin_feed = _stdin_feed_of(spec)
         self.started_at: float | None = None
         self.leftover_bytes = 0
-        """Written meanwhile by what earlier actions left behind: reading it costs as much."""
+        """Bytes written meanwhile by processes of earlier actions; reading them has the same cost."""
         self.usage_before = CgroupUsage()
         self.files: dict[str, bytes] = {}
         self.exit_message: dict[str, Any] | None = None
@@ -136,13 +136,13 @@ class SandboxAttempt:
         return self.stdout, self.stderr
 
     def time_left_s(self) -> float:
-        """Of its timeout, which goes from the first time that something of it was begun."""
+        """Return the rest of the timeout in seconds. The timeout starts with the first step of the attempt."""
         now = time.monotonic()
         self._deadline = self._deadline or now + self.spec.timeout_s
         return max(0.0, self._deadline - now)
 
     def set_timer(self, loop: EventLoop, delay_s: float, call: Callable[[], None]) -> None:
-        """The one thing that happens next if nothing else does: set-up limit, timeout, or the next stage of a kill."""
+        """Set the attempt's only timer: set-up limit, timeout, or the next stage of a kill."""
         self.cancel_timer()
         self.timer = loop.call_later(delay_s, call)
 
@@ -156,26 +156,26 @@ class SandboxAttempt:
         return written > self.spec.output_kill_bytes
 
     def open_stdin(self, loop: EventLoop, owner_uid: int | None) -> int:
-        """What it reads from, a file to be closed when it was handed over."""
+        """Return the input file. The caller closes it after passing it on."""
         if self.stdin_feed is not None:
             return self.stdin_feed.open_pipe(loop, owner_uid)
         return create_sealed_file(self.spec.stdin) if self.spec.stdin else os.open("/dev/null", os.O_RDONLY)
 
     def read(self, capture: OutputCapture) -> int | None:
-        """As the capture says; and whoever follows hears of it."""
+        """Read the capture as `OutputCapture.read` does, and notify followers."""
         taken = capture.read()
         if taken:
             self.followers.notify()
         return taken
 
     def append_output(self, data: bytes) -> bool:
-        """Somebody else has read it; whether that is too much."""
+        """Append output that another reader has read. Return True if it exceeds the limit."""
         self.stdout.append(data)
         self.followers.notify()
         return self.is_over_output()
 
     def finish(self) -> None:
-        """Take everything written so far: the writers are dead or frozen, so this ends. Nobody reads input any more."""
+        """Read all output so far and close the input. The writers are dead or frozen, so the output ends."""
         for capture in self.captures:
             while capture.read():
                 pass
@@ -227,7 +227,7 @@ class SandboxAttempt:
 
 
 def _stdin_feed_of(spec: ExecSpec) -> StdinFeed | None:
-    """What is written to it while it runs: all that is typed on a terminal, elsewhere only what can be continued."""
+    """Return the feed for input during the run: all input of a terminal, otherwise only input that may continue."""
     is_typed = spec.session is not None
     if not spec.stdin_open and not (is_typed and spec.stdin):
         return None

@@ -1,4 +1,4 @@
-"""One environment: the agent that is its pid 1, its cgroup, and the attempt that runs in it now."""
+"""An environment: its agent, which is its pid 1, its cgroup and its current attempt."""
 
 import os
 import socket
@@ -31,13 +31,13 @@ _SETUP_LIMIT_S = 30.0
 _INTERRUPT_STAGE_S, _KILL_STAGE_S = 0.2, 3.0
 _FREEZE_LIMIT_S, _FREEZE_POLL_S = 2.0, 0.0001
 _AGENT_PROCESSES, _NATIVE_PROCESSES = 1, 2
-"""Beside those of actions: the agent, and the interpreter that the one in C may start."""
+"""Processes in addition to those of actions: the agent, and the interpreter that the C agent may start."""
 _AGENT_CPU_MILLI = 1000
-"""What the agent itself may use where the attempt runs nothing."""
+"""CPU of the agent itself if the attempt runs nothing."""
 
 
 class SandboxEnvironment:
-    """Made at once, ready later. It ends when its pid 1 is reaped: then the kernel has ended all others in it."""
+    """An environment, ready some time after its creation. It ends when its pid 1 is reaped."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class SandboxEnvironment:
         self._is_ready = False
         self._loss_reason: str | None = None
         self._variables: dict[str, str] = {}
-        """Of every action in it."""
+        """Variables of every action in the environment."""
         self._leftover_captures: list[OutputCapture] = []
         self._has_leftovers = False
-        # For a single source the agent in Python forks itself, where the one in C would have to start an interpreter.
+        # For a single source the Python agent forks itself; the C agent would have to start an interpreter.
         forks_itself = runs_source and spec.scope == "ephemeral" and template is None and host.agent_kind == AUTO
         self._is_native = host.agent_kind != PYTHON and not forks_itself
         self._shell_manager = ShellManager(
@@ -71,11 +71,11 @@ class SandboxEnvironment:
 
     @property
     def idle_sandbox(self) -> tuple[Sandbox, str] | None:
-        """Where it lives, and its working directory there, while nothing runs in it."""
+        """The sandbox and its working directory, or None if it is not ready, runs an attempt or is ending."""
         return (self._sandbox, self._workspace()) if self._is_ready and not (self.attempt or self.is_ending) else None
 
     def begin(self, attempt: SandboxAttempt) -> None:
-        """Run it as soon as the environment is ready. There must be no other."""
+        """Run an attempt once the environment is ready. No other attempt may be running."""
         self.attempt = attempt
         if self._sandbox.pid is not None:
             self._limit_setup(attempt)
@@ -83,7 +83,7 @@ class SandboxEnvironment:
             self._start(attempt)
 
     def stop(self, cause: StopCause) -> None:
-        """End the running attempt, in stages: the agent, then pid 1 and the whole environment with it."""
+        """Stop the running attempt in stages: by the agent, then by killing pid 1 and the whole environment."""
         attempt = self.attempt
         if attempt is None or attempt.cause is not None or attempt.exit_message is not None:
             return
@@ -102,9 +102,9 @@ class SandboxEnvironment:
         self._shell_manager.attempt_killed()
 
     def resize(self, resize: AttemptResize) -> bool:
-        """Whether the attempt has this now, or a later one. One that has not started yet starts with it.
+        """Return True if the attempt has this allocation or a later one. A waiting attempt starts with it.
 
-        One that ended or is being ended keeps what it has; so does one for which it could not be written.
+        An attempt that ended, is being ended or could not be changed keeps its allocation.
         """
         attempt = self.attempt
         if attempt is None or attempt.exit_message is not None or attempt.cause is not None:
@@ -123,7 +123,7 @@ class SandboxEnvironment:
         return True
 
     def end(self, cause: StopCause = "cancelled") -> None:
-        """End everything in the environment, a running attempt for that cause; then `on_gone` is called."""
+        """End everything in the environment, the running attempt with this cause. `on_removed` is called at the end."""
         if self.is_ending:
             return
         self.is_ending = True
@@ -134,14 +134,14 @@ class SandboxEnvironment:
         if self._host.driver.dies_with_init or self._host.cgroup_tree is not None:
             self._sandbox.kill()
         else:
-            # The agent knows its descendants best: it ends them at the end of its channel.
+            # The agent knows its descendants best: it ends them when its channel is closed.
             self._sandbox.channel.socket.shutdown(socket.SHUT_WR)
             self._host.loop.call_later(_KILL_STAGE_S, self._sandbox.kill)
 
     def died(self) -> None:
-        """Pid 1 was reaped."""
+        """Handle the end of pid 1."""
         if self._was_pooled and not self._is_ready and not self.is_ending:
-            # It died in the pool, before it could be told to anybody; nothing of the attempt has run.
+            # It died in the pool before this was known; nothing of the attempt has run.
             dead = self._sandbox
             try:
                 self._acquire_sandbox(self._pool.create)
@@ -164,18 +164,18 @@ class SandboxEnvironment:
             self.prepared()
 
     def processes(self) -> list[ProcessInfo]:
-        """Every living process of it on the host, its first one included."""
+        """Return every living process of it on the host, including its first one."""
         return self._sandbox.processes()
 
     def created(self) -> None:
-        """The agent lives; from here on set-up takes its own time."""
+        """Start the set-up limit: the agent exists."""
         if self.attempt is not None:
             self._limit_setup(self.attempt)
         if self.is_ending:
             self._sandbox.kill()
 
     def prepared(self) -> None:
-        """The cell stands: give it its sizes and the last walls."""
+        """Send the sizes to the prepared sandbox, which completes its isolation."""
         try:
             self._sandbox.cgroup.set_limits(
                 memory_mib=self.spec.memory_mib,
@@ -183,12 +183,12 @@ class SandboxEnvironment:
             )
             self._sandbox.channel.send({"op": "bind", **asdict(self._setup())})
         except ConnectionError:
-            self._sandbox.kill()  # the agent is gone already; its death is told like any other
+            self._sandbox.kill()  # the agent has ended; its death is handled like any other
         except OSError as failure:
             self.failed(f"cannot set up the environment: {failure}")
 
     def _limit_setup(self, attempt: SandboxAttempt) -> None:
-        """From here on; the wait for other environments that are being made is nobody's failure."""
+        """Limit the set-up time from now on. Time spent waiting for other environments does not count."""
         attempt.set_timer(self._host.loop, _SETUP_LIMIT_S, lambda: self.stop("setup"))
 
     def _setup(self) -> AgentSetup:
@@ -210,7 +210,7 @@ class SandboxEnvironment:
         )
 
     def message_received(self, message: dict[str, Any], files: list[int]) -> None:
-        """What the agent tells of itself and of the attempt."""
+        """Handle a message of the agent about itself or the attempt."""
         match message["op"]:
             case "ready":
                 self._is_ready = True
@@ -232,14 +232,14 @@ class SandboxEnvironment:
             self._sandbox.cgroup.reset_peak()
             self._send_start(attempt)
         except ConnectionError:
-            self._sandbox.kill()  # the agent is gone already; its death is told like any other
+            self._sandbox.kill()  # the agent has ended; its death is handled like any other
         except OSError as failure:
             self.failed(f"cannot start the action: {failure}")
         except ValueError as mistake:
             self._exited(attempt, {"refused": str(mistake)})
 
     def _apply_allocation(self, allocation: AttemptResize, *, is_for_all: bool) -> None:
-        """Quota and cores; without a cgroup an affinity, of all processes or of the first, which hands it down."""
+        """Set quota and cores. Without a cgroup, pin all processes or only the first, whose children inherit it."""
         self._sandbox.cgroup.set_cpu(cpu_milli=allocation.cpu_milli or _AGENT_CPU_MILLI, cores=allocation.cores)
         if self._host.cgroup_tree is not None or self._sandbox.pid is None:
             return
@@ -264,7 +264,7 @@ class SandboxEnvironment:
         try:
             for capture in attempt.captures:
                 if host_id is not None:
-                    os.fchown(capture.write_end, host_id, -1)  # so that /dev/stdout can be opened inside
+                    os.fchown(capture.write_end, host_id, -1)  # allows opening /dev/stdout inside
                 self._host.loop.watch(capture.read_end, partial(self._read, attempt, capture))
             ends = [capture.write_end for capture in attempt.captures]
             self._send_order(order, [stdin, *ends])
@@ -297,7 +297,7 @@ class SandboxEnvironment:
         self._shell_manager.started()
 
     def _append_terminal_output(self, data: bytes) -> None:
-        """What a session's terminal shows."""
+        """Append output of a session's terminal."""
         if self.attempt is not None and self.attempt.append_output(data):
             self.stop("output")
 
@@ -320,24 +320,24 @@ class SandboxEnvironment:
             self._settle_once_frozen(attempt, time.monotonic() + _FREEZE_LIMIT_S)
 
     def _settle_once_frozen(self, attempt: SandboxAttempt, deadline: float) -> None:
-        """A process freezes when it next runs, and until then others are served."""
+        """Settle once all is frozen. A process freezes when it next runs, so the event loop continues meanwhile."""
         if self.attempt is not attempt:
-            return  # its environment died meanwhile, and that was told
+            return  # its environment died meanwhile, which was reported
         if self._sandbox.freeze():
             self._settle(attempt, lost=False)
         elif time.monotonic() > deadline:
             self._sandbox.kill()
         else:
-            time.sleep(_FREEZE_POLL_S)  # the loop's own timers are ten times as coarse
+            time.sleep(_FREEZE_POLL_S)  # the timers of the loop are ten times coarser
             self._host.loop.call_later(0, partial(self._settle_once_frozen, attempt, deadline))
 
     def _settle(self, attempt: SandboxAttempt, *, lost: bool) -> None:
-        """Report. Nothing of the attempt runs any more: it is dead, or frozen."""
+        """Report the attempt. All its processes are dead or frozen."""
         self.attempt = None
         attempt.cancel_timer()
         attempt.finish()
         usage, peak_kib = attempt.usage_before, 0
-        with suppress(OSError):  # with no file left to open, what it used is not known, and its end is told
+        with suppress(OSError):  # without a free descriptor the usage is unknown, but the end is still reported
             self._sandbox.usage = usage = self._sandbox.cgroup.usage()
             peak_kib = self._sandbox.cgroup.peak_kib()
         self._has_leftovers |= bool(attempt.exit_message and attempt.exit_message.get("left_behind"))
@@ -352,7 +352,7 @@ class SandboxEnvironment:
         self._on_report(attempt.report(usage, peak_kib, lost=lost, enforcement=self._host.enforcement))
 
     def _keep_reading(self, capture: OutputCapture) -> None:
-        """What was left behind may write on; closing the pipe would kill it by SIGPIPE."""
+        """Continue to read the output of remaining processes; closing the pipe would kill them with SIGPIPE."""
         self._leftover_captures.append(capture)
 
         def discard() -> None:
@@ -369,7 +369,7 @@ class SandboxEnvironment:
         self._host.loop.watch(capture.read_end, discard)
 
     def failed(self, message: str) -> None:
-        """Set-up did not work; the environment ends and its first attempt with it."""
+        """Report a failed set-up and end the environment."""
         attempt, self.attempt = self.attempt, None
         if attempt is not None:
             attempt.cause, attempt.exit_message = attempt.cause or "setup", {"message": message}
@@ -379,8 +379,8 @@ class SandboxEnvironment:
             self._sandbox.remove(self._sandbox_removed)
 
     def _raise_quota(self, allocation: AttemptResize) -> None:
-        """The agent shares its quota with what it has to kill."""
-        with suppress(OSError):  # it is only slower
+        """Raise the CPU quota for a kill: the agent shares it with the processes that it has to kill."""
+        with suppress(OSError):  # a failure only makes the kill slower
             self._sandbox.cgroup.set_cpu(cpu_milli=max(allocation.cpu_milli, 1000), cores=allocation.cores)
 
     def _send(self, message: Mapping[str, Any]) -> None:

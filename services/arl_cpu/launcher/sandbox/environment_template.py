@@ -1,4 +1,4 @@
-"""A template as an environment uses it: its layers for the agent, and what it asks of every process."""
+"""The use of a template by an environment: layers for the agent, and variables for every process."""
 
 import os
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from arl_cpu.templates.template_store import LAYER_TREE, OpenTemplate, TemplateS
 
 __all__ = ["TemplateUnavailable", "layers_message", "open_template", "template_variables"]
 
-# As container runtimes have it.
+# Defaults of container runtimes.
 _VARIABLES = {
     "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
     "LANG": "C.UTF-8",
-    "TMPDIR": "/tmp",  # noqa: S108  # its own
+    "TMPDIR": "/tmp",  # noqa: S108  # private to the environment
 }
 
 
 class TemplateUnavailable(Exception):
-    """The message says why this node cannot make such an environment."""
+    """A template that this node cannot use. The message gives the reason."""
 
 
 def open_template(store: TemplateStore | None, driver: IsolationDriver, name: str) -> OpenTemplate | None:
-    """None for `host`. Its layers stay until it is closed. Raises NoTemplate."""
+    """Open a template, or return None for `host`. Its layers stay until it is closed. Raises TemplateUnavailable."""
     if name == HOST_TEMPLATE:
         return None
     if not driver.has_templates:
@@ -44,9 +44,9 @@ def open_template(store: TemplateStore | None, driver: IsolationDriver, name: st
 
 
 def layers_message(opened: OpenTemplate, agent_pid: int) -> tuple[dict[str, Any], int | None]:
-    """What the agent is told, and the layers' directory mounted so that the files are its own, where that can be done.
+    """Return the layers' message for the agent, and an idmapped mount of their directory if possible.
 
-    Else, or where the files belong to its uid as they are, it finds them by the path.
+    Without the mount, also if the files belong to its uid already, the agent opens the directory by its path.
     """
     trees = [f"{layer}/{LAYER_TREE}" for layer in reversed(opened.template.layers)]
     said = {"directory": str(opened.layers.absolute()), "trees": trees}
@@ -59,7 +59,7 @@ def layers_message(opened: OpenTemplate, agent_pid: int) -> tuple[dict[str, Any]
 
 
 def template_variables(opened: OpenTemplate, workspace: str) -> Mapping[str, str]:
-    """Of every process, under what the action itself asks for."""
+    """Return the variables of every process. Those of the action take precedence."""
     template = opened.template
     return {**_VARIABLES, "HOME": template.home or workspace, **template.env}
 

@@ -1,6 +1,6 @@
-"""Work on the files of living environments: each piece in a process of its own, with its own connection.
+"""Operations on the files of living environments, each in a separate process with its own connection.
 
-Not a byte of an archive passes through the launcher: it has the process forked, hands it the connection and waits.
+The launcher never handles the bytes of an archive: it has the process forked, passes it the connection and waits.
 """
 
 import json
@@ -22,14 +22,14 @@ from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost
 __all__ = ["FileOperationRunner"]
 
 _WRITABLE_DIRECTORIES = ("workspace", "tmp")
-"""What can be written where a template brings no layers; shared memory is no file."""
+"""Directories that are writable without template layers. Shared memory is not a file."""
 _PARTIAL_SCOPE = {"whole": False, "only": None, "digest": None}
 _BLOCK = 1 << 20
 _MAX_REQUEST_BYTES = 64 << 10
 _EXIT_GRACE_S = 3.0
-"""After its time: a process that waits for who does not read any more cannot say that its time is up."""
+"""Seconds after the time limit: a process that waits for a client that stopped reading cannot report its timeout."""
 _WORKER_CPU_MILLI = 1000
-"""The processor that unpacking may take: the environment's own cgroup bounds it, beside its frozen processes."""
+"""CPU of an operation. The environment's cgroup limits the worker; the environment's processes are frozen."""
 
 
 class FileOperationRunner:
@@ -40,7 +40,7 @@ class FileOperationRunner:
     def start(
         self, connection: socket.socket, fence: Fence, environment: SandboxEnvironment | None, request: dict[str, Any]
     ) -> None:
-        """The asker hears of all that comes of it; the end of the connection is the end of the process."""
+        """Start an operation. All results go to the connection; when the connection ends, the process ends."""
         if len(json.dumps(request)) > _MAX_REQUEST_BYTES:
             _refuse_connection(connection, "invalid", f"what is asked for is longer than {_MAX_REQUEST_BYTES} bytes")
         elif environment is None:
@@ -70,7 +70,7 @@ class FileOperationRunner:
             work.kill()
 
     def _full_scope(self, sandbox: Sandbox) -> dict[str, Any]:
-        """Where all lies that can be written, and what of that place it is."""
+        """Return the directory that contains all writable files, and the parts of it to process."""
         root = "/" if self._host.driver.dies_with_init else str(sandbox.work_dir)
         only = None if sandbox.template_digest is not None else _WRITABLE_DIRECTORIES
         return {"workspace": root, "whole": True, "only": only, "digest": sandbox.template_digest}
@@ -106,7 +106,7 @@ class FileOperationRunner:
             operation.kill()
 
     def _worker_ended(self, fence: Fence, operation: "_ActiveFileOperation", status: int) -> None:
-        # Where an output broke off in the middle of a chunk, nothing more could be understood.
+        # After an output that broke off within a chunk the client could not parse an error.
         if os.WIFSIGNALED(status) and not operation.is_killed and operation.op != "pack":
             message = f"the process at work on the files was ended by signal {os.WTERMSIG(status)}"
             _send_error(operation.connection, operation.cause_of_death(), message)
@@ -114,7 +114,7 @@ class FileOperationRunner:
         self._remove(fence, operation)
 
     def _drain_connection(self, connection: socket.socket) -> None:
-        """Who still writes would be cut off before it has read why. What it writes until then is thrown away."""
+        """Discard input until the client stops writing, so that it can read the error before a reset."""
         connection.setblocking(False)
         connection.shutdown(socket.SHUT_WR)
 
@@ -124,7 +124,7 @@ class FileOperationRunner:
                     if connection.recv(_BLOCK):
                         return
                 except ConnectionError:
-                    pass  # it has gone
+                    pass  # it has closed the connection
                 self._host.loop.unwatch(connection.fileno())
                 connection.close()
 
@@ -162,7 +162,7 @@ class _ActiveFileOperation:
 
     def _kill_process(self) -> None:
         if self.pid is not None:
-            with suppress(ProcessLookupError):  # it has ended, which is being told
+            with suppress(ProcessLookupError):  # it has ended, which is reported separately
                 os.kill(self.pid, signal.SIGKILL)
 
 
@@ -172,6 +172,6 @@ def _refuse_connection(connection: socket.socket, code: str, message: str) -> No
 
 
 def _send_error(connection: socket.socket, code: str, message: str) -> None:
-    """What fits at once: who does not read has gone."""
+    """Send an error without blocking. A client that does not read has disconnected."""
     with suppress(OSError):
         connection.send(encode_frame({"refused": code, "message": message}), socket.MSG_DONTWAIT)

@@ -1,4 +1,4 @@
-"""Whoever wants to see what an attempt writes while it writes it."""
+"""Subscriptions to the output of an attempt while it runs."""
 
 from collections.abc import Callable
 
@@ -7,15 +7,15 @@ from arl_cpu.contract.executor import CapturedChunk, CapturedOutput
 __all__ = ["OutputCallback", "OutputFollowers", "OutputOffsets"]
 
 OutputOffsets = tuple[int, int]
-"""Into stdout and stderr."""
+"""Offsets into stdout and stderr."""
 OutputCallback = Callable[[CapturedOutput | None], None]
 
 
 class OutputFollowers:
-    """Questions that wait for output. Each is answered once, and who wants more asks again.
+    """The pending requests for output. Each is answered once; the client repeats it for more.
 
-    So nothing is kept for a slow reader: the attempt's own bytes are here, and he says from where. An attempt that
-    nobody asks about pays for one look at an empty dictionary a read.
+    Nothing is buffered for a slow reader: the attempt retains the bytes and the request has offsets. An attempt without
+    requests costs one check of an empty dictionary for each read.
     """
 
     def __init__(self, *streams: Callable[[int], CapturedChunk]) -> None:
@@ -23,13 +23,13 @@ class OutputFollowers:
         self._waiting: dict[OutputCallback, OutputOffsets] = {}
 
     def subscribe(self, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
-        """What comes back withdraws it."""
+        """Add a request. Return a function that cancels it."""
         if not self._try_respond(after, callback, ended=False):
             self._waiting[callback] = after
         return lambda: self._unsubscribe(callback)
 
     def notify(self, *, ended: bool = False) -> None:
-        """There may be something new."""
+        """Answer the requests for which there is new output."""
         if not self._waiting:
             return
         for answer, after in list(self._waiting.items()):

@@ -1,4 +1,4 @@
-"""From what a manager asks for to what an agent is told."""
+"""Conversion of a manager's specification to an agent's request."""
 
 import posixpath
 from collections.abc import Mapping
@@ -23,7 +23,10 @@ _THREAD_VARIABLES = (
 def build_request(
     spec: ExecSpec, workspace: str, template_variables: Mapping[str, str], environment_variables: Mapping[str, str]
 ) -> AgentRequest:
-    """`given` are the variables of the template, `kept` those of the environment."""
+    """Build the request.
+
+    The variables of the action override those of the environment, which override the template's.
+    """
     return AgentRequest(
         mode=_mode_of(spec),
         argv=spec.argv or interpreter.RESIDENT_COMMAND,
@@ -41,13 +44,13 @@ def build_request(
 
 
 def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
-    """Of the template `host`."""
+    """Return the variables of the template `host`."""
     prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
     return {
         "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
-        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # its own
+        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # private
     }
 
 

@@ -1,7 +1,7 @@
-"""Agents behind their first walls, and a few of them that stand ready.
+"""Sandboxes with an agent in its first stage of isolation, and a pool of prepared ones.
 
-What takes long about an environment, its processes, namespaces, file tree and cgroup, does not depend on who will use
-it. It is done before anybody asks; sizes and the last walls come when an environment takes the cell over.
+The slow part of an environment, its processes, namespaces, file tree and cgroup, does not depend on its user. It is
+done in advance. The sizes and the last stage of isolation follow when an environment takes the sandbox.
 """
 
 import errno
@@ -39,38 +39,40 @@ _REFILL_AFTER_FAILURE_S = 5.0
 
 @dataclass(kw_only=True)
 class SandboxHost:
-    """What all environments of this launcher share."""
+    """The state that all environments of this launcher share."""
 
     loop: EventLoop
     zygote: Zygote
     cgroup_tree: CgroupTree | None
     driver: IsolationDriver
     first_host_id: int | None
-    """The first of a range of uids that belong to nobody, one per environment; None where only the own can be used."""
+    """First of a range of unused uids, one for each environment. None: only the launcher's uid is usable."""
     work_dir: Path
     base_prefix: str
     templates: TemplateStore | None = None
     agent_kind: str = PYTHON
-    """Which program is pid 1 of environments."""
+    """Implementation of the agent."""
     sandboxes: dict[int, "Sandbox"] = field(default_factory=dict)
     workers: dict[int, Callable[[int], None]] = field(default_factory=dict)
-    """Processes at work on files, and what hears with which status they end."""
+    """Callbacks for the exit status of file workers, by pid."""
     enforcement: Mapping[str, str] = field(default_factory=dict)
     used_numbers: set[int] = field(default_factory=set)
 
     @property
     def ready_file(self) -> Path:
-        """Names what stands ready, for who looks at this machine from outside."""
+        """Path of the file that lists prepared sandboxes, for tools on this machine."""
         return self.work_dir.with_name("ready")
 
     def take_number(self) -> int:
-        """The smallest that no living environment has: names its cgroup, its directory and its uid."""
+        """Return the smallest free number. It determines cgroup, directory and uid of an environment."""
         number = next(each for each in range(len(self.used_numbers) + 1) if each not in self.used_numbers)
         self.used_numbers.add(number)
         return number
 
     def kill_strays(self) -> None:
-        """Kill what lost its agent. Not while agents are being made: until its pid is told one looks like a stray."""
+        """Kill processes that lost their agent. Wait while agents are forked: they look the same until their pid is
+        known.
+        """
         if self.zygote.is_idle:
             unsafe_local.kill_strays(excluded_pids={self.zygote.pid, *self.sandboxes, *self.workers})
         else:
@@ -78,37 +80,37 @@ class SandboxHost:
 
 
 class SandboxOwner(Protocol):
-    """Who hears what becomes of a cell."""
+    """The owner of a sandbox, notified of its state changes."""
 
     def created(self) -> None:
-        """Its agent lives."""
+        """Handle the start of the agent."""
         ...
 
     def prepared(self) -> None:
-        """It can be bound."""
+        """Handle that the sandbox is ready for its sizes."""
         ...
 
     def message_received(self, message: dict[str, Any], files: list[int]) -> None:
-        """The agent said something else."""
+        """Handle any other message of the agent."""
         ...
 
     def failed(self, message: str) -> None:
-        """It did not work; it is to be ended."""
+        """Handle a failure. The owner must end the sandbox."""
         ...
 
     def died(self) -> None:
-        """Its pid 1 was reaped: the kernel has ended all others in it."""
+        """Handle the end of pid 1, after which the kernel has ended all other processes in it."""
         ...
 
 
 class SandboxWorker(Protocol):
     def kill(self) -> None:
-        """It ends soon, and then is among the cell's no more."""
+        """Kill the worker. It ends soon and is then removed from the sandbox."""
         ...
 
 
 class Sandbox:
-    """Made at once, prepared later, removed after its death. Raises OSError where none can be made."""
+    """A sandbox, prepared some time after its creation. Raises OSError if creation fails."""
 
     def __init__(self, host: SandboxHost, owner: SandboxOwner, template: OpenTemplate | None = None) -> None:
         self._host, self.owner, self._template = host, owner, template
@@ -116,9 +118,11 @@ class Sandbox:
         self.pid: int | None = None
         self.cgroup: Cgroup = NoCgroup()
         self.workers: set[SandboxWorker] = set()
-        """At work on its files; it is not removed before they have ended."""
+        """Workers on its files. The sandbox is not removed before they have ended."""
         self.usage: CgroupUsage | None = None
-        """After the last attempt. While it is frozen only workers use anything, and after them it is not known."""
+        """Usage after the last attempt. While the sandbox is frozen, only file workers change it; they reset it to
+        None.
+        """
         self._mounts: int | None = None
         self.number = host.take_number()
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -136,12 +140,12 @@ class Sandbox:
 
     @property
     def name(self) -> str:
-        """Of its cgroup and its directory."""
+        """The name of its cgroup and its directory."""
         return f"e{self.number}"
 
     @property
     def host_id(self) -> int | None:
-        """The uid that its processes have on the host; None where that is the launcher's own, without walls."""
+        """The uid of its processes on the host, or None without isolation, if it is the launcher's own."""
         if not self._host.driver.is_isolated:
             return None
         first = self._host.first_host_id
@@ -149,27 +153,27 @@ class Sandbox:
 
     @property
     def own_uid(self) -> int | None:
-        """The one of the range that is this environment's alone; None where there is no range."""
+        """The uid that only this environment has, or None without a range of uids."""
         return self.host_id if self._host.first_host_id is not None else None
 
     @property
     def work_dir(self) -> Path:
-        """Its files, where they do not live in a file system of its own."""
+        """The directory of its files, if they are not in a separate file system."""
         return self._host.work_dir / self.name
 
     @property
     def template_digest(self) -> str | None:
-        """Of the template over whose layers all is written; None without one."""
+        """The digest of the template below the writable layer, or None for `host`."""
         return self._template.template.digest if self._template is not None else None
 
     def processes(self) -> list[ProcessInfo]:
-        """Every living process of it on the host, its first one included."""
+        """Return every living process of it on the host, including its first one."""
         if self.pid is None:
             return []
         return [*descendants(self.pid), *(each for each in all_processes() if each.pid == self.pid)]
 
     def open_mounts(self) -> int | None:
-        """Its mount namespace; None where it has none of its own. Raises OSError."""
+        """Open its mount namespace, or return None if it has none. Raises OSError."""
         if not self._host.driver.dies_with_init:
             return None
         if self._mounts is not None:
@@ -179,24 +183,24 @@ class Sandbox:
         return os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def kill(self) -> None:
-        """The kernel's guarantee: with pid 1 everything in its pid namespace dies. Without one, what is frozen."""
+        """Kill the sandbox. A pid namespace dies with its pid 1; without one, freeze and kill the processes."""
         if self.pid is None:
             return
         if not self._host.driver.dies_with_init:
             wait_until(self.freeze, _FREEZE_LIMIT_S)
-        with suppress(OSError):  # pid 1 is dying in any case
+        with suppress(OSError):  # pid 1 dies in any case
             os.kill(self.pid, signal.SIGKILL)
             self.cgroup.kill()
 
     def freeze(self) -> bool:
-        """Whether nothing in it runs any more; otherwise that is asked again."""
+        """Freeze the sandbox. Return True if no process runs any more; otherwise call it again."""
         try:
             return self.cgroup.freeze()
         except OSError:
             return False
 
     def reaped(self) -> None:
-        """Its pid 1 is no more."""
+        """Handle that its pid 1 was reaped."""
         self.pid = None
         self._unwatch_channel()
         if not self._host.driver.dies_with_init:
@@ -204,11 +208,11 @@ class Sandbox:
         self.owner.died()
 
     def remove(self, done: Callable[[], None]) -> None:
-        """Give back what it had on the host; `done` when nothing is left."""
+        """Free its resources on the host and call `done` when nothing is left."""
         for worker in tuple(self.workers):
             worker.kill()
         if self.workers or not self.cgroup.remove():
-            with suppress(OSError):  # what was forked while it was killed
+            with suppress(OSError):  # processes that were forked during the kill
                 self.cgroup.kill()
             self._host.loop.call_later(_REMOVE_RETRY_S, lambda: self.remove(done))
             return
@@ -238,7 +242,7 @@ class Sandbox:
         try:
             self._prepare(pid)
         except OSError:
-            self.kill()  # the agent is gone already; its death is told like any other
+            self.kill()  # the agent has ended; its death is handled like any other
 
     def _prepare(self, pid: int) -> None:
         said: dict[str, Any] = {"op": "prepare", "base_prefix": self._host.base_prefix}
@@ -253,12 +257,12 @@ class Sandbox:
                 os.close(copy)
 
     def _receive(self) -> None:
-        """Whatever goes wrong with what one agent says ends its cell, and no other."""
+        """Receive a message. A failure with one agent's message ends only that sandbox."""
         try:
             if (received := self.channel.receive()) is not None:
                 self._handle(*received)
                 return
-        except Exception:  # noqa: BLE001 - whatever it is, it is this environment's
+        except Exception:  # noqa: BLE001 - any failure ends only this sandbox
             traceback.print_exc()
         self._unwatch_channel()
         self.kill()
@@ -279,7 +283,7 @@ class Sandbox:
                 os.close(file)
 
     def _retain_mounts(self) -> None:
-        """An ordinary user gets at the namespaces of a process only as long as that lets itself be looked at."""
+        """Open the mount namespace now: an ordinary user cannot once the process is no longer dumpable."""
         if self._host.driver.has_zygote_namespaces and os.geteuid() != 0:
             self._mounts = self.open_mounts()
 
@@ -289,7 +293,7 @@ class Sandbox:
 
 
 class SandboxPool:
-    """Keeps some cells ready."""
+    """A pool of prepared sandboxes."""
 
     def __init__(self, host: SandboxHost, size: int) -> None:
         self._host, self._size = host, size
@@ -299,7 +303,7 @@ class SandboxPool:
         self._done: Callable[[], None] = _do_nothing
 
     def acquire(self, owner: SandboxOwner) -> Sandbox:
-        """One that is ready, else one in the making, else a new one, of the template `host`. Raises OSError."""
+        """Return a prepared `host` sandbox, else one in preparation, else a new one. Raises OSError."""
         if not self._ready:
             return self.create(owner)
         waiting = next((each for each in self._ready if each.sandbox.is_prepared), self._ready[0])
@@ -310,11 +314,11 @@ class SandboxPool:
         return waiting.sandbox
 
     def create(self, owner: SandboxOwner, template: OpenTemplate | None = None) -> Sandbox:
-        """One that is made for this owner. Raises OSError."""
+        """Create a sandbox for this owner. Raises OSError."""
         return Sandbox(self._host, owner, template)
 
     def fill(self) -> None:
-        """Bring it to its size, one after the other: an action that starts meanwhile waits for one at most."""
+        """Fill the pool one by one, so that an action that starts meanwhile waits for one sandbox at most."""
         self._is_filling = False
         if self.is_ended or len(self._ready) >= self._size:
             return
@@ -328,7 +332,7 @@ class SandboxPool:
         self._write_ready_file()
 
     def end(self, done: Callable[[], None]) -> None:
-        """Kill all that stand ready; `done` when nothing of them is left."""
+        """Kill all pooled sandboxes and call `done` when nothing of them is left."""
         self.is_ended = True
         self._done = done
         for waiting in tuple(self._ready):
@@ -336,7 +340,7 @@ class SandboxPool:
         self._check_done()
 
     def remove(self, pooled: "_PooledSandbox") -> None:
-        """It died before anybody used it."""
+        """Remove a sandbox that died in the pool."""
         if pooled in self._ready:
             self._ready.remove(pooled)
             self._write_ready_file()
@@ -344,7 +348,7 @@ class SandboxPool:
         self._fill_later(_REFILL_AFTER_FAILURE_S)
 
     def sandbox_prepared(self) -> None:
-        """One more is ready."""
+        """Continue to fill the pool after a sandbox was prepared."""
         self._fill_later(_REFILL_S)
 
     def _fill_later(self, delay_s: float) -> None:
@@ -363,7 +367,7 @@ class SandboxPool:
 
 
 class _PooledSandbox:
-    """The owner of a cell that nobody uses yet."""
+    """The owner of a pooled sandbox."""
 
     sandbox: Sandbox
 

@@ -1,7 +1,7 @@
-"""The sessions of one environment, and the command that runs in one of them now.
+"""The sessions of one environment and the command that runs in one of them.
 
-To the agent opening one is an action that leaves the shell behind, and a command is one that it only watches over: what
-comes meanwhile is the action's, what was there before is not.
+For the agent, opening a session is an action that leaves the shell behind. A command is an action that the agent only
+watches: processes that start meanwhile belong to the action, earlier ones do not.
 """
 
 import os
@@ -26,7 +26,7 @@ __all__ = ["ShellManager"]
 
 _MAX_SESSIONS = 16
 _SHELL_RESPONSE_TIMEOUT_S = 1.0
-"""For a shell whose command was killed."""
+"""Seconds that a shell may take to report a killed command."""
 
 
 class ShellManager:
@@ -48,9 +48,9 @@ class ShellManager:
         self._terminal_error: str | None = None
 
     def begin(self, attempt: SandboxAttempt, request: AgentRequest, owner_uid: int | None) -> None:
-        """Open the session if need be, then run the command in it. Raises OSError."""
+        """Open the session if necessary, then run the command in it. Raises OSError."""
         for capture in attempt.captures:
-            capture.close()  # there is the terminal instead
+            capture.close()  # the terminal replaces them
         self._attempt, self._request, self._owner_uid = attempt, request, owner_uid
         self._name, self._status, self._notes = attempt.spec.session or "", KILLED_STATUS, []
         self._terminal_error = None
@@ -60,7 +60,7 @@ class ShellManager:
         self._prepare()
 
     def _prepare(self) -> None:
-        """Whatever comes before the command."""
+        """Start the step before the command: open the session, or begin to watch."""
         has_room = self._name not in self._sessions and len(self._sessions) < _MAX_SESSIONS
         session = self._new_session() if has_room else None
         if session is None:
@@ -84,7 +84,7 @@ class ShellManager:
         return session
 
     def started(self) -> None:
-        """The agent has begun what it was told last."""
+        """Handle that the agent has started the last request."""
         if self._stage != "watched" or self._attempt is None:
             return
         self._stage = "running"
@@ -97,7 +97,10 @@ class ShellManager:
             )
 
     def handle_exit(self, message: dict[str, Any]) -> bool:
-        """Whether the end that the agent tells of is not the action's; if it is, it tells of the command now."""
+        """Handle an exit that the agent reports. Return True if it is not the end of the action.
+
+        If it is the end of the action, the message receives the command's status.
+        """
         stage, self._stage = self._stage, None
         if stage is None or self._attempt is None:
             return False
@@ -112,7 +115,7 @@ class ShellManager:
             self._prepare()
             return True
         if self._terminal_error is not None:
-            # The node's failure, and this command's alone.
+            # A failure of the node that concerns only this command.
             self._attempt.cause = self._attempt.cause or "setup"
             message.pop("status", None)
             self._notes.append(self._terminal_error)
@@ -124,7 +127,7 @@ class ShellManager:
         return False
 
     def interrupt(self) -> bool:
-        """Whether there is a command that may end by itself now."""
+        """Interrupt the command. Return False if no command runs."""
         session = self._sessions.get(self._name)
         if self._stage != "running" or session is None:
             return False
@@ -132,7 +135,7 @@ class ShellManager:
         return True
 
     def attempt_killed(self) -> None:
-        """All that the command started is dead; if its shell does not say so soon, it never will."""
+        """Handle the kill of the command's processes. A shell that does not report it soon is abandoned."""
         if self._stage == "running" and self._attempt is not None:
             self._loop.call_later(_SHELL_RESPONSE_TIMEOUT_S, partial(self._abandon, self._attempt))
 
@@ -164,7 +167,7 @@ class ShellManager:
             session.abandon()
 
     def _command_ended(self, status: int) -> None:
-        """The command has. A shell that was only interrupted still counts as stopped."""
+        """Handle the end of the command. A shell that was only interrupted still counts as stopped."""
         if self._stage != "running" or self._attempt is None:
             return
         self._stage = "ended"
@@ -173,7 +176,7 @@ class ShellManager:
         if session is not None and not session.is_open:
             self._remove(session)
             if session.not_run_reason is not None:
-                # It may have died between two commands, and only now known to be: a new one is as good.
+                # The shell may have died between two commands; a new one is equivalent.
                 if session.can_retry and not self._notes and self._attempt.cause is None:
                     self._stage = "unread"
                     self._finish()

@@ -1,4 +1,4 @@
-"""Shells that stay open between actions: each has a terminal, is given commands, and tells how they ended."""
+"""Shells that stay open between actions. Each has a terminal, receives commands and reports their exit statuses."""
 
 import fcntl
 import os
@@ -15,11 +15,11 @@ from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
 
 __all__ = ["KILLED_STATUS", "NO_SHELL_MESSAGE", "SHELL_ARGV", "SHELL_VARIABLES", "ShellSession", "TerminalUnavailable"]
 
-# Interactive, so that an interrupt ends the command and not the shell, which then asks what to do before it would
-# prompt: there it reads commands from file 3, `NUMBER TEXT`, and writes to file 4 `r:NUMBER` when it has read one,
-# `NUMBER:STATUS` when that has ended, and at its own end `x:NUMBER:STATUS` with the number of the command it was in, if
-# it was in any. Commands get neither file. Ended jobs are forgotten, so that the next one is %1. Functions, aliases,
-# IFS and TMOUT of a command change nothing of this, and what it traces is not shown.
+# The shell is interactive, so an interrupt ends the command and not the shell. The shell then runs PROMPT_COMMAND
+# before it would prompt. There it reads commands from file 3 as `NUMBER TEXT`. It writes `r:NUMBER` to file 4 when it
+# has read one and `NUMBER:STATUS` when that has ended. At its own end it writes `x:NUMBER:STATUS`, with the number of
+# the current command, if any. Commands get neither file. Ended jobs are forgotten, so that the next one is %1.
+# Functions, aliases, IFS and TMOUT of a command do not affect this, and its tracing is not shown.
 _READ_COMMANDS = r"""[[ ${__tangram+x} ]] && \builtin printf '%s:130\0' "${__tangram%% *}" >&4
 \builtin unset HISTFILE __tangram __tangram_now; \builtin export -n PROMPT_COMMAND
 \builtin trap '\builtin printf "x:%s:%d\0" "${__tangram_now-}" "$?" >&4' EXIT
@@ -35,7 +35,7 @@ NO_SHELL_MESSAGE = (
     "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
 )
 KILLED_STATUS = int(signal.SIGKILL)
-"""The wait status of what did not end by itself."""
+"""Wait status of a command that did not end by itself."""
 
 _NOT_READ_REASON = "its shell ended before it read it"
 _NOT_ANSWERED_REASON = "its shell did not answer"
@@ -48,13 +48,13 @@ _ROWS_AND_COLUMNS = (50, 200)
 
 
 class TerminalUnavailable(Exception):
-    """The message says why a session could not be opened."""
+    """A session that could not be opened. The message gives the reason."""
 
 
 class ShellSession:
-    """One shell. Its command's output is everything that the terminal shows from its beginning to its end.
+    """A shell with a terminal. A command's output is everything that the terminal shows between its start and its end.
 
-    Raises NoTerminal where there is none to be had.
+    Raises TerminalUnavailable if no terminal can be opened.
     """
 
     def __init__(self, loop: EventLoop, owner_uid: int | None) -> None:
@@ -69,9 +69,9 @@ class ShellSession:
             raise TerminalUnavailable(f"there is no terminal to be had for a session: {failure}") from failure
         self.is_open = True
         self.not_run_reason: str | None = None
-        """Of the last command, unless its shell has read it, or may have."""
+        """Reason why the last command did not run. None if the shell has read it or may have."""
         self.can_retry = False
-        """The last command was certainly not begun, and never will be."""
+        """True if the last command certainly did not start and never will."""
         self._has_exited = self._is_dead = False
         self._number = 0
         self._partial_status = b""
@@ -87,19 +87,19 @@ class ShellSession:
     def _open_terminal(self, owner: int | None) -> None:
         self._terminal, self._shell_end = self._track_files(*os.openpty())
         os.set_blocking(self._terminal, False)
-        # Ours is another file than the shell's, which has to block.
+        # Open a second file for this end: the shell's must block and this one must not.
         how = os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC
         (self._peer,) = self._track_files(fcntl.ioctl(self._terminal, _GET_PEER, how))
         self._modes = _set_terminal_modes(self._peer)
         termios.tcsetwinsize(self._terminal, _ROWS_AND_COLUMNS)
         if owner is not None:
-            os.fchown(self._shell_end, owner, -1)  # so that /dev/stdout can be opened inside
+            os.fchown(self._shell_end, owner, -1)  # allows opening /dev/stdout inside
         self._statuses, self._status_end = self._track_files(*os.pipe())
         os.set_blocking(self._statuses, False)
         (self._commands_end,) = self._track_files(self._commands.open_pipe(self._loop, None))
 
     def _track_files(self, *files: int) -> tuple[int, ...]:
-        """Until the session is closed."""
+        """Close these files with the session."""
         self._files += files
         return files
 
@@ -110,11 +110,14 @@ class ShellSession:
 
     @property
     def shell_files(self) -> list[int]:
-        """What the shell gets as its files 0 to 4."""
+        """The shell's files 0 to 4."""
         return [self._shell_end] * 3 + [self._commands_end, self._status_end]
 
     def close_shell_files(self) -> None:
-        """The shell has its own copies. The terminal's is kept: whether it blocks is a matter of all its copies."""
+        """Close the files that the shell has copies of.
+
+        The terminal's stays open, to restore its blocking mode later.
+        """
         self._close_files(self._commands_end, self._status_end)
 
     def run(
@@ -124,9 +127,9 @@ class ShellSession:
         on_ended: Callable[[int], None],
         stdin_feed: StdinFeed | None,
     ) -> None:
-        """`ended` is called once, with a wait status, after the last output was shown.
+        """Run a command. `on_ended` is called once, with a wait status, after the last output.
 
-        Without a feed whoever reads is at the end. A command that can run elsewhere has its whole feed there.
+        Without a feed, readers see the end of file at once. A retriable command gets its whole feed again.
         """
         self._number += 1
         self._on_output, self._on_ended, self._stdin_feed = on_output, on_ended, stdin_feed
@@ -146,25 +149,25 @@ class ShellSession:
         self._commands.append(text + b"\0", offset=None, end=False)
 
     def _prepare_terminal(self, *, has_input: bool) -> None:
-        """As it was for the first command. Raises termios.error where programs have made something else of it."""
+        """Restore the terminal's initial state. Raises termios.error if programs have made that impossible."""
         os.set_blocking(self._shell_end, True)
         termios.tcflow(self._peer, termios.TCOON)
         termios.tcflush(self._peer, termios.TCIFLUSH)
         termios.tcsetattr(self._peer, termios.TCSANOW, self._modes if has_input else _modes_without_input(self._modes))
 
     def has_died(self) -> bool:
-        """Between two commands."""
+        """Return True if the shell died between two commands."""
         self._read_statuses()
         return self._has_exited or self._has_lost_leader()
 
     def interrupt(self) -> None:
-        """As Ctrl-C does, also where a program has turned that off."""
-        # By the kernel: the number of a group may be another's by the time that it is used.
+        """Interrupt as Ctrl-C does, even if a program has disabled that."""
+        # The kernel chooses the process group: a group number may be reused before it is signalled.
         with suppress(OSError):
             fcntl.ioctl(self._terminal, _SIGNAL_GROUP, signal.SIGINT)
 
     def abandon(self) -> None:
-        """The shell does not answer: end the command without it, and the session."""
+        """End the command and the session without a response of the shell."""
         if self._on_ended is not None and self._status is None:
             self._read_statuses()
             if self.not_run_reason is _NOT_READ_REASON:
@@ -173,7 +176,7 @@ class ShellSession:
             self.close()
 
     def close(self) -> None:
-        """The shell is hung up on. A command that runs has ended with what is known."""
+        """Hang up the terminal. A running command ends with the status known so far."""
         if not self.is_open:
             return
         self.is_open = False
@@ -197,14 +200,14 @@ class ShellSession:
         *whole, self._partial_status = (self._partial_status + said).split(b"\0")
         for each in whole:
             self._handle_status(each)
-        # Only the shell has the other end, and it says nothing long unless it was made to.
+        # Only the shell has the other end, and its messages are short unless a program forged them.
         self._is_dead |= not said
         self._has_exited |= not said or len(self._partial_status) > _MAX_STATUS_BYTES
         self._partial_status = self._partial_status[:_MAX_STATUS_BYTES]
 
     def _handle_status(self, message: bytes) -> None:
         own = b"%d" % self._number
-        # What a program wrote there may hide what the shell says.
+        # Other messages come from a program and may hide those of the shell.
         if message == b"r:" + own or not _STATUS_MESSAGE.fullmatch(message):
             self._mark_command_read()
         number, _, status = message.removeprefix(b"x:").partition(b":")
@@ -220,7 +223,9 @@ class ShellSession:
                 self._stdin_feed.reader_started()
 
     def _has_lost_leader(self) -> bool:
-        """That was the shell: the kernel takes its terminal's session away, whoever else has its files."""
+        """Return True if the shell has ended: the kernel then removes its terminal's session, even if others have it
+        open.
+        """
         try:
             fcntl.ioctl(self._terminal, _GET_SESSION, bytes(4))
         except OSError:
@@ -228,13 +233,13 @@ class ShellSession:
         return False
 
     def _check_leader(self) -> None:
-        """A job that was left behind may hide the end of the shell's files."""
+        """Check the shell periodically: a background job may keep the shell's files open after its end."""
         self._timer = self._loop.call_later(_LEADER_CHECK_S, self._check_leader)
         self._has_exited |= self._has_lost_leader()
         self._on_status_readable()
 
     def _start_drain(self) -> None:
-        """What the terminal was given before its end comes out of it in time: up to a mark that we give it now."""
+        """Write a marker to the terminal. All output before the end of the command precedes it."""
         self._drain_marker = self._unwritten_marker = secrets.token_hex(16).encode()
         self._loop.unwatch(self._statuses)
         if self._timer is not None:
@@ -249,7 +254,7 @@ class ShellSession:
         except BlockingIOError:
             return
         except OSError:
-            # Hung up: the shell is gone, whoever else has its files. It may have told before.
+            # Hung up: the shell has ended, even if others have its files open. It may have reported before.
             self._read_statuses()
             self._has_exited = self._is_dead = True
             self._finish_drain()
@@ -268,7 +273,7 @@ class ShellSession:
         self._on_output(data[: len(data) - kept])
 
     def _write_marker(self) -> None:
-        """Where output stands still, or is in the way, the time limit ends it."""
+        """Write the marker. If output is stopped or blocks it, the time limit ends the drain."""
         if self._unwritten_marker:
             with suppress(OSError):
                 self._unwritten_marker = self._unwritten_marker[os.write(self._peer, self._unwritten_marker) :]
@@ -277,7 +282,7 @@ class ShellSession:
         if self._tail:
             self._on_output(self._tail)
         if self._has_exited:
-            # Whatever else says that it ended may be forged, by a program that it outlives.
+            # Any other report of the end may be forged by a program that is still running.
             self._read_statuses()
             is_unread = self.not_run_reason is not None and not self._partial_status
             self.can_retry = is_unread and (self._is_dead or self._has_lost_leader())
@@ -305,11 +310,11 @@ class ShellSession:
 
 
 def _discard_output(_data: bytes) -> None:
-    """Between two commands nobody looks."""
+    """Discard output between two commands."""
 
 
 def _set_terminal_modes(terminal: int) -> list[Any]:
-    """No echo, and a line ends with a newline alone."""
+    """Turn off echo, and end lines with a newline only."""
     modes = termios.tcgetattr(terminal)
     modes[1] &= ~termios.ONLCR
     modes[3] &= ~termios.ECHO
@@ -318,7 +323,7 @@ def _set_terminal_modes(terminal: int) -> list[Any]:
 
 
 def _modes_without_input(modes: list[Any]) -> list[Any]:
-    """Whoever reads finds the end at once, each time: it is still a terminal, but one that does not wait."""
+    """Return modes in which every read returns end of file at once. It remains a terminal."""
     iflag, oflag, cflag, lflag, ispeed, ospeed, characters = modes
     characters = [*characters]
     characters[termios.VMIN] = characters[termios.VTIME] = 0

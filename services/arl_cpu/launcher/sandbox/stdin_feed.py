@@ -1,4 +1,4 @@
-"""Input for a program while it runs."""
+"""Input for a running program."""
 
 import os
 
@@ -13,43 +13,46 @@ _END_OF_FILE = b"\x04"
 
 
 class StdinFeed:
-    """Takes bytes as long as few wait, and never waits for who reads them: by a pipe, or typed into a terminal."""
+    """A bounded buffer of input that never waits for its reader. It writes to a pipe or a terminal."""
 
     def __init__(self, initial: bytes = b"", *, is_terminal: bool = False, is_complete: bool = False) -> None:
         self._pending = bytearray(initial)
         self._last = initial[-1:]
         self._accepted_bytes = 0
         self._unread = bytearray()
-        """Typed, but whoever shall read it has not begun."""
+        """Bytes written to the terminal before their reader has started."""
         self._is_terminal, self._is_ended, self._is_closed = is_terminal, False, False
         self._write_end, self._loop, self._has_reader = -1, None, True  # type: tuple[int, EventLoop | None, bool]
         if is_complete:
             self._finish()
 
     def open_pipe(self, loop: EventLoop, owner_uid: int | None) -> int:
-        """A pipe's read end, for the program, who may open it by name if it is the owner's; the caller closes it."""
+        """Create a pipe and return its read end, which the caller closes. The owner may open it by name."""
         read_end, self._write_end = os.pipe()
         os.set_blocking(self._write_end, False)
         if owner_uid is not None:
             os.fchown(read_end, owner_uid, -1)
         self._loop = loop
-        # Of a write end the loop tells only that nobody has the other one any more.
+        # For a write end the loop only reports that the read end is closed.
         loop.watch(self._write_end, self.close)
         self._continue_writing()
         return read_end
 
     def attach_terminal(self, terminal: int, loop: EventLoop) -> None:
-        """Somebody else's file, which does not block and is watched already; to be closed or left before that ends."""
+        """Write to a terminal that another object owns and watches.
+
+        Close or detach it before the terminal is closed.
+        """
         self._write_end, self._loop, self._has_reader = terminal, loop, False
         self._continue_writing()
 
     def reader_started(self) -> None:
-        """Whoever reads the terminal has: what is typed there counts as given."""
+        """Mark the terminal's reader as started: bytes written there count as delivered."""
         self._has_reader = True
         self._unread.clear()
 
     def detach_terminal(self) -> None:
-        """The terminal: who was meant to read it never begins. The next one gets all of it."""
+        """Detach the terminal: its reader will never start. The next reader gets all of the input."""
         if self._loop is not None and not self._is_closed:
             self._loop.watch_writable(self._write_end, None)
         self._pending[:0] = self._unread
@@ -57,12 +60,12 @@ class StdinFeed:
         self._loop, self._is_closed = None, False
 
     def append(self, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
-        """All of it or nothing; what the program was given before is not given to it again."""
+        """Append all of the data or nothing. Bytes that were accepted before are skipped."""
         if offset is not None and offset > self._accepted_bytes:
             return FeedResult("gap", self._accepted_bytes)
         fresh = data if offset is None else data[self._accepted_bytes - offset :]
         if self._is_ended or self._is_closed:
-            # A repeated last request finds what it asked for.
+            # A repeated last request succeeds.
             is_done = offset is not None and not fresh and (self._is_ended or not end)
             return FeedResult("taken" if is_done else "closed", self._accepted_bytes)
         if fresh and len(self._pending) + len(fresh) > _MAX_PENDING_BYTES:
@@ -76,7 +79,7 @@ class StdinFeed:
         return FeedResult("taken", self._accepted_bytes)
 
     def close(self) -> None:
-        """Nobody reads it, or nobody should."""
+        """Discard the input: it has no reader, or must not have one."""
         if not self._is_closed and self._loop is not None:
             if self._is_terminal:
                 self._loop.watch_writable(self._write_end, None)
@@ -89,7 +92,7 @@ class StdinFeed:
     def _finish(self) -> None:
         self._is_ended = True
         if self._is_terminal:
-            # The first one only completes a line that was begun.
+            # The first end of file only completes an unfinished line.
             self._pending += _END_OF_FILE * (1 if self._last in (b"", b"\n") else 2)
 
     def _continue_writing(self) -> None:
@@ -98,7 +101,7 @@ class StdinFeed:
         try:
             self._write()
         except BlockingIOError:
-            pass  # the rest goes when the program has read some
+            pass  # the rest is written when the program has read some
         except OSError:
             if self._has_reader:
                 self.close()

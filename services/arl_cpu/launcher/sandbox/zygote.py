@@ -1,6 +1,6 @@
-"""The process that forks environments. Made before the launcher holds any data, so that no fork inherits some.
+"""The process that forks environments. It starts before the launcher has any data, so that no fork inherits data.
 
-A warm Python action can read all memory of the process it was forked from: of this one, nothing worth reading.
+A Python action can read all memory of the process that it was forked from. The zygote has nothing confidential.
 """
 
 import gc
@@ -26,7 +26,7 @@ from arl_cpu.launcher.linux.syscalls import CLONE_ALL, unshare
 __all__ = ["INSIDE_ID", "Zygote", "start_zygote"]
 
 INSIDE_ID = 1000
-"""The uid and gid that every namespaced action sees as its own."""
+"""uid and gid of every namespaced action inside its namespace."""
 _PID_STRUCT = struct.Struct("i")
 _MAX_PENDING = 16
 _MAX_ERROR = 2000
@@ -35,7 +35,7 @@ _CreatedCallback = Callable[[int, str], None]
 
 
 class Zygote:
-    """The launcher's handle: asks for agents; each answer comes once, in any order."""
+    """The launcher's client of the zygote. Each request is answered once, in any order."""
 
     def __init__(self, channel: PacketChannel, pid: int) -> None:
         self.channel, self.pid = channel, pid
@@ -47,19 +47,19 @@ class Zygote:
     def fork_agent(
         self, agent_end: socket.socket, host_id: int | None, join_files: Sequence[str], on_created: "_CreatedCallback"
     ) -> None:
-        """Fork an agent on this end of its channel, which is taken over; `made` gets its pid, or 0 and why not.
+        """Fork an agent on this end of its channel, which is taken over. `on_created` gets its pid, or 0 and the error.
 
-        Where it gets namespaces of its own, `host_id` is the only uid in them. `join` are files of cgroups. Raises
-        OSError where it cannot be asked for, ConnectionError among them: then the zygote is gone.
+        If the agent gets namespaces, `host_id` is the only uid in them. `join_files` are files of cgroups. Raises
+        OSError if the request cannot be sent; ConnectionError, a subclass, means that the zygote has ended.
         """
         self._enqueue([agent_end.detach()], {"host_id": host_id, "join": list(join_files)}, on_created)
 
     def fork_worker(
         self, stream: int, mounts: int | None, request: Mapping[str, Any], on_created: "_CreatedCallback"
     ) -> None:
-        """Fork a worker for an environment's files, as `make` does an agent; both files are taken over.
+        """Fork a worker for an environment's files, as `fork_agent` does an agent. Both files are taken over.
 
-        What is wanted may be longer than a packet, and goes beside it.
+        The request may be longer than a packet and is passed as a file.
         """
         files = [stream] if mounts is None else [stream, mounts]
         try:
@@ -71,11 +71,11 @@ class Zygote:
 
     @property
     def is_idle(self) -> bool:
-        """Nobody waits for an agent."""
+        """True if no request is pending."""
         return not self._pending
 
     def handle_response(self) -> bool:
-        """Serve one answer; False when the zygote is gone."""
+        """Handle one response. Return False if the zygote has ended."""
         received = self.channel.receive()
         if received is None:
             self.is_lost = True
@@ -92,11 +92,11 @@ class Zygote:
             _close_files(files)
             raise ConnectionError(_LOST_MESSAGE)
         self._queue.append((files, request, on_created))
-        for _, error in self._send_requests():  # whoever waited before has been asked for
+        for _, error in self._send_requests():  # earlier requests are sent already, so the error belongs to this one
             raise error
 
     def _send_requests(self) -> list[tuple[_CreatedCallback, OSError]]:
-        """A few at a time: with full channels both sides would wait for each other. Those that can't be asked for."""
+        """Send a few requests at a time: with full channels both sides would deadlock. Return those that failed."""
         failed: list[tuple[_CreatedCallback, OSError]] = []
         while self._queue and len(self._pending) < _MAX_PENDING and not self.is_lost:
             files, wanted, made = self._queue.popleft()
@@ -121,23 +121,24 @@ class Zygote:
 
 
 def _ignore_response(_pid: int, _error: str) -> None:
-    """Waits for what answers no question."""
+    """Ignore a response without a request."""
 
 
 def start_zygote(driver: IsolationDriver, native: int | None = None) -> Zygote:
-    """`native` is the program of the agents in C; it is closed here."""
+    """Fork the zygote. `native` is the program of the C agent; this function closes it."""
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for has_cgroup in (False, True):
-        seccomp.build_filter(has_cgroup=has_cgroup)  # assembled once, for all agents
+        seccomp.build_filter(has_cgroup=has_cgroup)  # assembled once for all agents
     gc.collect()
     gc.freeze()
     pid = os.fork()
     if pid == 0:
         ours.close()
-        # Init of a pid namespace gets the signals it has a handler for, also from inside, and Python has one for
-        # SIGINT that would end it. This one does nothing; unlike SIG_IGN it is not passed on to what is executed.
+        # The init process of a pid namespace receives only signals that it handles, also from inside. Python handles
+        # SIGINT, which would end it. This handler does nothing; unlike SIG_IGN it is not inherited by executed
+        # programs.
         signal.signal(signal.SIGINT, lambda _number, _frame: None)
-        os.setsid()  # a terminal's Ctrl-C is for the launcher, which ends its environments in order
+        os.setsid()  # Ctrl-C in a terminal must reach only the launcher, which ends its environments in order
         _serve(PacketChannel(theirs), driver, native)
     theirs.close()
     if native is not None:
@@ -146,7 +147,10 @@ def start_zygote(driver: IsolationDriver, native: int | None = None) -> Zygote:
 
 
 def _serve(channel: PacketChannel, driver: IsolationDriver, native: int | None) -> NoReturn:
-    """Several at once: joining a cgroup may wait for the kernel, and each waits in a process of its own."""
+    """Serve requests concurrently.
+
+    Joining a cgroup may wait for the kernel, so each request waits in a separate process.
+    """
     makings: dict[int, _ProcessCreation] = {}
     poller = select.poll()
     poller.register(channel.socket, select.POLLIN)
@@ -163,7 +167,7 @@ def _serve(channel: PacketChannel, driver: IsolationDriver, native: int | None) 
 
 
 def _begin_creation(channel: PacketChannel, driver: IsolationDriver, native: int | None) -> "_ProcessCreation | None":
-    """What is asked for next. Where it cannot be made, and be it no question at all, that is the answer."""
+    """Start the next request. If it fails or is malformed, send the error and return None."""
     ticket: int | None = None
     files: list[int] = []
     try:
@@ -183,12 +187,12 @@ def _send_response(channel: PacketChannel, message: Mapping[str, Any]) -> None:
     try:
         channel.send(message)
     except ConnectionError:
-        os._exit(0)  # the launcher has died
+        os._exit(0)  # the launcher has ended
 
 
 @dataclass(frozen=True, slots=True)
 class _AgentParameters:
-    """One to be: its end of the channel, and what it becomes."""
+    """The parameters of a new agent: its end of the channel and its implementation."""
 
     channel: int
     driver: IsolationDriver
@@ -196,7 +200,7 @@ class _AgentParameters:
 
 
 class _ProcessCreation:
-    """One process on its way, through a middle one: only children of whoever unshares enter the new pid namespace."""
+    """The creation of a process by an intermediate one, whose children enter the new pid namespace."""
 
     def __init__(
         self, message: Mapping[str, Any], files: Sequence[int], driver: IsolationDriver, native: int | None
@@ -213,7 +217,7 @@ class _ProcessCreation:
             theirs.close()
             raise
         if self._intermediate_pid == 0:
-            self._channel.close()  # with it open, it would wait for the zygote for ever where that has died
+            self._channel.close()  # otherwise it would never notice the end of the zygote
             if is_work:
                 _run_worker_intermediate(theirs, files)
             _run_agent_intermediate(theirs, agent, join)
@@ -223,7 +227,7 @@ class _ProcessCreation:
         return self._channel.fileno()
 
     def advance(self) -> dict[str, Any] | None:
-        """One step on; the answer once it is made, or failed."""
+        """Advance by one step. Return the response once the process is created or has failed."""
         try:
             said = _check_reply(self._channel.recv(4096))
             if not self._has_mapped_ids and self._host_id is not None:
@@ -236,7 +240,7 @@ class _ProcessCreation:
         return {"ticket": self._ticket, "pid": int(_PID_STRUCT.unpack(said)[0]), "error": ""}
 
     def close(self) -> None:
-        """Afterwards the middle process is reaped, so that the launcher, a subreaper, is the agent's parent."""
+        """Close the channel and reap the intermediate process, so that the launcher becomes the agent's parent."""
         self._channel.close()
         os.waitpid(self._intermediate_pid, 0)
 
@@ -261,7 +265,10 @@ def _run_agent_intermediate(to_zygote: socket.socket, agent: _AgentParameters, j
 
 
 def _run_worker_intermediate(to_zygote: socket.socket, files: Sequence[int]) -> NoReturn:
-    """Its own end makes the worker the launcher's child. What is wanted is read here, for no later fork to have."""
+    """Fork the worker and end, so that it becomes a child of the launcher.
+
+    No later fork inherits the request read here.
+    """
     try:
         wanted = json.loads(read_file(files[0]))
         pid = os.fork()
@@ -281,7 +288,7 @@ def _check_reply(reply: bytes) -> bytes:
 
 
 def _map_ids(pid: int, host_id: int) -> None:
-    """The namespace knows one uid and one gid; every other, root's above all, is nobody in it."""
+    """Map one uid and one gid into the namespace. Every other id, including root, is unmapped."""
     if os.geteuid() == 0:
         host_gid = host_id
     else:

@@ -1,4 +1,4 @@
-"""Everything a launcher holds: environments, running attempts, and reports until they are acknowledged."""
+"""The state of a launcher: environments, running attempts, and reports until they are acknowledged."""
 
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -34,7 +34,7 @@ _WORKER_POLL_S = 0.02
 
 
 class LauncherNode:
-    """Starts, stops and reports attempts. Idempotent by fence."""
+    """The manager of the launcher's attempts: starts, stops and reports them. Idempotent by fence."""
 
     def __init__(self, host: SandboxHost, pool: SandboxPool, on_event: Callable[[ExecutorEvent], None]) -> None:
         self._host, self._pool = host, pool
@@ -70,22 +70,25 @@ class LauncherNode:
                 self._begin(spec)
 
     def start_file_operation(self, connection: socket.socket, message: Mapping[str, Any]) -> None:
-        """On the files of a persistent environment in which nothing runs; all else about it goes over that socket."""
+        """Start an operation on the files of an idle persistent environment. All later messages use this socket."""
         fence = decode_fence(message["fence"])
         environment = self._persistent.get(UUID(message["environment"]))
         self.workers.start(connection, fence, environment, message["work"])
 
     def processes(self, identifier: UUID) -> list[ProcessInfo]:
-        """The living processes of a persistent environment."""
+        """Return the living processes of a persistent environment."""
         environment = self._persistent.get(identifier)
         return environment.processes() if environment is not None else []
 
     def resize(self, resizes: Iterable[AttemptResize]) -> list[Fence]:
-        """Those that run here, now with what their highest `amounts_seq` says."""
+        """Resize attempts. Return the fences that run here with the cores of their highest `amounts_seq`."""
         return [resize.fence for resize in resizes if self._resize(resize)]
 
     def poll_output(self, fence: Fence, after: OutputOffsets, callback: OutputCallback) -> Callable[[], None]:
-        """Answer once, as soon as there is something beyond the offsets; what comes back withdraws the question."""
+        """Call back once, when there is output beyond the offsets or the attempt ends.
+
+        Return a function that cancels it.
+        """
         if (report := self._reports.get(fence)) is not None:
             stdout, stderr = report.stdout.chunk_from(after[0]), report.stderr.chunk_from(after[1])
             callback(CapturedOutput(stdout, stderr, ended=True))
@@ -96,7 +99,7 @@ class LauncherNode:
         return lambda: None
 
     def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
-        """Give a running attempt input, all or nothing."""
+        """Append all of `data` to the input of a running attempt, or nothing."""
         if (attempt := self._attempt(fence)) is None:
             return FeedResult("absent")
         if attempt.stdin_feed is None or not attempt.spec.stdin_open:
@@ -111,12 +114,12 @@ class LauncherNode:
                 self.workers.kill(fence)
 
     def destroy(self, identifiers: Iterable[UUID], done: Callable[[], None]) -> None:
-        """`done` once none of them has a living process."""
+        """End environments and call `done` once none of them has a living process."""
         ending = [each for each in self._all if each.spec.id in frozenset(identifiers)]
         self._end_environments(ending, "cancelled", done)
 
     def end_all(self, done: Callable[[], None]) -> None:
-        """Those that stand ready, too."""
+        """End all environments, including those in the pool."""
         self._end_environments(list(self._all), "stopped", lambda: self._pool.end(done))
 
     def acknowledge(self, fences: Iterable[Fence]) -> None:
@@ -137,7 +140,7 @@ class LauncherNode:
             )
             return
         if self.workers.is_active_in(spec.environment.id):
-            # Of a manager that is no more: it was killed, and is gone in a moment.
+            # The worker belongs to a former manager. It was killed and ends within moments.
             self._host.loop.call_later(_WORKER_POLL_S, lambda: self.start([spec]))
             return
         if environment is None and not spec.environment.may_make:
@@ -171,7 +174,7 @@ class LauncherNode:
         return environment is not None and environment.resize(resize)
 
     def _create_environment(self, first: ExecSpec) -> SandboxEnvironment:
-        """Raises OSError, or NoTemplate."""
+        """Create an environment. Raises OSError or TemplateUnavailable."""
         name = first.environment.template or HOST_TEMPLATE
         spec = replace(first.environment, template=name)
         template = open_template(self._host.templates, self._host.driver, name)

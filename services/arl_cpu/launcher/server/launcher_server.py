@@ -1,4 +1,4 @@
-"""The launcher's unix socket: one manager at a time; a new connection replaces the old one."""
+"""The launcher's unix socket. It serves one manager at a time; a new connection replaces the old one."""
 
 import os
 import socket
@@ -29,12 +29,12 @@ __all__ = ["LauncherServer"]
 
 _READ_BYTES = 1 << 20
 _BACKLOG = 1024
-"""Connections that come at once, one for each work on files; the kernel may allow fewer."""
+"""Connections that may wait at once, one for each file operation. The kernel may allow fewer."""
 _PEER_CREDENTIALS = struct.Struct("3i")
 
 
 class LauncherServer:
-    """Frames in, calls on the node; events of the node, frames out."""
+    """The server of the launcher's socket: requests become calls of the node, and the node's events become frames."""
 
     def __init__(
         self, loop: EventLoop, node: LauncherNode, capabilities: tuple[NodeCapability, ...], driver: str
@@ -44,13 +44,13 @@ class LauncherServer:
         self._node_epoch = uuid4()
         self._manager: _ManagerConnection | None = None
         self._output_requests: dict[int, Callable[[], None]] = {}
-        """How to withdraw the manager's questions for output that wait for an answer."""
+        """Functions that cancel the manager's pending requests for output, by request id."""
         self._session = ""
-        """What the manager names on connections of their own, one for each work on files."""
+        """Token that the manager sends on additional connections, one for each file operation."""
         node.on_event = self._publish
 
     def listen(self, path: Path) -> None:
-        """Raises OSError where the path cannot be used. The socket is of this user alone."""
+        """Listen on a socket that only this user may open. Raises OSError if the path is unusable."""
         path.unlink(missing_ok=True)
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         mask = os.umask(0o177)
@@ -98,14 +98,14 @@ class LauncherServer:
                 self._node.destroy(identifiers, lambda: connection.send({"id": message["id"]}))
 
     def _accept_manager(self, connection: "_ManagerConnection", request_id: int) -> None:
-        """It is the manager from now on. A connection that never says so, a probe's, changes nothing."""
+        """Make this connection the manager. A connection that never sends `hello`, such as a probe, changes nothing."""
         if self._manager is not None and self._manager is not connection:
             self._manager.close()
         for withdraw in self._output_requests.values():
             withdraw()
         self._output_requests.clear()
         self._manager = connection
-        # What an earlier one had begun nobody waits for.
+        # The former manager's file operations have no client any more.
         self._node.workers.kill_all()
         self._session = str(uuid4())
         for report in self._node.reports:
@@ -156,7 +156,7 @@ class LauncherServer:
 
 
 def _do_nothing() -> None:
-    """It was answered at once."""
+    """Cancel nothing: the request was answered at once."""
 
 
 _MessageHandler = Callable[["_ManagerConnection", Mapping[str, Any]], None]
@@ -177,7 +177,7 @@ class _ManagerConnection:
             self._write()
 
     def detach(self) -> socket.socket:
-        """Served by somebody else from now on."""
+        """Return the socket and stop reading from it."""
         self._is_open = False
         self._loop.unwatch(self._socket.fileno())
         return self._socket
@@ -208,7 +208,7 @@ class _ManagerConnection:
             sent = self._socket.send(self._outgoing)
             del self._outgoing[:sent]
         except BlockingIOError:
-            pass  # the rest goes when the manager has read some
+            pass  # the rest is sent when the manager has read some
         except OSError:
             self.close()
             return

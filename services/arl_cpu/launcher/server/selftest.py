@@ -1,4 +1,4 @@
-"""What this node enforces, found by trying it at start, not by looking at versions."""
+"""A self-test of the isolation that this node enforces. It tests by attempts, not by kernel versions."""
 
 import json
 import os
@@ -122,15 +122,15 @@ CapabilityLevel = Literal["enforced", "best_effort", "absent"]
 
 
 _REQUIRED = frozenset({"files", "net_isolation", "seccomp", "kill_tree"})
-"""Without these it is no sandbox; limits of cpu, memory, pids and disk are required by who asks for them."""
+"""Capabilities that every sandbox requires. Limits of CPU, memory, pids and disk are required only on request."""
 
 
 class DriverUnavailable(Exception):
-    """The driver cannot make an environment here; the message says why."""
+    """A driver that cannot create an environment on this host. The message gives the reason."""
 
 
 def capabilities_without_isolation() -> tuple[NodeCapability, ...]:
-    """What unsafe-local has."""
+    """Return the capabilities of the unsafe-local driver."""
     reason, fix = "the unsafe-local driver builds no walls", "set TANGRAM_DRIVER=namespaces"
     return tuple(
         NodeCapability(name=name, level="best_effort", mechanism="a search for descendants", reason=reason, fix=fix)
@@ -141,7 +141,7 @@ def capabilities_without_isolation() -> tuple[NodeCapability, ...]:
 
 
 def run_selftest(host: SandboxHost, directory: Path) -> tuple[NodeCapability, ...]:
-    """Make an environment, attack it, end it. Raises NotPossible where there can be none, or one that leaks."""
+    """Create an environment, attack it and end it. Raises DriverUnavailable if that fails or isolation is missing."""
     trial = _SelfTest(host)
     with (
         tempfile.NamedTemporaryFile(dir=directory) as canary,
@@ -158,7 +158,7 @@ def run_selftest(host: SandboxHost, directory: Path) -> tuple[NodeCapability, ..
             "CANARY": repr(canary.name),
             "PORT": listener.getsockname()[1],
             "ABSTRACT": repr(abstract.getsockname()),
-            # With a pid namespace any number may be somebody's.
+            # In a pid namespace any small number may be a valid process, so use an impossible one.
             "OUTSIDE": _NO_PID if host.driver.dies_with_init else os.getpid(),
             "PIDS": 0 if trial.counts_processes else _PIDS,
             "DISK_MIB": 0 if trial.counts_files else _DISK_MIB,
@@ -187,12 +187,14 @@ class _SelfTestFindings:
     is_frozen: bool
     is_all_killed: bool
     process_flood: ExecutionReport | None
-    """Where nothing but a look counts processes, or files: what came of too many."""
+    """Outcome of too many processes, if polling counts them; otherwise None. `disk_flood`: outcome
+    of too many files.
+    """
     disk_flood: ExecutionReport | None
 
 
 class _SelfTest:
-    """One environment of a node of its own, driven to the end of each attempt."""
+    """An environment on a separate node. Every call runs an attempt to its end."""
 
     def __init__(self, host: SandboxHost) -> None:
         self._host = host
@@ -220,7 +222,7 @@ class _SelfTest:
         memory = self._run(_MEMORY_HOG)
         left = self._run(_SPINNER)
         processes = self._node.processes(self._environment.id)
-        # The last of them is the agent, which may still be busy with what follows its report.
+        # The last process is the agent. It may still be busy after its report.
         is_frozen = left.left_behind == 1 and self._are_frozen([each.pid for each in processes[:-1]])
         filler = self._run(_DISK_FLOOD) if self.counts_files else None
         self.end()
@@ -356,7 +358,7 @@ def _isolation_capability(name: str, works: bool, mechanism: str) -> NodeCapabil
 
 
 def _limit_capability(name: str, group: str, works: bool, fallback: str, unverified: str) -> NodeCapability:
-    """Enforced by a cgroup that passed; else by the means `without` one, if there are any that passed."""
+    """Return `enforced` if a cgroup passed the test. Without a cgroup, return `best_effort` if the fallback passed."""
     if group and works:
         return NodeCapability(name=name, level="enforced", mechanism=group, reason=unverified)
     if not group and works and fallback:

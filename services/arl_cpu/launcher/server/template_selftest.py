@@ -1,4 +1,4 @@
-"""Whether environments of this node can begin with templates, found by making one and changing a file of it."""
+"""A self-test of templates: it creates an environment from a template and changes one of its files."""
 
 import os
 import zlib
@@ -26,24 +26,25 @@ _ADVICE = "keep the templates on a file system that can be idmapped (ext4, xfs, 
 
 
 def run_template_selftest(host: SandboxHost, directory: Path) -> NodeCapability:
-    """`best_effort`: an environment can be made, but what it begins with can only be read in it."""
+    """Test templates. `best_effort` means that environments can read a template's files but not change them."""
     if not host.driver.has_templates:
         reason = f"the {host.driver.name} driver has none but `host`"
         return NodeCapability(
             name=CAPABILITY_NAME, level="absent", mechanism="none", reason=reason, fix="use the namespaces driver"
         )
-    # In the place of the real ones: not every file system can be mounted so. The launcher's directory is locked.
+    # Test in the directory of the real templates, because not every file system supports the mount. The launcher's
+    # directory is locked, so the name is unique.
     place = host.templates.directory if host.templates is not None else directory
     scratch = place / f"probe.{zlib.crc32(os.fsencode(directory)):08x}"
     try:
         place.mkdir(mode=0o700, parents=True, exist_ok=True)
-        workdir.remove(scratch)  # of one that was killed
+        workdir.remove(scratch)  # left by a launcher that was killed
         scratch.mkdir(mode=0o755)
         can_read, can_write = _try_template(host, scratch)
     except OSError as error:
         return _absent_capability(str(error))
     finally:
-        with suppress(OSError):  # a place that cannot be used has been told
+        with suppress(OSError):  # an unusable directory is already reported
             workdir.remove(scratch)
     if not can_read:
         return _absent_capability("no environment could be made from one")
@@ -58,7 +59,10 @@ def _absent_capability(reason: str) -> NodeCapability:
 
 
 def _try_template(host: SandboxHost, scratch: Path) -> tuple[bool, bool]:
-    """The command is not there: that it is missed tells that everything else was."""
+    """Return whether a template can be read and changed.
+
+    The command does not exist; exit code 127 proves that set-up worked.
+    """
     store = _create_store(scratch)
     reports: list[ExecutorEvent] = []
     trial = replace(host, templates=store)
@@ -88,7 +92,7 @@ def _create_store(scratch: Path) -> TemplateStore:
     (place / _FILE).write_text("below")
     if (owner := layer_owner()) is not None:
         for path in (root, place, place / _FILE):
-            with suppress(OSError):  # as when an image is unpacked
+            with suppress(OSError):  # same rule as for an unpacked image
                 os.chown(path, owner, owner)
     template = Template(name=_NAME, digest="", source="", layers=(_NAME,), bytes=0, workdir=_WORKDIR)
     store.record_path(_NAME).write_text(template.dumps())
