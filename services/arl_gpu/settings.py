@@ -173,5 +173,8 @@ class GpuSettings(ManagerSettings):
 
     @property
     def threads_per_device(self) -> int:
-        """Threads of one device's worker. By default the workers get half of the cores; actions use the rest."""
+        """Threads of one device's worker; by default half of the cores in total.
+
+        Actions need cores too, and threads that wait for each other spin.
+        """
         return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * len(self.devices)))

@@ -72,7 +72,7 @@ class EngineQueue:
     last_healthy_at: float = field(default_factory=time.monotonic)
     """Time of the last check without an error, by the monotonic clock."""
     is_down: bool = False
-    """True if the engine refused a connection, so it restarts before it answers again."""
+    """True if the engine refused a connection, so its next response comes from a restarted process."""
     is_state_unconfirmed: bool = True
     """True if the worker does not know the engine's memory state, lacks its memory, or was not asked yet."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
