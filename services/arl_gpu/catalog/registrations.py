@@ -28,11 +28,11 @@ REQUIRED_PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 class InvalidRegistration(Exception):
-    """A registration, or one of its files, is invalid."""
+    """An invalid registration, or an invalid file of its model."""
 
 
 class UnsupportedOnNode(Exception):
-    """This node lacks the service's files or the packages that compute it; another node may have them."""
+    """A service whose files or packages this node lacks; another node may have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

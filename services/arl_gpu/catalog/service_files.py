@@ -23,11 +23,11 @@ __all__ = [
 
 
 class ModelNotShardable(Exception):
-    """Several devices cannot compute this model together."""
+    """A model that several devices cannot compute together."""
 
 
 class IncompleteModel(Exception):
-    """The files lack weights that a service of this kind needs. The library would initialise them at random."""
+    """Missing weights that a service of this kind needs. The library would initialise them at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,11 +6,11 @@ __all__ = ["CopyEvent", "CopyFailed", "Device", "DeviceBlock", "DeviceFull", "wa
 
 
 class DeviceFull(Exception):
-    """The device has no free block of that size; nothing was allocated."""
+    """A lack of a free block of the requested size; nothing was allocated."""
 
 
 class CopyFailed(Exception):
-    """A copy failed. Its block stays allocated."""
+    """A failed copy. Its block stays allocated."""
 
 
 class DeviceBlock(Protocol):

@@ -29,7 +29,7 @@ CHUNK_BYTES = 64 << 10
 
 
 class EngineRequestFailed(Exception):
-    """A request failed, and not because of the item. `reason` is an error code."""
+    """A failed request for which the item is not the reason. `reason` is an error code."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,7 +37,7 @@ class EngineRequestFailed(Exception):
 
 
 class ItemRefused(Exception):
-    """The engine refused the request."""
+    """A request that the engine refused."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ Aggregate = Callable[[Sequence[float]], float]
 
 
 class JudgeInputError(Exception):
-    """The judge's prompt cannot be built from an item. `code`: the error code."""
+    """An item from which the judge's prompt cannot be built. `code`: the error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -1,4 +1,4 @@
-"""All tensors of a torch module in one flat buffer of host memory, and calls of the module with any copy of it."""
+"""A flat buffer of a torch module's tensors in host memory, and calls of the module with any copy of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -17,8 +17,7 @@ CHUNK_BYTES = 8 << 20
 Chunk = tuple[int, memoryview]
 """Bytes and their offset. Bytes between chunks are 0."""
 AllocateFn = Callable[[int, Callable[[], Iterator[Chunk]]], memoryview]
-"""A function that returns memory of a size, filled with chunks that are ordered by offset and can be read repeatedly.
-"""
+"""A function that returns memory of a size, filled with chunks. They are ordered by offset and can be read again."""
 
 
 class WeightBuffer:

@@ -21,7 +21,7 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class RankGroup:
-    """One rank's end of the connections, as an `arl_gpu.parallel.rendezvous.RankPeers`."""
+    """A rank's end of the connections, as an `arl_gpu.parallel.rendezvous.RankPeers`."""
 
     def __init__(self, rank_info: RankInfo, *, cuda: bool) -> None:
         """Connect to the other ranks. Raises `PeerLost` if they do not connect."""

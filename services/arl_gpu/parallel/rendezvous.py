@@ -11,16 +11,16 @@ __all__ = ["PeerLost", "PeerNotReady", "RankInfo", "RankPeers", "RendezvousRegis
 
 
 class PeerLost(Exception):
-    """Another worker of the batch ended, failed or did not connect."""
+    """A worker of the batch that ended, failed or did not connect."""
 
 
 class PeerNotReady(Exception):
-    """Another worker of the batch could not begin, or has a different model of that name. No worker began."""
+    """A worker of the batch that could not begin, or has a different model of that name. No worker began."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """One of the `size` ranks of a batch; they connect by the file at `path`.
+    """A rank of a batch with `size` ranks; they connect by the file at `path`.
 
     `meeting`: the number of the rendezvous; another number is another rendezvous, even if the path is equal. `limit_s`:
     seconds that a rank waits for the others.
@@ -37,7 +37,7 @@ class RankPeers(Protocol):
     """The other ranks of a batch. Every method raises `PeerLost` if a rank does not respond."""
 
     def all_agree(self, value: int) -> bool:
-        """All-gather `value`; return True if every rank sent the same non-zero value."""
+        """Gather `value` from all ranks; return True if every rank sent the same non-zero value."""
         ...
 
     def batch_scope(self) -> AbstractContextManager[None]:

@@ -1,4 +1,4 @@
-"""One rank's part of a module that several devices compute together, by the plan of transformers.
+"""A rank's part of a module that several devices compute together, by the plan of transformers.
 
 For a matrix in the plan, a rank keeps its rows (`colwise`) or its columns (`rowwise`, whose outputs are summed over the
 ranks). Every rank keeps all other tensors whole: embeddings, norms, heads, and matrices whose outputs the plan gathers.

@@ -67,13 +67,13 @@ class _ServingPeriod(NamedTuple):
 class BatchScheduler:
     """The queue of jobs, in the order in which they head a batch. Costs are in tokens, times by the monotonic clock.
 
-    Services on the device go first, until the oldest action of another service has waited `model_swap_delay_s`. If a
-    service can only be restored by evicting one that is in use, it waits for that time, or until the sum of its jobs'
-    waiting times is `SWAP_WAIT_FACTOR` times as long. A restored service keeps the device until every job that waited
-    for it at that time was in a batch.
+    Services on the device go first, until the oldest action of another service has waited `model_swap_delay_s`. A
+    service whose restore would evict one in use waits equally long. It waits less if the sum of its jobs' waiting times
+    reaches `SWAP_WAIT_FACTOR` times that delay. A restored service keeps the device until every job that waited for it
+    at that time was in a batch.
 
-    A batch has `batch_tokens`. It has more if the device computes more of the service within `batch_s`, and if that is
-    at most the device's share of the backlog.
+    A batch has `batch_tokens`. It can have more if the device computes more of the service within `batch_s`, up to the
+    device's share of the backlog.
 
     Otherwise the queue is round-robin: after a batch, its jobs move to the end. An action of at most `batch_tokens` may
     start at once. Larger actions of a service start in order, while the remaining tokens of started, unblocked actions

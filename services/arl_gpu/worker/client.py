@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class WorkerDied(Exception):
-    """The worker could not be started, or it died or was killed before it responded."""
+    """A worker that could not be started, or that died or was killed before it responded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,23 +45,23 @@ EngineFamily = Literal["vllm", "sglang"]
 
 
 class EngineError(Exception):
-    """The engine is unreachable, refuses a request, or does not do what it reported."""
+    """An engine that is unreachable, refuses a request, or does not do what it reported."""
 
 
 class EngineTooLarge(EngineError):
-    """The engine needs more memory than its device has in total."""
+    """An engine that needs more memory than its device has in total."""
 
 
 class EngineUnreachable(EngineError):
-    """The connection failed, so the engine received no command."""
+    """A failed connection; the engine received no command."""
 
 
 class EngineRequestRefused(EngineError):
-    """The engine responded with an error status."""
+    """A response of the engine with an error status."""
 
 
 class EngineWakeFailed(CopyFailed):
-    """The wake-up failed. The engine counts as awake until it reports that it sleeps."""
+    """A failed wake-up. The engine counts as awake until it reports that it sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ __all__ = ["EngineStateFile"]
 class EngineStateFile:
     """The persisted sleep state of one engine. An incomplete file means that the state is unknown.
 
-    If the file is missing, because no command was sent yet or it was deleted, the engine counts as awake unless the
+    The file is missing before the first command, or after it was deleted. The engine then counts as awake, unless the
     caller put it to sleep. Its memory is counted. If that is wrong, the engine exits on its first request, which is an
     error and never a score. A first start cannot be distinguished from a lost file. If a missing file meant an unknown
     state, no engine could be used before its first restart.
@@ -34,7 +34,7 @@ class EngineStateFile:
 
         Args:
             identify_process: Returns the current process. Called only if the file requires a comparison.
-            asleep: True if the caller put the engine to sleep; the caller would know if the engine had ended, so an
+            asleep: True if the caller put the engine to sleep. The caller would know if the engine had ended, so an
             unnamed process is the same one. None if the engine did not respond to the last command.
         """
         try:

@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class InsufficientMemory(Exception):
-    """There is too little memory in addition to the services that are in use."""
+    """A lack of memory for a service in addition to the services that are in use."""
 
 
 class MemoryNotFreed(Exception):
-    """The device did not return freed memory, so its accounting is no longer reliable."""
+    """A device that did not return freed memory; its accounting is no longer reliable."""
 
 
 @dataclass(frozen=True, slots=True)

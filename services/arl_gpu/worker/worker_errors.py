@@ -14,7 +14,7 @@ __all__ = ["ERROR_CODES", "HostMemoryFull", "error_code"]
 
 
 class HostMemoryFull(Exception):
-    """The shared host memory needs room. The manager must reserve `size` bytes."""
+    """A lack of reserved host memory. The manager must reserve `size` bytes."""
 
     def __init__(self, service: str, size: int) -> None:
         super().__init__(f"{service} takes {size} bytes of host memory")
