@@ -41,7 +41,7 @@ class ForwardPasses:
         parameters: Number of parameters of the model.
         output_bytes: Bytes of a pass's output for one token.
         is_sharded: Other ranks compute the rest of the model. All ranks must make the same passes even if one fails, so
-        passes are small on a GPU too.
+            passes are small on a GPU too.
     """
 
     def __init__(self, *, cpu_tokens: int, parameters: int, output_bytes: int = 1, is_sharded: bool = False) -> None:

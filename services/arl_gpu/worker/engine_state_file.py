@@ -35,7 +35,7 @@ class EngineStateFile:
         Args:
             identify_process: Returns the current process. Called only if the file requires a comparison.
             asleep: True if the caller put the engine to sleep. The caller would know if the engine had ended, so an
-            unnamed process is the same one. None if the engine did not respond to the last command.
+                unnamed process is the same one. None if the engine did not respond to the last command.
         """
         try:
             said = json.loads(self._path.read_text())
