@@ -57,7 +57,7 @@ def build(settings: GpuSettings) -> FastAPI:
 
 
 def _create_worker(number: int, config: WorkerConfig, settings: GpuSettings, host: HostMemory | None) -> WorkerClient:
-    """Of the device of that number, with the engines that are on it."""
+    """Create the client of device `number`'s worker, with the engines on that device."""
     engines = {name: each for name, each in settings.engines.items() if each.device == number}
     specs = {
         name: asdict(

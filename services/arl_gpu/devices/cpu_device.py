@@ -1,6 +1,7 @@
-"""A device in host memory: an arena of a fixed size, real copies by a thread of its own, faults on demand.
+"""A device in host memory: an arena of a fixed size, copies in a separate thread, and injected faults.
 
-Where there is no GPU, services are resident here and are computed from here; nothing else of the manager differs.
+On a node without a GPU, services are resident on this device and are computed from it. The manager treats it like any
+other device.
 """
 
 import mmap
@@ -15,13 +16,13 @@ from arl_gpu.devices.interface import CopyEvent, CopyFailed, DeviceBlock, Device
 __all__ = ["CpuDevice", "FaultInjector"]
 
 ALIGNMENT = 4096
-"""Of a block's place, so that its pages can be given back to the system."""
+"""Alignment of a block in bytes, so that its pages can be returned to the system."""
 ROUNDED_BLOCKS = 256
-"""Blocks for whose rounding there is room beyond the capacity."""
+"""Number of blocks whose alignment fits beyond the capacity."""
 MAP_NORESERVE = 0x4000
-"""MAP_NORESERVE of Linux, which `mmap` does not name in every Python."""
+"""Linux flag MAP_NORESERVE, which not every Python version of `mmap` defines."""
 FaultInjector = Callable[[str, int], bool]
-"""Told `alloc` or `copy` and a size before each; True makes it fail."""
+"""A function that gets `alloc` or `copy` and a size before each operation. If it returns True, the operation fails."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -35,7 +36,7 @@ class _CpuBlock:
 
 
 class _CpuCopyEvent:
-    """A copy that runs in the copier's thread."""
+    """The progress of a copy in the copier's thread."""
 
     def __init__(self, copied: Future[float]) -> None:
         self._copied = copied
@@ -49,7 +50,7 @@ class _CpuCopyEvent:
 
 
 class CpuDevice:
-    """Answers `arl_gpu.devices.interface.Device`. `bytes_per_s` makes copies as slow as a bus of that bandwidth."""
+    """An `arl_gpu.devices.interface.Device` in host memory. `bytes_per_s` limits the bandwidth of copies."""
 
     kind = "cpu"
 
@@ -57,7 +58,7 @@ class CpuDevice:
         self.capacity = capacity
         self._bytes_per_s = bytes_per_s
         self._fault = fault or (lambda _what, _size: False)
-        # Pages that nobody wrote to cost nothing, not even where all of it is lent to engines; places are rounded up.
+        # Pages that were never written use no memory, even if engines reserve all capacity. Block sizes are rounded up.
         room = align_up(max(1, capacity), ALIGNMENT) + ROUNDED_BLOCKS * ALIGNMENT
         self._map = mmap.mmap(-1, room, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
         self._arena = memoryview(self._map)
@@ -69,10 +70,10 @@ class CpuDevice:
         return self._allocator.used
 
     def register(self, content: memoryview) -> None:
-        """Any memory is as good as any other."""
+        """Do nothing: copies can read any host memory."""
 
     def unregister(self, content: memoryview) -> None:
-        """Nothing was done to it."""
+        """Do nothing: `register` did nothing."""
 
     def alloc(self, size: int) -> DeviceBlock:
         if self._fault("alloc", size):
@@ -100,15 +101,15 @@ class CpuDevice:
         self._map.madvise(mmap.MADV_DONTNEED, block.offset, align_up(block.size, ALIGNMENT))
 
     def check(self) -> None:
-        """Memory of the host breaks nothing for others."""
+        """Do nothing: host memory has no lasting error."""
 
     def close(self) -> None:
         if self._copier is not None:
             self._copier.shutdown()
 
     def _copy(self, target: memoryview, content: memoryview) -> float:
-        """Seconds that it took."""
-        import numpy as np  # NumPy's copies let a forward compute meanwhile; a slice's assignment holds the GIL
+        """Copy the bytes and return the seconds that it took."""
+        import numpy as np  # NumPy's copies release the GIL; slice assignment does not
 
         begun = time.monotonic()
         if self._fault("copy", len(content)):

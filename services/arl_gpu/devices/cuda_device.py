@@ -1,8 +1,8 @@
-"""A GPU by torch: one reservation for weights, copies on a stream of their own from memory that the driver has pinned.
+"""A GPU used by torch: one reservation for weights, and copies on a separate stream from pinned host memory.
 
-Whoever reads a block waits for its copy on the host, so a forward on any stream finds its bytes; a copy waits on the
-device for what the compute stream was given before a block was last freed, so no forward loses its weights while it
-reads them, and no copy waits for one that reads others.
+A reader of a block waits for its copy on the host, so a forward on any stream finds the bytes. A copy waits on the
+device for the work that the compute stream had when a block was last freed. So no forward loses weights while it reads
+them, and no copy waits for a forward that reads other blocks.
 """
 
 import logging
@@ -18,11 +18,11 @@ from arl_gpu.devices.interface import CopyEvent, CopyFailed, DeviceBlock, Device
 __all__ = ["CudaDevice"]
 
 ALIGNMENT = 512
-"""What the caching allocator gives, too; tensor cores ask for 16."""
+"""Alignment of a block in bytes, as in the caching allocator; tensor cores require 16."""
 ROUNDED_BLOCKS = 256
-"""Blocks for whose rounding there is room beyond the capacity."""
+"""Number of blocks whose alignment fits beyond the capacity."""
 FREE_MEMORY_SHARE = 0.8
-"""Of the free memory; the rest is for what forwards compute."""
+"""Share of the memory that is used for weights; the rest is for the results of forwards."""
 
 log = logging.getLogger(__name__)
 
@@ -34,24 +34,24 @@ class _CudaBlock:
     arena: Any
 
     def view(self) -> Any:
-        """A tensor of uint8 on the device."""
+        """Return the block as a uint8 tensor on the device."""
         return self.arena[self.offset : self.offset + self.size]
 
 
 @dataclass(slots=True, eq=False)
 class _DriverBlock:
-    """Memory that goes back to the driver when it is freed, so that an engine finds it."""
+    """A block that is returned to the driver when it is freed, so that an engine can use it."""
 
     size: int
     memory: Any
 
     def view(self) -> Any:
-        """A tensor of uint8 on the device."""
+        """Return the block as a uint8 tensor on the device."""
         return self.memory
 
 
 class _CudaCopyEvent:
-    """A copy on the device's copy stream. `source` has to last as long as the copy."""
+    """The progress of a copy on the copy stream. `source` must outlive the copy."""
 
     def __init__(self, start_event: Any, ended: Any, source: Any) -> None:
         self._start_event, self._ended, self._source = start_event, ended, source
@@ -68,12 +68,12 @@ class _CudaCopyEvent:
 
 
 class CudaDevice:
-    """Answers `arl_gpu.devices.interface.Device`. `capacity`: bytes for weights, by default most of what is free.
+    """An `arl_gpu.devices.interface.Device` on a GPU. `capacity`: bytes for weights, by default most free bytes.
 
-    What is `shared` with engines is not reserved: each block is memory of its own, and the capacity is by default most
-    of all that there is, since an engine that is awake already has its part of it.
+    A device that is `shared` with engines is not reserved: each block is separate memory. Its default capacity is most
+    of the total memory, because an engine that is already awake uses part of that.
 
-    Raises `LookupError` where there is none, and `DeviceFull` where the reservation can't be made.
+    Raises `LookupError` if the GPU does not exist, and `DeviceFull` if the reservation fails.
     """
 
     kind = "cuda"
@@ -92,16 +92,16 @@ class CudaDevice:
         self._allocator = Arena(capacity=self.capacity, arena_bytes=room, alignment=ALIGNMENT)
         self._stream = torch.cuda.Stream(index)
         self._last_free_event: Any = None
-        """After all that was computed from any block that is free now."""
+        """Event after all work that used a block that is now free."""
         self._pinned_bytes: dict[int, int] = {}
-        """Bytes, by address."""
+        """Size of each pinned region in bytes, by address."""
 
     @property
     def used(self) -> int:
         return self._allocator.used
 
     def register(self, content: memoryview) -> None:
-        """Copies from there run at the bus's speed. What can't be pinned is copied more slowly, and as well."""
+        """Pin host memory, so that copies run at bus speed. If pinning fails, copies still work but are slower."""
         address = _as_tensor(content).data_ptr()
         failed = int(torch.cuda.cudart().cudaHostRegister(address, len(content), 0))
         if failed:
@@ -122,7 +122,7 @@ class CudaDevice:
             self._clear_error()
 
     def _clear_error(self) -> None:
-        """CUDA keeps it for whatever kernel starts next, which would be somebody's forward."""
+        """Clear the last error. CUDA would otherwise report it at the next kernel launch, in an unrelated forward."""
         with suppress(RuntimeError):
             torch.ones(1, device=f"cuda:{self._index}")
 
@@ -144,10 +144,10 @@ class CudaDevice:
         return _CudaBlock(self._allocator.allocate(size), size, self._arena)
 
     def reserve_external(self, size: int) -> DeviceBlock:
-        """Raises `DeviceFull` also where all of the memory is reserved."""
+        """Reserve memory for another process. Raises `DeviceFull`, also if all memory is reserved."""
         if self._arena is not None:
             raise DeviceFull("this device's memory is reserved; open it as one that is shared")
-        # What forwards had, torch keeps; the other process would not find it.
+        # Torch caches the memory of forwards, so the other process could not allocate it.
         torch.cuda.empty_cache()
         return self._allocator.reserve_external(size)
 
@@ -157,7 +157,7 @@ class CudaDevice:
         source, target = _as_tensor(content), block.view()
         if self._last_free_event is not None:
             self._stream.wait_event(self._last_free_event)
-        # `blocking`: whoever waits for it keeps no core busy meanwhile.
+        # `blocking`: a waiting thread does not spin on a core.
         begun, ended = (torch.cuda.Event(enable_timing=True, blocking=True) for _ in range(2))
         try:
             with torch.cuda.stream(self._stream):
@@ -165,7 +165,7 @@ class CudaDevice:
                 target.copy_(source, non_blocking=True)
                 ended.record()
         except RuntimeError as error:
-            # What was begun may still write to the block, which its owner frees now.
+            # The started copy may still write to the block, which its owner frees next.
             self._stream.synchronize()
             raise CopyFailed(str(error)) from error
         return _CudaCopyEvent(begun, ended, source)
@@ -184,7 +184,7 @@ class CudaDevice:
         self._allocator.free(block.offset, block.size)
 
     def check(self) -> None:
-        """An error of a kernel stays with the context, and the next call that waits for it says so."""
+        """Raise a kernel's error, which stays in the CUDA context until the next synchronisation."""
         torch.cuda.synchronize(self._index)
 
     def close(self) -> None:

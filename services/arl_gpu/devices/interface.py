@@ -1,4 +1,4 @@
-"""What residency asks of a device. Nothing here knows what the bytes mean."""
+"""The device interface that the residency uses. It treats weights as plain bytes."""
 
 from typing import Any, Protocol
 
@@ -6,21 +6,21 @@ __all__ = ["CopyEvent", "CopyFailed", "Device", "DeviceBlock", "DeviceFull", "wa
 
 
 class DeviceFull(Exception):
-    """There is no room of that size; nothing was taken."""
+    """A lack of a free block of the requested size; nothing was allocated."""
 
 
 class CopyFailed(Exception):
-    """Bytes did not arrive. The block still holds its place."""
+    """A failed copy. Its block stays allocated."""
 
 
 class DeviceBlock(Protocol):
-    """A piece of the device's memory."""
+    """A block of the device's memory."""
 
     @property
     def size(self) -> int: ...
 
     def view(self) -> Any:
-        """Its bytes where a forward can read them, until it is freed."""
+        """Return the bytes in a form that a forward can read until the block is freed."""
         ...
 
 
@@ -28,19 +28,19 @@ class CopyEvent(Protocol):
     """A copy that may still be running."""
 
     def wait(self) -> None:
-        """Return once all bytes are there. Raise `CopyFailed` if the copy broke off.
+        """Return once all bytes are on the device. Raise `CopyFailed` if the copy failed.
 
         Nothing writes to the block after this returns or raises.
         """
 
     @property
     def took_s(self) -> float:
-        """Seconds that the copy took; known once all bytes are there."""
+        """Seconds that the copy took; known once all bytes are on the device."""
         ...
 
 
 class Device(Protocol):
-    """One accelerator, or what stands in for one. Sizes are exact: what `alloc` took, `free` gives back."""
+    """An accelerator, or a substitute for one. `free` returns exactly the bytes that `alloc` took."""
 
     @property
     def kind(self) -> str: ...
@@ -52,43 +52,43 @@ class Device(Protocol):
 
     @property
     def used(self) -> int:
-        """As the device itself counts them."""
+        """Used bytes, as the device itself counts them."""
         ...
 
     def register(self, content: memoryview) -> None:
-        """Host memory that copies will come from, before the first of them."""
+        """Prepare host memory for copies. Call it before the first copy."""
 
     def unregister(self, content: memoryview) -> None:
-        """No copy comes from there any more."""
+        """Undo `register`. No more copies read this memory."""
 
     def alloc(self, size: int) -> DeviceBlock:
-        """Raises `DeviceFull`."""
+        """Allocate a block. Raises `DeviceFull`."""
         ...
 
     def reserve_external(self, size: int) -> DeviceBlock:
-        """Room for what another process puts on this device; nothing can be read there. Raises `DeviceFull`."""
+        """Reserve memory for another process on this device; it cannot be read here. Raises `DeviceFull`."""
         ...
 
     def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
-        """Begin to copy `content` from host memory; the caller keeps it unchanged until the event."""
+        """Start to copy `content` from host memory. The caller keeps it unchanged until the event."""
         ...
 
     def free(self, block: DeviceBlock) -> None:
-        """Give it back. No copy into it may be on its way, and no forward may read it."""
+        """Free a block. No copy may write to it, and no forward may read it."""
 
     def check(self) -> None:
-        """Raises where nothing can be computed here any more, as after an illegal access on a GPU."""
+        """Raise an error if the device is unusable, such as a GPU after an illegal access."""
 
     def close(self) -> None: ...
 
 
 def wait_for_gpu() -> None:
-    """What was given to this process's GPU is computed.
+    """Wait until all work of this process's GPU has finished.
 
-    Where torch itself waits, as for a number of a tensor, it may spin: a core for each GPU, and CPU time that no
-    forward took.
+    Torch may spin when it waits, for example for a tensor's value: that occupies a core for each GPU and adds CPU time
+    that no forward used.
     """
-    import torch  # where there is a GPU, there is torch
+    import torch  # torch is installed wherever a GPU is used
 
     done = torch.cuda.Event(blocking=True)
     done.record()

@@ -1,7 +1,7 @@
-"""Devices that compute a service together: which they are, and one order for all of their workers at once.
+"""Groups of devices that compute a service together, and one order for all their workers.
 
-Of a service that is split in k, devices 0 to k-1 are the first group, the next k the second one, and so on; those that
-are left over have nothing of it. The first of a group leads: only its loop takes batches of the service.
+If a service is sharded into k parts, devices 0 to k-1 are the first group, the next k the second, and so on. Remaining
+devices have no part of it. The first device of a group leads: only its loop takes batches of the service.
 """
 
 import asyncio
@@ -21,16 +21,16 @@ from arl_gpu.worker.messages import HOST_FULL
 __all__ = ["PEER_FAILURE_GRACE_S", "BatchResult", "DeviceGroups", "GroupMember", "device_groups"]
 
 PEER_FAILURE_GRACE_S = 5.0
-"""For the others to notice that one of them is gone, where their sums are not made over sockets, which tell at once."""
+"""Seconds for the other ranks to detect a lost rank, if their sums do not use sockets, which detect it at once."""
 PEER_NOT_READY = "peer_not_ready"
 PEER_FAULT_CODES = ("peer_gone", PEER_NOT_READY)
-"""What a worker answers where the fault is another one's."""
+"""Error codes of a worker whose failure was caused by another rank."""
 SUMMED_FIELDS = ("forward_cpu_s", "model_cpu_s")
 NO_SPLITS: Mapping[str, int] = {}
 
 
 class GroupMember(Protocol):
-    """A worker, as far as it has a part in a batch."""
+    """The interface of a worker that computes part of a batch."""
 
     @property
     def limit_s(self) -> float: ...
@@ -50,16 +50,16 @@ class GroupMember(Protocol):
     def host(self) -> HostMemory | None: ...
     def spec(self, service: str) -> Mapping[str, Any]: ...
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """What `arl_gpu.worker.process` answers, but for `HOST_FULL`; it may prepare for `waiting`.
+        """Score items and return the worker's response, without `HOST_FULL`. The worker may prefetch `waiting`.
 
-        Raises `WorkerDied`; whoever comes next may find another.
+        Raises `WorkerDied`; the next call may find another worker.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class BatchResult:
-    """What came of a batch, or its `error`; and what was heard of each device, or what its worker died of."""
+    """The result of a batch or its `error`, the responses by device, and the causes of worker deaths by device."""
 
     response: Mapping[str, Any]
     responses: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class BatchResult:
 
 @dataclass(frozen=True, slots=True)
 class _Rendezvous:
-    """Where the workers of a group find each other. They do so once; one that is new needs a new one."""
+    """The file by which the workers of a group connect once. A new worker needs a new rendezvous."""
 
     pids: Sequence[int]
     number: int
@@ -76,17 +76,17 @@ class _Rendezvous:
 
     @property
     def path(self) -> str:
-        """Of no file that could stay: it is this process's memory."""
+        """Path of the memory file. It belongs to this process, so it cannot outlive it."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
 
 def device_groups(devices: int, size: int) -> Iterator[Sequence[int]]:
-    """Numbers of devices; each alone where nothing is split."""
+    """Return the device numbers of each group. Without sharding, a group is one device."""
     return (range(first, first + size) for first in range(0, devices - size + 1, size))
 
 
 class DeviceGroups:
-    """`splits`: in how many parts services are, by name; others are whole."""
+    """The groups of devices. `splits` returns the number of parts of each sharded service, by name."""
 
     def __init__(
         self,
@@ -100,24 +100,27 @@ class DeviceGroups:
         self._rendezvous_numbers = count(1)
 
     def members(self, service: str, number: int) -> Sequence[int]:
-        """Devices that compute it together with this one, and itself; none where it is left over."""
+        """Return the group of this device for a service; empty if the device belongs to no group."""
         size = self._splits().get(service, 1)
         first = number - number % size
         return range(first, first + size) if first + size <= len(self._workers) else ()
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """In how many parts services are, by name."""
+        """Number of parts of each sharded service, by name."""
         return self._splits()
 
     def services_not_led_by(self, number: int) -> set[str]:
-        """Services of which this device takes no batch."""
+        """Return services whose batches this device does not take."""
         return {name for name in self._splits() if number not in self.members(name, number)[:1]}
 
     async def score(
         self, service: str, leader: int, items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
     ) -> BatchResult:
-        """`waiting`: what a device is needed for next. Whatever became of a worker, the next call may find another."""
+        """Score items on a group. `waiting` returns the services that a device needs next.
+
+        If a worker died, the next call may find another.
+        """
         numbers = self.members(service, leader)
         found = (
             await self._score_with_room(service, numbers, items, waiting)
@@ -138,14 +141,17 @@ class DeviceGroups:
         return BatchResult(answer, {leader: answer})
 
     def close(self) -> None:
-        """Once nobody scores."""
+        """Close all rendezvous. No batch may be running."""
         while self._rendezvous:
             os.close(self._rendezvous.popitem()[1].descriptor)
 
     async def _score_with_room(
         self, service: str, numbers: Sequence[int], items: Sequence[Item], waiting: Callable[[int], Sequence[str]]
     ) -> BatchResult:
-        """A rank that finds that its files were replaced reads them anew, and may ask for room after others did."""
+        """Score items; reserve host memory when a rank needs it.
+
+        A rank whose files were replaced reads them again, and may request memory after the other ranks did.
+        """
         sizes: dict[int, int] = {}
         found = await self._score_on_group(service, numbers, items, waiting, {})
         while full := _host_memory_requests(found, sizes):
@@ -153,7 +159,7 @@ class DeviceGroups:
             wanted = [(self._workers[number].spec(service), size) for number, size in sizes.items()]
             host = self._workers[numbers[0]].host
             assert host is not None
-            # All at once: of two groups none waits for what another one has a part of already.
+            # Reserve all at once: otherwise two groups could each wait for memory that the other has reserved.
             async with host.reserve(*wanted, waiting=waiting(numbers[0])) as paths:
                 if paths is None:
                     break
@@ -169,9 +175,9 @@ class DeviceGroups:
         waiting: Callable[[int], Sequence[str]],
         room: Mapping[int, tuple[str, int]],
     ) -> BatchResult:
-        """`room`: for the worker of a device, where it may keep what it reads first."""
+        """Send the batch to all ranks. `room`: path and size of the file for each rank that reads its part first."""
         async with AsyncExitStack() as turns:
-            # Always in this order: of groups that overlap, none waits for what another one holds and the other way.
+            # Always lock in this order, so that overlapping groups cannot deadlock.
             for number in numbers:
                 await turns.enter_async_context(self._workers[number].order_lock)
             pids: list[int] = []
@@ -198,7 +204,7 @@ class DeviceGroups:
             return found
 
     def _get_rendezvous(self, numbers: Sequence[int], pids: Sequence[int]) -> _Rendezvous:
-        """Where all of them have been, or none."""
+        """Return the rendezvous of these processes, or create a new one."""
         if (held := self._rendezvous.get(numbers)) is not None and held.pids == pids:
             return held
         self._close_rendezvous(numbers)
@@ -211,7 +217,7 @@ class DeviceGroups:
             os.close(held.descriptor)
 
     async def _await_ranks(self, rank_calls: Sequence[Any]) -> "list[asyncio.Task[dict[str, Any]]]":
-        """All of them. Once one has failed, those that don't notice it are cancelled, which ends their workers."""
+        """Wait for all ranks. Ranks that do not detect a failure in time are cancelled, which ends their workers."""
         tasks = [asyncio.create_task(part, name="part of a batch") for part in rank_calls]
         pending: Collection[asyncio.Task[dict[str, Any]]] = tasks
         try:
@@ -250,13 +256,13 @@ def _combine_results(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[
 
 
 def _is_rendezvous_valid(found: BatchResult) -> bool:
-    """Also where its workers agreed that not all of them can begin yet."""
+    """Return True if the ranks can connect again, also if they agreed that not all could begin."""
     errors = {heard["error"] for heard in found.responses.values() if "error" in heard}
     return not found.deaths and errors <= {HOST_FULL, PEER_NOT_READY}
 
 
 def _host_memory_requests(found: BatchResult, sizes: Mapping[int, int]) -> dict[int, int]:
-    """Of each device whose worker has to read its part first, and was given no room for that, its bytes."""
+    """Return the bytes that each device must reserve before its worker reads its part, unless it got that room."""
     full = {number: heard["host_bytes"] for number, heard in found.responses.items() if heard.get("error") == HOST_FULL}
     return {number: size for number, size in full.items() if sizes.get(number) != size}
 
@@ -266,7 +272,7 @@ def _death_result(deaths: Mapping[int, str], responses: Mapping[int, Mapping[str
 
 
 def _sum_responses(responses: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The first rank's entries, which all have found, and what all of them took for it."""
+    """Return the first rank's entries, which equal those of all ranks, with the sum of CPU times."""
     waits = [each["restore_s"] for each in responses if each["restore_s"] is not None]
     taken = {name: sum(each[name] for each in responses) for name in SUMMED_FIELDS}
     return {**responses[0], **taken, "restore_s": max(waits, default=None)}

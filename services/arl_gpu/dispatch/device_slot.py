@@ -1,4 +1,4 @@
-"""Who computes batches: a device's worker, and what is known of both."""
+"""A device's worker, and the last known state of both."""
 
 import asyncio
 import time
@@ -17,7 +17,7 @@ ON_DEVICE_STATES = (ResidencyState.RESTORING, ResidencyState.RESIDENT)
 
 
 class DeviceWorker(GroupMember, Protocol):
-    """Whatever owns the device. One order at a time."""
+    """The owner of a device. It executes one order at a time."""
 
     async def end(self) -> int | None: ...
     async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
@@ -32,7 +32,7 @@ class DeviceWorker(GroupMember, Protocol):
 
 @dataclass(slots=True, eq=False)
 class DeviceSlot:
-    """A device and its worker, as they were after the last batch."""
+    """A device and its worker, with their state after the last batch."""
 
     number: int
     worker: DeviceWorker
@@ -40,16 +40,16 @@ class DeviceSlot:
     used_bytes: int = 0
     fitting: Collection[str] | None = None
     current_service: str | None = None
-    """The service whose batch it computes."""
+    """Service of the batch that the device computes now."""
     work_available: asyncio.Event = field(default_factory=asyncio.Event)
     deaths: int = 0
-    """Of its worker, or of another one that computed with it, each in a batch that it took."""
+    """Number of deaths of its worker, or of another worker of the group, during batches that this device took."""
     deferred: deque[Batch] = field(default_factory=deque)
-    """What finds room once an engine that is in use is released."""
+    """Batches that wait until an engine in use is released."""
     reassigned: deque[Batch] = field(default_factory=deque)
-    """What another device has no room for."""
+    """Batches that did not fit on another device."""
     refused_until: dict[str, float] = field(default_factory=dict)
-    """Services for which there was no room here, whoever left; and until when that is believed."""
+    """Services that do not fit here even after evictions, and the time until which that is assumed."""
 
     @property
     def occupying_services(self) -> set[str]:
@@ -57,11 +57,11 @@ class DeviceSlot:
 
     @property
     def device_services(self) -> set[str]:
-        """Or on its way."""
+        """Services that are on the device or are being copied to it."""
         return {name for name, state in self.states.items() if state in ON_DEVICE_STATES}
 
     def record_batch(self, batch: Batch, started_at: float, response: Mapping[str, Any]) -> None:
-        """Until now, with that answer: a stage of each of its actions."""
+        """Add the batch to the timeline of each of its actions, as a stage that ends now."""
         ended, restore_s = time.monotonic(), response.get("restore_s")
         about = {
             "service": batch[0].job.service,

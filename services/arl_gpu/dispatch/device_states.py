@@ -1,4 +1,4 @@
-"""What is known of all devices of a node, as the batch scheduler and the manager read it."""
+"""The last known state of all devices of a node, for the batch scheduler and the manager."""
 
 import time
 from collections import Counter
@@ -16,7 +16,7 @@ RESIDENCE_ORDER = tuple(ResidencyState)
 
 
 class DeviceStates:
-    """A view of devices, their groups and their engines. It changes nothing."""
+    """A read-only view of devices, their groups and their engines."""
 
     def __init__(
         self, devices: Sequence[DeviceSlot], groups: DeviceGroups, engine_dispatcher: EngineDispatcher
@@ -24,7 +24,7 @@ class DeviceStates:
         self._devices, self._groups, self._engine_dispatcher = devices, groups, engine_dispatcher
 
     def services(self) -> Mapping[str, ResidencyState]:
-        """Return the state of each service where it is nearest to a forward: of all its parts, if it has several."""
+        """Return the best state of each service over all devices or groups. A group has its worst part's state."""
         found: dict[str, ResidencyState] = {}
         for device in self._devices:
             for name in device.states:
@@ -38,7 +38,7 @@ class DeviceStates:
         return found
 
     def of(self, device: DeviceSlot) -> DeviceState:
-        """Return what the batch scheduler knows of a device now."""
+        """Return the state of a device for the batch scheduler."""
         number, parked = device.number, {batch[0].job.service for batch in device.deferred}
         others = [other.refused_services(time.monotonic()) for other in self._devices if other is not device]
         refused = {
@@ -70,7 +70,7 @@ class DeviceStates:
         )
 
     def has_busy_engine(self, device: DeviceSlot, batch: Batch) -> bool:
-        """Return whether an engine is in use on a device that computes this batch."""
+        """Return True if an engine is in use on a device that computes this batch."""
         return any(self._engine_dispatcher.is_busy(number) for number in self._group_members(device, batch))
 
     def _resident_on(self, numbers: Sequence[int]) -> set[str]:
@@ -79,7 +79,10 @@ class DeviceStates:
     def _services_on_group(
         self, device: DeviceSlot, services_of: Callable[[DeviceSlot], Collection[str] | None]
     ) -> set[str]:
-        """Those of the device; of one that several devices compute, where it is so on all of them. None is all."""
+        """Return services of the device. A sharded service counts only if it is on all devices of its group.
+
+        If `services_of` returns None for another device, that device counts as having all services.
+        """
         found = services_of(device) or ()
         others = {name: [self._devices[at] for at in self._groups.members(name, device.number)] for name in found}
         return {
@@ -89,5 +92,5 @@ class DeviceStates:
         }
 
     def _group_members(self, device: DeviceSlot, batch: Batch) -> Sequence[int]:
-        """Numbers of the devices that compute it."""
+        """Return the numbers of the devices that compute the batch."""
         return self._groups.members(batch[0].job.service, device.number)

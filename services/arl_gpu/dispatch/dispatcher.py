@@ -1,4 +1,4 @@
-"""Batches across actions: the next one is put together when the device is free, of whatever waits by then."""
+"""Dispatch of batches across actions: when a device is free, the next batch is formed from all waiting actions."""
 
 import asyncio
 import contextlib
@@ -25,18 +25,18 @@ __all__ = ["BatchDispatcher"]
 DRAIN_TIMEOUT_S = 10.0
 MIN_WAIT_S = 0.01
 MAX_WORKER_DEATHS = 2
-"""Of workers, while the actions of one batch are scored apart; then it is not the actions that they die of."""
+"""Maximum worker deaths while a batch's actions are scored separately; after that, the actions are not the cause."""
 
 REFUSAL_TTL_S = 5.0
-"""How long a device is not asked again to make room, while another one may have some: pins and engines change."""
+"""Seconds for which a device that refused a service is skipped while another may have room: pins and engines change."""
 
 log = logging.getLogger(__name__)
 
 
 class BatchDispatcher:
-    """Every job ends in exactly one report, unless this process ends before.
+    """A dispatcher that sends exactly one report for each job, unless this process ends first.
 
-    `failed` is called with the reason where no job would end any more.
+    `on_failure` is called with the reason if jobs can no longer end.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class BatchDispatcher:
         self._errors: dict[str, str] = {}
         self.batches: Counter[str] = Counter()
         self.items_scored: Counter[str] = Counter()
-        """Items, by service."""
+        """Number of scored items, by service."""
 
     @property
     def job_count(self) -> int:
@@ -71,7 +71,7 @@ class BatchDispatcher:
 
     @property
     def states(self) -> Mapping[str, ResidencyState]:
-        """Of each service, where it is nearest to a forward: all parts of it, where it has several."""
+        """Best state of each service over all devices or groups; a group has its worst part's state."""
         return self._device_states.services()
 
     @property
@@ -79,14 +79,14 @@ class BatchDispatcher:
         return sum(device.used_bytes for device in self._devices)
 
     def health(self, service: str) -> str:
-        """`ok`, or the code of what went wrong with its last batch.
+        """Return `ok` or the error code of the service's last batch.
 
-        All projects read it; a message may quote an item.
+        The message is omitted: all projects read the health, and a message can quote an item.
         """
         return self._errors.get(service, "ok")
 
     def forget(self, service: str) -> None:
-        """What has its name from now on begins anew, but for what a batch of before still says."""
+        """Reset the state of a service whose name may be reused. A running batch can still report an error."""
         for device in self._devices:
             device.refused_until.pop(service, None)
         self._errors.pop(service, None)
@@ -102,7 +102,7 @@ class BatchDispatcher:
             self._tasks.append(task)
 
     async def stop(self) -> None:
-        """Give what is here some time to end."""
+        """Give running jobs `DRAIN_TIMEOUT_S` to end, then stop."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 await self._idle.wait()
@@ -122,13 +122,13 @@ class BatchDispatcher:
         self.wake_devices()
 
     def cancel(self, fences: Iterable[Fence]) -> None:
-        """They end now; what the device still computes of them is for nobody."""
+        """Cancel jobs now. Results of items that a device still computes are dropped."""
         for fence in fences:
             if (job := self._scheduler.get(fence)) is not None:
                 self._end_job(job, "cancelled")
 
     def _time_out(self, job: ScoreJob) -> None:
-        """However long a forward takes, and however many are before it, is no fault of the text that is scored."""
+        """Report a timeout as an infrastructure error: a long forward or queue is not the fault of the item."""
         message = f"{len(job.done)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
         self._end_job(job, "infra_error", reason="score_timeout", message=message)
 
@@ -156,7 +156,7 @@ class BatchDispatcher:
         return self._scheduler.next_batch(self._device_states.of(device), now=time.monotonic())
 
     async def _wait_for_work(self, device: DeviceSlot) -> None:
-        """Returns when something came or ended, or when a service has been waited for long enough."""
+        """Wait until an action arrives or ends, or a service has waited long enough."""
         look_at = self._scheduler.next_check_at(self._device_states.of(device), now=time.monotonic())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if look_at is None else max(MIN_WAIT_S, look_at - time.monotonic())):
@@ -167,13 +167,13 @@ class BatchDispatcher:
         return job.fence not in self._scheduler
 
     def start_run_time(self, job: ScoreJob) -> None:
-        """Its own time passes from now on, where it does not yet."""
+        """Start the job's run time and its timeout, unless they have started."""
         if job.run_started_at is None:
             job.run_started_at = time.monotonic()
             job.timer = asyncio.get_running_loop().call_later(job.timeout_s, self._time_out, job)
 
     def complete_item(self, job: ScoreJob, item_index: int, entry: Entry) -> None:
-        """An item of a judge's."""
+        """Record the entry of a judge's item."""
         self.items_scored[job.service] += 1
         self._metrics.items.inc()
         self._record_entries([BatchPart(job, item_index, item_index + 1)], [entry], 0.0)
@@ -182,7 +182,7 @@ class BatchDispatcher:
         self._fail_batch([BatchPart(job, 0, len(job.items))], reason, message)
 
     def fail_waiting(self, services: Collection[str], reason: str, message: str) -> None:
-        """Whatever waits for these; what was begun ends by itself."""
+        """Fail the waiting jobs of these services; jobs that have started continue."""
         for job in [each for each in self._scheduler if each.service in services and not each.has_started]:
             self.fail_job(job, reason, message)
 
@@ -190,7 +190,7 @@ class BatchDispatcher:
         return self._services_waiting_for(self._devices[number])
 
     def wake_devices(self) -> None:
-        """Whatever came or ended may be work for any device."""
+        """Wake all devices: any new or finished job may give any device work."""
         for device in self._devices:
             device.work_available.set()
 
@@ -199,7 +199,7 @@ class BatchDispatcher:
             self._on_failure(f"scoring ended: {task.exception()!r}")
 
     def _start_batch(self, batch: Batch) -> None:
-        """Time that an action waited for its first batch is not its own, nor is what an engine takes to wake."""
+        """Record the start of a batch. The queueing delay and an engine's wake-up do not count as run time."""
         has_engine = self._engine_dispatcher.find_judge(batch[0].job.service) is not None
         for job, _, _ in batch:
             if job.started_at is None:
@@ -221,7 +221,7 @@ class BatchDispatcher:
             return
         device.record_batch(batch, begun, answer)
         if "error" not in answer:
-            # What a function of one's own takes has nothing to do with an item's cost.
+            # The duration of a user's function does not depend on an item's token cost.
             if answer["tokens"]:
                 self._scheduler.record_duration(batch, device.number, answer["model_s"])
             self._metrics.observe_batch(answer, actions=len(batch), items=len(items))
@@ -233,7 +233,7 @@ class BatchDispatcher:
             await self._retry_one_by_one(device, batch, answer)
 
     def _defer(self, device: DeviceSlot, batch: Batch, *, was_busy: bool) -> bool:
-        """Until an engine is released, or to another device that may have room."""
+        """Park the batch until an engine frees memory, or move it to another device. Return False if impossible."""
         service, now = batch[0].job.service, time.monotonic()
         if was_busy or self._device_states.has_busy_engine(device, batch):
             device.deferred.append(batch)
@@ -253,14 +253,14 @@ class BatchDispatcher:
         return bool(others)
 
     def _pause_timeouts(self, batch: Batch) -> None:
-        """Of what nothing is computed, no time passes."""
+        """Stop the timeouts of a deferred batch; an action's clock runs only while it is computed."""
         for job, _, _ in batch:
             if not job.done:
                 job.stop_timer()
                 job.run_started_at = None
 
     async def _score(self, device: DeviceSlot, service: str, items: Sequence[Item]) -> Mapping[str, Any]:
-        """The workers', or what one of them died of."""
+        """Score items on the device's group. Return the response or the reason of a worker's death."""
         found = await self._groups.score(service, device.number, items, self.waiting_services)
         for number, heard in found.responses.items():
             self.update_device(number, heard)
@@ -280,7 +280,7 @@ class BatchDispatcher:
         device.states, device.used_bytes = dict.fromkeys(device.states, ResidencyState.COLD), 0
 
     def update_device(self, number: int, response: Mapping[str, Any]) -> None:
-        """What is on a device now, as its worker said with any answer."""
+        """Update a device's state from any response of its worker."""
         device = self._devices[number]
         self._engine_dispatcher.update_device(number, response)
         device.states = {name: ResidencyState(state) for name, state in response["states"].items()}
@@ -296,7 +296,7 @@ class BatchDispatcher:
         return self._scheduler.waiting_services(self._device_states.of(device), now=time.monotonic())
 
     async def _retry_one_by_one(self, device: DeviceSlot, batch: Batch, response: Mapping[str, Any]) -> None:
-        """What is wrong with one action's items must not be the end of the others."""
+        """Score the actions of a failed batch separately, so that one action's items do not fail the others."""
         if len(batch) == 1:
             self._fail_batch(batch, response["error"], response["message"])
             return
@@ -333,7 +333,7 @@ class BatchDispatcher:
             self._end_job(job, "infra_error", reason=reason, message=message)
 
     def _end_job(self, job: ScoreJob, outcome: Any, **result: Any) -> None:
-        """Once: whoever comes later finds that it is gone."""
+        """End a job and report it. A job that has already ended is ignored."""
         if self._scheduler.remove(job.fence) is None:
             return
         job.stop_timer()

@@ -10,7 +10,7 @@ RATIO_BUCKETS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.25, 0.5)
 
 
 class GpuMetrics:
-    """What the device did, and what is on it."""
+    """The metrics of a node's devices: batches, forwards, copies and residency."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.batches = metrics.counter("gpu_batches", "Batches that were scored")
@@ -50,7 +50,7 @@ class GpuMetrics:
             self.restore_wait.observe(response["restore_s"])
 
     def observe_residency(self, stats: Mapping[str, Any]) -> None:
-        """`arl_gpu.worker.residency.Moves`."""
+        """Record the fields of `arl_gpu.worker.residency.ResidencyStats`."""
         for seconds in stats["restored_s"]:
             self.restore.observe(seconds)
         self.prefetches.inc(stats["prefetched"])
@@ -59,7 +59,7 @@ class GpuMetrics:
         self.host_evictions.inc(stats["cooled"])
 
     def set_residency(self, states: Mapping[str, ResidencyState], *, used_bytes: int) -> None:
-        """Of all services that there are; what was removed is in no state."""
+        """Set the state of every service. A removed service has no state."""
         self._used.set(used_bytes)
         self._residency.clear()
         for service, now in states.items():

@@ -1,4 +1,4 @@
-"""Chat completions of an engine. One try each: whoever wants another is the action's `retries`."""
+"""A client for an engine's chat completions. It does not retry; the action's `retries` do."""
 
 import json
 import math
@@ -17,19 +17,19 @@ __all__ = ["ChatCompletion", "ChatCompletionClient", "EngineRequestFailed", "Ite
 HEALTH_TIMEOUT_S = 5.0
 CONNECT_TIMEOUT_S = 5.0
 KEEPALIVE_S = 2.0
-"""Of an idle connection: less than the 5 s after which uvicorn closes it, perhaps under a request."""
+"""Seconds that an idle connection is kept; less than the 5 s after which uvicorn closes it."""
 MAX_RESPONSE_BYTES = 4 << 20
-"""Bytes of an answer."""
+"""Maximum size of a response, in bytes."""
 ITEM_ERROR_STATUSES = frozenset({400, 413, 422})
-"""Statuses by which engines refuse what they were asked, as one that is too long for them."""
+"""Statuses by which engines refuse a request, for example because it is too long."""
 ABORT_FINISH_REASON = "abort"
-"""How an answer ends that the engine gave up, and whoever asked did not."""
+"""Finish reason of a completion that the engine aborted without a request of the client."""
 MAX_SHOWN_BYTES = 500
 CHUNK_BYTES = 64 << 10
 
 
 class EngineRequestFailed(Exception):
-    """No fault of the item's. `reason`: a code."""
+    """A failed request for which the item is not the reason. `reason` is an error code."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,12 +37,12 @@ class EngineRequestFailed(Exception):
 
 
 class ItemRefused(Exception):
-    """The engine takes no such request, and says why."""
+    """A request that the engine refused."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCompletion:
-    """A chat completion with at least one choice, each with a message. `size`: its bytes."""
+    """A chat completion with at least one choice, each with a message. `size`: bytes of the response."""
 
     completion: dict[str, Any]
     size: int
@@ -54,13 +54,13 @@ class ChatCompletion:
 
 
 class ChatCompletionClient:
-    """Cancelling a call closes its connection, and with it the engine's work on it."""
+    """A client of one engine. Cancelling a call closes its connection, and the engine stops the request."""
 
     def __init__(self, settings: EngineSettings) -> None:
         self._url = settings.url.rstrip("/")
         self._key, self._configured_model = settings.key, settings.model
         self._model = self._configured_model
-        # SGLang's /health generates a token, and it may release its memory only while it generates nothing.
+        # SGLang's /health generates a token, and SGLang must not release its memory while it generates.
         self._health = "/v1/models" if settings.family == "sglang" else "/health"
         self._timeout = aiohttp.ClientTimeout(
             total=settings.request_timeout_s, connect=None, sock_connect=CONNECT_TIMEOUT_S
@@ -68,7 +68,7 @@ class ChatCompletionClient:
         self._session: aiohttp.ClientSession | None = None
 
     async def complete(self, body: Mapping[str, Any]) -> ChatCompletion:
-        """Raises `EngineFailed` and `ItemRefused`."""
+        """Send a chat completion. Raises `EngineRequestFailed` and `ItemRefused`."""
         asked = {**body, "model": await self._get_model_name(), "stream": False}
         content = await self._request("POST", "/v1/chat/completions", asked)
         answer = _parse_response(content)
@@ -80,7 +80,7 @@ class ChatCompletionClient:
         return ChatCompletion(answer, len(content))
 
     async def check_health(self) -> None:
-        """Raises `EngineFailed` where it is not well; then `engine_gone` where nothing listens any more."""
+        """Raise `EngineRequestFailed` if the engine is unhealthy: `engine_gone` if it refuses the connection."""
         await self._request("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S))
 
     async def close(self) -> None:
@@ -88,7 +88,7 @@ class ChatCompletionClient:
             await self._session.close()
 
     async def _get_model_name(self) -> str:
-        """What the engine calls its model."""
+        """Return the engine's name of its model."""
         if self._model is None:
             listed = _parse_response(await self._request("GET", "/v1/models", None)).get("data")
             first = listed[0] if isinstance(listed, list) and listed else None
@@ -113,7 +113,7 @@ class ChatCompletionClient:
         except TimeoutError:
             raise EngineRequestFailed("engine_timeout", f"{path} was not answered in time") from None
         except aiohttp.ClientConnectorError as error:
-            self._model = self._configured_model  # whatever comes back may have another
+            self._model = self._configured_model  # the restarted engine may serve another model
             reason = "engine_gone" if error.os_error.errno == ECONNREFUSED else "engine_unreachable"
             raise EngineRequestFailed(reason, f"nothing answers there: {error.os_error.strerror}") from None
         except (aiohttp.ClientError, OSError) as error:
@@ -147,7 +147,7 @@ def _check_status(status: int, content: bytes) -> bytes:
 
 
 def _parse_response(content: bytes) -> dict[str, Any]:
-    """What Postgres can keep: it refuses numbers that are none, and with them whatever is settled beside them."""
+    """Parse a response strictly. Postgres rejects NaN and infinity, and with them all rows of the same statement."""
     try:
         answer = json.loads(content, parse_constant=_reject_constant, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:

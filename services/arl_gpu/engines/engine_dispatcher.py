@@ -1,7 +1,7 @@
-"""Items that an engine answers: each a request of its own, while the engine is held awake on its device.
+"""Dispatch of judge items to engines: one request for each item, while the engine is acquired.
 
-Nothing is sent to an engine that may be asleep. It is held from its first request to its last and may leave the device
-in between. Whoever needs its room is waited for: nothing new is begun meanwhile, and what is in flight ends.
+An engine may be asleep while it is not acquired, so no request is sent then. It is acquired from its first request to
+its last. If another engine needs its memory, no new request starts, and the requests in flight finish.
 """
 
 import asyncio
@@ -25,27 +25,27 @@ from arl_wire.reward_services.service import ServiceOptions
 __all__ = ["EngineDispatcher", "EngineOwner", "JobSink"]
 
 HEALTH_CHECK_S = 2.0
-"""Between looks at an engine's health."""
+"""Seconds between health checks of an engine."""
 MAX_BACKOFF_S = 300.0
-"""Between questions that may cost a device's worker more than an answer."""
+"""Maximum backoff in seconds between checks that can cost more than a response, such as the device's worker."""
 WAKE_POLL_S = 0.05
-"""Between questions whether it is awake by now."""
+"""Seconds between checks of an engine that is waking up."""
 MAX_COMPLETION_BYTES = 16 << 20
-"""Bytes of all completions of an action, which are settled in one statement."""
+"""Maximum bytes of all completions of an action; they are settled in one statement."""
 ENGINE_DOWN_CODES = frozenset({"engine_gone", "engine_unreachable"})
-"""What the engine itself failed of, and not a single answer of it."""
+"""Failures of the engine itself, not of a single completion."""
 WORKER_DIED = "worker_died"
 ENGINE_TOO_LARGE = "engine_too_large"
-"""Nothing mends that but other settings, so nobody waits."""
+"""Only other settings resolve this error, so actions do not wait for the engine."""
 ENGINE_FAULT_CODES = frozenset({"wake_failed", "engine_trouble", ENGINE_TOO_LARGE})
-"""What an engine could not be had for that is its own fault."""
+"""Reasons for a failed acquisition that are the engine's own fault."""
 COMPLETION_FAULT_CODES = frozenset({"engine_failed", "engine_timeout", "engine_broke_off"})
 
 log = logging.getLogger(__name__)
 
 
 class EngineOwner(Protocol):
-    """Of the device that an engine is on. Answers say what is there, or have an `error`. Raises `WorkerDied`."""
+    """The owner of an engine's device. Responses contain the device's state, or an `error`. Raises `WorkerDied`."""
 
     async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
     async def release_engine(self, engine: str) -> dict[str, Any]: ...
@@ -53,7 +53,7 @@ class EngineOwner(Protocol):
 
 
 class JobSink(Protocol):
-    """Where jobs come from, and their items' entries go."""
+    """The source of score jobs, and the receiver of their entries."""
 
     def start_run_time(self, job: ScoreJob) -> None: ...
     def complete_item(self, job: ScoreJob, item_index: int, entry: Entry) -> None: ...
@@ -66,7 +66,7 @@ class JobSink(Protocol):
 
 
 class EngineDispatcher:
-    """`judges`: the services that engines serve, as they are offered now."""
+    """A dispatcher to the engines of a node. `judge_services` returns the services that engines serve now."""
 
     def __init__(
         self,
@@ -105,18 +105,18 @@ class EngineDispatcher:
             await lane.completions.close()
 
     def find_judge(self, service: str) -> ServiceFiles | None:
-        """None where a worker computes it."""
+        """Return the judge of that name, or None if a worker computes the service."""
         return next((each for each in self._judge_services() if each.name == service), None) if self._queues else None
 
     def health(self, service: ServiceFiles) -> str:
-        """`engine_stays` is trouble of whoever needs the room, and none of those who are served by it."""
+        """Return `ok` or the engine's error. With `engine_stays` the judges work, but the engine kept its memory."""
         if (lane := self._queues.get(service.engine or "")) is None:
             return "ok"
         stays = "ok" if lane.sleep_error is None else f"engine_stays: {lane.sleep_error}"
         return stays if lane.error is None else lane.error
 
     def update_device(self, number: int, response: Mapping[str, Any]) -> None:
-        """Of a device's worker, whatever it was asked."""
+        """Update the engines' states from any response of a device's worker."""
         for lane in self._queues.values():
             if lane.settings.device == number and "unheard" in response:
                 lane.is_state_unconfirmed = lane.name in response["unheard"]
@@ -125,7 +125,7 @@ class EngineDispatcher:
                     lane.backoff.reset()
 
     def blocked_services(self, number: int, *, makes_room: bool) -> set[str]:
-        """Services of which a device begins nothing now. `makes_room`: something else needs what engines hold."""
+        """Return services that must not start on a device. `makes_room`: another service needs engine memory."""
         return (
             {each.name for each in self._judge_services() if self._is_blocked(each, number, makes_room)}
             if self._queues
@@ -133,11 +133,11 @@ class EngineDispatcher:
         )
 
     def is_busy(self, number: int) -> bool:
-        """An engine of this device is in use, or on its way: what it holds will come free."""
+        """Return True if an engine of this device is in use or waking up, so that its memory will become free."""
         return any(lane.is_busy for lane in self._queues.values() if lane.settings.device == number)
 
     def enqueue(self, files: ServiceFiles, batch: Batch) -> None:
-        """Every item ends in one entry, or its action in one failure, unless it is over before."""
+        """Queue a batch. Every item gets one entry, or its action fails once, unless the action ends before."""
         lane, options = self._queues[files.engine or ""], ServiceOptions.model_validate(files.options)
         judge = EngineJudge(options.judge)
         lane.pending.extend(EngineRequest(job, at, judge) for job, start, stop in batch for at in range(start, stop))
@@ -164,12 +164,12 @@ class EngineDispatcher:
                     if not self._sink.is_finished(queue.pending[0].job):
                         self._start_request(queue, queue.pending[0])
                     queue.pending.popleft()
-            except Exception as error:  # noqa: BLE001 - what waits has no time of its own yet, so it would for ever
+            except Exception as error:  # noqa: BLE001 - a pending action has no timeout yet, so it would wait forever
                 self._fail_pending(queue, "order_failed", f"{type(error).__name__}: {error}")
         await self._release_if_idle(queue)
 
     async def _wake(self, queue: EngineQueue) -> None:
-        """It is held from now on; or everything that waited for it has failed."""
+        """Acquire the engine, or fail all pending requests."""
         while not queue.is_acquired:
             try:
                 answer = await self._acquire(queue)
@@ -184,7 +184,7 @@ class EngineDispatcher:
                 return
 
     async def _acquire(self, queue: EngineQueue) -> Mapping[str, Any]:
-        """What fails once it is held leaves it held, so that it is released."""
+        """Acquire the engine. If an error follows the acquisition, the engine stays acquired until it is released."""
         number = queue.settings.device
         queue.may_be_counted = True
         answer = await self._owners[number].acquire_engine(queue.name, self._sink.waiting_services(number))
@@ -193,7 +193,7 @@ class EngineDispatcher:
         return answer
 
     async def _wait_for_room(self, queue: EngineQueue) -> bool:
-        """Once an engine that held what this one needs is released; False where none does."""
+        """Wait until another busy engine of the device is released. Return False if there is none."""
         others = [e for e in self._queues.values() if e is not queue and e.settings.device == queue.settings.device]
         busy = [each for each in others if each.is_busy]
         if not busy:
@@ -207,7 +207,7 @@ class EngineDispatcher:
         return True
 
     def _fail_pending(self, queue: EngineQueue, reason: str, message: str) -> None:
-        """Of what waited for it; no room is no fault of the engine's."""
+        """Fail the pending requests. `no_room` is not an error of the engine."""
         log.warning("engine %s can't be had: %s: %s", queue.name, reason, message)
         if reason in ENGINE_FAULT_CODES:
             queue.error = f"{reason}: {message}"
@@ -217,7 +217,7 @@ class EngineDispatcher:
             self._sink.fail_job(job, reason, message)
 
     def _start_request(self, queue: EngineQueue, request: EngineRequest) -> None:
-        """Counted until its task has ended, which a cancel may do before its first step."""
+        """Start a request. It is counted until its task ends, because a task can be cancelled before its first step."""
         if (job := request.job).run_started_at is None and job.started_at is not None:
             job.timeline.add("wake engine", job.started_at, time.monotonic(), engine=queue.name)
         self._sink.start_run_time(job)
@@ -256,7 +256,7 @@ class EngineDispatcher:
         self._record_entry(request, entry)
 
     async def _complete_with_retry(self, queue: EngineQueue, request: EngineRequest) -> Entry:
-        """Where the connection broke off: whether the engine ended shows when it is asked again."""
+        """Complete an item; retry once if the connection broke off. The retry shows whether the engine is down."""
         try:
             return await self._complete_item(queue, request)
         except EngineRequestFailed as error:
@@ -265,7 +265,7 @@ class EngineDispatcher:
         return await self._complete_item(queue, request)
 
     def _record_entry(self, request: EngineRequest, entry: Entry) -> None:
-        """Its failure is an item's, unless no item has a score: then the whole is the engine's, and may be retried."""
+        """Record an entry. If no item has a score and an engine error occurred, fail the action; it may be retried."""
         job = request.job
         entries = [*job.done.values(), entry] if len(job.done) + 1 == len(job.items) else [{}]
         errors = [each.get("error") for each in entries]
@@ -294,11 +294,11 @@ class EngineDispatcher:
                     f"an action's completions have at most {MAX_COMPLETION_BYTES >> 20} MiB together",
                 )
             return {"completion": answer.completion}
-        # A pattern may take its time, in which nodes and engines are to be heard.
+        # A pattern can take long; the thread keeps the event loop free for nodes and engines.
         return await asyncio.to_thread(request.judge.parse_entry, answer.choices)
 
     async def _release_if_idle(self, queue: EngineQueue) -> None:
-        """Where nothing is in flight any more, it may leave its device."""
+        """Release the engine if it has no requests; then it may be evicted from its device."""
         async with queue.lock:
             if queue.running or queue.pending:
                 return
@@ -325,13 +325,13 @@ class EngineDispatcher:
                 await self._check_health(queue)
                 self._enforce_down_timeout(queue)
                 if queue.may_be_counted and not (queue.running or queue.pending):
-                    await self._release_if_idle(queue)  # again, where something went wrong with its release
+                    await self._release_if_idle(queue)  # retry after a failed release
             except Exception:
                 log.exception("engine %s could not be looked after", queue.name)
             await asyncio.sleep(self._health_check_s)
 
     def _enforce_down_timeout(self, queue: EngineQueue) -> None:
-        """Nobody waits for ever for one that does not come back."""
+        """Fail the waiting actions of an engine that stays down for longer than its timeout."""
         if queue.error is None:
             queue.last_healthy_at = time.monotonic()
             return
@@ -342,7 +342,7 @@ class EngineDispatcher:
             self._sink.fail_waiting(services, reason, message)
 
     async def _check_health(self, queue: EngineQueue) -> None:
-        """One that was in trouble is used again once it answers, and once it is known what it holds."""
+        """Check an engine's health. A failed engine is used again once it answers and its memory state is known."""
         try:
             await queue.completions.check_health()
         except (EngineRequestFailed, ItemRefused) as error:
@@ -357,7 +357,7 @@ class EngineDispatcher:
                 await self._check_state(queue)
 
     def _needs_state_check(self, queue: EngineQueue) -> bool:
-        """Also without a judge: what it holds counts against whatever else is to come onto its device."""
+        """Return True if the engine's memory state must be checked, even if no judge uses it."""
         if queue.error is not None and not queue.error.startswith(WORKER_DIED):
             return True
         return (queue.error is not None or queue.is_state_unconfirmed) and queue.backoff.is_elapsed
@@ -372,7 +372,7 @@ class EngineDispatcher:
             queue.backoff.start()
             return
         self._sink.update_device(number, answer)
-        if was_well:  # then it may stay anew as soon as somebody needs its room
+        if was_well:  # it can fail to sleep again on the next eviction
             queue.backoff.start()
         else:
             queue.backoff.reset()
@@ -393,6 +393,6 @@ class EngineDispatcher:
 
 
 def _detach_current_task(job: ScoreJob) -> None:
-    """Before it ends the job, which ends its tasks."""
+    """Remove the current task from the job, because ending the job cancels the job's tasks."""
     if (task := asyncio.current_task()) is not None:
         job.tasks.discard(task)

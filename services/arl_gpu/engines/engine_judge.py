@@ -1,4 +1,4 @@
-"""A judge: what its engine is asked about an item, and the score that is read from the answers."""
+"""Judges: the request that an engine gets for an item, and the score that is parsed from its completions."""
 
 import json
 import math
@@ -16,30 +16,30 @@ from arl_wire.reward_services.judges import TEMPLATE_FIELDS, JudgeOptions, parse
 __all__ = ["EngineJudge", "JudgeInputError", "is_chat"]
 
 MAX_PATTERN_CHARACTERS = 8192
-"""At the end of an answer, where a pattern looks for its verdict."""
+"""Characters at the end of a completion that a pattern searches for its verdict."""
 PATTERN_TIMEOUT_S = 0.5
-"""For a pattern on one answer."""
+"""Timeout in seconds of a pattern on one completion."""
 ITEM_PATTERN_TIMEOUT_S = 2.0
-"""For a pattern on all answers to an item, of which each has"""
+"""Timeout in seconds of a pattern on all completions of an item."""
 MIN_PATTERN_TIMEOUT_S = 0.01
-"""at least."""
+"""Minimum timeout in seconds of a pattern on each completion of an item."""
 MAX_SEARCHED_CHARACTERS = 256 << 10
-"""Characters of an answer whose objects are searched; a part of it would not say which are inside of others."""
+"""Maximum characters of a completion that is searched for JSON objects. A part would hide which are nested."""
 MAX_SCANNED_CHARACTERS = 64 << 20
-"""Characters of an answer before the ends of its objects that can't be read: an error counts the lines before it."""
+"""Maximum characters that are scanned for unreadable objects: the JSON error counts the lines before its position."""
 BRACE = re.compile(r"[{}]")
 OBJECT_START = re.compile(r"\s*[\"'}]")
-"""After its brace; others are of formulas, and of templates."""
+"""Text that follows an object's opening brace; other braces belong to formulas and templates."""
 MAX_DETAIL_CHARACTERS = 8192
-"""Of the answers' ends, together in an entry's details."""
+"""Maximum characters of completions in an entry's details, for all completions of the item."""
 TRUNCATED_FINISH_REASONS = frozenset({"length", "content_filter"})
-"""Ends of answers that are not whole. What such a one says of verdicts may be its instruction, thought over."""
+"""Finish reasons of incomplete completions. A verdict in one may only quote the instruction during reasoning."""
 
 Aggregate = Callable[[Sequence[float]], float]
 
 
 class JudgeInputError(Exception):
-    """An item that the judge's prompt can't be made of. `code`: of its error."""
+    """An item from which the judge's prompt cannot be built. `code`: the error code."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -47,17 +47,17 @@ class JudgeInputError(Exception):
 
 
 def is_chat(item: Item) -> bool:
-    """It is to be answered, not judged."""
+    """Return True if the item is a chat, which gets a completion and no score."""
     return "chat" in item
 
 
 class EngineJudge:
     def __init__(self, options: JudgeOptions | None) -> None:
-        """`None`: it only answers chats."""
+        """Initialise the judge. If `options` is None, it only completes chats."""
         self._options = options
 
     def build_request(self, item: Item) -> Mapping[str, Any]:
-        """The body of a chat completion without its model. Raises `NotAsked`."""
+        """Return the body of a chat completion without its model. Raises `JudgeInputError`."""
         if is_chat(item):
             return {**item["chat"], "messages": list(item["messages"])}
         options = self._options
@@ -80,7 +80,10 @@ class EngineJudge:
         return {**options.extra, **sampling, "n": options.samples, "messages": messages}
 
     def parse_entry(self, choices: Sequence[Mapping[str, Any]]) -> Entry:
-        """Of the samples' answers; those in which no verdict can be read count for nothing, and never as a 0."""
+        """Return the entry from the samples' completions.
+
+        A completion without a readable verdict is ignored; it never counts as 0.
+        """
         options = self._options
         if options is None:
             raise ValueError("it judges nothing")
@@ -99,20 +102,20 @@ class EngineJudge:
             if reader.has_timed_out:
                 return error_entry("pattern_timeout", f"{what}{cut}; the pattern took too long to find it")
             return error_entry("verdict_unparsed", f"{what}{cut}; the first ends in {shown!r}")
-        most = MAX_DETAIL_CHARACTERS // max(1, len(texts)) // 4  # a character may be four bytes
+        most = MAX_DETAIL_CHARACTERS // max(1, len(texts)) // 4  # a character can have four bytes
         details = {"verdicts": verdicts, "answers": [text[-most:] for text in texts]}
         return {"score": AGGREGATES[options.aggregate](found), "details": details}
 
 
 class _VerdictReader:
-    """Of the verdicts in an item's answers. Raises `regex.error` for a pattern that can't be used."""
+    """A parser of the verdicts in an item's completions. Raises `regex.error` if the pattern is invalid."""
 
     def __init__(self, options: JudgeOptions) -> None:
         self._options = options
         self._pattern = regex.compile(options.pattern) if options.pattern is not None else None
         self._ends_at = time.monotonic() + ITEM_PATTERN_TIMEOUT_S
         self.has_timed_out = False
-        """The pattern could not be tried on an answer to its end."""
+        """True if the pattern timed out on a completion."""
 
     def verdict(self, text: str) -> float | None:
         options, said = self._options, self._extract(text)
@@ -141,7 +144,7 @@ class _VerdictReader:
 
 
 def _last_group(pattern: Any, text: str, within_s: float) -> str | None:
-    """A group that took no part in its match is no verdict."""
+    """Return the group of the last match. A group that did not participate in its match is no verdict."""
     found: str | None = None
     for match in pattern.finditer(text, timeout=within_s, concurrent=True):
         found = match.group(1)
@@ -149,7 +152,7 @@ def _last_group(pattern: Any, text: str, within_s: float) -> str | None:
 
 
 def _last_value(name: str | None, text: str) -> str | None:
-    """Of the last object that has the field and is in no other one, whether that can be read or not."""
+    """Return the field of the last top-level object that has it, readable or not."""
     found: str | None = None
     at = inside = 0
     left = MAX_SCANNED_CHARACTERS
@@ -174,7 +177,7 @@ def _last_value(name: str | None, text: str) -> str | None:
 
 
 def _to_text(value: Any) -> str | None:
-    """Arrays and objects are no verdicts."""
+    """Convert a JSON value to text. Arrays and objects are no verdicts."""
     if isinstance(value, dict | list):
         return None
     return value if isinstance(value, str) else json.dumps(value)

@@ -1,4 +1,4 @@
-"""Requests to an engine, its state, and the backoff before it is asked again."""
+"""Requests to an engine, its state, and the backoff of its checks."""
 
 import asyncio
 import time
@@ -15,7 +15,7 @@ __all__ = ["EngineQueue", "EngineRequest", "ExponentialBackoff"]
 
 
 class ExponentialBackoff:
-    """Each time twice as long as before, up to `longest_s`; over at the beginning."""
+    """A backoff that doubles from `first_s` up to `max_s`. It has elapsed initially."""
 
     def __init__(self, first_s: float, *, max_s: float) -> None:
         self._first_s, self._max_s = first_s, max_s
@@ -30,17 +30,17 @@ class ExponentialBackoff:
         self._next_s = min(2 * self._next_s, self._max_s)
 
     def reset(self) -> None:
-        """It is over, and the next one is as short as the first."""
+        """End the backoff and make the next one as short as the first."""
         self._next_s, self._ends_at = self._first_s, 0.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class EngineRequest:
-    """One item of an action."""
+    """A request for one item of an action."""
 
     job: ScoreJob
     item_index: int
-    """The number of the item."""
+    """Index of the item in its action."""
     judge: EngineJudge
 
     @property
@@ -50,31 +50,31 @@ class EngineRequest:
 
 @dataclass(slots=True, eq=False)
 class EngineQueue:
-    """One engine."""
+    """The requests and the state of one engine."""
 
     name: str
     settings: EngineSettings
     completions: ChatCompletionClient
     semaphore: asyncio.Semaphore
     backoff: ExponentialBackoff
-    """Before its device's worker is asked again what it died of, or about an engine that did not go to sleep."""
+    """Backoff of checks during which the device's worker died, or of an engine that did not sleep."""
     pending: deque[EngineRequest] = field(default_factory=deque)
-    """Chosen, and not sent before it is awake."""
+    """Requests that wait until the engine is awake."""
     running: int = 0
     is_acquired: bool = False
-    """Requests may be sent."""
+    """True if requests can be sent."""
     may_be_counted: bool = False
-    """Its device's worker may count a hold of ours: from the question on, until it is known that it does not."""
+    """True if the worker may count this process as a user, from the acquire request until the release."""
     is_waiting_for_room: bool = False
     error: str | None = None
     sleep_error: str | None = None
-    """Why it did not sleep when its room was needed; that is no reason not to use it."""
+    """Reason why the engine did not sleep on demand. The engine can still be used."""
     last_healthy_at: float = field(default_factory=time.monotonic)
-    """When it was not in trouble last, as far as anybody looked."""
+    """Time of the last check without an error, by the monotonic clock."""
     is_down: bool = False
-    """Nothing listened there, so whatever does later has begun anew."""
+    """True if the engine refused a connection, so its next response comes from a restarted process."""
     is_state_unconfirmed: bool = True
-    """Its device's worker does not know what it holds, or does without its room, or was not asked yet."""
+    """True if the worker does not know the engine's memory state, lacks its memory, or was not asked yet."""
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     @property

@@ -1,4 +1,4 @@
-"""Every tensor of a torch module in one flat piece of host memory, and calls of the module from wherever it lies."""
+"""A flat buffer of a torch module's tensors in host memory, and calls of the module with any copy of it."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from arl_gpu.models.weight_buffer import Chunk, WeightBuffer
 __all__ = ["FlatModule"]
 
 ALIGNMENT = 256
-"""Bytes; what devices like."""
+"""Alignment of tensors in bytes, for fast reads on devices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class _TensorSlice:
 
 
 class FlatModule(WeightBuffer):
-    """The module itself keeps shapes and no bytes, once its weights are kept.
+    """A buffer of a module's tensors. After `allocate`, the module has only their shapes.
 
-    Parameters and buffers, also those that no checkpoint has (tables of rotary positions): all that a forward reads.
-    What is tied is there once, under all of its names.
+    It includes parameters and buffers, also those without a checkpoint entry (tables of rotary positions): everything
+    that a forward reads. Tied tensors are stored once, under all of their names.
     """
 
     def __init__(self, module: Any) -> None:
@@ -45,7 +45,7 @@ class FlatModule(WeightBuffer):
         self.size = max(1, end)
 
     def __call__(self, content: Any, **arguments: Any) -> Any:
-        """A forward that reads its weights from `content`: this one's, or a copy of it on some device."""
+        """Run a forward with the weights in `content`, which is this buffer or a copy of it on a device."""
         flat = content if isinstance(content, torch.Tensor) else torch.frombuffer(content, dtype=torch.uint8)
         views = self._views(flat)
         with torch.inference_mode():
@@ -66,12 +66,13 @@ class FlatModule(WeightBuffer):
             place = self._slices[name]
             if place.offset >= begin and place.size:
                 begin = place.offset + place.size
-                # What is not in one piece, as some columns of a matrix, is copied for as long as this is used.
+                # Tensors that are not contiguous, such as columns of a matrix, are copied for the duration of the
+                # yield.
                 flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
                 yield place.offset, memoryview(flat.numpy())
 
     def _release_source(self) -> None:
-        """Nothing can be computed from what is left of the module: its tensors are on no device."""
+        """Replace the module's tensors by meta tensors, which use no memory and cannot be computed with."""
         for part in self.module.modules():
             for kept, make in ((part._parameters, _to_meta_parameter), (part._buffers, _to_meta)):
                 for name, tensor in kept.items():

@@ -1,6 +1,6 @@
-"""How many texts go through a model at once, and fewer where the device has too little memory for so many.
+"""The number of texts in one forward pass, which is reduced if the device runs out of memory.
 
-Computing in passes and not all together is the model's own affair: what the manager sends may be more than one.
+A model divides a batch of the manager into passes itself.
 """
 
 import logging
@@ -14,28 +14,34 @@ __all__ = ["MAX_PADDING", "ForwardPasses"]
 
 MAX_PADDING = 0.15
 CPU_PASS_TOKENS = 24
-"""Reading all weights once takes as long as computing so many tokens: 8 ms, on a core that needs 0.33 for each."""
+"""Tokens whose computation takes as long as reading all weights once: 8 ms, on a core that needs 0.33 ms for each."""
 GPU_TOKENS = 16_384
-"""Several times what a large model needs to keep a GPU busy."""
+"""Maximum tokens of a pass on a GPU; several times what a large model needs to keep a GPU busy."""
 GPU_OUTPUT_BYTES = 2 << 30
-"""Of what a pass finds: logits of 150,000 words for `GPU_TOKENS` are 5 GB, which small cards lack beside weights."""
+"""Maximum bytes of a pass's output. Logits of 150,000 words for `GPU_TOKENS` are 5 GB, too much for small GPUs."""
 GPU_PASS_WORK = 1.5e12
-"""Multiplications in the time that a pass takes, whatever is in it: 10 ms to start some 500 kernels from Python, on a
-GPU that does 1.5e14 a second in 16 bits. By arithmetic: no GPU has been asked."""
+"""Multiplications in the fixed time of a pass: 10 ms to start about 500 kernels from Python.
+
+It assumes a GPU with 1.5e14 multiplications a second in 16 bits. The figure was calculated, not measured on a GPU.
+"""
 GROW_AFTER_PASSES = 16
-"""As large as there was memory for lately, before larger ones are tried again: others may have had that memory."""
+"""Successful passes near the limit before a larger one is tried: another process may have used the memory."""
 OUT_OF_MEMORY_MESSAGES = ("can't allocate memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDA error: out of memory")
-"""In messages of torch's errors that are of no class of their own."""
+"""Messages of out-of-memory errors for which torch has no class."""
 T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
 
 class ForwardPasses:
-    """Of one model of so many parameters. `cpu_tokens`: more of them make none cheaper, on a CPU.
+    """The passes of one model with `parameters` parameters.
 
-    `output_bytes`: of what is found for one token. `is_part`: other ranks compute the rest of the model, so all of them
-    have to make the same passes whatever one finds, and these are small on a GPU, too.
+    Args:
+        cpu_tokens: Maximum tokens of a pass on a CPU; larger passes are not cheaper for each token.
+        parameters: Number of parameters of the model.
+        output_bytes: Bytes of a pass's output for one token.
+        is_sharded: Other ranks compute the rest of the model. All ranks must make the same passes even if one fails, so
+            passes are small on a GPU too.
     """
 
     def __init__(self, *, cpu_tokens: int, parameters: int, output_bytes: int = 1, is_sharded: bool = False) -> None:
@@ -45,14 +51,14 @@ class ForwardPasses:
         )
         self._gpu_pass_tokens = int(GPU_PASS_WORK / max(1, parameters))
         self._max_tokens = sys.maxsize
-        """Tokens, by what there was no memory for lately."""
+        """Maximum tokens of a pass, reduced after an out-of-memory error."""
         self._successes = 0
-        """Passes since then that were nearly as large."""
+        """Passes since the last reduction that used at least half of the limit."""
         self._largest_success = 0
-        """Tokens of a pass for which there was memory."""
+        """Tokens of the largest pass that succeeded."""
 
     def group_texts(self, lengths: Sequence[int], content: Any, *, max_padding: float = MAX_PADDING) -> list[list[int]]:
-        """Indices of texts of so many tokens, by passes. Without padding, of one length each."""
+        """Return the indices of texts by pass, given their token counts. Without padding, a pass has one length."""
         on_gpu = bool(getattr(content, "is_cuda", False))
         most = min(self._max_tokens, self._gpu_tokens if on_gpu else self._cpu_tokens)
         free = self._gpu_pass_tokens if on_gpu else CPU_PASS_TOKENS
@@ -66,10 +72,10 @@ class ForwardPasses:
         *,
         on_too_large: Callable[[int], T] | None = None,
     ) -> dict[int, T]:
-        """What is found for each text of each group, by halves of it where there is no memory for the whole.
+        """Return the result for each text. If memory runs out, a group is divided in halves.
 
-        `alone`: in place of what is found for a text that there is no memory for by itself. Without it that raises, and
-        where there was memory for as much before, so that it is not the text's fault; and all of it does in a part.
+        If a single text is too large, `on_too_large` returns its result. The error is raised if `on_too_large` is None,
+        if a text of that size succeeded before, or if the model is sharded.
         """
         found: dict[int, T] = {}
         pending = [list(group) for group in reversed(groups)]
@@ -101,7 +107,7 @@ class ForwardPasses:
 
 
 def _split_in_half(group: list[int]) -> tuple[list[int], list[int]]:
-    """The second one first: the last of what is pending is the next."""
+    """Return both halves, the second one first: the last pending group is computed next."""
     middle = -(-len(group) // 2)
     return group[middle:], group[:middle]
 
@@ -109,13 +115,13 @@ def _split_in_half(group: list[int]) -> tuple[list[int], list[int]]:
 def _try_compute(
     group: Sequence[int], compute: Callable[[Sequence[int]], Iterable[T]], *, reraise: bool
 ) -> list[T] | None:
-    """None where there is too little memory. What was computed until then is let go with the error."""
+    """Return the results, or None if memory runs out. Partial results are released with the error."""
     try:
         return list(compute(group))
     except Exception as error:
         if reraise or not _is_out_of_memory(error):
             raise
-    # What the driver itself lacks, as for a kernel that is loaded at its first use, torch may keep unused.
+    # Torch may cache memory that the driver itself needs, for example to load a kernel at its first use.
     if (torch := sys.modules.get("torch")) is not None:
         torch.cuda.empty_cache()
     return None

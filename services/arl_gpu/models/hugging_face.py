@@ -1,4 +1,4 @@
-"""Models in the layout of Hugging Face from local files: classifiers, scalar rewards, rerankers, log-probabilities."""
+"""Hugging Face models from local files: classifiers, scalar rewards, rerankers and log-probabilities."""
 
 import itertools
 import math
@@ -25,41 +25,41 @@ from arl_wire.scores import MAX_TOP_LOGPROB_ENTRIES
 __all__ = ["LogprobsModel", "SequenceClassifier", "check_tensor_parallel"]
 
 MAX_CPU_PASS_TOKENS = 2048
-"""In a pass."""
+"""Maximum tokens of a pass on a CPU."""
 LOCAL_ONLY = {"local_files_only": True, "trust_remote_code": False}
 MAX_SHOWN_NAMES = 3
-"""Names of weights in a message."""
+"""Maximum names of weights in an error message."""
 POSITIONS_PER_CHUNK = 256
-"""Of one row whose logits become float32 at once."""
+"""Positions of one row whose logits are converted to float32 at a time."""
 
 POSITION_TABLE_NAME = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
-"""Names of tables of learnt positions."""
+"""Names of tables of learnt position embeddings."""
 
 FIXED_TABLE_MODELS = frozenset({"codegen", "ctrl", "gptj"})
-"""Model types whose tables are computed, once and for all."""
+"""Model types whose position tables are computed once and have a fixed size."""
 
 TokenIds = list[int]
 
-# What it draws and tabulates on standard error is no line of a log; what is wrong is raised here.
+# Progress bars and tables on standard error are no log lines; errors are raised below.
 transformers.logging.disable_progress_bar()
 transformers.logging.set_verbosity_error()
 
 
 @dataclass(frozen=True, slots=True)
 class _ModelInput:
-    """What a forward is to read of one item."""
+    """The input of a forward for one item."""
 
     ids: TokenIds
     token_type_ids: TokenIds | None = None
     truncated: bool = False
     top_logprobs: int = 0
-    """Of log-probabilities: so many of the likeliest tokens, too."""
+    """Number of most likely tokens whose log-probabilities are returned."""
     label_token_ids: Sequence[int] = ()
-    """Of log-probabilities: these as the next token, and no other."""
+    """Tokens whose log-probabilities as the next token are returned; no others are."""
 
 
 class _HuggingFaceModel:
-    """Reads of items, length-bucketed batches, entries. Code that comes with a checkpoint is never run."""
+    """A base class: tokenized items, length-bucketed passes, entries. Code in a checkpoint is never executed."""
 
     backend = "torch"
 
@@ -73,7 +73,7 @@ class _HuggingFaceModel:
         words = module.get_input_embeddings().weight.shape[0]
         self._vocabulary = min(words, int(module.config.get_text_config().vocab_size))
         for config in (module.config, module.config.get_text_config()):
-            config.use_cache = False  # of keys and values, for a text that would go on
+            config.use_cache = False  # the cache of keys and values only serves generation
         size = int(options.get("tensor_parallel") or 1)
         self._passes = ForwardPasses(
             cpu_tokens=MAX_CPU_PASS_TOKENS,
@@ -86,7 +86,7 @@ class _HuggingFaceModel:
         self.weights = FlatModule(module)
 
     def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
-        """Padding and companions change a result by what float sums in another order do: 1e-5 in float32."""
+        """Score items. Padding and batch composition change a result only by float rounding: 1e-5 in float32."""
         reads = [self._check_vocabulary(self._prepare_item(item)) for item in items]
         wanted = [read for read in reads if isinstance(read, _ModelInput)]
         lengths = [len(read.ids) for read in wanted]
@@ -119,18 +119,18 @@ class _HuggingFaceModel:
 
     @property
     def _pad_token_id(self) -> int | None:
-        """None also where it is none of the tokens, as -1."""
+        """Id of the padding token; None if it is outside the vocabulary, such as -1."""
         pad: int | None = self._config.pad_token_id
         return pad if pad is not None and 0 <= pad < self._vocabulary else None
 
     def _group_passes(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
-        """A model that knows no padding gets texts of one length at a time."""
+        """Group texts into passes. A model without a padding token gets texts of one length in a pass."""
         return self._passes.group_texts(
             lengths, content, max_padding=MAX_PADDING if self._pad_token_id is not None else 0.0
         )
 
     def _logits(self, inputs: Sequence[_ModelInput], content: Any) -> tuple[Any, Any]:
-        """And the ids that they are of, padded, where they are."""
+        """Return the padded logits and token ids, on the device of the weights."""
         device = content.device if isinstance(content, torch.Tensor) else "cpu"
         width, pad = max(len(read.ids) for read in inputs), self._pad_token_id or 0
 
@@ -147,9 +147,9 @@ class _HuggingFaceModel:
         return self.weights(content, **given).logits, given["input_ids"]
 
     def _check_vocabulary(self, prepared: "_ModelInput | Entry") -> "_ModelInput | Entry":
-        """An error where a token is none of the model's: a GPU computes nothing more after it has looked for one.
+        """Return an error if a token is outside the vocabulary: a GPU is unusable after such a lookup.
 
-        A tokenizer may have tokens that were never made the model's, too.
+        A tokenizer can have tokens that were never added to the model.
         """
         if not isinstance(prepared, _ModelInput):
             return prepared
@@ -162,8 +162,9 @@ class _HuggingFaceModel:
 
 
 def _load_module(loader: Any, directory: Path, dtype: Any) -> Any:
-    """Raises `Incomplete`: what a checkpoint lacks, as the head of a model that was trained for something else, the
-    library makes up by chance, anew each time.
+    """Load the module. Raises `IncompleteModel` if the checkpoint lacks weights, such as the head of another task.
+
+    The library would initialise them at random at each load.
     """
     module, loaded = loader.from_pretrained(
         directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL_ONLY
@@ -179,7 +180,7 @@ def check_tensor_parallel(spec: Mapping[str, Any]) -> None:
     """Check by its configuration that `options.tensor_parallel` devices can compute a model together.
 
     Raises:
-        arl_gpu.catalog.service_files.NotSplit: They cannot.
+        arl_gpu.catalog.service_files.ModelNotShardable: They cannot.
     """
     from arl_gpu.parallel.tensor_sharding import plan_shards
 
@@ -188,23 +189,23 @@ def check_tensor_parallel(spec: Mapping[str, Any]) -> None:
         config = AutoConfig.from_pretrained(spec["directory"], **LOCAL_ONLY)
         with torch.device("meta"):
             module = loader.from_config(config)
-    except Exception as error:  # what the library does not know it refuses in many ways
+    except Exception as error:  # the library raises many classes for unknown models
         raise ModelNotShardable(f"transformers can't make it: {type(error).__name__}: {error}") from error
     plan_shards(module, int(spec["options"]["tensor_parallel"]))
 
 
 def _shard_module(module: Any, *, rank: int, size: int) -> None:
-    """Raises `arl_gpu.catalog.service_files.NotSplit`."""
-    from arl_gpu.parallel.collective import all_reduce_sum  # not every build of torch has it
+    """Shard the module. Raises `arl_gpu.catalog.service_files.ModelNotShardable`."""
+    from arl_gpu.parallel.collective import all_reduce_sum  # some builds of torch lack it
     from arl_gpu.parallel.tensor_sharding import shard_module
 
     shard_module(module, rank=rank, size=size, all_reduce=all_reduce_sum)
 
 
 class SequenceClassifier(_HuggingFaceModel):
-    """A sequence classifier, a scalar reward head, or, of pairs, a cross-encoder.
+    """A sequence classifier, a scalar reward head, or a cross-encoder of pairs.
 
-    The score is the raw logit, or with `activation` a probability. With several labels it is the last one's, and
+    The score is the raw logit, or with `activation` a probability. With several labels it is that of the last one, and
     `values` has all of them.
     """
 
@@ -227,7 +228,10 @@ class SequenceClassifier(_HuggingFaceModel):
         return _ModelInput(said["input_ids"], said.get("token_type_ids"), truncated=whole > len(said["input_ids"]))
 
     def _group_passes(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
-        """transformers finds a causal model's last token by its padding, and without one it takes a row at a time."""
+        """Group texts into passes of one row if the padding token is unknown.
+
+        transformers finds the last token of a causal model by its padding, and otherwise accepts one row only.
+        """
         return (
             super()._group_passes(lengths, content)
             if self._pad_token_id is not None
@@ -237,7 +241,7 @@ class SequenceClassifier(_HuggingFaceModel):
     def _prepare_messages(self, messages: Sequence[Mapping[str, str]]) -> "_ModelInput | Entry":
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
-        except Exception as error:  # noqa: BLE001 - templates refuse in ways of their own, as some orders of roles
+        except Exception as error:  # noqa: BLE001 - templates raise various errors, for example for an order of roles
             return error_entry("no_chat_template", f"the model's chat template does not take these messages: {error}")
         # The template writes special tokens itself.
         return self._truncate(self._tokenizer(text, add_special_tokens=False)["input_ids"])
@@ -263,9 +267,11 @@ class SequenceClassifier(_HuggingFaceModel):
 
 
 class LogprobsModel(_HuggingFaceModel):
-    """`logprobs[i]` is that of token i given those before it, and their sum is the score. The first one has none.
+    """A model of log-probabilities: `logprobs[i]` is that of token i given the tokens before it; their sum is the
+    score.
 
-    With labels, `values` are their log-probabilities as the token that comes next, and the first of them is the score.
+    The first token has none. With labels, `values` are their log-probabilities as the next token, and the first label's
+    is the score.
     """
 
     def __init__(self, directory: Path, options: Mapping[str, Any]) -> None:
@@ -273,7 +279,7 @@ class LogprobsModel(_HuggingFaceModel):
 
     @property
     def _pad_token_id(self) -> int:
-        """Whatever comes after a token changes nothing of it."""
+        """Id of the padding token; any id works, because later tokens do not change a token's result."""
         return 0
 
     def _prepare_item(self, item: Item) -> "_ModelInput | Entry":
@@ -291,7 +297,7 @@ class LogprobsModel(_HuggingFaceModel):
 
     def _entries(self, inputs: Sequence[_ModelInput], content: Any) -> Iterator[Entry]:
         logits, ids = self._logits(inputs, content)
-        # Of all texts together: each time that numbers are asked for, a GPU rests.
+        # Convert all texts at once: each transfer of results stalls the GPU.
         logprobs = _to_lists(
             [
                 _token_logprobs(row, row_ids[: len(read.ids)])
@@ -318,7 +324,7 @@ class LogprobsModel(_HuggingFaceModel):
         return {"score": values[0], "values": values}
 
     def _score_top_logprobs(self, read: _ModelInput, logits: Any, ids: Any) -> Entry:
-        """With ranks, and what would have been likeliest in each place."""
+        """Return the log-probabilities with ranks, and the most likely tokens at each position."""
         found: list[float] = []
         ranks: list[int | None] = [None]
         tokens: list[TokenIds] = [[]]
@@ -338,7 +344,7 @@ def _with_logprobs(read: _ModelInput, found: list[float]) -> Entry:
 
 
 def _token_logprobs(logits: Any, ids: Any) -> Any:
-    """The log-probability of each of `ids` but the first, given those before it, where they are."""
+    """Return the log-probability of each of `ids` except the first, given the ids before it, as a device tensor."""
     parts = [
         (part.gather(1, wanted[:, None]) - part.logsumexp(-1, keepdim=True))[:, 0]
         for part, wanted in _position_chunks(logits, ids[1:])
@@ -347,20 +353,20 @@ def _token_logprobs(logits: Any, ids: Any) -> Any:
 
 
 def _position_chunks(logits: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
-    """Some positions after another, in float32, and what stands behind each."""
+    """Yield chunks of logits in float32, each with the tokens that follow its positions."""
     for start in range(0, len(targets), POSITIONS_PER_CHUNK):
         wanted = targets[start : start + POSITIONS_PER_CHUNK]
         yield logits[start : start + len(wanted)].float(), wanted
 
 
 def _to_lists(tensors: Sequence[Any]) -> Iterator[list[float]]:
-    """Those of each, brought from their device all at once."""
+    """Return the numbers of each tensor, with one transfer from the device."""
     numbers = iter(torch.cat([*tensors]).tolist() if tensors else [])
     return (list(itertools.islice(numbers, len(each))) for each in tensors)
 
 
 def _max_positions(module: Any) -> int:
-    """Tokens for which it has a table of where they stand; what computes that for each text has no bound."""
+    """Return the maximum number of tokens by the model's position tables; computed positions have no limit."""
     learnt: list[int] = [
         part.num_embeddings
         - int(getattr(part, "offset", 0))
@@ -370,5 +376,5 @@ def _max_positions(module: Any) -> int:
     ]
     if not learnt and module.config.model_type not in FIXED_TABLE_MODELS:
         return sys.maxsize
-    # Some of these tables are longer than what the model reads.
+    # Some tables are longer than the maximum input of the model.
     return min([*learnt, int(module.config.max_position_embeddings)])

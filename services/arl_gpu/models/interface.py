@@ -1,4 +1,4 @@
-"""What the worker asks of a model, whatever it computes."""
+"""The model interface that the worker uses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,14 +9,14 @@ from arl_gpu.models.weight_buffer import AllocateFn
 __all__ = ["Entry", "HostWeights", "Item", "LoadableWeights", "ModelOutput", "RewardModel", "error_entry"]
 
 Item = Mapping[str, Any]
-"""As the client sent it."""
+"""An item as the client sent it."""
 Entry = dict[str, Any]
-"""`score` and `truncated`, or `error`."""
+"""An entry with `score` and `truncated`, or with `error`."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelOutput:
-    """The entries of one batch, in order, and what computing them took."""
+    """The entries of one batch, in order, and the cost of their computation."""
 
     entries: list[Entry]
     texts: int
@@ -27,36 +27,36 @@ class ModelOutput:
 
 
 def error_entry(code: str, message: str) -> Entry:
-    """In place of a score that there is not."""
+    """Return the entry of an item without a score."""
     return {"error": {"code": code, "message": message}}
 
 
 class HostWeights(Protocol):
-    """A model's weights in host memory, in one piece."""
+    """A model's weights in one buffer of host memory."""
 
     @property
     def content(self) -> memoryview: ...
 
 
 class LoadableWeights(HostWeights, Protocol):
-    """Those of a model that was just made."""
+    """The weights of a new model."""
 
     def allocate(self, allocate_fn: AllocateFn) -> None:
-        """Have them where `hold` says, from now on; until then nothing of them is in memory, as far as that can be."""
+        """Copy the weights to the memory of `allocate_fn`. Before that, as few as possible are in memory."""
         ...
 
 
 class RewardModel(Protocol):
-    """Computes from bytes that the residency placed; it keeps none of them."""
+    """A model that computes from bytes which the residency copied to a device; it keeps no weights itself."""
 
     @property
     def weights(self) -> LoadableWeights: ...
 
     @property
     def backend(self) -> str:
-        """What computes the forward."""
+        """Library that computes the forward."""
         ...
 
     def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
-        """An entry for each item. `content` is a `Block.view()`: a memoryview, or a uint8 tensor on a GPU."""
+        """Return an entry for each item. `content` is a `DeviceBlock.view()`: a memoryview or a GPU uint8 tensor."""
         ...

@@ -1,7 +1,7 @@
-"""One's own function as a service, by `module:callable`: an item's fields in, a number out.
+"""A user's function as a reward service, by `module:callable`: it gets an item's fields and returns a number.
 
-It is code on the node, so the node's settings name it and no client can. It runs in the worker, which has one order at
-a time; what it needs of a device is its own affair, and is not counted.
+The function is code on the node, so only the node's settings can name it. It runs in the worker, which executes one
+order at a time. Device memory that it uses is not counted.
 """
 
 import asyncio
@@ -23,26 +23,26 @@ __all__ = ["PythonFunctionModel"]
 
 ScoreFunction = Callable[[Mapping[str, Any]], Any]
 ITEM_TIMEOUT_S = 30.0
-"""So long an asynchronous function may take for an item: all other services of the device wait for it meanwhile."""
+"""Maximum seconds of an asynchronous function for an item; other services of the device wait in the meantime."""
 
 
 @dataclass(slots=True)
 class _EmptyWeights:
-    """A place on a device has at least one byte."""
+    """A buffer of one byte, the minimum size of a block on a device."""
 
     content: memoryview = field(default_factory=lambda: memoryview(bytearray(1)))
 
     def allocate(self, allocate_fn: AllocateFn) -> None:
-        """There is nothing to be kept."""
+        """Do nothing: a function has no weights."""
 
 
 class PythonFunctionModel:
-    """Answers with what the function returns: a number, or a mapping with `score` and, if wanted, `details`."""
+    """A model that calls a function, which returns a number, or a mapping with `score` and optional `details`."""
 
     backend = "python"
 
     def __init__(self, path: str, *, item_timeout_s: float = ITEM_TIMEOUT_S) -> None:
-        """Raises `ValueError`, `ImportError` or `AttributeError` where there is no such callable."""
+        """Import the function. Raises `ValueError`, `ImportError` or `AttributeError` if it is not found."""
         module, _, name = path.partition(":")
         if not module or not name:
             raise ValueError(f"{path!r} is not module:callable")
@@ -51,7 +51,7 @@ class PythonFunctionModel:
         self.weights: LoadableWeights = _EmptyWeights()
 
     def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
-        """Of an asynchronous function, all items of a batch are awaited together."""
+        """Score items. For an asynchronous function, all items of a batch are awaited concurrently."""
         begun, cpu = time.monotonic(), time.process_time()
         if inspect.iscoroutinefunction(self._function):
             entries = asyncio.run(_score_all(self._function, items, self._item_timeout_s))
@@ -63,7 +63,7 @@ class PythonFunctionModel:
     def _entry(self, item: Item) -> Entry:
         try:
             return _parse_result(self._function(dict(item)))
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever it raises, its item hears of it and the others do not
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any exception becomes the entry of its item, and other items continue
             return _exception_entry(error)
 
 
@@ -74,11 +74,11 @@ async def _score_all(
 
 
 async def _await_score(pending_score: Awaitable[Any], item_timeout_s: float) -> Entry:
-    """`SystemExit` would end the loop and the worker."""
+    """Await one item's score. `SystemExit` is caught, because it would end the loop and the worker."""
     try:
         async with asyncio.timeout(item_timeout_s) as limit:
             answer = await pending_score
-    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - as in `_entry`
+    except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - see `_entry`
         if isinstance(error, TimeoutError) and limit.expired():
             return error_entry("function_timeout", f"the function did not answer within {item_timeout_s:g} s")
         return _exception_entry(error)
@@ -87,14 +87,14 @@ async def _await_score(pending_score: Awaitable[Any], item_timeout_s: float) -> 
 
 def _parse_result(result: Any) -> Entry:
     said, details = (result.get("score"), result.get("details")) if isinstance(result, Mapping) else (result, None)
-    # numpy's numbers are none of int and float, and have __float__; a text has not.
+    # numpy's numbers are neither int nor float, but have `__float__`; a text does not.
     if said is None or isinstance(said, str | bytes) or not hasattr(said, "__float__"):
         return error_entry("no_score", f"the function returned {type(result).__name__} and no number")
     try:
         score = float(said)
     except OverflowError:
         score = math.inf
-    except Exception as error:  # noqa: BLE001 - a number of the function's own making, which is its item's matter alone
+    except Exception as error:  # noqa: BLE001 - a user-defined number type can raise anything
         return _exception_entry(error)
     if not math.isfinite(score):
         return error_entry("not_finite", "the function's answer is not a finite number")

@@ -1,6 +1,6 @@
-"""A model's weights in host memory, in one piece: this process's own, or a file that all workers of a node map.
+"""A model's weights in one buffer of host memory: private, or a file that all workers of a node map.
 
-They are copied there tensor by tensor from where they are read: of mapped files nothing is in memory twice.
+Tensors are copied one by one from mapped files, so no weights are in memory twice.
 """
 
 import fcntl
@@ -15,16 +15,16 @@ __all__ = ["AllocateFn", "Chunk", "WeightBuffer", "load_private", "load_shared"]
 CHUNK_BYTES = 8 << 20
 
 Chunk = tuple[int, memoryview]
-"""Bytes, and their offset. Of what is between pieces every byte is 0."""
+"""Bytes and their offset. Bytes between chunks are 0."""
 AllocateFn = Callable[[int, Callable[[], Iterator[Chunk]]], memoryview]
-"""Given a size and its pieces, which can be read more than once, in the order of their offsets: where they are kept."""
+"""A function that returns memory of a size, filled with chunks. They are ordered by offset and can be read again."""
 
 
 class WeightBuffer:
-    """Weights in host memory, copied by `keep` or at the first use of `content`."""
+    """A buffer of weights, filled by `allocate` or at the first use of `content`."""
 
     size: int
-    """Bytes."""
+    """Size in bytes."""
     _content: memoryview | None = None
 
     @property
@@ -35,7 +35,7 @@ class WeightBuffer:
         return self._content
 
     def allocate(self, allocate_fn: AllocateFn) -> None:
-        """Once: what they were read from is let go. Raises what `hold` raises."""
+        """Fill the buffer and release its source. Call it once. Raises the errors of `allocate_fn`."""
         assert self._content is None
         self._content = allocate_fn(self.size, self._chunks)
         self._release_source()
@@ -48,10 +48,10 @@ class WeightBuffer:
 
 
 def load_private(size: int, chunks: Callable[[], Iterator[Chunk]]) -> memoryview:
-    """Whole pages of this process's own, large ones where the system has them: devices register memory by pages."""
+    """Copy the weights to private pages, huge ones if available: devices register memory by pages."""
     pages = mmap.mmap(-1, max(1, size), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
-        with suppress(OSError):  # a kernel without them
+        with suppress(OSError):  # the kernel has no huge pages
             pages.madvise(mmap.MADV_HUGEPAGE)
     content = memoryview(pages)[:size]
     for offset, piece in chunks():
@@ -60,27 +60,28 @@ def load_private(size: int, chunks: Callable[[], Iterator[Chunk]]) -> memoryview
 
 
 def load_shared(path: str, size: int, chunks: Callable[[], Iterator[Chunk]]) -> memoryview:
-    """A mapping of the file that all workers have; own bytes, where those that others have mapped are different ones.
+    """Map the file that all workers share; if other workers map different bytes, copy the weights to private memory.
 
-    Whoever comes first writes. As long as they are mapped the file is locked (`LOCK_SH`), also if this process is
-    killed afterwards; what nobody has locked may be emptied.
+    The first worker writes the file. The file is locked (`LOCK_SH`) as long as it is mapped, also if the process is
+    killed. A file without a lock may be emptied.
     """
     with FileIO(path, "r+") as file:
-        # One at a time looks, and writes; the system takes this lock back from who dies. Closing the file ends it.
+        # A single process checks and writes at a time. The system releases this lock if the process dies or closes the
+        # file.
         fcntl.lockf(file, fcntl.LOCK_EX)
         if is_first := _is_unused(file):
             _write(file.fileno(), size, chunks)
         elif os.fstat(file.fileno()).st_size != size:
             return load_private(size, chunks)
-        # What is mapped keeps the file open, and with it this lock.
+        # The mapping keeps the file open, and with it this lock.
         fcntl.flock(file, fcntl.LOCK_SH)
-        # Writable, for a device that registers pages asks for that; nobody writes.
+        # The mapping is writable only because devices require that to register pages.
         mapped = memoryview(mmap.mmap(file.fileno(), size))
     return mapped if is_first or _has_same_content(mapped, chunks) else load_private(size, chunks)
 
 
 def _is_unused(file: FileIO) -> bool:
-    """Then it may be what one left that died in the middle, or be of another model that was here."""
+    """Return True if no process maps the file. It can contain an incomplete write or another model's weights."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -89,7 +90,7 @@ def _is_unused(file: FileIO) -> bool:
 
 
 def _write(descriptor: int, size: int, chunks: Callable[[], Iterator[Chunk]]) -> None:
-    """As long as it is not whole, its size is another one."""
+    """Write the chunks. The file gets its final size last, so an incomplete one has a different size."""
     os.ftruncate(descriptor, 0)
     for offset, piece in chunks():
         at = 0

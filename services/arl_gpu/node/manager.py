@@ -1,8 +1,8 @@
-"""The GPU manager: slots of reward services, and the device that they are scored on.
+"""The GPU manager: slots of reward services, and the devices that score their items.
 
-An action holds a slot of its service; the device belongs to the services that are resident on it. The contract itself
-is `arl_node`'s. Nothing outlives this process, so each start is another epoch, and what an earlier one held is
-taken back by the scheduler.
+An action occupies a slot of its service. The services that are resident on a device share it. `arl_node` implements the
+grant lifecycle. No state outlives this process: each start is a new epoch, and the scheduler reclaims the allocations
+of earlier epochs.
 """
 
 import asyncio
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 class GpuManager(SlotNode[ScoreReport]):
-    """Answers `arl_node.grants.Hardware`."""
+    """The GPU node's implementation of `arl_node.grants.NodeBackend`."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class GpuManager(SlotNode[ScoreReport]):
         self._settings = settings
         super().__init__()
         self._awaiting_registration: set[Fence] = set()
-        """Those that wait for what was registered."""
+        """Fences of actions that wait until this node has read their service's registration."""
         metrics = metrics or Metrics()
         metrics.add_scrape_hook(self._update_gauges)
         self._metrics = GpuMetrics(metrics)
@@ -75,7 +75,8 @@ class GpuManager(SlotNode[ScoreReport]):
             ),
             metrics=self._metrics,
             engine_dispatcher=judging,
-            # Of CPU devices one that has not noticed reads its weights, and will.
+            # The worker of a CPU device that has not detected the failure still reads its weights, and will detect it
+            # later.
             groups=DeviceGroups(
                 workers,
                 lambda: self.reconciler.splits,
@@ -106,7 +107,7 @@ class GpuManager(SlotNode[ScoreReport]):
         self._metrics.set_residency(self.dispatcher.states, used_bytes=self.dispatcher.used_bytes)
 
     async def start(self) -> None:
-        """Register with the services that there are, then beat."""
+        """Register the node with its services, then start the heartbeat."""
         node = _node_row(self._settings, self.capacity)
         await self._grants.wait_until_name_is_free(node)
         async with self._store.write() as tx:
@@ -145,7 +146,7 @@ class GpuManager(SlotNode[ScoreReport]):
             self._grants.run_in_background(self._launch_after_refresh(late))
 
     def _launch(self, rows: Mapping[Fence, Row]) -> dict[Fence, Row]:
-        """Those that are left: their service was registered since this node last heard of it."""
+        """Start the rows whose service is offered. Return the rows whose service was registered since the last poll."""
         late: dict[Fence, Row] = {}
         longest = {each.name: each.max_tokens for each in self.reconciler.offered}
         for fence, row in rows.items():
@@ -167,7 +168,7 @@ class GpuManager(SlotNode[ScoreReport]):
         return late
 
     async def _launch_after_refresh(self, rows: Mapping[Fence, Row]) -> None:
-        """Scored by what has the name now, and never by what had it before."""
+        """Refresh the registrations, then score the rows with the current service of that name."""
         try:
             await self._read_rows()
         except Exception:
@@ -182,7 +183,7 @@ class GpuManager(SlotNode[ScoreReport]):
             self._report(self._not_offered_report(fence, row))
 
     def _take_awaiting(self, rows: Mapping[Fence, Row]) -> dict[Fence, Row]:
-        """Without those that were killed meanwhile, and reported."""
+        """Return the rows that still wait, without those that were cancelled and reported in the meantime."""
         still = {fence: row for fence, row in rows.items() if fence in self._awaiting_registration}
         self._awaiting_registration -= still.keys()
         return still
@@ -209,13 +210,16 @@ class GpuManager(SlotNode[ScoreReport]):
         self._grants.run_in_background(self._grants.settle(report))
 
     def _shut_down(self, reason: str) -> None:
-        """Nothing would be scored any more: the supervisor starts this process anew."""
+        """Shut down this process so that the supervisor restarts it; no action would be scored any more."""
         self.failed = reason
         log.critical("%s; this manager ends, to be started anew", reason)
         signal.raise_signal(signal.SIGTERM)
 
     async def _read_rows(self) -> list[dict[str, Any]]:
-        """What this node holds by its rows. What is wished is known with it: it would be old after the next await."""
+        """Read this node's active rows and the desired services.
+
+        Both come from one snapshot and are applied before the next await.
+        """
         read = self.reconciler.begin_read()
         async with self._store.read() as tx:
             held, wishes = await repository.poll(tx, node_id=self.node_id, epoch=self.epoch)
@@ -228,12 +232,15 @@ class GpuManager(SlotNode[ScoreReport]):
         await self._publish()
 
     async def _apply_offers(self) -> None:
-        """And say it at once: a slot of what is gone would be granted until the poll after the next."""
+        """Apply the offers and publish them at once.
+
+        Otherwise the scheduler could grant slots of a removed service until the poll after the next.
+        """
         await self.reconciler.apply_offers()
         await self._publish()
 
     async def _publish(self) -> None:
-        """What has changed since it was said. One at a time: what was described first is never written last."""
+        """Publish the services and slots if they changed. The lock prevents an older write after a newer one."""
         async with self._publish_lock:
             if (self._describe_services(), self._slots()) == self._published and not self._has_due_counters():
                 return
@@ -250,7 +257,7 @@ class GpuManager(SlotNode[ScoreReport]):
         self._published_counters, self._counters_published_at = counted, counted_at
 
     def _has_due_counters(self) -> bool:
-        """Something was scored since that was last written, long enough ago."""
+        """Return True if scores are unpublished and `counter_flush_s` has passed since the last write."""
         counted_ago_s = time.monotonic() - self._counters_published_at
         return counted_ago_s >= self._settings.counter_flush_s and self._snapshot_counters() != self._published_counters
 
@@ -291,7 +298,7 @@ class GpuManager(SlotNode[ScoreReport]):
         return offered + [self._describe_refused(each, health[each.name]) for each in self.reconciler.refused]
 
     def _describe_refused(self, desired: DesiredService, health: str) -> dict[str, Any]:
-        """It has no slots, so nothing waits for this node; its health is for whoever registered it."""
+        """Describe a service that this node cannot offer. It has no slots; its health tells the operator the reason."""
         return {
             "name": desired.name,
             "kind": desired.kind,
@@ -307,7 +314,7 @@ class GpuManager(SlotNode[ScoreReport]):
 
 
 def _node_row(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str, Any]:
-    """This node's row."""
+    """Return this node's row."""
     return {
         "name": settings.node_name,
         "kind": "gpu",
@@ -322,10 +329,10 @@ def _node_row(settings: GpuSettings, capacity: Mapping[str, int]) -> dict[str, A
 
 
 def _driver_name(settings: GpuSettings) -> str:
-    """Of its devices: `cpu` or `cuda`."""
+    """Return the driver of the node's devices: `cpu` or `cuda`."""
     return settings.devices[0].partition(":")[0]
 
 
 def _describe_device(name: str, settings: GpuSettings) -> dict[str, Any]:
-    """How large a GPU is, its worker learns when it opens it."""
+    """Describe a device. The memory of a GPU is unknown until its worker opens it."""
     return {"kind": "cpu", "memory_mib": settings.device_mib} if name == "cpu" else {"kind": "cuda", "name": name}

@@ -1,4 +1,4 @@
-"""The statements of the GPU manager. Every edge names this node's epoch and the fence."""
+"""SQL statements of the GPU manager. Every state change checks the node's epoch and the fence."""
 
 import json
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from arl_store.values import storable, storable_json
 
 __all__ = ["load", "poll", "publish_services", "settle", "start"]
 
-# Of the service that an action names; null of one that comes along.
+# Registration time of the service that an action names; null for a built-in service.
 REGISTERED_AT_COLUMN = """, (select extract(epoch from v.registered_at)::float8
               from services as v
              where v.name = s.payload ->> 'service'
@@ -48,7 +48,7 @@ POLL = text(f"""
 
 START, LOAD = start_statement(REGISTERED_AT_COLUMN), load_statement(REGISTERED_AT_COLUMN)
 
-# A score may always be computed again, so an infra_error goes back to the queue while retries are left.
+# A score can always be recomputed, so an infra_error goes back to the queue while retries are left.
 SETTLE = text(f"""
     with report as materialized (
         select *
@@ -68,32 +68,32 @@ SETTLE = text(f"""
 
 
 async def publish_services(tx: WriteTx, services: str, capacity: str, *, node_id: int, epoch: UUID) -> None:
-    """Say which there are, how they are, and how many slots each has. Under another epoch somebody else says it."""
-    # Health may quote what an engine answered.
+    """Publish the services, their health and their slots. If the epoch has changed, the update matches no row."""
+    # The health can quote an engine's response.
     said = {"services": storable_json(services), "capacity": capacity, "node_id": node_id, "epoch": epoch}
     await tx.execute(PUBLISH_SERVICES, said)
 
 
 async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> tuple[list[dict[str, Any]], list[DesiredService]]:
-    """Granted and running rows, and what operators wish of services."""
+    """Return the node's granted and running rows, and the services that operators registered."""
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
     return json.loads(row.held), [DesiredService(**wish) for wish in json.loads(row.wishes)]
 
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:
-    """The fences that are running now, with their specs. One that does not come back was lost."""
+    """Start the granted rows and return them with their specs. A missing fence was lost."""
     return await tx.fetch(START, {**fence_columns(fences), "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
-    """Specs of running rows that never reached the device."""
+    """Return the specs of running rows that never reached the device."""
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
 async def settle(
     tx: WriteTx, reports: Sequence[ScoreReport], *, epoch: UUID
 ) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Record each outcome once, and answer the fences that settled and those that went back to the queue."""
+    """Record each outcome once. Return the fences that settled and the fences that were re-queued."""
     rows = await tx.fetch(
         SETTLE,
         {

@@ -1,4 +1,4 @@
-"""Which services this node offers, and what operators wish of them, carried out on the workers."""
+"""Reconciliation of the services that this node offers with the services that operators registered."""
 
 import asyncio
 import logging
@@ -31,7 +31,10 @@ _ReconcileStep = Callable[[], Awaitable[None]]
 
 
 class ServiceOwner(Protocol):
-    """Of a device. Answers say what is on it, or have an `error`; `WorkerDied` says that there is none now."""
+    """The owner of a device.
+
+    Responses contain the device's state, or an `error`. `WorkerDied` means that no worker runs now.
+    """
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
     async def forget(self, name: str) -> dict[str, Any]: ...
@@ -41,7 +44,10 @@ class ServiceOwner(Protocol):
 
 
 class ServiceReconciler:
-    """What is offered now follows the wishes. What a worker died under is not carried out yet, but for loads."""
+    """A reconciler of offered and desired services.
+
+    If a worker dies during a change, the change stays pending. A load is not repeated.
+    """
 
     def __init__(
         self,
@@ -55,11 +61,17 @@ class ServiceReconciler:
         engines: Mapping[str, int] = NO_ENGINES,
         same_class_devices: int | None = None,
     ) -> None:
-        """`learn` is told what is on a device; `is_idle` says that no action of a service is on this node; `forgotten`
-        is told what is not offered any more, or not as it was.
+        """Initialise the reconciler.
 
-        `engines`: the numbers of their devices, by name. `alike`: how many devices may compute a service together;
-        all, where nothing is said.
+        Args:
+            files: The built-in services.
+            owners: The owners of the devices, in the order of the devices.
+            models: The directory that contains the sources of registered services.
+            on_response: Called with a device's number and its owner's response.
+            is_idle: Returns True if this node runs no action of the service.
+            on_forgotten: Called with each service that was removed or replaced.
+            engines: The device number of each engine, by engine name.
+            same_class_devices: How many devices can compute a service together; by default all.
         """
         self._engines = engines
         self._same_class_devices = len(owners) if same_class_devices is None else same_class_devices
@@ -68,23 +80,23 @@ class ServiceReconciler:
         self._on_response, self._is_idle, self._on_forgotten = on_response, is_idle, on_forgotten
         self._desired: dict[str, DesiredService] = {}
         self._reads_started = self._applied_read = 0
-        """How often the wishes were read, and which of these reads is the one that is known."""
+        """Number of reads that started, and number of the read whose result was applied."""
         self._offered = dict(self._built_in)
         self._splits: dict[str, int] = {}
         self._not_shardable: dict[str, ServiceFiles] = {}
-        """What was not offered because it can't be split."""
+        """Services that were refused because their models cannot be sharded."""
         self._pinned: set[str] = set()
         self._applied_drains: dict[str, float] = {}
-        """Which drain of it was carried out."""
+        """Time of the last drain that was applied, by service."""
         self._applied_loads: dict[str, float] = {}
         self._offer_lock, self._move_lock = asyncio.Lock(), asyncio.Lock()
         self._errors: dict[str, str] = {}
         self._eviction_errors: dict[str, str] = {}
-        """What was to leave its device and did not, with what went wrong."""
+        """Error of the last eviction that failed, by service."""
 
     @property
     def health(self) -> Mapping[str, str]:
-        """What went wrong with the last wish, by service; those that are well are not in it."""
+        """Last error of each service; healthy services are missing."""
         return self._errors | {name: what for name, what in self._eviction_errors.items() if self._is_drained(name)}
 
     @property
@@ -92,37 +104,37 @@ class ServiceReconciler:
         return [self._offered[name] for name in sorted(self._offered)]
 
     def is_offered(self, name: str, registered_at: float | None) -> bool:
-        """This service, and not another one that had its name before. None: one that comes along."""
+        """Return True if the service is offered with this registration time. None means a built-in service."""
         files = self._offered.get(name)
         return files is not None and files.registered_at == registered_at
 
     @property
     def judges(self) -> Iterator[ServiceFiles]:
-        """Those that an engine serves."""
+        """Services that an engine serves."""
         return (each for each in self._offered.values() if each.engine is not None)
 
     @property
     def refused(self) -> Sequence[DesiredService]:
-        """What is registered and can't be offered here, for the reason that is its health."""
+        """Registered services that this node refuses; their health names the reason."""
         found = (wish for wish in self._desired.values() if wish.kind is not None and wish.name not in self._offered)
         return [wish for wish in found if self._errors.get(wish.name, "").startswith(REFUSAL_CODES)]
 
     @property
     def splits(self) -> Mapping[str, int]:
-        """In how many parts those are that several devices compute together."""
+        """Number of parts of each service that several devices compute together."""
         return self._splits
 
     def slots(self, slots_per_service: int) -> dict[str, int]:
-        """One that is drained takes nothing new."""
+        """Return the slots of each service. A drained service has none."""
         return {name: 0 if self._is_drained(name) else slots_per_service for name in self._offered}
 
     def begin_read(self) -> int:
-        """To be asked for before the wishes are read, and told with what was read."""
+        """Return the number of a new read. Call it before the desired services are read."""
         self._reads_started += 1
         return self._reads_started
 
     def set_desired(self, desired: Sequence[DesiredService], *, read: int) -> None:
-        """What began to be read before something that is known already may be older than that, and is dropped."""
+        """Replace the desired services, unless a read that started later was already applied."""
         if read < self._applied_read:
             return
         self._applied_read = read
@@ -134,7 +146,7 @@ class ServiceReconciler:
 
     @property
     def has_pending_changes(self) -> bool:
-        """Something is to be carried out, and nobody does that now."""
+        """Return True if a change is pending and no task is applying it."""
         if self._offer_lock.locked():
             return False
         if next(self._offer_steps(), None) is not None:
@@ -142,15 +154,15 @@ class ServiceReconciler:
         return not self._move_lock.locked() and next(self._move_steps(), None) is not None
 
     async def apply_offers(self) -> None:
-        """What is registered is offered, what is not is forgotten, and pins follow.
+        """Offer registered services, forget removed ones and apply pins.
 
-        That waits for the order that a device carries out, and for no engine that wakes up meanwhile.
+        This waits for the order that a device executes, but not for an engine that wakes up.
         """
         async with self._offer_lock:
             await _run_steps(self._offer_steps())
 
     async def apply_moves(self) -> None:
-        """What is to be on a device or off it; where somebody sees to that already, the next poll looks again."""
+        """Load and evict services as desired. If another task is doing this, return; the next poll checks again."""
         if not self._move_lock.locked():
             async with self._move_lock:
                 await _run_steps(self._move_steps())
@@ -170,12 +182,16 @@ class ServiceReconciler:
     def _move_steps(self) -> Iterator[_ReconcileStep]:
         for name, files in sorted(self._offered.items()):
             wish = self._desired.get(name)
-            # It may be about what has this name next, and is not offered yet.
+            # The request can concern the next registration of this name, which is not offered yet.
             if wish is not None and files.registered_at == (wish.registered_at if wish.kind is not None else None):
                 yield from self._service_move_steps(wish, files)
 
     def _desired_files(self) -> dict[str, ServiceFiles]:
-        """What is registered has its name also where it isn't here: an action of it is not for what comes along."""
+        """Return the files of the desired services.
+
+        A registered name hides the built-in service even if this node lacks its files: its actions are not for the
+        built-in service.
+        """
         registered = [wish for wish in self._desired.values() if wish.kind is not None]
         names = {wish.name for wish in registered}
         along = {name: files for name, files in self._built_in.items() if name not in names}
@@ -183,7 +199,7 @@ class ServiceReconciler:
         return along | {name: files for name, files in found.items() if self._not_shardable.get(name) != files}
 
     def _service_move_steps(self, desired: DesiredService, files: ServiceFiles) -> Iterator[_ReconcileStep]:
-        """Off the device or onto it."""
+        """Yield the steps that evict the service from its device or load it."""
         name, drained_at, load_asked = desired.name, desired.drained_at, desired.load_asked
         if drained_at is not None and desired.is_eviction_desired:
             self._applied_loads[name] = drained_at
@@ -193,7 +209,7 @@ class ServiceReconciler:
             yield partial(self._load, files, load_asked)
 
     def _resolve(self, desired: DesiredService) -> ServiceFiles | None:
-        """None also where it can't be understood: one bad registration is no matter of the others'."""
+        """Resolve a registration. Return None if it is invalid, so that it does not block the others."""
         try:
             return resolve_service(desired, self._models, self._engines, devices=self._same_class_devices)
         except UnsupportedOnNode as error:
@@ -202,7 +218,7 @@ class ServiceReconciler:
                 self._record_refusal(desired, f"{HEALTH_NOT_HERE}: {error}")
         except InvalidRegistration as error:
             if self.is_offered(desired.name, desired.registered_at) and desired.name not in self._not_shardable:
-                # It was read once. What can't be read now may be in the middle of being written.
+                # It was readable before; its files may be in the middle of being written.
                 return self._offered[desired.name]
             self._record_refusal(desired, f"bad_registration: {error}")
         return None
@@ -219,7 +235,7 @@ class ServiceReconciler:
         if before is not None and (before.device, before.parallelism) != (files.device, files.parallelism):
             await self._forget(files.name)
         with self._record_worker_death(files.name):
-            if files.name in self._pinned:  # of what it was, which may be an engine that stays
+            if files.name in self._pinned:  # the previous registration's pin may be on an engine
                 await self._pin(files.name, on=False)
             for number, owner in self._owners_of(files):
                 answer = await owner.offer(files.spec_for_device(number))
@@ -232,7 +248,7 @@ class ServiceReconciler:
             self._splits[files.name] = files.parallelism
 
     async def _refuse(self, files: ServiceFiles, number: int, response: Mapping[str, Any]) -> None:
-        """Neither it nor what had its name before is offered."""
+        """Refuse a service. The service that had its name before is forgotten too."""
         if files.name in self._offered:
             await self._forget(files.name)
         self._not_shardable[files.name] = files
@@ -242,10 +258,10 @@ class ServiceReconciler:
         self._handle_response(files.name, number, response)
 
     async def _forget(self, name: str) -> None:
-        """It takes nothing more, whatever becomes of its weights."""
+        """Stop offering a service, even if its weights cannot be freed."""
         files = self._offered.pop(name)
         for number, owner in self._owners_of(files):
-            with suppress(WorkerDied):  # what it had ended with it
+            with suppress(WorkerDied):  # its weights were freed with it
                 self._handle_response(name, number, await owner.forget(name))
         self._pinned.discard(name)
         for kept in (self._applied_drains, self._eviction_errors, self._errors, self._splits):
@@ -258,7 +274,10 @@ class ServiceReconciler:
         (self._pinned.add if on else self._pinned.discard)(name)
 
     async def _evict(self, files: ServiceFiles, drained_at: float) -> None:
-        """What is in use is asked again. Trouble is its health as long as it is drained; a new drain tries again."""
+        """Evict a drained service. If it is busy, the next poll tries again.
+
+        Any other error is the service's health while it is drained; a new drain tries again.
+        """
         name, trouble = files.name, list[Mapping[str, Any]]()
         for number, owner in self._owners_of(files):
             if not (self._is_current(files) and self._can_evict(files)):
@@ -276,9 +295,9 @@ class ServiceReconciler:
             self._eviction_errors[name] = f"{trouble[0]['error']}: {trouble[0]['message']}"
 
     async def _load(self, files: ServiceFiles, requested_at: float) -> None:
-        """Onto the first device, or the first devices together, that have room. Where it fails, its health says why.
+        """Load a service onto the first device or group that has room. On failure its health names the reason.
 
-        One that its worker dies of is not asked for again: it would end the next worker, too.
+        A load during which the worker died is not repeated: it would kill the next worker too.
         """
         wish = self._desired.get(files.name)
         if not self._is_current(files) or (wish is not None and wish.is_eviction_desired):
@@ -289,7 +308,7 @@ class ServiceReconciler:
                 return
 
     async def _load_onto(self, group: Sequence[int], files: ServiceFiles) -> bool:
-        """Whether there was no room, or other trouble, on one of them."""
+        """Load the service onto a group. Return True if a device had no room or reported another error."""
         for number in group:
             with self._record_worker_death(files.name):
                 answer = await self._owners[number].restore(files.name)
@@ -302,12 +321,12 @@ class ServiceReconciler:
         return False
 
     def _is_current(self, files: ServiceFiles) -> bool:
-        """While something was waited for, its name may have become another's, or nobody's."""
+        """Return True if this registration is still the offered one; it can change during an await."""
         return self._offered.get(files.name) is files
 
     @contextmanager
     def _record_worker_death(self, name: str) -> Iterator[None]:
-        """What a worker died under is the service's health, and not that of what has its name since."""
+        """Record a worker's death as the service's health, unless its registration changed in the meantime."""
         before = self._offered.get(name)
         try:
             yield
@@ -317,17 +336,17 @@ class ServiceReconciler:
             raise
 
     def _owners_of(self, files: ServiceFiles | None) -> list[tuple[int, ServiceOwner]]:
-        """Of the devices that it may be on, with their numbers."""
+        """Return the number and the owner of each device that the service can be on."""
         return [(number, self._owners[number]) for group in self._groups_of(files) for number in group]
 
     def _groups_of(self, files: ServiceFiles | None) -> list[Sequence[int]]:
-        """Numbers of the devices that may compute it together, or each by itself."""
+        """Return the devices of each group that can compute the service. Without sharding, a group is one device."""
         if files is not None and files.device is not None:
             return [(files.device,)]
         return list(device_groups(len(self._owners), 1 if files is None else files.parallelism))
 
     def _can_evict(self, files: ServiceFiles) -> bool:
-        """Idle and drained, and so is whatever else its engine serves."""
+        """Return True if the service, and every service of the same engine, is idle and drained."""
         engine = files.engine
         beside = [each.name for each in self._offered.values() if engine is not None and each.engine == engine]
         return all(self._is_idle(each) and self._is_drained(each) for each in (files.name, *beside))
@@ -344,7 +363,7 @@ class ServiceReconciler:
 
 
 async def _run_steps(steps: Iterable[_ReconcileStep]) -> None:
-    """What a dead worker had is known to the next one, and the poll comes again."""
+    """Run the steps. If a worker dies, go on: the next worker knows its configuration, and the next poll retries."""
     for step in list(steps):
         try:
             await step()

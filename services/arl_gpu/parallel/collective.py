@@ -1,6 +1,6 @@
-"""Workers that compute a batch together: whether all of them can, and sums over what each of them found.
+"""Collectives of the workers that compute a batch together: agreement that all can begin, and sums of their results.
 
-Their connections are of this machine alone. Where a worker ends or leaves, the others' next exchange fails at once.
+The connections stay on this machine. If a worker ends or leaves, the others' next exchange fails at once.
 """
 
 import os
@@ -21,25 +21,25 @@ LOOPBACK_ADDRESS = "127.0.0.1"
 
 
 class RankGroup:
-    """One rank's end. Made once all of them are there. Answers `arl_gpu.parallel.rendezvous.Peers`."""
+    """A rank's end of the connections, as an `arl_gpu.parallel.rendezvous.RankPeers`."""
 
     def __init__(self, rank_info: RankInfo, *, cuda: bool) -> None:
-        """Raises `PeerGone` where the others do not come."""
+        """Connect to the other ranks. Raises `PeerLost` if they do not connect."""
         self._size = rank_info.size
         self._control_group: Any = None
         self._data_group: Any = None
-        # A store opens its file once more when it ends, and without it ends the process: the path has to last as long.
+        # The store reopens its file on destruction, and ends the process if that fails, so the path must last as long.
         self._file = os.open(rank_info.path, os.O_RDWR | os.O_CLOEXEC)
         if (trouble := self._join(rank_info, cuda)) is not None:
             self.leave()
             raise PeerLost(trouble)
 
     def _join(self, rank_info: RankInfo, cuda: bool) -> str | None:
-        """What went wrong, and not an exception, which would keep the store."""
+        """Join the group. Return an error message, because an exception would keep the store alive."""
         limit = timedelta(seconds=rank_info.limit_s)
         options = ProcessGroupGloo._Options()
         options._timeout = limit
-        # Without a device of its own it would listen on whatever address the host's name has.
+        # Set the device explicitly: otherwise it would listen on any address of the host's name.
         options._devices = [ProcessGroupGloo.create_device(hostname=LOOPBACK_ADDRESS)]
         try:
             store = FileStore(f"/proc/self/fd/{self._file}", rank_info.size)
@@ -75,7 +75,7 @@ class RankGroup:
             _CURRENT.reset(before)
 
     def leave(self) -> None:
-        """The others learn of it at once: nothing else holds the connections, so they are closed."""
+        """Close the connections, so that the other ranks detect the departure at once."""
         if self._data_group is not None and self._data_group is not self._control_group:
             self._data_group.abort()
         self._data_group = self._control_group = None
@@ -88,7 +88,7 @@ _CURRENT: ContextVar[RankGroup] = ContextVar("ranks")
 
 
 def all_reduce_sum(tensor: Any) -> Any:
-    """The sum over all ranks. Raises `LookupError` outside of a batch that they compute together."""
+    """Return the sum over all ranks. Raises `LookupError` outside a batch of a group."""
     return _CURRENT.get().all_reduce_sum(tensor.contiguous())
 
 
@@ -101,9 +101,9 @@ def _raise_peer_lost() -> Iterator[None]:
 
 
 def _create_nccl_group(store: Any, rank_info: RankInfo, limit: timedelta) -> Any:
-    from torch.distributed import ProcessGroupNCCL  # no build of torch without CUDA has it
+    from torch.distributed import ProcessGroupNCCL  # builds of torch without CUDA lack it
 
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # else its first meeting is at any address of the machine
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")  # otherwise its first connection uses any address of the machine
     options = ProcessGroupNCCL.Options()
     options._timeout = limit
     return ProcessGroupNCCL(store, rank_info.rank, rank_info.size, options)

@@ -1,4 +1,4 @@
-"""How a worker takes part in batches that several workers compute together, as far as torch has no part in it."""
+"""A worker's participation in batches that several workers compute together. This module does not import torch."""
 
 import json
 from collections.abc import Mapping
@@ -11,18 +11,19 @@ __all__ = ["PeerLost", "PeerNotReady", "RankInfo", "RankPeers", "RendezvousRegis
 
 
 class PeerLost(Exception):
-    """Another worker of the same batch ended, failed or did not come."""
+    """A worker of the batch that ended, failed or did not connect."""
 
 
 class PeerNotReady(Exception):
-    """Another worker of the same batch could not begin, or has something else of that name; so none began."""
+    """A worker of the batch that could not begin, or has a different model of that name. No worker began."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankInfo:
-    """One of `size` workers in a batch of all of them, who find each other by the file at `path`.
+    """A rank of a batch with `size` ranks; they connect by the file at `path`.
 
-    `meeting`: another number is another one, whatever its path. `limit_s`: of what one waits for the others.
+    `meeting`: the number of the rendezvous; another number is another rendezvous, even if the path is equal. `limit_s`:
+    seconds that a rank waits for the others.
     """
 
     path: str
@@ -33,29 +34,29 @@ class RankInfo:
 
 
 class RankPeers(Protocol):
-    """Who computes a batch with this worker. Raises `PeerGone`, wherever one is waited for that does not come."""
+    """The other ranks of a batch. Every method raises `PeerLost` if a rank does not respond."""
 
     def all_agree(self, value: int) -> bool:
-        """Whether all say the same; 0 agrees with nothing."""
+        """Gather `value` from all ranks; return True if every rank sent the same non-zero value."""
         ...
 
     def batch_scope(self) -> AbstractContextManager[None]:
-        """What is added meanwhile is over these. If it fails, they need not wait."""
+        """Enter a batch: sums inside are over these ranks. On failure this rank leaves, so the others do not wait."""
         ...
 
 
 class RendezvousRegistry:
-    """Those that a worker is in: of as many workers as there are in each, the last one."""
+    """The groups that a worker has joined: the last one of each size."""
 
     def __init__(self, *, cuda: bool) -> None:
         self._cuda = cuda
         self._joined: dict[int, tuple[int, Any]] = {}
 
     def get_peers(self, rank_info: RankInfo | None) -> RankPeers:
-        """Nobody where there is no part. Raises `PeerGone` where they do not come."""
+        """Return the peers of a rank; none without `rank_info`. Raises `PeerLost` if they do not connect."""
         if rank_info is None:
             return _NoPeers()
-        from arl_gpu.parallel.collective import RankGroup  # torch comes with it
+        from arl_gpu.parallel.collective import RankGroup  # imports torch
 
         if (before := self._joined.pop(rank_info.size, None)) is not None and before[0] != rank_info.meeting:
             before[1].leave()
@@ -74,9 +75,9 @@ class _NoPeers:
 
 
 def model_fingerprint(spec: Mapping[str, Any], rank_info: RankInfo | None, files_fingerprint: str = "") -> int:
-    """What all ranks of a batch have alike: what they were told of it, and the files that they have read.
+    """Return a hash of the specification and the files, which must be equal on all ranks of a batch.
 
-    0 where what is here is not the part that is asked for.
+    Returns 0 if this worker has another part than the requested one.
     """
     options = dict(spec.get("options", {}))
     here = options.pop("rank", 0), options.get("tensor_parallel") or 1

@@ -1,8 +1,9 @@
-"""One rank's part of a module that several devices compute together, as transformers' own plan for it says.
+"""A rank's part of a module that several devices compute together, by the plan of transformers.
 
-Of a matrix that the plan names, a rank keeps its rows (`colwise`) or its columns (`rowwise`, whose outputs are summed
-over the ranks). All else is whole on each rank: embeddings, norms, heads, and matrices whose outputs the plan gathers.
-That is right in any number of ranks, and costs each its bytes: of a large vocabulary a tenth of a small model.
+For a matrix in the plan, a rank keeps its rows (`colwise`) or its columns (`rowwise`, whose outputs are summed over the
+ranks). Every rank keeps all other tensors whole: embeddings, norms, heads, and matrices whose outputs the plan gathers.
+The result is correct for any number of ranks, and costs each rank these bytes: a tenth of a small model with a large
+vocabulary.
 """
 
 import re
@@ -25,7 +26,7 @@ UNSHARDED_STYLES = frozenset(
         "rowwise_split_input",
     }
 )
-"""What a plan says of modules that are as well computed whole, from whole inputs to whole outputs."""
+"""Styles of a plan for modules that can also be computed whole, from whole inputs to whole outputs."""
 SHARDED_STYLES = ("colwise", "rowwise")
 SUPPORTED_MODEL_TYPES = frozenset(
     {
@@ -45,12 +46,14 @@ SUPPORTED_MODEL_TYPES = frozenset(
         "starcoder2",
     }
 )
-"""`model_type`s of which parts were compared with the whole. What a plan does not say may make a score wrong: Gemma 3n
-takes mean and deviation over a width that its plan splits."""
+"""Values of `model_type` whose sharded results were compared with those of the whole model.
+
+A plan can omit steps that change a score: Gemma 3n takes mean and deviation over a dimension that its plan shards.
+"""
 
 
 def shard_module(module: Any, *, rank: int, size: int, all_reduce: Callable[[Any], Any]) -> None:
-    """`add`: the sum of a tensor over all ranks. Raises `NotSplit`, before anything of it was changed."""
+    """Shard a module. `all_reduce` sums a tensor over all ranks. Raises `ModelNotShardable` before any change."""
     for part, style in plan_shards(module, size).values():
         if style == "colwise":
             _shard_rows(part, rank, size)
@@ -59,7 +62,7 @@ def shard_module(module: Any, *, rank: int, size: int, all_reduce: Callable[[Any
 
 
 def plan_shards(module: Any, size: int) -> Mapping[str, tuple[Any, str]]:
-    """The matrices that are split, by their names, and how. Raises `NotSplit`; weights are not looked at."""
+    """Return the matrices to shard and their style, by name. Raises `ModelNotShardable`. Does not read weights."""
     kind, config = type(module).__name__, module.config.get_text_config().to_dict()
     if (why := sharding_obstacle(config, size)) is not None:
         raise ModelNotShardable(why)
@@ -84,7 +87,7 @@ def _planned_modules(module: Any, kind: str, size: int) -> Iterator[tuple[str, t
     for pattern, style in plan.items():
         named = re.compile(re.escape(pattern).replace(r"\*", r"\d+"))
         for name in sorted(filter(named.fullmatch, names)):
-            # Of other classes, as of packed or quantised weights, rows and columns may mean something else.
+            # In other classes, such as packed or quantised weights, rows and columns can have another meaning.
             if style not in SHARDED_STYLES or type(parts.get(name)) is not nn.Linear:
                 raise ModelNotShardable(
                     f"{kind} has {name}, which its plan splits as {style}; that is not known here: register it without"
@@ -105,7 +108,7 @@ def _shard_rows(part: Any, rank: int, size: int) -> None:
 
 
 def _shard_columns(part: Any, rank: int, size: int, all_reduce: Callable[[Any], Any]) -> None:
-    """The bias is of one rank, for it is in the sum once."""
+    """Keep the rank's columns. Only rank 0 keeps the bias, so that the sum contains it once."""
     part.in_features //= size
     part.weight = _as_parameter(part.weight[:, rank * part.in_features : (rank + 1) * part.in_features])
     if rank:
@@ -114,5 +117,5 @@ def _shard_columns(part: Any, rank: int, size: int, all_reduce: Callable[[Any], 
 
 
 def _as_parameter(tensor: Any) -> Any:
-    """Still in the whole, which is let go once all parts are kept elsewhere."""
+    """Return a view of the whole tensor, which is freed once all parts are copied."""
     return nn.Parameter(tensor.detach(), requires_grad=False)

@@ -1,4 +1,4 @@
-"""Whose items go to which device next. Knows no device, and the time only as it is told."""
+"""Decisions which items go to which device next. This module has no device and no clock."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,15 +12,18 @@ from arl_gpu.queue.score_jobs import ScoreJob
 __all__ = ["Batch", "BatchPart", "BatchScheduler", "DeviceState"]
 
 REPLICA_BATCHES = 4
-"""Of waiting work, from which on a service that another device holds is brought onto an idle one too."""
+"""Backlog in batches from which a service on another device is also loaded onto an idle device."""
 MAX_BATCH_FACTOR = 16
-"""Times what a batch may have anyway: one that was thought to be cheap takes so much longer, and says so much more."""
+"""Upper limit of the learned batch budget, as a multiple of `batch_tokens`; bounds the cost of one wrong estimate."""
 SWAP_WAIT_FACTOR = 2.0
-"""More of it makes fewer copies and longer waits (`tangram bench residency`)."""
+"""Total waiting time that justifies a swap, as a multiple of `model_swap_delay_s`.
+
+Higher values make fewer copies and longer waits (`tangram bench residency`).
+"""
 
 
 class BatchPart(NamedTuple):
-    """Items of one action, `start` to before `stop`."""
+    """Items of one action, from index `start` to before `stop`."""
 
     job: ScoreJob
     start: int
@@ -37,23 +40,23 @@ _JobsByService = dict[str, list[ScoreJob]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceState:
-    """A device as its next batch is put together."""
+    """The state of a device when its next batch is formed."""
 
     number: int = 0
     resident: Collection[str] = ()
-    """Services that are on it."""
+    """Services that are resident on the device."""
     restoring: Collection[str] = ()
-    """Services that are on their way there."""
+    """Services that are being copied to the device."""
     replicas_elsewhere: Mapping[str, int] = field(default_factory=dict)
-    """How many other devices hold a service or are being given it, where any does."""
+    """Number of other devices that have a service or are loading it, by service."""
     fitting: Collection[str] | None = None
-    """Services for which there is room without an eviction; None for all."""
+    """Services that fit without an eviction; None for all."""
     blocked: Collection[str] = ()
-    """Services of which nothing may begin here now, whatever waits for them."""
+    """Services that must not start here now."""
     members: Mapping[str, Sequence[int]] = field(default_factory=dict)
-    """Numbers of the devices that compute a service together, the first of which takes its batches, by service."""
+    """Numbers of the devices that compute a service together, by service. The first one takes its batches."""
     resident_on_group: Mapping[str, Collection[str]] = field(default_factory=dict)
-    """What is on all of these devices, by service."""
+    """Services that are resident on any device of the group, by service."""
 
 
 class _ServingPeriod(NamedTuple):
@@ -62,19 +65,19 @@ class _ServingPeriod(NamedTuple):
 
 
 class BatchScheduler:
-    """Jobs in the order in which they head a batch; costs are in tokens, times by the monotonic clock.
+    """The queue of jobs, in the order in which they head a batch. Costs are in tokens, times by the monotonic clock.
 
-    Services that are on the device go before those that would have to be restored, until the oldest action of these has
-    waited `model_swap_delay_s`. Where one that is in use would have to leave for it, a service is restored only then,
-    or once all that waits for it has together waited `PATIENCE` times as long. A service that was restored keeps the
-    device until all that waited for it by then was in a batch.
+    Services on the device go first, until the oldest action of another service has waited `model_swap_delay_s`. A
+    service whose restore would evict one in use waits equally long. It waits less if the sum of its jobs' waiting times
+    reaches `SWAP_WAIT_FACTOR` times that delay. A restored service keeps the device until every job that waited for it
+    at that time was in a batch.
 
-    A batch has `batch_tokens`, or more of a service of which the device computes more within `batch_s`, where that is
-    not more than the device's part of what waits for it.
+    A batch has `batch_tokens`. It can have more if the device computes more of the service within `batch_s`, up to the
+    device's share of the backlog.
 
-    Beside that whoever was served goes behind all others. An action of at most `batch_tokens` may begin at once.
-    Larger ones of a service begin in their order, while what is left of all that began and is not closed there is at
-    most `max_inflight_tokens`, or alone: the time of one that waits does not run.
+    Otherwise the queue is round-robin: after a batch, its jobs move to the end. An action of at most `batch_tokens` may
+    start at once. Larger actions of a service start in order, while the remaining tokens of started, unblocked actions
+    are at most `max_inflight_tokens`, or if nothing else remains. A waiting action's timeout does not run.
     """
 
     def __init__(
@@ -87,11 +90,11 @@ class BatchScheduler:
         )
         self._batch_s = batch_s
         self._budgets: dict[tuple[str, int], int] = {}
-        """Tokens of a batch, by service and number of the device, where one was computed."""
+        """Learned tokens of a batch, by service and device number."""
         self._jobs: dict[Fence, ScoreJob] = {}
-        """The one that has waited the longest first."""
+        """Jobs by fence; the one that has waited longest comes first."""
         self._serving: dict[int, _ServingPeriod] = {}
-        """By the number of the device."""
+        """Serving period by device number."""
         self._served_at: dict[str, float] = {}
 
     def __len__(self) -> int:
@@ -111,13 +114,14 @@ class BatchScheduler:
         self._jobs[job.fence] = job
 
     def remove(self, fence: Fence) -> ScoreJob | None:
-        """None where it is gone already."""
+        """Remove a job; return None if it was removed before."""
         return self._jobs.pop(fence, None)
 
     def next_batch(self, device: DeviceState, *, now: float = 0.0) -> Batch:
-        """Of one service; empty where this device should do nothing now. What is in it no later one has.
+        """Return the next batch, of one service; empty if this device should do nothing now. Its items are not batched
+        again.
 
-        Raises where a job waits and none of its items has a cost.
+        Raises `RuntimeError` if a ready job has no items left.
         """
         every = _group_by_service(self._ready_jobs(device.blocked, now))
         queue = {name: jobs for name, jobs in every.items() if name not in device.blocked}
@@ -143,7 +147,7 @@ class BatchScheduler:
         return parts
 
     def record_duration(self, batch: Batch, number: int, seconds: float) -> None:
-        """The device to compute it."""
+        """Record the duration of a batch on a device, and adjust its budget."""
         service = batch[0].job.service
         self._budgets[service, number] = next_budget(
             self._budget(service, number),
@@ -155,29 +159,29 @@ class BatchScheduler:
         )
 
     def record_failure(self, batch: Batch, number: int) -> None:
-        """It may have been too large."""
+        """Reset the budget after a failed batch, which may have been too large."""
         self._budgets.pop((batch[0].job.service, number), None)
 
     def forget_budgets_except(self, services: Collection[str], number: int) -> None:
-        """What has none of these names in a device's memory may be another model when it comes there."""
+        """Forget budgets of all other services on a device: the next time, they may be different models."""
         for service, at in [*self._budgets]:
             if at == number and service not in services:
                 del self._budgets[service, at]
 
     def forget(self, service: str) -> None:
-        """It was removed."""
+        """Forget a removed service."""
         self._served_at.pop(service, None)
 
     def _budget(self, service: str, number: int) -> int:
         return self._budgets.get((service, number), self._batch_tokens)
 
     def waiting_services(self, device: DeviceState, *, now: float = 0.0) -> list[str]:
-        """Services with work for this device now, the one whose oldest action has waited the longest first."""
+        """Return services with work for this device now; the one with the oldest action comes first."""
         queue = _group_by_service(self._ready_jobs(device.blocked, now))
         return [service for service in queue if self._can_run_on(service, queue, device, now)]
 
     def next_check_at(self, device: DeviceState, *, now: float) -> float | None:
-        """When a service that waits may be restored though nothing else happens; None where nothing will change."""
+        """Return when a waiting service may be restored without another event; None if that will not happen."""
         queue = self._unblocked_jobs(device, now)
         times = (
             time for jobs in queue.values() for time in (self._swap_allowed_at(jobs, now), self._swap_due_at(jobs))
@@ -191,12 +195,12 @@ class BatchScheduler:
     def _choose_service(
         self, queue: _JobsByService, all_jobs: _JobsByService, device: DeviceState, now: float
     ) -> str | None:
-        """`every`: also what may not begin here."""
+        """Choose the service of the next batch. `all_jobs` includes blocked services."""
         own = self._unfinished_service(device.number, all_jobs)
         if own in queue:
             return own
         if own is not None and own in device.members:
-            return None  # it was brought here for the batches that another device takes
+            return None  # the group's first device takes the batches
         here = [
             each
             for each in queue
@@ -212,14 +216,14 @@ class BatchScheduler:
         return chosen
 
     def _unfinished_service(self, number: int, all_jobs: _JobsByService) -> str | None:
-        """The service that a device was given for what waited for it by then, while some of that still does."""
+        """Return the service that a device was given to, while a job from before that time still waits."""
         turn = self._serving.get(number)
         if turn is None or turn.service not in all_jobs or all_jobs[turn.service][0].waiting_since >= turn.started_at:
             return None
         return turn.service
 
     def _can_use_group(self, service: str, all_jobs: _JobsByService, device: DeviceState) -> bool:
-        """On the other devices that would compute it, too: to take one away would be a swap for each batch."""
+        """Return True if the other devices of the group are free for it; otherwise each batch would cause a swap."""
         numbers = device.members.get(service, ())
         return all(self._unfinished_service(number, all_jobs) in (None, service) for number in numbers)
 
@@ -227,7 +231,7 @@ class BatchScheduler:
         if service in device.resident or service in device.restoring:
             return True
         jobs = queue[service]
-        # A second copy of a service is worth its restore where there is much to do, or nobody came to do it.
+        # A replica is worth its restore only if the backlog is large or the oldest job is overdue.
         if (
             service in device.replicas_elsewhere
             and self._is_small_backlog(service, jobs)
@@ -239,23 +243,27 @@ class BatchScheduler:
         return now >= self._swap_allowed_at(jobs, now)
 
     def _is_small_backlog(self, service: str, jobs: Sequence[ScoreJob]) -> bool:
-        """For another device, beside those that hold it. No more than a part of what may have begun is ever ready."""
+        """Return True if the backlog is too small for a replica on another device.
+
+        Learned budgets raise the threshold to at most half of the in-flight limit, because only a part of that is
+        ready.
+        """
         largest = max((each for (name, _), each in self._budgets.items() if name == service), default=0)
         some = min(REPLICA_BATCHES * largest, self._max_inflight_tokens // 2)
         return _remaining_tokens(jobs) < max(REPLICA_BATCHES * self._batch_tokens, some)
 
     def _swap_allowed_at(self, jobs: Sequence[ScoreJob], now: float) -> float:
-        """When these have waited for long enough, if no others come."""
+        """Return when these jobs have waited long enough for a swap, if no others arrive."""
         waited = sum(now - job.waiting_since for job in jobs)
         together = now + (SWAP_WAIT_FACTOR * self._model_swap_delay_s - waited) / len(jobs)
         return min(self._swap_due_at(jobs), together)
 
     def _swap_due_at(self, jobs: Sequence[ScoreJob]) -> float:
-        """When the oldest of these has waited as long as any may."""
+        """Return when the oldest of these jobs reaches the maximum delay of a swap."""
         return jobs[0].waiting_since + self._model_swap_delay_s
 
     def _has_idle_resident(self, service: str, queue: _JobsByService, device: DeviceState, now: float) -> bool:
-        """A service that nobody has needed for a while is no loss, and neither is none."""
+        """Return True if no service is resident, or one was not needed for `model_swap_delay_s`."""
         there = device.resident_on_group.get(service, device.resident)
         if not there:
             return True
@@ -271,11 +279,10 @@ class BatchScheduler:
         )
 
     def _ready_jobs(self, blocked: Collection[str], now: float) -> list[ScoreJob]:
-        """Those that have begun or may begin, and of which something is left.
+        """Return jobs with items left that have started or may start.
 
-        Large ones of a service wait for those of it that are before them; for another service's, which may not begin
-        here for long, once these have waited `model_swap_delay_s`, so that they come to begin. For a closed one's,
-        never.
+        A large job waits for earlier large jobs of its service. It also waits for those of another service that have
+        waited `model_swap_delay_s`, so that they can start. It never waits for those of a blocked service.
         """
         begun = _remaining_tokens(job for job in self if job.has_started and job.service not in blocked)
         before: Counter[str] = Counter()
@@ -297,12 +304,12 @@ class BatchScheduler:
 
 
 def _remaining_tokens(jobs: Iterable[ScoreJob]) -> int:
-    """Tokens that no batch has had yet."""
+    """Return the tokens of items that no batch has had."""
     return sum(sum(job.remaining_costs) for job in jobs)
 
 
 def _group_by_service(ready: Sequence[ScoreJob]) -> _JobsByService:
-    """The service of the first job first."""
+    """Group jobs by service; the service of the first job comes first."""
     found: _JobsByService = {}
     for job in ready:
         found.setdefault(job.service, []).append(job)

@@ -1,4 +1,4 @@
-"""Score actions that are on this node, and how they ended."""
+"""Score actions on this node, and their reports."""
 
 import asyncio
 import json
@@ -15,18 +15,18 @@ from arl_store.tx import Row
 __all__ = ["DEFAULT_MAX_TOKENS", "ScoreJob", "ScoreReport", "parse_job", "text_cost"]
 
 CHARACTERS_PER_TOKEN = 4
-"""Of ASCII."""
+"""ASCII characters that are estimated as one token."""
 SPECIAL_TOKENS = 2
-"""Tokens around every text."""
+"""Number of special tokens around every text."""
 DEFAULT_MAX_TOKENS = 256
-"""Per text, where its service says nothing; what is beyond is cut off by the model, and costs nothing."""
+"""Maximum tokens of a text if its service sets no limit; the model cuts off the rest, which costs nothing."""
 LOGPROBS_PER_TOKEN_COST = 16
-"""Log-probabilities of other tokens, each of which an answer has, that count as one token to compute."""
+"""Number of returned log-probabilities of other tokens that cost as much as one computed token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreReport:
-    """How one attempt ended. `scores` is JSON, an entry for each item, or None where there are none."""
+    """The outcome of one attempt. `scores` is JSON with an entry for each item, or None without scores."""
 
     fence: Fence
     outcome: Literal["ok", "user_error", "infra_error", "cancelled"]
@@ -36,7 +36,7 @@ class ScoreReport:
     run_us: int = 0
     cpu_us: int = 0
     timeline: str | None = None
-    """JSON: `Timeline.written`."""
+    """JSON of `AttemptTimeline.to_json`."""
 
     @property
     def weight(self) -> int:
@@ -45,7 +45,7 @@ class ScoreReport:
 
 @dataclass(slots=True, eq=False)
 class ScoreJob:
-    """One action while it is scored; its items in order, and the entries of those that are done."""
+    """An action that is being scored: its items in order, and the entries of completed items."""
 
     fence: Fence
     service: str
@@ -54,23 +54,23 @@ class ScoreJob:
     costs: list[int]
     timeline: AttemptTimeline = field(default_factory=lambda: AttemptTimeline(time.monotonic()))
     waiting_since: float = 0.0
-    """When it came, or last went into a batch, by the monotonic clock."""
+    """Time of its arrival or its last batch, by the monotonic clock."""
     started_at: float | None = None
-    """When its first batch began, by the monotonic clock."""
+    """Start of its first batch, by the monotonic clock."""
     run_started_at: float | None = None
-    """When its own time began, by the monotonic clock: of a judge's with its first request."""
+    """Start of its run time, by the monotonic clock; for a judge, the start of its first request."""
     dispatched: int = 0
-    """Items that went into a batch."""
+    """Number of items that went into a batch."""
     done: dict[int, Entry] = field(default_factory=dict)
-    """By the number of the item."""
+    """Entries of completed items, by item index."""
     refused_by: set[int] = field(default_factory=set)
-    """Numbers of the devices that had no room for some of it: none is asked twice."""
+    """Numbers of the devices that had no room for some of its items; none is tried again."""
     completion_bytes: int = 0
-    """Of the completions among them."""
+    """Bytes of the completions in its entries."""
     cpu_s: float = 0.0
     timer: asyncio.TimerHandle | None = None
     tasks: "set[asyncio.Task[None]]" = field(default_factory=set)
-    """What is asked of an engine for it. Its end is theirs."""
+    """Tasks of its engine requests. They are cancelled when the job ends."""
 
     def stop_timer(self) -> None:
         if self.timer is not None:
@@ -87,12 +87,12 @@ class ScoreJob:
 
     @property
     def entries(self) -> list[Entry]:
-        """Of those that are done, in the order of the items."""
+        """Entries of completed items, in the order of the items."""
         return [self.done[at] for at in sorted(self.done)]
 
 
 def parse_job(row: Row, max_tokens_by_service: Mapping[str, int | None]) -> ScoreJob:
-    """`longest`: tokens that are read of a text, by service."""
+    """Parse the payload of a row. `max_tokens_by_service`: maximum tokens of a text, by service."""
     payload = json.loads(row.payload)
     items: list[Item] = payload["items"]
     service, most = payload["service"], max_tokens_by_service.get(payload["service"]) or DEFAULT_MAX_TOKENS
@@ -101,7 +101,7 @@ def parse_job(row: Row, max_tokens_by_service: Mapping[str, int | None]) -> Scor
 
 
 def item_cost(item: Item, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
-    """Of all that a forward may read of it, and say of it."""
+    """Return the estimated tokens of an item: its input, and its share for returned log-probabilities."""
     tokens = min(max_tokens, len(item.get("token_ids", ())))
     for name in ("text", "reference", "prompt"):
         if name in item:
@@ -113,7 +113,7 @@ def item_cost(item: Item, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
 
 
 def text_cost(text: str, max_tokens: int = DEFAULT_MAX_TOKENS) -> int:
-    """About how many tokens; the worker counts them. Outside of ASCII, most characters are one each."""
+    """Estimate the tokens of a text; the worker counts them exactly. Most non-ASCII characters are one token each."""
     read = text[: max_tokens * CHARACTERS_PER_TOKEN]
     ascii_characters = len(read) if read.isascii() else len(read.encode("ascii", "ignore"))
     return min(max_tokens, SPECIAL_TOKENS + len(read) - ascii_characters + ascii_characters // CHARACTERS_PER_TOKEN)

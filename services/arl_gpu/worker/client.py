@@ -1,4 +1,4 @@
-"""The manager's end of a worker: started with the first order, started anew after it died."""
+"""The manager's client of a worker process. It starts the worker with the first order and restarts it after a death."""
 
 import asyncio
 import json
@@ -22,30 +22,32 @@ from arl_kit.child_process import child_environment, spawn
 __all__ = ["WorkerClient", "WorkerDied", "as_no_room"]
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "RAYON_NUM_THREADS")
-"""What numpy and torch ask, and the tokenizer."""
+"""Variables that set the thread count of numpy, torch and the tokenizer."""
 TOKENIZER_PARALLELISM = "TOKENIZERS_PARALLELISM"
-"""Of texts beside each other; with one thread, the way to that thread and back is most of what it brings."""
+"""Variable that makes the tokenizer parallel. With one thread, the hand-over to it costs more than it saves."""
 ALLOCATOR_ENV = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""Of glibc: what a forward frees stays for the next one. To have it from the kernel anew, page by page, is a tenth to a
-quarter of a forward on a CPU. A worker keeps up to 256 MiB so, beside the budgets of weights; larger arrays are given
-back."""
+"""Settings of glibc's allocator: memory that a forward frees stays in the process for the next one.
+
+Requesting it from the kernel again, page by page, takes a tenth to a quarter of a forward on a CPU. A worker keeps up
+to 256 MiB in addition to the budgets of weights; larger arrays are returned.
+"""
 STDERR = 2
 EXIT_GRACE_S = 1.0
-"""Its end of the channel is closed a little before its exit code is there."""
+"""Seconds to wait for the exit code: the channel closes slightly before it is available."""
 WAKE_POLL_S = 0.1
-"""Between questions whether an engine woke up; the device has other things to do meanwhile."""
+"""Seconds between checks of an engine that is waking up; the device executes other orders in between."""
 REQUESTS_USER, LOAD_USER = "requests", "load"
-"""Who holds an engine: what judges are asked, or an operator's load until it is awake."""
+"""Users of an engine: the requests of judges, or an operator's load until the engine is awake."""
 WORKER_COMMAND = (sys.executable, "-P", "-m", "arl_gpu.worker.process")
 
 EMPTY_RESPONSE: dict[str, Any] = {"states": {}, "used_bytes": 0, "moves": asdict(ResidencyStats()), "fitting": []}
-"""What no worker has."""
+"""Response for a device without a worker."""
 
 log = logging.getLogger(__name__)
 
 
 class WorkerDied(Exception):
-    """It could not be started, or it ended or was ended before it answered."""
+    """A worker that could not be started, or that died or was killed before it responded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,10 @@ class _WorkerChild:
 
 
 class WorkerClient:
-    """One order at a time; others wait for it. `command` is given a file descriptor and the configuration."""
+    """A client that sends one order at a time; other orders wait.
+
+    `command` is started with a file descriptor and the configuration as arguments.
+    """
 
     def __init__(
         self,
@@ -68,7 +73,7 @@ class WorkerClient:
         engine_keys: Mapping[str, str] | None = None,
         command: Sequence[str] = WORKER_COMMAND,
     ) -> None:
-        """`host`: of all workers of the node. `engine_keys`: of engines that ask for one, by their names."""
+        """Initialise the client. `host`: memory of all workers of the node. `engine_keys`: API keys by engine name."""
         self._engine_keys = dict(engine_keys or {})
         self._host = host
         self._config, self._threads, self._limit_s = config, threads, limit_s
@@ -79,35 +84,35 @@ class WorkerClient:
         if host is not None:
             host.add_holder(self)
         self._unreported_moves: Mapping[str, Any] = {}
-        """What came and went, by answers that nobody else was given."""
+        """Moves of responses that were not passed on to a caller."""
         self._engine_users: set[tuple[str, str]] = set()
-        """Of engines, by the engine's name: the account of who uses them, which outlives a worker."""
+        """Engines and their users. They outlive a worker."""
 
     @property
     def pid(self) -> int | None:
-        """None before the first order, and after its end."""
+        """Process id of the worker; None before the first order and after its end."""
         return self._process.child.pid if self._process is not None else None
 
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """What the worker answers. `waiting`: services that are needed next, in their order.
+        """Score items and return the worker's response. `waiting`: services that are needed next, in order.
 
-        Raises `WorkerDied`, whatever went wrong; the next call starts another.
+        Raises `WorkerDied` on every failure; the next call starts another worker.
         """
         order = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
         return await self._send_with_room(service, order, waiting, items=len(items))
 
     @property
     def limit_s(self) -> float:
-        """The longest that an order may take."""
+        """Maximum seconds of an order."""
         return self._limit_s
 
     @property
     def order_lock(self) -> asyncio.Lock:
-        """Held by whoever gives it an order. Whoever gives one to several workers at once holds theirs, in order."""
+        """Lock of the worker's orders. For an order to several workers, acquire their locks in device order."""
         return self._order_lock
 
     async def ensure_process(self) -> int:
-        """The process that the next order goes to. For whoever has its turn. Raises `WorkerDied`."""
+        """Return the process id for the next order. The caller must own `order_lock`. Raises `WorkerDied`."""
         return (await self._ensure_child()).child.pid
 
     async def score_rank(
@@ -119,9 +124,9 @@ class WorkerClient:
         *,
         room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
-        """As `score`, together with others; the entries are the first rank's. For whoever has its turn.
+        """Score items as one rank of a group. The entries are the first rank's. The caller must own `order_lock`.
 
-        `room`: a file, and its bytes, for what `HOST_FULL` asked for.
+        `room`: a file and its size in bytes, in reply to `HOST_FULL`.
         """
         order: dict[str, Any] = {"op": "score", "service": service, "items": list(items), "waiting": list(waiting)}
         order |= {"together": asdict(rank_info), "room": room}
@@ -131,9 +136,9 @@ class WorkerClient:
         return answer
 
     async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """A service, or a change of one. Known to each worker that is started from now on.
+        """Offer a new or changed service; workers that start later know it too.
 
-        The first rank of one that is split reads its plan, and so is started.
+        The first rank of a sharded service checks the sharding plan, so its worker is started.
         """
         async with self._order_lock:
             self._config = replace(self._config, services=self._config.services | {spec["name"]: spec})
@@ -142,7 +147,7 @@ class WorkerClient:
             return await self._send(order) if is_checked else await self._send_if_running(order)
 
     async def forget(self, name: str) -> dict[str, Any]:
-        """Nothing of it stays, on the device and on the host."""
+        """Remove a service from the device and from host memory."""
         async with self._order_lock:
             services = {each: spec for each, spec in self._config.services.items() if each != name}
             pinned = tuple(each for each in self._config.pinned if each != name)
@@ -155,14 +160,14 @@ class WorkerClient:
         return answer
 
     async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
-        """It stays on the device once it is there, whichever worker owns it."""
+        """Pin or unpin a service. A pinned service stays on the device once it is there, across worker restarts."""
         async with self._order_lock:
             pinned = {*self._config.pinned, name} if on else {*self._config.pinned} - {name}
             self._config = replace(self._config, pinned=tuple(sorted(pinned)))
             return await self._send_if_running({"op": "pin", "name": name, "on": on})
 
     async def restore(self, name: str) -> dict[str, Any]:
-        """Bring it onto the device before anybody scores with it."""
+        """Load a service onto the device, or wake its engine, before an action needs it."""
         if (engine := self._config.services.get(name, {}).get("engine")) is not None:
             return await self._wake_engine(engine)
         return await self._send_with_room(name, {"op": "restore", "name": name}, ())
@@ -170,7 +175,7 @@ class WorkerClient:
     async def _send_with_room(
         self, service: str, order: dict[str, Any], waiting: Sequence[str], *, items: int | None = None
     ) -> dict[str, Any]:
-        """And again with room in host memory for what is to be read first, if there is."""
+        """Send an order. If the service must be read first, reserve host memory and send it again."""
         async with self._order_lock:
             answer = await self._send(order, items=items)
         size = 0
@@ -184,20 +189,20 @@ class WorkerClient:
         return as_no_room(answer)
 
     def _record_use(self, service: str, response: Mapping[str, Any]) -> None:
-        """What is used often stays in host memory."""
+        """Record a use; services that are used often stay in host memory."""
         if self._host is not None and "error" not in response:
             self._host.record_use(service)
 
     @property
     def host(self) -> HostMemory | None:
-        """Memory that its weights share with those of other workers."""
+        """Host memory that the worker shares with other workers; None if it has its own."""
         return self._host
 
     def spec(self, service: str) -> Mapping[str, Any]:
         return self._config.services.get(service, {"name": service})
 
     def has(self, service: str) -> bool:
-        """In host memory, by what was heard last."""
+        """Return True if the last response showed the service in host memory."""
         return self._states.get(service, ResidencyState.COLD) != ResidencyState.COLD
 
     def has_on_device(self, service: str) -> bool:
@@ -207,7 +212,7 @@ class WorkerClient:
         return service in self._config.pinned
 
     async def unload(self, service: str) -> dict[str, Any]:
-        """Out of host memory, for another worker; `arl_gpu.worker.host_memory.Holder`."""
+        """Unload a service from host memory for another worker; see `HostWeightHolder`."""
         try:
             async with self._order_lock:
                 return await self._send_if_running({"op": "cool", "name": service})
@@ -215,16 +220,16 @@ class WorkerClient:
             return dict(EMPTY_RESPONSE)
 
     async def evict(self, name: str) -> dict[str, Any]:
-        """Take it off the device."""
+        """Evict a service from the device."""
         async with self._order_lock:
             return await self._send_if_running({"op": "evict", "name": name})
 
     async def acquire_engine(
         self, engine: str, waiting: Sequence[str] = (), *, user: str = REQUESTS_USER
     ) -> dict[str, Any]:
-        """Have an engine awake until `release` by the same holder, who may hold it already.
+        """Keep an engine awake until the same user calls `release_engine`. Repeated calls of a user count once.
 
-        `held` says whether it is, or still wakes up: ask again then.
+        If `held` is false in the response, the engine is still waking up: call again.
         """
         async with self._order_lock:
             users = len(self._users_of(engine) | {user})
@@ -241,7 +246,7 @@ class WorkerClient:
         return await self.release_engine(engine, user=LOAD_USER)
 
     async def release_engine(self, engine: str, *, user: str = REQUESTS_USER) -> dict[str, Any]:
-        """What it does not hold is released already. Should this not be told, the next order about the engine does."""
+        """Release an engine. If the release is lost, the next order about the engine corrects the count of users."""
         self._engine_users.discard((engine, user))
         async with self._order_lock:
             return await self._send_if_running(
@@ -252,12 +257,12 @@ class WorkerClient:
         return {holder for name, holder in self._engine_users if name == engine}
 
     async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
-        """Find out what it holds of the device, after trouble with it."""
+        """Check how much device memory an engine uses after an error."""
         async with self._order_lock:
             return await self._send({"op": "look_at", "engine": engine, "restarted": restarted})
 
     async def _send_if_running(self, order: dict[str, Any]) -> dict[str, Any]:
-        """Nothing is on a device that no worker owns, and the next one is told at its start."""
+        """Send an order if a worker runs. Otherwise the device is empty; the next worker gets the configuration."""
         return await self._send(order) if self._process is not None else dict(EMPTY_RESPONSE)
 
     async def _send(self, order: dict[str, Any], *, items: int | None = None) -> dict[str, Any]:
@@ -267,7 +272,7 @@ class WorkerClient:
                 write_message(process.writer, order)
                 while (
                     said := await read_message(process.reader)
-                ) == PROGRESS:  # of several engines, each may take its time
+                ) == PROGRESS:  # a worker can contact several engines, each with its own timeout
                     limit.reschedule(asyncio.get_running_loop().time() + self._limit_s)
                 answer = check_response(said, items=items)
             self._remember_state(answer)
@@ -281,12 +286,12 @@ class WorkerClient:
             await self.end()
             raise WorkerDied(f"its answer can't be read: {type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
-            # Its answer would be taken for that of the next order.
+            # Otherwise its response would be read as that of the next order.
             await self.end()
             raise
 
     def _merge_unreported_moves(self, response: dict[str, Any]) -> dict[str, Any]:
-        """An order that is given again, with room, is one to whoever gave it; what came and went is said once."""
+        """Merge the moves of an order that is sent again, so that each move is reported once."""
         moves = {
             name: self._unreported_moves[name] + each if name in self._unreported_moves else each
             for name, each in response["moves"].items()
@@ -296,26 +301,26 @@ class WorkerClient:
         return response | {"moves": asdict(ResidencyStats()) if is_given_again else moves}
 
     def _remember_state(self, response: Mapping[str, Any]) -> None:
-        """What is in memory; and what the next worker has to know, and can't ask all engines about."""
+        """Remember the services' states, and the sleeping engines for the next worker, which cannot ask all."""
         self._states = response["states"]
         asleep = {name for name, state in response.get("engines", {}).items() if state == ResidencyState.HOST}
-        asleep |= {*self._config.asleep} & {*response.get("unheard", ())}  # that it counts as awake says nothing of it
+        asleep |= {*self._config.asleep} & {*response.get("unheard", ())}  # unconfirmed engines only count as awake
         self._config = replace(self._config, asleep=tuple(sorted(asleep)))
 
     async def end(self, *, grace_s: float = 0.0) -> int | None:
-        """Its exit code, or minus the signal that ended it. It may end by itself within `grace_s`."""
+        """End the worker. Return its exit code, or minus its signal. It can exit without a signal within `grace_s`."""
         process, self._process = self._process, None
         self._states = {}
         if process is None:
             return None
-        # Not closed in order: one that is stopped never reads what is still to be written.
+        # Abort instead of a clean close: a stopped process never reads the pending bytes.
         process.writer.transport.abort()
         if not grace_s:
             process.child.kill()
         return await asyncio.to_thread(_wait_for_exit, process.child, grace_s)
 
     async def _ensure_child(self) -> _WorkerChild:
-        """One that died while it was idle costs nobody a batch."""
+        """Return the worker, or start one. A worker that died while idle is replaced, so no batch fails."""
         process = self._process
         if process is not None and (process.child.poll() is not None or process.reader.at_eof()):
             log.warning("the worker died while it was idle, with %s", await self.end())
@@ -350,7 +355,7 @@ class WorkerClient:
 
 
 def as_no_room(response: dict[str, Any]) -> dict[str, Any]:
-    """The same answer, where nobody will be asked for room any more."""
+    """Return the response with `no_room` instead of `HOST_FULL`, because no more host memory can be reserved."""
     if response.get("error") != HOST_FULL:
         return response
     return response | {"error": "no_room", "message": f"{response['message']}, and all of it is used"}

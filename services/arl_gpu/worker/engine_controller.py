@@ -1,7 +1,7 @@
-"""An engine that generates, in a process of its own beside this one: it is put to sleep and woken by HTTP.
+"""Control of an inference engine in its own process: it is put to sleep and woken by HTTP.
 
-What it holds of a device counts there while it is awake, and until it says itself that it sleeps: a `sleep` that is
-answered by 200 may have freed nothing (vllm-project/vllm#47654). Nothing here is tried twice.
+The engine's memory counts while the engine is awake, and until the engine itself reports that it sleeps: a `sleep` that
+returns 200 may have freed nothing (vllm-project/vllm#47654). No request is retried.
 """
 
 import http.client
@@ -29,56 +29,56 @@ __all__ = [
 ]
 
 CONTROL_TIMEOUT_S = 5.0
-"""For an answer that takes the engine no work."""
+"""Timeout in seconds of requests that need no work of the engine."""
 STATE_POLL_S = 0.05
-"""Between looks whether it sleeps by now."""
+"""Seconds between checks of an engine that falls asleep."""
 SETTLE_TIMEOUT_S = 2.0
-"""After it answered, until it is so."""
+"""Maximum seconds from a response until the engine's state matches it."""
 MAX_RESPONSE_BYTES = 1 << 20
 MIN_RANDOM_SEED = 1 << 16
-"""A process of SGLang is known by the seed that it draws at its start. Smaller ones are likely to have been given."""
+"""Smallest random seed that identifies an SGLang process, which draws one at its start. Users may set smaller ones."""
 START_INSTRUCTIONS = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
 MEMORY_TAGS = {"tags": ["weights", "kv_cache"]}
-"""Of SGLang: all that it can release."""
+"""Request body for SGLang: all memory that it can release."""
 
 EngineFamily = Literal["vllm", "sglang"]
 
 
 class EngineError(Exception):
-    """It can't be reached, refuses, or does not do what it said."""
+    """An engine that is unreachable, refuses a request, or does not do what it reported."""
 
 
 class EngineTooLarge(EngineError):
-    """Its device has less room than it takes, whoever leaves."""
+    """An engine that needs more memory than its device has in total."""
 
 
 class EngineUnreachable(EngineError):
-    """No connection came about, so it was told nothing."""
+    """A failed connection; the engine received no command."""
 
 
 class EngineRequestRefused(EngineError):
-    """It answered, and not with a success."""
+    """A response of the engine with an error status."""
 
 
 class EngineWakeFailed(CopyFailed):
-    """It has to be taken for awake until it says that it sleeps."""
+    """A failed wake-up. The engine counts as awake until it reports that it sleeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSpec:
-    """Where an engine is, and what it takes of its device."""
+    """The address of an engine and its device memory."""
 
     url: str
     family: EngineFamily
     size: int
-    """Bytes of the device while it is awake, whatever they are for: weights, caches, graphs."""
+    """Bytes of the device while the engine is awake: weights, caches and graphs."""
     wake_timeout_s: float = 120.0
     sleep_timeout_s: float = 60.0
-    """The longest that it may take for either."""
+    """Maximum seconds of a wake-up, and of falling asleep."""
 
 
 class EngineController:
-    """Drives one. Blocks while it asks; `wake` alone goes on in a thread."""
+    """A controller of one engine. Calls block during requests; only `wake` runs in a thread."""
 
     def __init__(
         self,
@@ -89,10 +89,15 @@ class EngineController:
         state_file: EngineStateFile | None = None,
         on_progress: Callable[[], None],
     ) -> None:
-        """`is_asleep`: as far as anybody knows who told it; only SGLang's is believed, unless `last` denies it.
+        """Initialise the controller.
 
-        `on_step` is called before and after whatever its caller waits for: `ASK_S`, or at most that and
-        `sleep_timeout_s`.
+        Args:
+            spec: The engine.
+            key: The API key of its control requests.
+            is_asleep: The last known state. Only SGLang uses it, unless `state_file` contradicts it.
+            state_file: The persisted state of an SGLang engine.
+            on_progress: Called before and after each wait. A wait takes at most `CONTROL_TIMEOUT_S` plus
+                `sleep_timeout_s`.
         """
         self.spec = spec
         self._on_progress = on_progress
@@ -100,28 +105,31 @@ class EngineController:
         if key is not None:
             self._headers["authorization"] = f"Bearer {key}"
         self._sleep_commanded: bool | None = is_asleep
-        """Of SGLang, which can't be asked: whether it was told to sleep last; None where it did not answer to that."""
+        """True if SGLang's last command was to sleep; None without a response. SGLang cannot report this state."""
         self._state_file = state_file
         self._process_seed: str | None = None
-        """Of SGLang, which one it was when it was asked last; the thread in which it wakes up can't ask."""
+        """Seed of the SGLang process at the last check; the wake-up thread cannot query it."""
         self._is_state_known = state_file is None or spec.family != "sglang"
-        """False where nobody knows whether it sleeps: it counts as awake, and nobody uses it or tells it anything."""
+        """False if the sleep state is unknown: the engine counts as awake, but gets no requests and no commands."""
         self.sleep_error: str | None = None
-        """Why it did not sleep when it was told to, until it is heard that it does or that it began anew."""
+        """Reason why it did not sleep on command, until it is known that it sleeps or has restarted."""
 
     @property
     def size(self) -> int:
         return self.spec.size
 
     def mark_restarted(self) -> None:
-        """Every engine is awake at its start."""
+        """Record that the engine was restarted; an engine starts awake."""
         self._sleep_commanded, self._is_state_known, self._process_seed, self.sleep_error = False, True, None, None
         if self.spec.family == "sglang":
-            with suppress(EngineError):  # what is kept there is another process's
+            with suppress(EngineError):  # the file describes the previous process
                 self._save_state(sleeps=False)
 
     def is_awake(self) -> bool:
-        """As it says itself, or, where it can't be asked, as it was told last. Raises `EngineTrouble`, also unsure."""
+        """Return True if the engine reports that it is awake; SGLang's state is that of the last command.
+
+        Raises `EngineError`, also if the state is unknown.
+        """
         with self._progress_scope():
             is_awake = self._is_awake()
         if self._is_state_known:
@@ -133,11 +141,11 @@ class EngineController:
         return not self._sleep_commanded
 
     def wake(self) -> "EngineWakeup":
-        """Begins. One that is awake already is none the worse for it."""
+        """Start to wake the engine. Waking an awake engine has no effect."""
         return EngineWakeup(self._wake)
 
     def sleep(self) -> None:
-        """Returns once it sleeps. Raises `EngineTrouble`; then it has to be taken for awake."""
+        """Put the engine to sleep and wait for it. Raises `EngineError`; then the engine counts as awake."""
         if not self.is_awake():
             return
         try:
@@ -151,21 +159,22 @@ class EngineController:
         if self.spec.family == "sglang":
             busy = "it is not idle, and nothing of ours is in flight"
             with self._progress_scope():
-                # It ends where it is told so while it still works on something, as on what was cancelled a moment ago.
+                # SGLang exits if it gets the command while it still processes a request, such as one that was just
+                # cancelled.
                 self._wait_until(self._is_idle, busy, within_s=self.spec.sleep_timeout_s)
             self._identify_process()
             with self._progress_scope():
                 self._send_command("/release_memory_occupation", within_s=self.spec.sleep_timeout_s, sleeps=True)
             return
         with self._progress_scope():
-            # What does not know `mode` reads the level alone; nothing of ours is in flight by now.
+            # Versions without `mode` ignore it. No request of this node is in flight.
             self._request("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_timeout_s)
         with self._progress_scope():
             self._wait_until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
 
     @contextmanager
     def _progress_scope(self) -> Iterator[None]:
-        """Around what the caller waits for, so that none of that counts as anything else's."""
+        """Report progress before and after a wait, so that the wait does not count against the order's timeout."""
         self._on_progress()
         try:
             yield
@@ -174,7 +183,7 @@ class EngineController:
 
     def _is_awake(self) -> bool:
         if self.spec.family == "sglang":
-            # Its /health generates a token, asleep or not, and any answer of another route says as much.
+            # SGLang's /health generates a token, asleep or not. Any response of another route shows that it runs.
             self._request("GET", "/v1/models", within_s=CONTROL_TIMEOUT_S, must_succeed=False)
             return not self._sleep_commanded
         try:
@@ -186,7 +195,7 @@ class EngineController:
         return not answer["is_sleeping"]
 
     def _wake(self) -> None:
-        """In a thread of its own: of what it waits for, the caller waits for nothing."""
+        """Wake the engine in a separate thread; the caller does not wait for it."""
         if self._is_awake():
             return
         if self.spec.family == "sglang":
@@ -196,18 +205,18 @@ class EngineController:
         self._wait_until(self._is_awake, "it said that it woke, and sleeps")
 
     def _restore_state(self) -> None:
-        """What another told it, or what it did not answer; again while that is not known."""
+        """Read the persisted state, which includes commands of earlier processes. Repeat while the state is unknown."""
         if self._state_file is not None:
             slept = self._state_file.is_asleep(self._identify_process, asleep=self._sleep_commanded)
             self._sleep_commanded, self._is_state_known = slept, slept is not None
 
     def _send_command(self, path: str, *, within_s: float, sleeps: bool) -> None:
-        """SGLang: until it answers with a success, nobody knows what it has done. It ends where it is told so twice."""
+        """Send a command to SGLang. The state is unknown until it succeeds; repeating a command ends SGLang."""
         self._save_state(sleeps=None)
         self._is_state_known, self._sleep_commanded = False, None
         try:
             self._request("POST", path, MEMORY_TAGS, within_s=within_s)
-        except EngineUnreachable:  # it was told nothing
+        except EngineUnreachable:  # it received no command
             self._is_state_known, self._sleep_commanded = True, not sleeps
             self._save_state(sleeps=not sleeps)
             raise
@@ -222,7 +231,7 @@ class EngineController:
             raise EngineError(f"what it is told can't be kept: {error}") from error
 
     def _identify_process(self) -> str | None:
-        """Of SGLang's processes, by its newer route or its older one; None where it can't be told from another."""
+        """Return the id of the SGLang process by its newer or older route; None if it is not unique."""
         self._process_seed = None
         with suppress(EngineError):
             for path in ("/server_info", "/get_server_info") if self._state_file is not None else ():
@@ -235,7 +244,7 @@ class EngineController:
         return self._process_seed
 
     def _is_idle(self) -> bool:
-        """Of SGLang, which empties its cache only then; a release would empty it, too."""
+        """Return True if SGLang is idle. It flushes its cache only then; a release would flush the cache too."""
         try:
             self._request("POST", "/flush_cache", within_s=CONTROL_TIMEOUT_S)
         except EngineRequestRefused:
@@ -260,7 +269,7 @@ class EngineController:
         within_s: float,
         must_succeed: bool = True,
     ) -> Any:
-        """What it answered, None where that is no JSON. `within_s` bounds each read, and an answer is short."""
+        """Return the JSON response, or None if it is no JSON. `within_s` limits each read; responses are short."""
         connection: http.client.HTTPConnection | None = None
         try:
             parts = urlsplit(self.spec.url)
@@ -276,7 +285,7 @@ class EngineController:
             said = response.read(MAX_RESPONSE_BYTES)
         except (OSError, http.client.HTTPException, socket.gaierror) as error:
             raise EngineError(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
-        except ValueError:  # its text may quote a header, and with it the key
+        except ValueError:  # the error text may quote a header, and with it the key
             raise EngineError("its address or its key can't be sent") from None
         finally:
             if connection is not None:
@@ -291,7 +300,7 @@ class EngineController:
 
 
 class EngineWakeup:
-    """Answers `arl_gpu.devices.interface.Event` while an engine wakes up."""
+    """The progress of a wake-up, as an `arl_gpu.devices.interface.CopyEvent`."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self.took_s = 0.0
@@ -312,7 +321,7 @@ class EngineWakeup:
         begun = time.monotonic()
         try:
             wake()
-        except Exception as error:  # noqa: BLE001 - whoever waits hears of it; this thread has nobody above it
+        except Exception as error:  # noqa: BLE001 - `wait` raises it; no caller is above this thread
             self._failure = EngineWakeFailed(f"it did not wake up: {error}")
         finally:
             self.took_s = time.monotonic() - begun

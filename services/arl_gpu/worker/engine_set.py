@@ -1,4 +1,4 @@
-"""The engines that share a worker's device: known from its start, whoever is served by them."""
+"""The engines that share a worker's device. They are known from the worker's start, even without judges."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -16,12 +16,12 @@ MIB = 1 << 20
 
 
 def residency_key(engine: str) -> str:
-    """By what name the residency has it: none that a service can have."""
+    """Return the engine's key in the residency. It differs from every service name."""
     return f"engine:{engine}"
 
 
 class EngineSet:
-    """Whatever an engine holds when this worker starts is counted before anything else comes onto the device."""
+    """The engines of one device. Their memory is counted before any service is loaded onto the device."""
 
     def __init__(
         self,
@@ -34,10 +34,16 @@ class EngineSet:
         directory: Path | None = None,
         on_progress: Callable[[], None],
     ) -> None:
-        """`held`: in use, by somebody who outlived the last worker; `asleep`: that were told to sleep last.
+        """Initialise the engines.
 
-        `directory`: where it is kept what those were told that can't be asked; without it only `asleep` says so.
-        `on_step` is called, by the caller's thread, before and after each wait for one.
+        Args:
+            specs: The `EngineSpec` of each engine, by name.
+            residency: The residency of the device.
+            keys: The API keys, by engine name.
+            in_use: Engines with users that outlived the last worker, once for each user.
+            asleep: Engines whose last command was to sleep.
+            directory: Directory of the state files for engines that cannot report their state; None: only `asleep`.
+            on_progress: Called in the caller's thread before and after each wait for an engine.
         """
         self._residency = residency
         self._engines = {
@@ -50,22 +56,22 @@ class EngineSet:
             )
             for name, spec in specs.items()
         }
-        for name in sorted(self._engines, key=lambda each: each not in in_use):  # what is in use has its room first
+        for name in sorted(self._engines, key=lambda each: each not in in_use):  # reserve memory of used engines first
             residency.adopt_engine(residency_key(name), self._engines[name])
-            with suppress(EngineError):  # whoever wants it hears of it
+            with suppress(EngineError):  # a later request reports the error
                 self._update_state(name, is_used=name in in_use)
             for _ in range(in_use.count(name)):
                 residency.restore_engine_user(residency_key(name))
 
     @property
     def unconfirmed(self) -> Collection[str]:
-        """They count as awake, and do not leave: they could not be asked what they hold, or did not go to sleep."""
+        """Engines that count as awake and cannot be evicted: their state is unknown, or they did not go to sleep."""
         staying = self._residency.unevictable
         return {name for name in self._engines if residency_key(name) in staying}
 
     @property
     def sleep_errors(self) -> dict[str, str]:
-        """Why each that was told to sleep did not."""
+        """Reason why each engine did not sleep on command."""
         return {name: each.sleep_error for name, each in self._engines.items() if each.sleep_error is not None}
 
     @property
@@ -74,12 +80,15 @@ class EngineSet:
         return {name: known.get(residency_key(name), ResidencyState.COLD).value for name in self._engines}
 
     def acquire(self, name: str, *, users: int, waiting: Sequence[str] = ()) -> bool:
-        """As `Residency.hold`. Raises also `LookupError` for one that is not this device's, and `EngineTooLarge`."""
+        """Acquire an engine as in `DeviceResidency.acquire_engine`.
+
+        Raises also `LookupError` for an engine of another device, and `EngineTooLarge`.
+        """
         self._check_fits(name)
         return self._residency.acquire_engine(residency_key(name), users=users, waiting=waiting)
 
     def check_state(self, name: str, *, restarted: bool = False) -> None:
-        """After trouble with it, or before anybody wants it. Raises `EngineTrouble` where there is more."""
+        """Check an engine's state after an error or before its use. Raises `EngineError` if the error persists."""
         if restarted:
             self._engines[name].mark_restarted()
         self._update_state(name)

@@ -1,4 +1,4 @@
-"""What an engine that can't be asked was told last: in a file, so that it outlives whoever told it."""
+"""The last command to an engine that cannot report its state, in a file that outlives the worker."""
 
 import json
 from collections.abc import Callable
@@ -10,28 +10,32 @@ __all__ = ["EngineStateFile"]
 
 
 class EngineStateFile:
-    """Of one engine. A file that is not whole says nothing.
+    """The persisted sleep state of one engine. An incomplete file means that the state is unknown.
 
-    Without a file, as before its first order or after somebody deleted that, it is awake, unless whoever asks put it to
-    sleep. So its bytes count, and if that is wrong it ends where it is used, which is an error and never a score. Taken
-    for unknown, none could be used before its first restart, since nothing else tells a first start from a lost file.
+    The file is missing before the first command, or after it was deleted. The engine then counts as awake, unless the
+    caller put it to sleep. Its memory is counted. If that is wrong, the engine exits on its first request, which is an
+    error and never a score. A first start cannot be distinguished from a lost file. If a missing file meant an unknown
+    state, no engine could be used before its first restart.
     """
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def save(self, process_seed: str | None, *, sleeps: bool | None) -> None:
-        """`engine`: which process it is, where that is known. `sleeps`: None while it is told to. Raises `OSError`."""
+        """Save the state. `sleeps` is None during a command; `process_seed` is None if unknown. Raises `OSError`."""
         self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # A power failure ends the engine, too.
+        # Not durable: a power failure ends the engine too.
         replace_file(self._path, json.dumps({"engine": process_seed, "sleeps": sleeps}), durable=False)
 
     def is_asleep(self, identify_process: Callable[[], str | None], *, asleep: bool | None = False) -> bool | None:
-        """Whether it sleeps; None where nobody knows. Another process than the one it names has begun since, awake.
+        """Return True if the engine sleeps and None if its state is unknown.
 
-        `which` it is now is asked only where that says something. `asleep`: it was put to sleep by whoever asks, who
-        would know of its end; so it is that process where no other is named. None where it did not answer to its last
-        order.
+        If the file names another process than the current one, the engine has restarted and is awake.
+
+        Args:
+            identify_process: Returns the current process. Called only if the file requires a comparison.
+            asleep: True if the caller put the engine to sleep. The caller would know if the engine had ended, so an
+                unnamed process is the same one. None if the engine did not respond to the last command.
         """
         try:
             said = json.loads(self._path.read_text())

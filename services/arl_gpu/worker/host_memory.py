@@ -1,8 +1,8 @@
-"""Weights in host memory that all workers of a node have once: a file in memory for each service, or part of one.
+"""Weights in host memory, shared by all workers of a node: one memory file for each service, or for each part of one.
 
-The manager makes and holds them, a worker opens them by their paths below the manager's `/proc/PID/fd` and fills them.
-They end with the manager, whatever becomes of the workers. The manager knows how much of the host they take in all:
-before a worker fills one it asks for room, and others let go of what is worth least.
+The manager creates and owns the files. A worker opens them by their paths below the manager's `/proc/PID/fd` and fills
+them. They end with the manager and outlive the workers. The manager counts the host memory of all files. Before a
+worker fills a file it requests room, and the least valuable services are unloaded.
 """
 
 import asyncio
@@ -25,20 +25,20 @@ CGROUPS, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 NEVER_USED = DecayedUseCount()
 
 HostAllocationRequest = tuple[Mapping[str, Any], int]
-"""The specification of a service, or of a part of one, and its bytes."""
+"""The specification of a service, or of a part of one, and its size in bytes."""
 
 
 class HostWeightHolder(Protocol):
-    """A worker, as far as it has weights in host memory."""
+    """The interface of a worker that maps weights in host memory."""
 
     def has(self, service: str) -> bool: ...
     def has_on_device(self, service: str) -> bool: ...
     def is_pinned(self, service: str) -> bool:
-        """It is pinned."""
+        """Return True if the service is pinned."""
         ...
 
     async def unload(self, service: str) -> Mapping[str, Any]:
-        """Let go of it, unless it is in use. What is on the device then: nothing, where the worker died."""
+        """Unload the service, unless it is in use. Return the device's state; it is empty if the worker died."""
         ...
 
 
@@ -46,12 +46,12 @@ class HostWeightHolder(Protocol):
 class _WeightFile:
     service: str
     spec_json: str
-    """The specification."""
+    """JSON of the service's specification."""
     descriptor: int
     reserved_bytes: int = 0
-    """Bytes that are there, or that a worker writes now."""
+    """Bytes that are written, or that a worker is writing now."""
     is_being_read: bool = False
-    """By a worker, now."""
+    """True while a worker reads the service's files into it."""
 
     @property
     def path(self) -> str:
@@ -59,14 +59,14 @@ class _WeightFile:
 
 
 class HostMemory:
-    """The manager's end. `budget`: bytes that all files together may have; None for no bound."""
+    """The manager's budget of host memory. `budget`: maximum bytes of all files; None for no limit."""
 
     def __init__(self, budget: int | None = None) -> None:
         self._budget = budget
         self._files: dict[tuple[str, int], _WeightFile] = {}
-        """By the service's name and the rank of a part."""
+        """Files by service name and rank."""
         self._orphaned: list[_WeightFile] = []
-        """Of what was forgotten, or is another model by now: some worker may still have it."""
+        """Files of removed or changed services, which a worker may still map."""
         self._holders: list[HostWeightHolder] = []
         self._on_response: Callable[[int, Mapping[str, Any]], None] | None = None
         self._changed = asyncio.Condition()
@@ -74,12 +74,12 @@ class HostMemory:
 
     @property
     def reserved_bytes(self) -> int:
-        """Bytes, of all services."""
+        """Reserved bytes of all services."""
         return sum(file.reserved_bytes for file in self._all_files)
 
     @property
     def written_bytes(self) -> int:
-        """Bytes that are there."""
+        """Written bytes of all services."""
         return sum(os.fstat(file.descriptor).st_size for file in self._all_files)
 
     @property
@@ -87,11 +87,11 @@ class HostMemory:
         return [*self._files.values(), *self._orphaned]
 
     def add_holder(self, holder: HostWeightHolder) -> None:
-        """In the order of their devices."""
+        """Add a worker. Call it in the order of the devices."""
         self._holders.append(holder)
 
     def set_response_handler(self, on_response: Callable[[int, Mapping[str, Any]], None]) -> None:
-        """From now on, what is on a device after something of it had to leave."""
+        """Set the callback for a device's state after a service was unloaded from it."""
         self._on_response = on_response
 
     def record_use(self, service: str) -> None:
@@ -101,9 +101,10 @@ class HostMemory:
     async def reserve(
         self, *requests: HostAllocationRequest, waiting: Sequence[str] = ()
     ) -> AsyncIterator[Sequence[str] | None]:
-        """Paths of files for what is read meanwhile; None where there is no room for all of it.
+        """Reserve files for services that the caller reads now. Yields their paths, or None if there is no room for
+        all.
 
-        Waits for others that read now, and for whoever reads the same. `waiting`: services that are needed next.
+        Waits for other reads, including reads of the same services. `waiting`: services that are needed next.
         """
         files: list[_WeightFile] = []
         async with self._changed:
@@ -119,13 +120,13 @@ class HostMemory:
             await asyncio.shield(self.release_unmapped())
 
     async def release_unmapped(self) -> None:
-        """What no worker has mapped, and none is about to, takes nothing any more."""
+        """Free the memory of files that no worker maps or is about to map."""
         async with self._changed:
             await self._release_unmapped()
             self._changed.notify_all()
 
     def forget(self, name: str) -> None:
-        """What workers still have of it counts until they let go."""
+        """Forget a service. Its memory counts until the workers unmap it."""
         for key in [key for key in self._files if key[0] == name]:
             self._orphan(key)
         self._uses.pop(name, None)
@@ -136,7 +137,7 @@ class HostMemory:
         self._files, self._orphaned = {}, []
 
     def _get_file(self, spec: Mapping[str, Any]) -> _WeightFile:
-        """Another specification of the same name is another file; who has the old one mapped keeps it."""
+        """Return the file of a specification. A change gets a new file, because workers may map the old one."""
         options = dict(spec.get("options", {}))
         key = spec["name"], options.pop("rank", 0)
         said = json.dumps({**spec, "options": options}, sort_keys=True)
@@ -150,7 +151,7 @@ class HostMemory:
         self._orphaned.append(self._files.pop(key))
 
     async def _release_unmapped(self) -> None:
-        """Beside this process's other work: to give back 64 GiB takes the system 8 s."""
+        """Free unmapped files in a thread: the kernel takes 8 s to free 64 GiB."""
         for file in self._all_files:
             if file.is_being_read:
                 continue
@@ -161,7 +162,7 @@ class HostMemory:
                 os.close(file.descriptor)
 
     async def _make_room(self, requests: Sequence[HostAllocationRequest], waiting: Sequence[str]) -> bool:
-        """Without waiting for others while it keeps them waiting: either all is there for it, or it holds nothing."""
+        """Make room for all requests, or return False. It reserves nothing while it waits, which prevents deadlocks."""
         stayed: set[str] = set()
         while True:
             files = [self._get_file(spec) for spec, _ in requests]
@@ -190,7 +191,7 @@ class HostMemory:
         return sum(file.reserved_bytes for file in self._all_files if file not in files) + size - self._budget
 
     def _eviction_order(self, excluded: Collection[str], waiting: Sequence[str]) -> list[EvictionCandidate]:
-        """Whoever leaves first at the head: what is on no device, and of that what is used least."""
+        """Return the services in eviction order: services on no device first, then the least used."""
         sizes: Counter[str] = Counter()
         for file in self._files.values():
             sizes[file.service] += file.reserved_bytes
@@ -206,7 +207,7 @@ class HostMemory:
         return [*eviction_order(off, queued=waiting), *eviction_order(on, queued=waiting)]
 
     def _candidate(self, name: str, size: int) -> EvictionCandidate:
-        """Reading it again costs by the byte."""
+        """Return a service as an eviction candidate. Its restore cost is proportional to its bytes."""
         use = self._uses.get(name, NEVER_USED)
         rate, used_at = use.rate(time.monotonic()), int(use.updated_at * 1e6)
         return EvictionCandidate(name=name, size=size, restore_s=float(size), rate=rate, used_at=used_at, restored_at=0)
@@ -221,7 +222,7 @@ class HostMemory:
 
 
 def _truncate_if_unmapped(descriptor: int) -> bool:
-    """Whether nobody has mapped the file, nor writes it; see `arl_gpu.models.weight_buffer`."""
+    """Empty the file and return True, unless a process maps or writes it. See `arl_gpu.models.weight_buffer`."""
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -238,7 +239,7 @@ def _truncate_if_unmapped(descriptor: int) -> bool:
 
 
 def memory_limit_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
-    """Of this process's memory: its control group's or that of a group around it, or the machine's."""
+    """Return the memory limit in bytes: that of the control group, of an ancestor of it, or of the machine."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for path in _limit_files(cgroups, own):
         with suppress(OSError):
@@ -248,7 +249,7 @@ def memory_limit_bytes(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> int:
 
 
 def _limit_files(cgroups: Path, own: Path) -> Iterator[Path]:
-    """Files of limits, of which those may not be there that a container does not see."""
+    """Yield the files of memory limits. A container may not see some of them."""
     yield from (cgroups / "memory.max", cgroups / "memory" / "memory.limit_in_bytes")
     with suppress(OSError):
         for line in own.read_text().splitlines():

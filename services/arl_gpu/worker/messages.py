@@ -1,4 +1,4 @@
-"""Messages between the manager and a worker: JSON after its length, over a socket pair."""
+"""Messages between the manager and a worker: JSON with a length prefix, over a socket pair."""
 
 import asyncio
 import json
@@ -19,12 +19,14 @@ __all__ = [
 
 _LENGTH_BYTES = 4
 MAX_MESSAGE_BYTES = 256 << 20
-"""Bytes of a message. What says that it is longer is none."""
+"""Maximum bytes of a message. A longer length means that the stream is not a message."""
 PROGRESS = {"step": "on the way"}
-"""From a worker before its answer, any number of times: it asks something of an engine now, or has asked, or has read
-some more of a model."""
+"""Message of a worker before its response, any number of times.
+
+It means that the worker starts or has finished a request to an engine, or has read more of a model.
+"""
 HOST_FULL = "host_full"
-"""The error of an order for which a service has to be read, with its `host_bytes`: given again with `room`, it is."""
+"""Error of an order whose service must be read first. `host_bytes` is its size; the order succeeds with `room`."""
 RESPONSE_KEYS = frozenset({"states", "used_bytes", "moves", "fitting"})
 ERROR_KEYS = RESPONSE_KEYS | {"error", "message"}
 TIME_KEYS = frozenset({"forward_s", "forward_cpu_s", "model_s", "model_cpu_s", "restore_s"})
@@ -32,7 +34,7 @@ SCORE_KEYS = RESPONSE_KEYS | TIME_KEYS | {"entries", "texts", "tokens", "padding
 
 
 async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
-    """Raises `ConnectionError` at the end, and `ValueError` for what is no message."""
+    """Read a message. Raises `ConnectionError` at the end of the stream and `ValueError` for invalid data."""
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
         if length > MAX_MESSAGE_BYTES:
@@ -44,7 +46,7 @@ async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
 
 
 def check_response(response: Any, *, items: int | None = None) -> dict[str, Any]:
-    """An answer, to an order to score so many items or to another, with all that is read of it. Raises `ValueError`."""
+    """Return a valid response to an order; `items` is the number of items to score. Raises `ValueError`."""
     done = RESPONSE_KEYS if items is None else SCORE_KEYS
     wanted = ERROR_KEYS if isinstance(response, dict) and "error" in response else done
     if not isinstance(response, dict) or (missing := wanted - response.keys()):
@@ -57,12 +59,12 @@ def check_response(response: Any, *, items: int | None = None) -> dict[str, Any]
 
 
 def write_message(writer: asyncio.StreamWriter, message: dict[str, Any]) -> None:
-    """It leaves while its writer reads: the other end may have much to say before it reads this."""
+    """Write a message without waiting: the peer may write much before it reads."""
     writer.write(_frame(message))
 
 
 def read_blocking(channel: socket.socket) -> dict[str, Any] | None:
-    """None at the end."""
+    """Read a message; return None at the end of the stream."""
     head = _receive_exactly(channel, _LENGTH_BYTES)
     body = _receive_exactly(channel, int.from_bytes(head)) if head is not None else None
     return json.loads(body) if body is not None else None
@@ -73,7 +75,7 @@ def write_blocking(channel: socket.socket, message: dict[str, Any]) -> None:
 
 
 def _frame(message: dict[str, Any]) -> bytes:
-    # A text may have half of a surrogate pair, which JSON reads and UTF-8 has no place for.
+    # A text can contain half of a surrogate pair, which JSON accepts and UTF-8 cannot encode.
     content = json.dumps(message, ensure_ascii=False).encode(errors="surrogatepass")
     return len(content).to_bytes(_LENGTH_BYTES) + content
 
@@ -89,14 +91,14 @@ def _receive_exactly(channel: socket.socket, count: int) -> bytes | None:
 
 @dataclass(slots=True)
 class ResidencyStats:
-    """What came and went since somebody last asked."""
+    """Moves between host memory and the device since the last call of `take_stats`."""
 
     restored_s: list[float] = field(default_factory=list)
-    """What each copy took."""
+    """Seconds of each copy."""
     cooled: int = 0
-    """Services that left host memory for another one."""
+    """Number of services that were unloaded from host memory for another one."""
     evicted: int = 0
     prefetched: int = 0
-    """Of the restored ones, those that nobody waited for yet when they began."""
+    """Number of restored services whose copy started before an action waited for it."""
     failed: int = 0
-    """Copies that broke off."""
+    """Number of copies that failed."""

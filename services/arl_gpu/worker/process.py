@@ -1,8 +1,7 @@
-"""The process that owns a device: it loads services, keeps them resident while there is room, and runs forward passes.
+"""The worker process of a device. It loads services, keeps them resident while they fit, and computes forward passes.
 
 `python -m arl_gpu.worker.process FD CONFIG` is a child of its manager and ends with it. It handles one order at a time.
-Numerical libraries are imported with the first service that needs them, so a node that scores nothing does not pay for
-them.
+Numerical libraries are imported with the first service that needs them, so an unused node does not load them.
 """
 
 import json
@@ -46,14 +45,14 @@ log = logging.getLogger(__name__)
 
 MIB = 1 << 20
 PROGRESS_BYTES = 256 * MIB
-"""That are read from files between two steps: of a large model, more than one order may take otherwise."""
+"""Bytes that are read from files between two progress messages: reading a large model can exceed an order's timeout."""
 ENGINE_KEYS = "TANGRAM_ENGINE_KEYS"
-"""The variable of a worker's environment that has the engines' keys, as a JSON object by their names."""
+"""Environment variable with the engines' keys: a JSON object of keys by engine name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerConfig:
-    """`services`: the specification of each that there is at the start, by name."""
+    """The configuration of a worker. `services`: the specification of each service at the start, by name."""
 
     services: dict[str, dict[str, Any]]
     pinned: tuple[str, ...] = ()
@@ -62,17 +61,17 @@ class WorkerConfig:
     copy_mib_per_s: float | None
     eviction: EvictionPolicy = EvictionPolicy.COST
     host_mib: int | None = None
-    """The most that weights take of host memory."""
+    """Maximum MiB of weights in host memory."""
     shares_host: bool = False
-    """Weights are kept where other workers have them, too, and the manager knows how much that is."""
+    """True if weights are in files that all workers share; the manager then counts their size."""
     engines: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """`EngineSpec` of each that shares this device, by name."""
+    """`EngineSpec` of each engine on this device, by name."""
     held: tuple[str, ...] = ()
-    """Of these, what somebody uses at the start, once for each holder."""
+    """Engines that are in use at the start, once for each user."""
     asleep: tuple[str, ...] = ()
-    """Of these, what was told to sleep last."""
+    """Engines whose last command was to sleep."""
     engines_dir: str | None = None
-    """Where it is kept what they were told."""
+    """Directory of the engines' state files."""
 
     def open_device(self) -> Device:
         return create_device(
@@ -81,13 +80,13 @@ class WorkerConfig:
 
 
 def create_device(name: str, *, device_mib: int, copy_mib_per_s: float | None = None, shared: bool = False) -> Device:
-    """`cpu`, of that size and bandwidth, or `cuda:N`, with most of its free memory, or `shared` with engines.
+    """Open a device: `cpu` with that size and bandwidth, or `cuda:N` with most of its free memory.
 
-    Raises where it is not there.
+    `shared`: engines use the device too. Raises an error if the device does not exist.
     """
     if name == "cpu":
         return CpuDevice(device_mib * MIB, bytes_per_s=copy_mib_per_s * MIB if copy_mib_per_s is not None else None)
-    from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
+    from arl_gpu.devices.cuda_device import CudaDevice  # imports torch
 
     return CudaDevice(int(name.removeprefix("cuda:")), shared=shared)
 
@@ -103,7 +102,7 @@ class _OrderHandler:
         )
         self._models: dict[str, RewardModel] = {}
         self._unplaced_model: tuple[str, dict[str, Any], RewardModel] | None = None
-        """One for which there was no room, until the next one is asked for."""
+        """Name, specification and model of a service that did not fit, until another one is requested."""
         self._rendezvous = RendezvousRegistry(cuda=config.device != "cpu")
         self._engines = EngineSet(
             config.engines,
@@ -131,9 +130,9 @@ class _OrderHandler:
         }
 
     def handle(self, order: dict[str, Any]) -> dict[str, Any]:
-        """What was found, or why nothing was; and what is on the device now.
+        """Execute an order. Return its result or error, and the current state of the device.
 
-        `NotFreed` ends this process, and so does a device that can't be used any more.
+        `MemoryNotFreed`, or an unusable device, ends this process.
         """
         op = order.pop("op")
         try:
@@ -145,7 +144,7 @@ class _OrderHandler:
                 self._residency.check()
             answer = {"error": error_code(error), "message": str(error)}
             answer |= {"host_bytes": error.size} if isinstance(error, HostMemoryFull) else {}
-        except Exception as error:  # noqa: BLE001 - the order's giver hears of it, and the next may be another's
+        except Exception as error:  # noqa: BLE001 - the client gets the error; the next order may succeed
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
             log.warning("%s of %s: %r", code, order.get("service") or order.get("name"), error)
@@ -163,11 +162,9 @@ class _OrderHandler:
         together: Mapping[str, Any] | None = None,
         room: tuple[str, int] | None = None,
     ) -> dict[str, Any]:
-        """Compute it from weights that are all on the device; what is needed next is copied meanwhile.
+        """Score items with weights on the device, and prefetch the services that are needed next.
 
-        `together`: with which others it is computed.
-
-        `room`, of what is to be read first: the path of a file for it, and how many bytes that may have.
+        `together`: the ranks that compute it. `room`: the path of a file and its size, if the service is read first.
         """
         part = RankInfo(**together) if together is not None else None
         peers = self._rendezvous.get_peers(part)
@@ -205,10 +202,10 @@ class _OrderHandler:
         rank_info: RankInfo | None,
         room: tuple[str, int] | None,
     ) -> Iterator[tuple[RewardModel, Any, bool]]:
-        """Its model, its bytes on the device, and whether they were there.
+        """Yield the service's model, its bytes on the device, and True if they were there.
 
-        Of several peers, once all have theirs. Raises `PeerNotReady` where one has not; and where this one has not, the
-        others hear of it.
+        All ranks must have their bytes first. Raises `PeerNotReady` if a rank does not. If this rank fails, it informs
+        the others.
         """
         with ExitStack() as stack:
             try:
@@ -217,7 +214,7 @@ class _OrderHandler:
                 content = stack.enter_context(self._residency.use(service, waiting=waiting))
                 self._residency.prefetch(waiting)
             except Exception:
-                with suppress(PeerLost):  # then they have heard of worse
+                with suppress(PeerLost):  # the others already know of a worse failure
                     peers.all_agree(0)
                 raise
             if not peers.all_agree(model_fingerprint(self._specs[service], rank_info, getattr(model, "made_of", ""))):
@@ -225,19 +222,19 @@ class _OrderHandler:
             yield model, content, was_there
 
     def _drop_if_changed(self, service: str) -> None:
-        """Another rank may have read what has taken its files' place: the next batch is of one and the same model."""
+        """Drop a model if its files changed since it was read: another rank may have read the new files."""
         model = self._models[service]
         if getattr(model, "made_of", "") != files_fingerprint(Path(self._specs[service]["directory"])):
             self._residency.forget(service)
             del self._models[service]
 
     def _offer(self, spec: dict[str, Any]) -> dict[str, Any]:
-        """From now on it can be scored. The same one again is nothing; another of that name takes its place.
+        """Offer a service. An unchanged one has no effect; a changed one replaces the old one.
 
-        Of one that is split, the first rank says where that can't be.
+        The first rank of a sharded service reports if it cannot be sharded.
         """
         if spec.get("options", {}).get("rank") == 0:
-            with suppress(OSError):  # what can't be read now says so when it is
+            with suppress(OSError):  # loading reports unreadable files later
                 loader.check_shardable(spec)
         if self._specs.get(spec["name"]) != spec:
             self._forget(spec["name"])
@@ -245,7 +242,7 @@ class _OrderHandler:
         return {}
 
     def _forget(self, name: str) -> dict[str, Any]:
-        if self._has_engine(name):  # which stays, whoever is served by it
+        if self._has_engine(name):  # the engine stays without judges
             self._pin(name, on=False)
         else:
             self._residency.forget(name)
@@ -255,7 +252,7 @@ class _OrderHandler:
         return {}
 
     def _unload(self, name: str) -> dict[str, Any]:
-        """Out of host memory, for what another worker reads; where it is in use it stays."""
+        """Unload a service from host memory for a service of another worker. It stays while it is in use."""
         if name in self._models:
             self._residency.unload(name)
             self._drop_cold_models()
@@ -268,21 +265,21 @@ class _OrderHandler:
         return {}
 
     def _evict(self, name: str) -> dict[str, Any]:
-        """One that is not on the device is evicted already. Said by name, it also leaves where it is pinned."""
+        """Evict a service if it is on the device. An explicit eviction ignores a pin."""
         self._residency.evict_if_present(self._residency_key(name))
         return {}
 
     def _pin(self, name: str, on: bool) -> dict[str, Any]:
-        """Resident or not: once it is on the device, no other service's restore makes it leave."""
+        """Pin or unpin a service in any state. No other restore evicts a pinned service."""
         (self._pinned.add if on else self._pinned.discard)(name)
         place = self._residency_key(name)
         self._residency.pin(place, on=any(self._residency_key(each) == place for each in self._pinned))
         return {}
 
     def _acquire_engine(self, engine: str, users: int, waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """It stays awake until it is released; `held` is false while it wakes up.
+        """Acquire an engine, which stays awake until its release; `held` is false while it wakes up.
 
-        `users`: all that hold it then. Each order says anew how many there are, so none that was lost is missed.
+        `users` is the total number of users. Every order repeats it, so a lost order has no effect.
         """
         return {
             "held": self._engines.acquire(engine, users=users, waiting=[self._residency_key(each) for each in waiting])
@@ -297,12 +294,12 @@ class _OrderHandler:
         return {}
 
     def _states(self) -> dict[str, str]:
-        """Of services; one that an engine computes is where the engine is."""
+        """Return the states of services. A judge has the state of its engine."""
         known = self._residency.states
         return {name: known[place].value for name in self._specs if (place := self._residency_key(name)) in known}
 
     def _fitting(self) -> list[str]:
-        """Services for which nobody would have to leave; what was never read may be one of them."""
+        """Return services that fit without an eviction, including services of unknown size."""
         known = self._residency.fitting
         return [
             name
@@ -314,7 +311,7 @@ class _OrderHandler:
         return self._residency_key(service) != service
 
     def _residency_key(self, service: str) -> str:
-        """By what name the residency knows it."""
+        """Return the service's key in the residency."""
         engine = self._specs.get(service, {}).get("engine")
         return service if engine is None else residency_key(engine)
 
@@ -341,7 +338,7 @@ class _OrderHandler:
     def _allocate_weights(
         self, service: str, room: tuple[str, int] | None, size: int, chunks: Callable[[], Iterator[Chunk]]
     ) -> memoryview:
-        """Where its weights are kept; there is room before they are copied there. Raises `NoRoom`, `HostFull`."""
+        """Return the service's weights. Raises `InsufficientMemory` or `HostMemoryFull` before any copy."""
         stepping = partial(self._report_progress, chunks)
         if not self._shares_host:
             self._residency.reserve_host_bytes(service, size)
@@ -362,18 +359,18 @@ class _OrderHandler:
                 read = 0
 
     def _drop_cold_models(self) -> None:
-        """A model of what left host memory holds its bytes still."""
+        """Drop models that left host memory, because a model keeps its bytes alive."""
         states = self._residency.states
         self._models = {name: each for name, each in self._models.items() if states[name] is not ResidencyState.COLD}
 
 
 def _public_message(error: Exception) -> str:
-    """Of a file, what is wrong and not where it lies: whoever asked for a score reads it."""
+    """Return the error's text without a file's path, because clients read it."""
     return error.strerror or "" if isinstance(error, OSError) else str(error)
 
 
 def serve(channel: socket.socket, config: WorkerConfig, keys: Mapping[str, str] | None = None) -> None:
-    """Until the other end is closed. `keys`: what engines ask for, by their names."""
+    """Handle orders until the manager closes the channel. `keys`: API keys by engine name."""
     worker = _OrderHandler(config, keys or {}, lambda: write_blocking(channel, PROGRESS))
     while (order := read_blocking(channel)) is not None:
         write_blocking(channel, worker.handle(order))
@@ -381,7 +378,7 @@ def serve(channel: socket.socket, config: WorkerConfig, keys: Mapping[str, str] 
 
 if __name__ == "__main__":
     set_up_logging("gpu-worker", "warning")
-    # Command lines can be read by every user of the machine.
+    # Keys are in the environment, because every user can read command lines.
     serve(
         socket.socket(fileno=int(sys.argv[1])),
         WorkerConfig(**json.loads(sys.argv[2])),

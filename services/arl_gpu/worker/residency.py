@@ -1,4 +1,4 @@
-"""Does what `arl_core.residency.occupancy` decides, on a device: all of it, or nothing."""
+"""Residency of weights and engines on a device: applies decisions of `arl_core.residency.occupancy` atomically."""
 
 import logging
 import time
@@ -20,11 +20,11 @@ log = logging.getLogger(__name__)
 
 
 class InsufficientMemory(Exception):
-    """It does not fit beside what is in use."""
+    """A lack of memory for a service in addition to the services that are in use."""
 
 
 class MemoryNotFreed(Exception):
-    """The device did not give back what was freed. Its arithmetic can't be trusted any more."""
+    """A device that did not return freed memory; its accounting is no longer reliable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +34,17 @@ class _PendingCopy:
 
 
 class DeviceResidency:
-    """One device's. Not for several threads: whoever owns the device calls it.
+    """The residency of one device. It is not thread-safe: only the device's owner calls it.
 
-    An engine is in it like a service's weights; what a copy is to these, waking up is to it, and it leaves by sleeping.
+    An engine counts like a service's weights: waking it is its copy, and putting it to sleep is its eviction.
 
-    `waiting`, wherever it is asked for: services with work in the queue, the one that is needed first at its head.
+    `waiting` lists services with queued work; the one that is needed first comes first.
     """
 
     def __init__(
         self, device: Device, *, eviction: EvictionPolicy = EvictionPolicy.COST, host_bytes: int | None = None
     ) -> None:
-        """`host_bytes`: the most that weights take of host memory; None for no bound."""
+        """Initialise the residency. `host_bytes`: maximum bytes of weights in host memory; None for no limit."""
         self._device = device
         self._eviction, self._host_bytes = eviction, host_bytes
         self._occupancy = DeviceOccupancy(device.capacity)
@@ -52,7 +52,7 @@ class DeviceResidency:
         self._engines: dict[str, EngineController] = {}
         self._blocks: dict[str, DeviceBlock] = {}
         self._pending_copies: dict[str, _PendingCopy] = {}
-        """On their way."""
+        """Copies that have not finished, by service."""
         self._stats = ResidencyStats()
 
     @property
@@ -61,7 +61,7 @@ class DeviceResidency:
 
     @property
     def capacity(self) -> int:
-        """Bytes of the device for all that may be on it."""
+        """Bytes of the device for weights and engines."""
         return self._occupancy.capacity
 
     @property
@@ -71,22 +71,22 @@ class DeviceResidency:
 
     @property
     def fitting(self) -> frozenset[str]:
-        """Services that are not on the device, and fit into what is free."""
+        """Services that are not on the device and fit into its free memory."""
         free, services = self._occupancy.available, self._occupancy.services
         return frozenset(n for n, each in services.items() if each.state is ResidencyState.HOST and each.size <= free)
 
     @property
     def unevictable(self) -> frozenset[str]:
-        """Engines that keep their bytes whoever needs them, until it was heard that they would leave."""
+        """Engines that cannot be evicted, until they report that they can sleep."""
         return frozenset(name for name, each in self._occupancy.services.items() if each.is_retained)
 
     def take_stats(self) -> ResidencyStats:
-        """Since the last call."""
+        """Return the statistics since the last call."""
         found, self._stats = self._stats, ResidencyStats()
         return found
 
     def reserve_host_bytes(self, name: str, size: int) -> None:
-        """So many bytes will be read: others become cold where the budget asks for it. Raises `NoRoom`."""
+        """Make room for `size` bytes in host memory; other services are unloaded. Raises `InsufficientMemory`."""
         if self._host_bytes is None:
             return
         loaded = self._occupancy.loaded(name, size)
@@ -98,14 +98,14 @@ class DeviceResidency:
             self.unload(other)
 
     def load(self, name: str, weights: HostWeights, *, took_s: float = 0.0) -> None:
-        """Cold to host; others become cold where the budget asks for it. Raises `NoRoom`; then it stays cold."""
+        """Add a cold service's weights to host memory. Raises `InsufficientMemory`; then the service stays cold."""
         self.reserve_host_bytes(name, len(weights.content))
         self._device.register(weights.content)
         self._occupancy = self._occupancy.loaded(name, len(weights.content), load_s=took_s)
         self._weights[name] = weights
 
     def adopt_engine(self, name: str, engine: EngineController) -> None:
-        """It is taken for awake, and for staying so, until `look_at` has heard what it is."""
+        """Add an engine. It counts as awake and unevictable until `check_engine` knows its state."""
         self._occupancy = (
             self._occupancy.loaded(name, engine.size, host_size=0)
             .marked_resident(name)
@@ -115,10 +115,10 @@ class DeviceResidency:
         self._reserve_found(name)
 
     def check_engine(self, name: str, *, is_used: bool = False) -> None:
-        """Take an engine for what it says it is; one for which there is no room is put to sleep where nobody uses it.
+        """Apply the state that an engine reports. If it is awake, unused and does not fit, put it to sleep.
 
-        `is_used`: by somebody of whom it is not counted yet.
-        Raises `EngineTrouble`, also where nobody knows; then it is what it was, or awake and staying so.
+        `is_used`: a user exists that is not counted yet. Raises `EngineError`, also if the state is unknown; then the
+        engine keeps its state, or counts as awake and unevictable.
         """
         held = self._occupancy.residency_of(name)
         if held.state is ResidencyState.RESTORING:
@@ -137,14 +137,15 @@ class DeviceResidency:
             self._reserve_found(name)
 
     def restore_engine_user(self, name: str) -> None:
-        """Whoever used an engine before this was its residency still does, if it can be awake."""
+        """Restore the user of an engine from before this residency existed, if the engine can be awake."""
         if self._occupancy.residency_of(name).state is ResidencyState.RESIDENT:
             self._occupancy = self._occupancy.acquired(name, now=time.monotonic())
 
     def acquire_engine(self, name: str, *, users: int = 1, waiting: Sequence[str] = ()) -> bool:
-        """An engine is in use from now on, by so many in all, until `release`; False while it is still on its way.
+        """Acquire an engine for `users` users in total. Return False while it is still waking up.
 
-        Raises `NoRoom`, `EngineTrouble`, or `CopyFailed` where it did not wake up; then its room is free again.
+        Raises `InsufficientMemory`, `EngineError`, or `CopyFailed` if it did not wake up; then its memory is free
+        again.
         """
         self.release_engine(name, users=users - 1)
         if self._occupancy.residency_of(name).state is ResidencyState.RESIDENT and not self._engines[name].is_awake():
@@ -159,19 +160,19 @@ class DeviceResidency:
         return True
 
     def release_engine(self, name: str, *, users: int = 0) -> None:
-        """So many are left. Nobody uses what is not on the device."""
+        """Set the remaining number of users. An engine that is not on the device has none."""
         if self._occupancy.residency_of(name).state is ResidencyState.RESIDENT:
             self._occupancy = self._occupancy.with_users(name, users)
 
     def pin(self, name: str, *, on: bool = True) -> None:
-        """In any state: once it is on the device, no other one's restore makes it leave."""
+        """Pin or unpin a service in any state; another service's restore does not evict a pinned one."""
         self._occupancy = self._occupancy.with_pinned(name, is_pinned=on)
 
     @contextmanager
     def use(self, name: str, *, waiting: Sequence[str] = ()) -> Iterator[Any]:
-        """Its bytes on the device, restored if they weren't there; it can't be evicted meanwhile.
+        """Yield the service's bytes on the device; restore them if needed. They cannot be evicted in the meantime.
 
-        Raises `NoRoom`, or what the copy failed with; then it is where it was, and its room is free.
+        Raises `InsufficientMemory` or the copy's error; then the service keeps its state, and its memory is free.
         """
         self._ensure_resident(name, waiting)
         self._acquire(name)
@@ -181,8 +182,8 @@ class DeviceResidency:
             self._occupancy = self._occupancy.released(name)
 
     def prefetch(self, waiting: Sequence[str]) -> str | None:
-        """Begin to copy what the queue needs next, if there is something and it fits without loss; its name."""
-        copied = [each for each in waiting if each not in self._engines]  # an engine wakes beside whatever goes on
+        """Start copying the service that is needed next, if it fits without loss. Return its name or None."""
+        copied = [each for each in waiting if each not in self._engines]  # engines wake in parallel anyway
         planned = self._occupancy.next_prefetch(copied, now=time.monotonic(), policy=self._eviction)
         if planned is None:
             return None
@@ -202,9 +203,9 @@ class DeviceResidency:
         return name
 
     def evict(self, name: str) -> None:
-        """Resident to host, without a copy back. Raises `Busy`, or `NotFreed`.
+        """Evict a resident service to host memory without a copy back. Raises `ServiceBusyError` and `MemoryNotFreed`.
 
-        Of an engine, `EngineTrouble`: it may hold its bytes still, and is asked no more until somebody looks at it.
+        Raises `EngineError` for an engine that may still use its memory; it is then unevictable until its next check.
         """
         self._occupancy.evicted(name)
         if name in self._engines:
@@ -217,7 +218,10 @@ class DeviceResidency:
         self._stats.evicted += 1
 
     def evict_if_present(self, name: str) -> None:
-        """Also what is on its way, but for an engine that still wakes up. Raises `Busy`, or `NotFreed`."""
+        """Evict a service, also one whose copy is pending.
+
+        Raises `ServiceBusyError`, also for an engine that is waking up, and `MemoryNotFreed`.
+        """
         if self._is_waking(name):
             raise ServiceBusyError(f"{name} is waking up")
         if name in self._pending_copies:
@@ -227,32 +231,32 @@ class DeviceResidency:
             self.evict(name)
 
     def unload(self, name: str) -> None:
-        """Out of host memory. Raises `Busy`, or `NotFreed`."""
+        """Remove a service from host memory. Raises `ServiceBusyError` and `MemoryNotFreed`."""
         self.evict_if_present(name)
         self._occupancy = self._occupancy.unloaded(name)
         self._device.unregister(self._weights.pop(name).content)
         self._stats.cooled += 1
 
     def forget(self, name: str) -> None:
-        """Also of the host. Raises `Busy`, or `NotFreed`."""
+        """Remove a service from the device and the host. Raises `ServiceBusyError` and `MemoryNotFreed`."""
         self.evict_if_present(name)
         self._occupancy = self._occupancy.removed(name)
         if (weights := self._weights.pop(name, None)) is not None:
             self._device.unregister(weights.content)
 
     def check(self) -> None:
-        """Raises where the device can't be used any more."""
+        """Raise an error if the device is unusable."""
         self._device.check()
 
     def close(self) -> None:
-        """Once nobody uses anything."""
+        """Evict all services and close the device. No service may be in use."""
         for name in [*self._pending_copies, *self._blocks]:
             self.evict_if_present(name)
         self._device.close()
 
     def _mark_evicted(self, name: str) -> None:
         evicted = self._occupancy.evicted(name).with_retained(name, is_retained=False)
-        if name in self._blocks:  # an engine that was found where there is no room has none
+        if name in self._blocks:  # an engine that was found without free memory has no block
             self._free(name, self._blocks.pop(name))
         self._occupancy = evicted
 
@@ -261,14 +265,14 @@ class DeviceResidency:
         return isinstance(event, EngineWakeup) and not event.has_ended
 
     def _reserve_found(self, name: str) -> None:
-        """What is found on the device, also by the device's own account, as far as that has room."""
+        """Reserve memory for an engine that is on the device, if the device has room."""
         if name not in self._blocks:
             with suppress(DeviceFull):
                 self._blocks[name] = self._device.reserve_external(self._occupancy.residency_of(name).size)
 
     def _ensure_resident(self, name: str, waiting: Sequence[str]) -> None:
         if name in self._pending_copies:
-            # One that was begun ahead and broke off is begun anew: nobody has waited for it yet.
+            # A failed prefetch is restarted: no action waited for it yet.
             with suppress(CopyFailed):
                 self._finish_restore(name)
         if self._occupancy.residency_of(name).state is not ResidencyState.RESIDENT:
@@ -277,7 +281,7 @@ class DeviceResidency:
             self._finish_restore(name)
 
     def _acquire(self, name: str) -> None:
-        """Somebody uses it. Of one that is on its way, once it is here."""
+        """Mark a service as used. A pending copy is finished first."""
         if name in self._pending_copies:
             self._finish_restore(name)
         self._occupancy = self._occupancy.acquired(name, now=time.monotonic())
@@ -299,7 +303,7 @@ class DeviceResidency:
         while leave is None and (
             copied := next((each for each in self._pending_copies if each not in self._engines), None)
         ):
-            # What is on its way can leave once it is here. Whoever wakes an engine waits for it.
+            # A service can be evicted once its copy has finished. A waking engine is not waited for.
             with suppress(CopyFailed):
                 self._finish_restore(copied)
             leave = self._evictions_for(name, waiting)
@@ -327,7 +331,7 @@ class DeviceResidency:
         return self._device.copy_async(block, self._weights[name].content)
 
     def _finish_restore(self, name: str) -> None:
-        """Restoring to resident, or back to host. Raises `CopyFailed`."""
+        """Change a service from restoring to resident, or back to host. Raises `CopyFailed`."""
         copy = self._pending_copies[name]
         try:
             copy.event.wait()
@@ -347,7 +351,7 @@ class DeviceResidency:
         self._stats.restored_s.append(copy.event.took_s)
 
     def _put_back_to_sleep(self, name: str) -> bool:
-        """Whether what half woke up holds nothing. Weights that half arrived are only bytes."""
+        """Return True if a failed restore uses no memory. Partly copied weights need no clean-up."""
         if (engine := self._engines.get(name)) is None:
             return True
         try:
@@ -358,7 +362,7 @@ class DeviceResidency:
         return True
 
     def _allocate(self, name: str, size: int, waiting: Sequence[str]) -> DeviceBlock:
-        """Free bytes may lie apart: then more of the idle ones leave."""
+        """Allocate a block. If free memory is fragmented, evict more idle services."""
         while True:
             try:
                 return self._device.alloc(size)

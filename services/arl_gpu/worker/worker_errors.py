@@ -1,4 +1,4 @@
-"""Why a worker did not carry an order out, as codes of its answers."""
+"""Errors of a worker's orders, and their codes in responses."""
 
 from collections.abc import Mapping
 
@@ -14,7 +14,7 @@ __all__ = ["ERROR_CODES", "HostMemoryFull", "error_code"]
 
 
 class HostMemoryFull(Exception):
-    """Other workers have the host's memory, too: the manager has to be asked for so many bytes."""
+    """A lack of reserved host memory. The manager must reserve `size` bytes."""
 
     def __init__(self, service: str, size: int) -> None:
         super().__init__(f"{service} takes {size} bytes of host memory")
@@ -34,7 +34,7 @@ ERROR_CODES: Mapping[type[Exception], str] = {
     PeerLost: "peer_gone",
     PeerNotReady: "peer_not_ready",
 }
-"""Of an order that was not carried out: the nearest of the error's classes."""
+"""Error codes of failed orders. The most specific class of an error counts."""
 
 
 def error_code(error: Exception) -> str:

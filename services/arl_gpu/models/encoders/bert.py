@@ -1,4 +1,4 @@
-"""BERT's forward in NumPy, and in torch where that can be imported: token ids to one unit vector a text."""
+"""BERT's forward in NumPy, or in torch if it can be imported: from token ids to one unit vector for each text."""
 
 import importlib
 import importlib.util
@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 EncodeFunction = Callable[[Mapping[str, Array], Sequence[Sequence[int]], "BertConfig"], Array]
 
-# Abramowitz and Stegun 7.1.26: the error function to 1.5e-7, far below what float32 sums leave.
+# Abramowitz and Stegun 7.1.26: the error function with an error of at most 1.5e-7, far below float32 rounding of sums.
 ERF_COEFFICIENTS = (0.254829592, -0.284496736, 1.421413741, -1.453152027, 1.061405429)
 ERF_P = 0.3275911
 MASK_BIAS = np.float32(-1e9)
@@ -35,7 +35,7 @@ class BertConfig:
 
 
 def read_config(directory: Path) -> BertConfig:
-    """Raises `ValueError` for what this forward is not."""
+    """Read the configuration. Raises `ValueError` for a model that this forward does not implement."""
     said = json.loads((directory / "config.json").read_text())
     pooling = json.loads((directory / "1_Pooling" / "config.json").read_text())
     modules = [each["type"].rpartition(".")[2] for each in json.loads((directory / "modules.json").read_text())]
@@ -47,19 +47,19 @@ def read_config(directory: Path) -> BertConfig:
 
 
 def has_torch() -> bool:
-    """Whether it can be imported, which is tried: one that is broken must not fail each forward."""
+    """Return True if torch can be imported. The import is tried, because a broken torch must not fail each forward."""
     if importlib.util.find_spec("torch") is None:
         return False
     try:
         importlib.import_module("torch")
-    except Exception as error:  # noqa: BLE001 - what native libraries fail with is theirs to choose
+    except Exception as error:  # noqa: BLE001 - native libraries can raise any exception
         log.warning("torch is installed and can't be imported, so NumPy computes: %r", error)
         return False
     return True
 
 
 def encode_numpy(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: BertConfig) -> Array:
-    """Unit vectors, one a text; texts of one call are padded to the longest of them."""
+    """Return one unit vector for each text. The texts of a call are padded to the longest one."""
     padded, mask = _pad(ids)
     hidden = (
         weights["embeddings.word_embeddings.weight"][padded]
@@ -77,8 +77,8 @@ def encode_numpy(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
 
 
 def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], config: BertConfig) -> Array:
-    """The same in torch, from the same bytes; where these are on a device, there."""
-    import torch  # only where there is one; it takes a second and 200 MiB
+    """Return the vectors of `encode_numpy`, computed in torch on the device of the weights."""
+    import torch  # imported only if needed; it takes a second and 200 MiB
     from torch.nn import functional
 
     def tensor(name: str) -> Any:
@@ -169,7 +169,7 @@ def _layer_norm(x: Any, weights: Mapping[str, Array], name: str, config: BertCon
 
 
 def _gelu(x: Any) -> Any:
-    """x/2 (1 + erf(x / √2)), in place where it can be."""
+    """Return x/2 (1 + erf(x / √2)), computed in place where possible."""
     y = np.abs(x)
     y *= np.float32(0.5**0.5)
     t = 1 / (1 + np.float32(ERF_P) * y)

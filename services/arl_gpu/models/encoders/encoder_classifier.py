@@ -1,4 +1,4 @@
-"""A small head on a frozen sentence encoder: how good a text is, as a probability, or one of several labels."""
+"""A small head on a frozen sentence encoder: the probability that a text is good, or of one of several labels."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ __all__ = ["EncoderClassifier"]
 
 
 class EncoderClassifier(SentenceEncoder):
-    """`head.weight` (labels by width) and `head.bias` come from a file of their own, into the same piece of memory.
+    """A classifier with `head.weight` (labels by hidden size) and `head.bias` from a separate file, in the same buffer.
 
-    With one label, the score is its probability. With several it is that of the last, and `values` has all.
+    With one label, the score is its probability. With several, it is that of the last, and `values` has all.
     """
 
     def __init__(self, directory: Path, head: Path, *, activation: bool = True) -> None:
@@ -41,12 +41,12 @@ class EncoderClassifier(SentenceEncoder):
 
 
 def _to_numpy(array: Any) -> Any:
-    """A few numbers, wherever they are."""
+    """Return the array in host memory; it is small."""
     return array if isinstance(array, np.ndarray) else array.cpu().numpy()
 
 
 def _activate(logits: Any) -> Any:
-    """A softmax over one label would always be 1."""
+    """Return the probabilities. One label uses a sigmoid, because a softmax would always be 1."""
     if len(logits) == 1:
         return 1 / (1 + np.exp(-logits))
     powers = np.exp(logits - logits.max())

@@ -1,4 +1,4 @@
-"""A model's weights in one flat piece of host memory, and the same arrays wherever those bytes are."""
+"""A model's weights in one flat buffer of host memory, and views of the same arrays in any copy of it."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from arl_gpu.models.weight_buffer import Chunk, WeightBuffer
 __all__ = ["Array", "FlatWeights", "read_weights"]
 
 ALIGNMENT = 256
-"""Bytes; what devices like."""
+"""Alignment of arrays in bytes, for fast reads on devices."""
 
 Array = NDArray[np.float32]
 
@@ -26,16 +26,16 @@ class _ArraySlice:
     shape: tuple[int, ...]
 
     def view(self, content: Any) -> Any:
-        """A view of `content`: a tensor, where it is one of torch."""
+        """Return a view of `content`; it is a tensor if `content` is a torch tensor."""
         if isinstance(content, memoryview | bytearray):
             return np.frombuffer(content, np.float32, math.prod(self.shape), self.offset).reshape(self.shape)
-        from torch import float32  # where there is such a tensor, there is torch
+        from torch import float32  # `content` is a tensor, so torch is installed
 
         return content[self.offset : self.offset + 4 * math.prod(self.shape)].view(float32).view(self.shape)
 
 
 class FlatWeights(WeightBuffer):
-    """Of float32, from arrays of any floating type."""
+    """A buffer of float32 weights, converted from arrays of any floating type."""
 
     def __init__(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         self._arrays = dict(arrays)
@@ -46,7 +46,7 @@ class FlatWeights(WeightBuffer):
             self.size += -(-array.size * 4 // ALIGNMENT) * ALIGNMENT
 
     def arrays(self, content: Any) -> Mapping[str, Array]:
-        """Views of `content`, which is this one or a copy of it elsewhere: tensors, where it is one of torch."""
+        """Return views of `content`, which is this buffer or a copy of it; they are tensors if it is a torch tensor."""
         return {name: place.view(content) for name, place in self.slices.items()}
 
     def _chunks(self) -> Iterator[Chunk]:
@@ -59,9 +59,10 @@ class FlatWeights(WeightBuffer):
 
 
 def read_weights(*paths: Path) -> FlatWeights:
-    """Every floating point tensor of safetensors files as float32. Whole numbers there are positions, not weights.
+    """Read every floating point tensor of safetensors files as float32. Integer tensors there are positions, not
+    weights.
 
-    Without a pooler, which embeddings do without.
+    The pooler is skipped, because embeddings do not need it.
     """
     tensors: dict[str, Any] = {}
     for path in paths:

@@ -1,4 +1,4 @@
-"""Unit vectors of texts by a sentence encoder with resident weights, and cosine similarity of pairs."""
+"""Unit vectors of texts from a sentence encoder with resident weights, and the cosine similarity of pairs."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -18,14 +18,14 @@ from arl_gpu.models.interface import Entry, Item, ModelOutput, error_entry
 __all__ = ["EncodedTexts", "SentenceEncoder", "SimilarityModel", "empty_text_entry"]
 
 MAX_CPU_PASS_TOKENS = 1024
-"""In a pass: more of them no longer make it cheaper by the token."""
+"""Maximum tokens in a pass; more tokens no longer reduce the cost of each."""
 BYTES_PER_PARAMETER = 4
-"""Of a parameter."""
+"""Bytes of a parameter."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedTexts:
-    """Of each text its tokens, and its vector unless it is empty; and what computing them took."""
+    """The tokens of each text, the vector of each non-empty text, and the cost of the computation."""
 
     tokens: Mapping[str, TokenizedText]
     vectors: Mapping[str, Any]
@@ -39,7 +39,7 @@ class EncodedTexts:
 
 
 class SentenceEncoder:
-    """A sentence-transformers directory, and further files of weights beside it."""
+    """An encoder from a sentence-transformers directory and additional weight files."""
 
     def __init__(self, directory: Path, *further: Path) -> None:
         self.config = read_config(directory)
@@ -51,7 +51,7 @@ class SentenceEncoder:
         )
 
     def encode(self, input_texts: Sequence[str], content: Any) -> EncodedTexts:
-        """A text that is there several times is encoded once; equal ones in another company may differ by 1e-6."""
+        """Encode each distinct text once. Equal texts in different batches can differ by 1e-6."""
         texts = list(dict.fromkeys(input_texts))
         tokens = dict(zip(texts, self.tokenizer.tokenize(texts), strict=True))
         wanted = [text for text in texts if not tokens[text].is_empty]
@@ -73,10 +73,10 @@ def empty_text_entry(name: str, purpose: str) -> Entry:
 
 
 class SimilarityModel(SentenceEncoder):
-    """Of kind `similarity` and of kind `relevance`: `reference` is the answer that was wanted, or the query."""
+    """A model of the kinds `similarity` and `relevance`. `reference` is the expected answer, or the query."""
 
     def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
-        """An entry for each pair of text and reference."""
+        """Return an entry for each pair of text and reference."""
         pairs = [(str(item["text"]), str(item["reference"])) for item in items]
         encoded = self.encode([text for pair in pairs for text in pair], content)
         return encoded.to_output([_entry(*pair, encoded) for pair in pairs])

@@ -1,4 +1,4 @@
-"""Text to token ids, as sentence-transformers does it: lower case, special tokens, cut at the model's length."""
+"""Conversion of text to token ids as in sentence-transformers: lower case, special tokens, truncation."""
 
 import json
 from collections.abc import Sequence
@@ -10,9 +10,9 @@ from tokenizers import Tokenizer
 __all__ = ["TokenizedText", "WordPieceTokenizer"]
 
 SPECIAL_TOKENS = 2
-"""[CLS] and [SEP], around every text."""
+"""Number of special tokens around every text: [CLS] and [SEP]."""
 MAX_CHARACTERS_PER_TOKEN = 16
-"""Characters that are looked at first."""
+"""Characters for each token of the prefix that is tokenized first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class TokenizedText:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing but special tokens: the text has no meaning to compare."""
+        """True if the text has only special tokens, so it has no meaning to compare."""
         return len(self.ids) <= SPECIAL_TOKENS
 
 
@@ -33,12 +33,12 @@ class WordPieceTokenizer:
         said = json.loads((directory / "sentence_bert_config.json").read_text())
         self.max_tokens = int(said["max_seq_length"])
         self._tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        # The file itself pads and cuts everything to 128.
+        # The file configures padding and truncation to 128 tokens.
         self._tokenizer.no_padding()
         self._tokenizer.enable_truncation(self.max_tokens)
 
     def tokenize(self, texts: Sequence[str]) -> list[TokenizedText]:
-        """What is beyond the model's length need not be read, where the text before it is long enough."""
+        """Tokenize texts. A long text is tokenized by its prefix, unless the prefix has too few tokens."""
         begins = [_word_prefix(text, MAX_CHARACTERS_PER_TOKEN * self.max_tokens) for text in texts]
         found = self._tokenize_batch(begins)
         short = [at for at, text in enumerate(texts) if begins[at] != text and not found[at].truncated]
@@ -47,14 +47,14 @@ class WordPieceTokenizer:
         return found
 
     def _tokenize_batch(self, texts: list[str]) -> list[TokenizedText]:
-        """`fast` is without each token's place in the text, which nobody asks for."""
+        """Tokenize texts. `encode_batch_fast` omits the unused offsets of tokens in the text."""
         return [
             TokenizedText(tuple(each.ids), bool(each.overflowing)) for each in self._tokenizer.encode_batch_fast(texts)
         ]
 
 
 def _word_prefix(text: str, length: int) -> str:
-    """Its whole words up to there: no word's tokens depend on another's."""
+    """Return the whole words of the first `length` characters; a word's tokens do not depend on other words."""
     if len(text) <= length:
         return text
     cut = max(text.rfind(space, 0, length) for space in " \n\t")

@@ -1,4 +1,4 @@
-"""Kinds of reward services: what makes a model of a service's specification."""
+"""Factories for the kinds of reward services: each creates a model from a service's specification."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,16 +11,16 @@ __all__ = ["check_shardable", "create_model", "load"]
 
 
 def load(spec: Mapping[str, Any], allocate_fn: AllocateFn = load_private) -> RewardModel:
-    """With its weights in host memory, where `hold` says. Raises what `make` raises."""
+    """Create a model and load its weights into host memory. Raises the errors of `create_model`."""
     model = create_model(spec)
     model.weights.allocate(allocate_fn)
     return model
 
 
 def create_model(spec: Mapping[str, Any]) -> RewardModel:
-    """Its weights are kept nowhere yet. Raises `LookupError` for a kind that there is not.
+    """Create a model without loading its weights. Raises `LookupError` for an unknown kind.
 
-    `directory` is where its files are, `options` is what its kind takes beside them.
+    `directory` contains its files; `options` are the options of its kind.
     """
     maker = MODEL_FACTORIES.get(spec["kind"])
     if maker is None:
@@ -29,13 +29,13 @@ def create_model(spec: Mapping[str, Any]) -> RewardModel:
 
 
 def check_shardable(spec: Mapping[str, Any]) -> None:
-    """Raises `arl_gpu.catalog.service_files.NotSplit` where the devices that are to compute it together can't."""
+    """Raise `ModelNotShardable` if the service's devices cannot compute it together."""
     from arl_gpu.models.hugging_face import check_tensor_parallel
 
     check_tensor_parallel(spec)
 
 
-# Each imports what it computes with: numpy and tokenizers, or torch. A node that has no such service pays nothing.
+# Each factory imports its libraries (numpy and tokenizers, or torch), so a node without such services never does.
 
 
 def _similarity(directory: Path, options: Mapping[str, Any]) -> RewardModel:
