@@ -60,7 +60,7 @@ def traceparent_of(span_context: SpanContext) -> str:
 
 
 def context_headers() -> dict[str, str]:
-    """Return the headers that give the current trace context, and the caller's baggage, to another service."""
+    """Return the headers that pass the current trace context, and the caller's baggage, to another service."""
     traceparent = current_traceparent.get() or new_traceparent()
     context = get_current()
     parent = remote_parent(context)
