@@ -42,8 +42,7 @@ class Batcher(Generic[Item, Result]):
         self._in_flight: asyncio.Task[None] | None = None
 
     async def submit(self, item: Item, *, weight: int = 0) -> Result:
-        """Queue `item` and return its result. `weight` is its size in bytes; an item over the limit is flushed alone.
-        """
+        """Queue `item` and return its result. `weight` is its size in bytes; an item over the limit is flushed alone."""
         return await self.enqueue(item, weight=weight)
 
     def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Result]":

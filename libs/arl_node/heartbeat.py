@@ -59,8 +59,9 @@ class LeaseHeartbeat:
         self._thread.join(timeout=CONNECT_TIMEOUT_S)
 
     def can_start(self) -> bool:
-        """Return True while the lease is safe, measured from the *sending* of the last accepted beat by the monotonic
-        clock.
+        """Return True while the lease is safe.
+
+        Time counts from the *sending* of the last accepted beat, by this node's monotonic clock.
         """
         return time.monotonic() - self._accepted_at < FENCE_AT_TTL_SHARE * self._ttl_s
 
