@@ -42,7 +42,7 @@ class Batcher(Generic[Item, Result]):
         self._in_flight: asyncio.Task[None] | None = None
 
     async def submit(self, item: Item, *, weight: int = 0) -> Result:
-        """Queue `item` and return its result. `weight` is its size in bytes; an item over the limit is flushed alone."""
+        """Queue `item` and return its result. `weight` is its size in bytes; larger items than the limit go alone."""
         return await self.enqueue(item, weight=weight)
 
     def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Result]":
@@ -89,7 +89,7 @@ class Batcher(Generic[Item, Result]):
             answers: Sequence[Result | Exception] = await self._flush(items)
             if len(answers) != len(items):
                 raise RuntimeError(f"{len(items)} items got {len(answers)} answers")
-        except Exception as error:  # noqa: BLE001 - it is handed to everyone who waits for this batch
+        except Exception as error:  # noqa: BLE001 - raised to every submitter of this batch
             answers = [error] * len(items)
         for future, answer in zip(futures, answers, strict=True):
             if future.done():

@@ -133,7 +133,7 @@ class _FastPaths:
         scope["route"] = route
         try:
             response = await handle(request)
-        except Exception as error:  # noqa: BLE001 - what has no answer of its own is raised again
+        except Exception as error:  # noqa: BLE001 - an error without a handler is raised again
             response = await self._answer_to(request, error)
             # An error that many requests wait for is raised in each of them. Its traceback would reference all of them.
             error.__traceback__ = None

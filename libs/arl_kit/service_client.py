@@ -109,7 +109,7 @@ class ServiceClient:
         try:
             async with asyncio.timeout(NOTIFY_TIMEOUT_S):
                 await self.call(url, body)
-        except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
+        except Exception as error:  # noqa: BLE001 - the receiver's poll is the fallback
             log.debug("hint to %s lost: %s", url, error)
 
 

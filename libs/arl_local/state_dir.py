@@ -44,7 +44,7 @@ class StateDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Lock the directory and write our pid to the lock file. Raises `AlreadyUp` if another process has locked it."""
+        """Lock the directory and write our pid to the lock file. Raises `AlreadyUp` if another process locked it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
             for attempt in range(_LOCK_ATTEMPTS):

@@ -280,7 +280,7 @@ class GrantLifecycle(Generic[ReportT]):
         while True:
             try:
                 await self._settle_batcher.submit(report, weight=report.weight)
-            except Exception as error:  # noqa: BLE001 - the report is kept until the database takes it
+            except Exception as error:  # noqa: BLE001 - the report is kept until the database accepts it
                 log.warning("settle of %s failed, trying again: %r", report.fence, error)
                 await asyncio.sleep(SETTLE_RETRY_S)
             else:
@@ -322,7 +322,7 @@ class GrantLifecycle(Generic[ReportT]):
         """
         try:
             await self._settle_in_one_statement(reports)
-        except Exception as error:  # noqa: BLE001 - each reporter hears of it and tries again
+        except Exception as error:  # noqa: BLE001 - raised to each reporter, which retries
             if len(reports) == 1 or is_temporary(error):
                 return [error] * len(reports)
             return [(await self._settle_batch([report]))[0] for report in reports]

@@ -72,7 +72,7 @@ class LeaseHeartbeat:
         while not self._stopping.is_set():
             try:
                 await self._renew_on_connection()
-            except Exception as error:  # noqa: BLE001 - whatever it was, this thread must go on beating
+            except Exception as error:  # noqa: BLE001 - the heartbeat must survive any error
                 log.warning("beat failed: %s", type(error).__name__)
                 self._stopping.wait(0.5)
 

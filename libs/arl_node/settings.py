@@ -36,7 +36,7 @@ UpstreamUrl = Annotated[
 UpstreamKey = Annotated[SecretStr, AfterValidator(_check_header_value)]
 """Key that is never shown and is valid in a header."""
 
-WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - no address that anybody could ask
+WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - not addresses that a caller can reach
 
 
 class ManagerSettings(ServiceSettings):

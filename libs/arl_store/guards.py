@@ -61,7 +61,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
 
 
 def role_name(database: str, role: ServiceRole) -> str:
-    """Return the name of a role. Roles belong to the whole cluster, so each has the name of its database as a prefix."""
+    """Return the name of a role. Roles belong to the whole cluster, so the name of the database is a prefix."""
     return f"{database}_{role.value}"
 
 

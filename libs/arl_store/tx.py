@@ -31,7 +31,7 @@ SELECT_READ_ONLY = text("select current_setting('transaction_read_only') = 'on' 
 
 
 class PoolBusy(Exception):
-    """All connections of the pool are in use, and none became free in time."""
+    """No connection of the pool became free in time."""
 
 
 class Row(asyncpg.Record):  # type: ignore[misc]

@@ -43,7 +43,7 @@ class _DedicatedConnection:
         while True:
             try:
                 await self._run_once()
-            except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is the way on
+            except Exception as error:  # noqa: BLE001 - a new connection follows any error
                 log.warning("%s lost its connection: %s", self._name, type(error).__name__)
             await asyncio.sleep(RECONNECT_S)
 

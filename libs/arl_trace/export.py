@@ -195,7 +195,7 @@ class Exporter:
         await self._export_rounds()
 
     async def _export_page(self, page: dict[UUID, float | None]) -> None:
-        """Export a page. If that fails, it goes to the end of the queue, so that a refused page does not delay others."""
+        """Export a page. If that fails, it goes to the end of the queue: a refused page must not delay others."""
         try:
             await self._export(list(page))
         except (ExportFailed, asyncio.CancelledError):

@@ -145,7 +145,7 @@ class ActionSpan(NamedTuple):
 
 
 def context_of(action: UUID, traceparent: str | None, tracestate: str | None) -> TraceContext:
-    """Return the trace context of an action. Without a client's context, the trace is the gateway's or the action's id."""
+    """Return the trace context of an action. Without a client's context, it is the gateway's or the action's id."""
     if traceparent is None:
         return TraceContext(trace_id=action.bytes, parent_id=None, sampled=None)
     _, trace_id, parent_id, flags = traceparent.split("-")[:4]

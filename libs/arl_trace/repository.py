@@ -62,7 +62,7 @@ async def histories(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
 
 
 async def recently_settled(tx: ReadTx, *, settled_s: float, admitted_s: float, limit: int) -> list[UUID]:
-    """Return actions that settled in the last `settled_s` seconds and were admitted in the last `admitted_s` seconds."""
+    """Return actions that settled in the last `settled_s` seconds, admitted in the last `admitted_s` seconds."""
     rows = await tx.fetch(RECENTLY_SETTLED, {"settled_s": settled_s, "admitted_s": admitted_s, "limit": limit})
     return [row.id for row in rows]
 

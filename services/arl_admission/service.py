@@ -196,7 +196,7 @@ class AdmissionService:
             self._fleet_refresh = None
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult | Exception | None]:
-        """Return errors of items that no node can ever run. An item with a bound key gets its existing action instead."""
+        """Return errors of items that no node can ever run. An item with a bound key gets its existing action."""
         refusals = [self._fleet.refusal(item.action) for item in items]
         refused = [item for item, refusal in zip(items, refusals, strict=True) if refusal is not None]
         bound = await self._read_bound_keys(refused)
@@ -230,7 +230,7 @@ class AdmissionService:
         """Insert one item and return its result or error, so that the results of other items remain."""
         try:
             return (await self._insert_batch([item]))[0]
-        except Exception as error:  # noqa: BLE001 - it is handed to whoever waits for it
+        except Exception as error:  # noqa: BLE001 - raised to the submitter
             return error
 
     async def _insert_checked(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:

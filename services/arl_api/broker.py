@@ -76,7 +76,7 @@ class EndpointBroker:
             self._report(_report_for_result(call, task.result()))
 
     async def _run_with_timeout(self, call: EndpointCall) -> RequestResult:
-        """Send a call with retries. Its timeout starts with its first request; the wait before that has the same limit."""
+        """Send a call with retries. Its timeout starts with its first request; the wait before has the same limit."""
         last: RequestResult | None = None
         try:
             async with asyncio.timeout(call.timeout_s) as limit:

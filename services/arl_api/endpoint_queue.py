@@ -56,7 +56,7 @@ class EndpointQueue:
             self._release_waiting()
 
     def record_result(self, verdict: CallVerdict, message: str, *, sent_at: float, retry_after_s: float | None) -> None:
-        """Record the result of a request sent at `sent_at`. The endpoint asked for a pause of `retry_after_s` seconds."""
+        """Record the result of a request sent at `sent_at`. The endpoint asked for `retry_after_s` seconds of pause."""
         now = time.monotonic()
         if verdict in (CallVerdict.ANSWERED, CallVerdict.USER_ERROR):
             self.window.responded(now)

@@ -1,4 +1,4 @@
-"""One request to an endpoint and its result. Secrets are sent with the request and removed from the response."""
+"""A request to an endpoint and its result. Secrets are sent with the request and removed from the response."""
 
 import ipaddress
 import os
@@ -86,7 +86,7 @@ class EndpointSender:
             return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=str(error))
         except _ConnectionLost as error:
             return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever an answer does to its reader, the request was sent
+        except Exception as error:  # noqa: BLE001 - after any error the request may have been sent
             return RequestResult(
                 verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {type(error).__name__}"
             )
@@ -117,7 +117,7 @@ class EndpointSender:
         )
 
     def _visible_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers in ASCII, other characters as %XX. Headers of one name are joined (RFC 9110, section 5.3)."""
+        """Return the headers in ASCII, other characters as %XX. Headers of one name are joined (RFC 9110, 5.3)."""
         shown: dict[str, str] = {}
         for name, value in headers.items():
             if name.lower() not in HIDDEN_HEADERS and (len(shown) < MAX_HEADERS or name.lower() in shown):
@@ -184,7 +184,7 @@ def _connection_error_text(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _proxy_for(url: str) -> str | None:
-    """Return the proxy that the environment names for this URL. None for a host that it excludes or a loopback address."""
+    """Return the proxy that the environment names for this URL. None for an excluded host or a loopback address."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     proxy = getproxies().get(parts.scheme)

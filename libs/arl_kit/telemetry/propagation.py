@@ -1,7 +1,7 @@
 """Trace context of requests, read and written by the propagators that OTEL_PROPAGATORS names.
 
-The default is W3C Trace Context and W3C Baggage. Inside a process the context is `current_traceparent`, whatever format
-a request used.
+The default is W3C Trace Context and W3C Baggage. Inside a process the context is `current_traceparent`, for any format
+of a request.
 """
 
 from collections.abc import Mapping, Sequence

@@ -62,7 +62,7 @@ class EmbeddedPostgres:
     def __init__(
         self, state_dir: Path, *, settings: Mapping[str, str] | None = None, root_base_dir: Path = ROOT_BASE_DIR
     ) -> None:
-        """Create a server. `settings` override the server's by name; `root_base_dir` has the files of root's servers."""
+        """Create a server. `settings` override its own by name; `root_base_dir` has the files of root's servers."""
         self.paths = PostgresPaths.for_state_dir(state_dir, root_base_dir=root_base_dir)
         self._settings = {**_SETTINGS, **(settings or {}), "unix_socket_directories": str(self.paths.sockets)}
 

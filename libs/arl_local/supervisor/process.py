@@ -144,7 +144,7 @@ class SupervisedProcess:
         ready = self.spec.ready
         try:
             return await is_http_ok(ready) if isinstance(ready, str) else await ready()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next look must come
+        except Exception as error:  # noqa: BLE001 - the next check must follow any error
             log.warning("whether %s is ready is not known: %s", self.spec.name, type(error).__name__)
             return False
 

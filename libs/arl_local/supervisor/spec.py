@@ -19,7 +19,7 @@ class ProcessSpec:
     name: str
     argv: tuple[str, ...]
     env: Mapping[str, str]
-    """All environment variables; nothing is inherited."""
+    """Complete environment variables; nothing is inherited."""
     ready: str | Callable[[], Awaitable[bool]]
     """An http URL that returns 200, or a check. It is polled often until it succeeds, then at `probe_interval_s`."""
     probe_interval_s: float = 5.0

@@ -28,7 +28,7 @@ class EnvironmentCache:
     async def refusals(
         self, tx: WriteTx, items: Sequence[AdmitItem], queue_of: Callable[[AdmitItem], int]
     ) -> dict[int, Exception]:
-        """Return errors of actions that do not fit the size and template which the first use of their environment set."""
+        """Return errors of actions that do not fit the size and template that their environment's first use set."""
         names = {
             at: (queue_of(item), item.action.trajectory)
             for at, item in enumerate(items)

@@ -48,7 +48,7 @@ def check_compatible(action: SubmitActionRequest, existing: ExistingEnvironment 
 
 
 def _node_capacity_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> DemandImpossible | None:
-    """Return an error if the environment's node is too small. Environments do not move, so the action would never run."""
+    """Return an error if the environment's node is too small. It does not move, so the action would never run."""
     needed = action_resources(demand_of(action))
     if fits(needed, existing.capacity):
         return None

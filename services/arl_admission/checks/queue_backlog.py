@@ -25,7 +25,7 @@ class QueueBacklog:
     """The last count of each queue plus later inserts: never less than the queued actions of this admission process.
 
     One query counts all queues, over the partial index of queued rows. It runs at most every second while a queue in
-    use is more than half full, otherwise at most every 10 s, and never without submissions. Actions that leave the
+    use is more than half full, otherwise at most every 10 s. Without submissions it never runs. Actions that leave the
     queue, and inserts of another admission process, appear at the next count.
     """
 

@@ -57,7 +57,7 @@ def json_(text, reference):
 
 
 def _value(text):
-    """Return the value of a JSON text. Raises ValueError if it is not JSON, RecursionError if it is nested too deeply."""
+    """Return the value of a JSON text. Raises ValueError for other text, RecursionError for text nested too deeply."""
     return json.loads(text, parse_int=_integer, parse_float=_fraction, parse_constant=_no_constant)
 
 
@@ -133,7 +133,7 @@ def entry_of(kind, item):
 
 
 def apart(kind, item, limit_s):
-    """Verify an item in a separate process, which is killed at its time limit. If the process dies, there is no score."""
+    """Verify an item in a separate process, killed at its time limit. If the process dies, there is no score."""
     if limit_s <= 0:
         return _error("no_time_left", "the action's time was over before this item")
     ours, its = os.pipe()
