@@ -105,7 +105,7 @@ class Exporter:
         self._task = asyncio.create_task(self._forever(), name="span export")
 
     async def stop(self) -> None:
-        """Export what is waiting, at most for `STOP_S`, and shut the exporters down."""
+        """Export the queued actions, at most for `STOP_S`, and shut the exporters down."""
         self._stopping.set()
         self._woken.set()
         if self._task is not None:

@@ -25,7 +25,7 @@ __all__ = ["OtelSettings", "TracePipeline", "open_pipeline", "service_environmen
 BATCH_SPANS = 2048
 """Spans per export: about 0.5 MB. The gRPC receiver of a collector accepts 4 MiB by default."""
 SCHEDULE_DELAY_MS = 500
-"""Delay after the first settled action, so that a batch fills. The SDK's own default is 5,000."""
+"""Milliseconds of delay after the first settled action, so that a batch fills. The SDK's own default is 5,000."""
 QUEUE_ACTIONS = 65_536
 """Settled actions that may wait for a collector, 16 bytes each."""
 SAMPLERS = frozenset(

@@ -26,7 +26,7 @@ class ProcessSpec:
     """Seconds between checks after the first success. A process that fails a check is unready and is not restarted."""
     account: UnixAccount | None = None
     before_start: Callable[[], Awaitable[None]] | None = None
-    """Awaited before every start."""
+    """Coroutine that is awaited before every start."""
     stop_order: int = 0
     """Position in the stop order, lowest first; equal numbers stop together."""
     stop_signal: signal.Signals = signal.SIGTERM
