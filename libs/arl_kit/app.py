@@ -1,4 +1,4 @@
-"""The frame of a service: problems instead of tracebacks, probes, service-to-service authentication."""
+"""The application frame of a service: problem responses, probes and service-to-service authentication."""
 
 import asyncio
 import logging
@@ -55,11 +55,11 @@ VERSION = "0.1.0"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_SHOWN_CHARACTERS = 300
 MIN_BODY_BYTES_PER_S = 64 << 10
-"""Bytes a second."""
+"""Bytes per second. Each received byte extends the time limit of a request body at this rate."""
 MAX_WITHIN_S = 300.0
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
-"""Of FastAPI's own: spans come from rows when an action settles, and errors may quote what a client sent."""
+"""Telemetry of FastAPI is off: spans come from rows when an action settles, and errors may quote client data."""
 CONNECTION_ERRORS = (
     asyncpg.PostgresError,
     asyncpg.InterfaceError,
@@ -68,7 +68,7 @@ CONNECTION_ERRORS = (
     OSError,
     TimeoutError,
 )
-"""What a database that is not reached may be noticed by; `is_temporary` says of each whether it is."""
+"""Exceptions that a lost database connection may raise; `is_temporary` decides for each of them."""
 _TRACEPARENT = "tangram.traceparent"
 _DATABASE_UNREACHABLE = "the database is not reachable"
 
@@ -89,13 +89,13 @@ def create_app(
     public: bool = False,
     scrape_dependencies: Sequence[Any] = (),
 ) -> FastAPI:
-    """`ready` answers None, or what is missing; it is told how old its knowledge of the database may be.
+    """Create the FastAPI application of a service. Only a public app publishes its OpenAPI document.
 
-    Only a public app publishes its OpenAPI document.
-
-    The length of bodies is bounded for all paths, or by regular expressions of paths, of which the first that fits
-    counts. A body may take `body_timeout_s` and a second for each 64 KiB of it. `may_scrape` are dependencies that
-    refuse whoever may not read the metrics.
+    Args:
+        ready: Returns None, or what is missing. It receives the maximum age of its database check in seconds.
+        max_body_bytes: One limit, or limits by regular expression of the path. The first match counts.
+        body_timeout_s: Seconds for a body, plus one second for each 64 KiB.
+        scrape_dependencies: Dependencies that refuse callers who may not read the metrics.
     """
     app = FastAPI(
         title=title,
@@ -121,7 +121,7 @@ def create_app(
 
 
 def create_metrics(service: str, store: PostgresStore) -> Metrics:
-    """What every service shows, to which it adds its own."""
+    """Return the metrics that every service has; the service adds its specific metrics."""
     metrics = Metrics()
     metrics.describe_process(service=service, version=VERSION)
     failures = metrics.counter("pool_acquire_failures", "Times that there was no database connection to be had")
@@ -143,7 +143,7 @@ def provided_deps(app: FastAPI, cls: type[DepsT]) -> DepsT:
 
 
 async def require_json(request: Request) -> None:
-    """A dependency: a body of another type is refused by that name, and not because it is no object."""
+    """Raise `UnsupportedMediaType` for a body that is not JSON, so that the error names the content type."""
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     is_json = given == "application/json" or (given.startswith("application/") and given.endswith("+json"))
     if not is_json and await request.body():
@@ -153,7 +153,7 @@ async def require_json(request: Request) -> None:
 
 
 def error_responses(*errors: type[TangramError]) -> dict[int | str, dict[str, Any]]:
-    """The `responses` of a route: each status with the problem schema and the codes it may carry."""
+    """Return the `responses` of a route: each status with the problem schema and its possible codes."""
     by_status: dict[int | str, list[str]] = {}
     for error in errors:
         by_status.setdefault(error.status, []).append(error.code)
@@ -169,14 +169,14 @@ def error_responses(*errors: type[TangramError]) -> dict[int | str, dict[str, An
 
 
 def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
-    """The one error for a body that does not fit, from pydantic's list; values are never echoed."""
+    """Return one error for pydantic's list of errors; it never echoes values."""
     fields = [FieldError(field=_path(error), message=_message(error)) for error in errors[:50]]
     first = fields[0] if fields else FieldError(field="body", message="is not valid")
     return ValidationFailed(f"{first.field}: {first.message}", errors=fields)
 
 
 class _RequestEnvelope:
-    """Trace context in and out, bounds on the body's length and on the time it takes, and what was answered."""
+    """The middleware for all requests: trace context, limits of body size and body time, and request metrics."""
 
     def __init__(self, app: ASGIApp, bounds: Mapping[str, int], body_timeout_s: float, metrics: Metrics) -> None:
         self._app = app
@@ -210,13 +210,13 @@ class _RequestEnvelope:
             answer.record(self._metrics, scope)
 
     def _limit_body(self, receive: Receive, max_bytes: int) -> Receive:
-        """Its time begins when it is first read: until then it is us who let the client wait."""
+        """Limit the size of the body and its time from the first read. Earlier delays are ours, not the client's."""
         seen, complete, began = 0, False, 0.0
 
         async def bounded() -> Message:
             nonlocal seen, complete, began
             if complete:
-                # What comes after a body is that the client went away, whenever it does.
+                # After the body, the only message is the client's disconnect. It needs no time limit.
                 return await receive()
             began = began or time.monotonic()
             left_s = began + self._timeout_s + seen / MIN_BODY_BYTES_PER_S - time.monotonic()
@@ -228,7 +228,7 @@ class _RequestEnvelope:
             complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > max_bytes:
-                # The one kind of exception that FastAPI passes on from reading a body.
+                # FastAPI passes on only this kind of exception from reading a body.
                 raise HTTPException(TooLarge.status, _too_large(max_bytes).detail)
             return message
 
@@ -242,13 +242,14 @@ def _too_large(max_bytes: int) -> TangramError:
 def _body_error(cls: type[TangramError], detail: str) -> TangramError:
     error = cls(detail, errors=[FieldError(field="body", message=detail)])
     if cls is RequestTimeout:
-        # Only here: while a client still sends, a close would reset the connection before it has read the answer.
+        # Close only here: a close while the client still sends resets the connection before the client reads the
+        # response.
         error.headers["connection"] = "close"
     return error
 
 
 class _ResponseRecorder:
-    """One response on its way out; without a start of one it became a 500 further out."""
+    """A recorder of the status and duration of one response. A response that never starts counts as 500."""
 
     def __init__(self, send: Send, traceparent: str) -> None:
         self._send = send
@@ -298,14 +299,14 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """What the framework refuses by itself: unknown paths, wrong methods."""
+    """Return the problem for requests that the framework refuses, such as unknown paths and wrong methods."""
     if not isinstance(error, HTTPException):
         raise error
     headers = dict(error.headers or {})
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         headers["Allow"] = ", ".join(_allowed_methods(request))
     for cls in (BadRequest, RequestTimeout, TooLarge):
-        # The framework answers so only while it reads a body.
+        # The framework uses these statuses only while it reads a body.
         if error.status_code == cls.status:
             return _respond(_body_error(cls, str(error.detail)), current_traceparent.get())
     title = HTTPStatus(error.status_code).phrase
@@ -322,7 +323,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 def _allowed_methods(request: Request) -> list[str]:
-    """Of all routes of this path: the framework names those of the first one only."""
+    """Return the methods of all routes of this path; the framework names only those of the first route."""
     scope = dict(request.scope)
     return [method for method in METHODS if _has_route(request.app.router.routes, scope | {"method": method})]
 
@@ -332,7 +333,10 @@ def _has_route(routes: Sequence[Any], scope: dict[str, Any]) -> bool:
 
 
 async def _on_database_error(request: Request, error: Exception) -> Response:
-    """Not reaching Postgres is temporary; anything else it says is our mistake and is logged with its cause."""
+    """Return 503 if Postgres is temporarily unreachable.
+
+    Other database errors are defects and are logged with their cause.
+    """
     if not is_temporary(error):
         return await _on_unexpected_error(request, error)
     what = "all connections to the database are in use" if isinstance(error, PoolBusy) else _DATABASE_UNREACHABLE
@@ -341,7 +345,7 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
 
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
-    # The outermost handler runs after the envelope is gone, and its line is the one that the trace id has to find.
+    # This handler runs outside the envelope. Restore the trace context so that the trace id finds this log line.
     current_traceparent.set(request.scope.get(_TRACEPARENT))
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     detail = "something went wrong on our side; the trace id finds it in the logs"
@@ -355,7 +359,7 @@ def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
 
     @app.get("/readyz", include_in_schema=False)
     async def readyz(within_s: Annotated[float, Query(ge=0, le=MAX_WITHIN_S)] = 0.0) -> dict[str, str]:
-        """Who asks often says `within_s`, and costs the database nothing."""
+        """Report readiness. Frequent health checks can pass `within_s` to accept a cached database check."""
         missing = await ready(within_s)
         if missing is not None:
             raise Unavailable(missing, retry_after_s=1)
@@ -388,5 +392,5 @@ def _message(error: Any) -> str:
 
 
 def _printable(text: str) -> str:
-    """Names of fields are the client's: of any length, and with characters that no answer can carry."""
+    """Shorten and escape client text: field names may have any length and characters that no response can encode."""
     return text[:MAX_SHOWN_CHARACTERS].encode(errors="backslashreplace").decode()

@@ -1,4 +1,4 @@
-"""Micro-batches without a timer: flush at once when nothing is in flight, else when the flight returns."""
+"""Micro-batches without a timer: flush at once if no flush is in flight, otherwise when that flush returns."""
 
 import asyncio
 from collections import deque
@@ -16,10 +16,11 @@ Flush = Callable[[Sequence[Item]], Awaitable[Sequence[Result | Exception]]]
 
 
 class Batcher(Generic[Item, Result]):
-    """`flush` answers each item in order; an answer that is an exception is raised to whoever asked.
+    """A queue of items that are flushed in batches.
 
-    If `flush` itself raises, everyone in that batch gets the exception. Beyond `max_waiting` items or
-    `max_waiting_weight` bytes that wait for their turn, further ones are `Unavailable` at once.
+    `flush` returns one result for each item, in order. An exception in the results is raised to the submitter of that
+    item. If `flush` itself raises, all items of the batch get the exception. Beyond `max_waiting` items or
+    `max_waiting_weight` bytes in the queue, new items fail with `Unavailable` at once.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Batcher(Generic[Item, Result]):
         self._in_flight: asyncio.Task[None] | None = None
 
     async def submit(self, item: Item, *, weight: int = 0) -> Result:
-        """`weight` bounds a batch in bytes; one item heavier than the bound goes alone."""
+        """Queue `item` and return its result. `weight` is its size in bytes; larger items than the limit go alone."""
         return await self.enqueue(item, weight=weight)
 
     def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Result]":
@@ -62,7 +63,7 @@ class Batcher(Generic[Item, Result]):
         )
 
     async def drain(self) -> None:
-        """Wait until everything submitted so far is answered."""
+        """Wait until every submitted item has a result."""
         while self._in_flight is not None:
             await asyncio.shield(self._in_flight)
 
@@ -88,7 +89,7 @@ class Batcher(Generic[Item, Result]):
             answers: Sequence[Result | Exception] = await self._flush(items)
             if len(answers) != len(items):
                 raise RuntimeError(f"{len(items)} items got {len(answers)} answers")
-        except Exception as error:  # noqa: BLE001 - it is handed to everyone who waits for this batch
+        except Exception as error:  # noqa: BLE001 - raised to every submitter of this batch
             answers = [error] * len(items)
         for future, answer in zip(futures, answers, strict=True):
             if future.done():

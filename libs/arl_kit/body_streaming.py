@@ -1,4 +1,4 @@
-"""Bodies that are too long to be held: passed on as they come, and read even where nobody wants the rest."""
+"""Streaming of bodies that are too large for memory, and draining of request bodies after an early response."""
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping
@@ -10,11 +10,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 __all__ = ["RequestBodyDrainer", "StreamedResponse"]
 
 DRAIN_TIMEOUT_S = 10.0
-"""After an answer of known length: whoever reads it goes away then, and needs no more time."""
+"""Seconds to drain a request body after a response of known length.
+
+A client that reads the response disconnects sooner.
+"""
 
 
 class StreamedResponse(Response):
-    """`held` ends with the answer, whether all of it was sent, some, or none. A break in the content is one outside."""
+    """A streamed response that closes `exit_stack` at its end, whether all, some or none of it was sent.
+
+    An error in the content aborts the response.
+    """
 
     def __init__(
         self, content: AsyncIterator[bytes], exit_stack: AsyncExitStack, *, media_type: str, headers: Mapping[str, str]
@@ -29,9 +35,9 @@ class StreamedResponse(Response):
 
 
 class RequestBodyDrainer:
-    """An answer that comes before the end of a body is heard: what is still sent is read and thrown away.
+    """A middleware that reads and discards the rest of a request body after an early response.
 
-    Closing a connection with unread bytes resets it, and its other end may lose an answer that it had not read yet.
+    Closing a connection with unread bytes resets it. The client may then lose a response that it has not read yet.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -1,4 +1,4 @@
-"""Child processes that never outlive the process that started them, and the environment they are given."""
+"""Child processes that never outlive their parent, and their environment variables."""
 
 import asyncio
 import ctypes
@@ -27,7 +27,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class UnixAccount:
-    """Whom a child runs as: one user, one group, no supplementary groups."""
+    """The account of a child process: one user, one group, no supplementary groups."""
 
     uid: int
     gid: int
@@ -42,10 +42,10 @@ def spawn(
     before_exec: Callable[[], None] | None = None,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a child in a session of its own. The kernel kills it when the calling thread ends, however that ends.
+    """Start a child in a new session. The kernel kills it when the calling thread ends, for any reason.
 
-    Call it from the main thread: the kernel watches the thread that forks, not the process. `before_exec` runs in
-    the child as its final user.
+    Call it from the main thread: the kernel watches the thread that forks, not the process. `before_exec` runs in the
+    child as its final user.
     """
     return subprocess.Popen(
         list(argv),
@@ -66,7 +66,7 @@ def spawn(
 
 
 async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
-    """Return when the child has ended. It stays unreaped, so that its pid still means this child."""
+    """Return when the child has ended. The child stays unreaped, so that its pid still refers to it."""
     if process.returncode is not None:
         return
     ended = asyncio.Event()
@@ -94,7 +94,11 @@ def _parent_death_hook(parent: int, before_exec: Callable[[], None] | None) -> C
 def child_environment(
     environment: Mapping[str, str], *, devices: bool = False, network: bool = False
 ) -> dict[str, str]:
-    """`devices`: to a process that computes on devices, or that starts one. `internet`: to one that calls others'."""
+    """Return the variables that a child process receives.
+
+    `devices` adds those of processes that compute on devices or start such processes. `network` adds those of processes
+    that call external services.
+    """
     return {
         name: value
         for name, value in environment.items()

@@ -1,4 +1,4 @@
-"""Places at which a process may be made to die or stand still, for tests; unset each of them does nothing."""
+"""Failpoints for tests: named points of the code that kill or stop the process. Unset failpoints do nothing."""
 
 import logging
 import os
@@ -12,9 +12,9 @@ log = logging.getLogger(__name__)
 
 
 class Failpoints:
-    """From `name=kill:N[,name=stop:N]`: SIGKILL to this very process at the N-th hit, or SIGSTOP at each N-th.
+    """The failpoints of `name=kill:N[,name=stop:N]`: SIGKILL at the N-th hit, or SIGSTOP at every N-th hit.
 
-    `hit` of any other name is one look into an empty dict.
+    The signal goes to this process. A hit of an unset name costs one dictionary look-up.
     """
 
     def __init__(self, setting: str = "") -> None:

@@ -1,8 +1,8 @@
-"""JSON routes that FastAPI documents and does not run: no dependency resolution, and no search for the route.
+"""JSON routes that FastAPI documents and does not run: no dependency resolution and no search for the route.
 
-The reason is their cost. Measured on 2 cores, server CPU per request, FastAPI first: a request between services
-0.11 and 0.06 ms, 47 % less (`python -m arl_bench.micro.fast_route`); `POST /v1/actions` in the gateway with its
-database 0.52 and 0.40 ms, 24 % less (medians of three interleaved runs of 3,000 no-ops, 8 at once).
+The reason is their cost. Measured on 2 cores, server CPU per request, FastAPI first: a request between services 0.11
+and 0.06 ms, 47 % less (`python -m arl_bench.micro.fast_route`); `POST /v1/actions` in the gateway with its database
+0.52 and 0.40 ms, 24 % less (medians of three interleaved runs of 3,000 no-ops, 8 at once).
 """
 
 import inspect
@@ -24,14 +24,13 @@ from arl_kit.app import validation_failed
 __all__ = ["NOBODY", "FastRoute", "serve_by_path"]
 
 NOBODY = 499
-"""The status for metrics if the client has gone away."""
+"""Status in the metrics for a client that disconnected."""
 
 
 class FastRoute(APIRoute):
     """A route whose endpoint takes `body`, a pydantic model, then `caller`, `request` and `response`.
 
-    The caller is admitted before the body is read. Headers that are set on `response` go with the answer if the
-    endpoint puts them there.
+    The caller is admitted before the body is read. Headers set on `response` are sent only if the endpoint copies them.
     """
 
     async def admit(self, request: Request, response: Response) -> Any:
@@ -40,7 +39,7 @@ class FastRoute(APIRoute):
 
     @staticmethod
     async def prepare_body(content: bytes) -> bytes:
-        """Return the bytes that are parsed for those that were sent."""
+        """Return the bytes to parse for the bytes received."""
         return content
 
     def arguments(self, request: Request) -> Mapping[str, Any] | None:
@@ -61,7 +60,7 @@ class FastRoute(APIRoute):
             if arguments is None:
                 return await resolved(request)
             response = Response()
-            del response.headers["content-length"]  # of that which is answered, and this is not
+            del response.headers["content-length"]  # the endpoint's response has its own length
             try:
                 caller = await self.admit(request, response)
                 body = _read(model, await self.prepare_body(await request.body()))
@@ -73,9 +72,9 @@ class FastRoute(APIRoute):
 
 
 def serve_by_path(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
-    """Serve `POST` to those that are `FastRoute`s and have no parameters in their path before a route is looked for.
+    """Serve `POST` to `FastRoute`s without path parameters before the framework searches its routes.
 
-    Raises ValueError for two of them with one path.
+    Raises ValueError if two of them have the same path.
     """
     fast: dict[str, FastRoute] = {}
     for route in routes:
@@ -83,7 +82,7 @@ def serve_by_path(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
             if route.path in fast:
                 raise ValueError(f"{route.path}: more than one route has this path")
             fast[route.path] = route
-    # The last is the innermost: what the app wraps around its routes is around these.
+    # The last middleware is the innermost, so the app's other middleware also wraps fast routes.
     app.user_middleware.append(Middleware(_FastPaths, routes=fast, handlers=app.exception_handlers))
 
 
@@ -98,7 +97,7 @@ def _read(model: type[BaseModel], content: bytes) -> BaseModel:
 
 
 def _errors_by_field(model: type[BaseModel], content: bytes) -> list[Any]:
-    """Return the errors of JSON that pydantic's parser refuses as a whole, as one half of a surrogate pair."""
+    """Return the field errors of JSON that pydantic's parser rejects as a whole, such as half of a surrogate pair."""
     try:
         model.model_validate(json.loads(content))
     except ValidationError as error:
@@ -113,7 +112,7 @@ def _errors_of(error: ValidationError) -> list[Any]:
 
 
 class _FastPaths:
-    """The middleware that serves fast routes by their path, and passes on all else."""
+    """The middleware that serves fast routes by their path and passes on other requests."""
 
     def __init__(self, app: ASGIApp, routes: Mapping[str, FastRoute], handlers: Mapping[Any, Any]) -> None:
         self._app = app
@@ -134,14 +133,14 @@ class _FastPaths:
         scope["route"] = route
         try:
             response = await handle(request)
-        except Exception as error:  # noqa: BLE001 - what has no answer of its own is raised again
+        except Exception as error:  # noqa: BLE001 - an error without a handler is raised again
             response = await self._answer_to(request, error)
-            # One that many wait for is raised for each of them, and would remember them all.
+            # An error that many requests wait for is raised in each of them. Its traceback would reference all of them.
             error.__traceback__ = None
         await response(scope, receive, send)
 
     async def _answer_to(self, request: Request, error: Exception) -> Response:
-        """Raises what the outermost handler answers, as the framework does."""
+        """Return the response of the registered handler. Raises errors that belong to the outermost handler."""
         for cls in type(error).__mro__:
             if cls in self._handlers and cls is not Exception:
                 response: Response = await self._handlers[cls](request, error)

@@ -1,6 +1,6 @@
-"""Routes between services: one pydantic body in, one or nothing out.
+"""Routes between services: one pydantic body in, at most one out.
 
-They are routes of the service's app, so that its envelope and its problems hold for them too.
+They belong to the service's app, so that its envelope and its problem responses apply to them too.
 """
 
 import asyncio
@@ -25,7 +25,7 @@ ResponseT = TypeVar("ResponseT")
 
 
 class InternalApi:
-    """What `callers` may ask of a service; each of them with its own token."""
+    """The routes of a service that only `callers` may use; each caller has a separate token."""
 
     def __init__(self, settings: ServiceSettings, *callers: str) -> None:
         self._settings = settings
@@ -40,7 +40,10 @@ class InternalApi:
         *,
         long_poll: bool = False,
     ) -> None:
-        """`POST path`: 200 with what `answer` returns, or 204. One that `waits` ends when its caller goes away."""
+        """Add `POST path`: 200 with the model that `handler` returns, or 204 if it returns None.
+
+        A `long_poll` handler is cancelled if its caller disconnects.
+        """
 
         async def serve(asked: Any, caller: str, request: Request, response: Response) -> Response:
             answered = await (cancel_on_disconnect(request, handler(asked)) if long_poll else handler(asked))
@@ -51,7 +54,7 @@ class InternalApi:
         self.routes.append(_HopRoute(path, serve, body, self._check_caller))
 
     def add_stream(self, path: str, handler: Callable[[Request], Awaitable[Response]]) -> None:
-        """`POST path` with a body, and an answer, that are too long to be held."""
+        """Add `POST path` with a streamed body and a streamed response."""
 
         async def checked(request: Request) -> Response:
             request.scope["route"] = route
@@ -89,16 +92,19 @@ class _HopRoute(FastRoute):
 
 
 def mount_internal_apis(app: FastAPI, *apis: InternalApi) -> None:
-    """Make them the app's. Whoever asks with another method is answered by the framework."""
+    """Add the routes to the app. The framework answers requests with other methods."""
     routes = [route for each in apis for route in each.routes]
     app.router.routes.extend(routes)
     serve_by_path(app, routes)
 
 
 async def cancel_on_disconnect(request: Request, pending: Awaitable[ResponseT]) -> ResponseT:
-    """Raises `ClientDisconnect` where the caller goes away before the answer. The body has to be read."""
+    """Return the result of `pending`; cancel it if the caller disconnects. The body must have been read.
+
+    Raises `ClientDisconnect`.
+    """
     asked, gone = asyncio.ensure_future(pending), asyncio.ensure_future(request.receive())
-    # What comes after a body is that the caller went away.
+    # After the body, the only message is the caller's disconnect.
     gone.add_done_callback(lambda _: asked.cancel())
     try:
         return await asked

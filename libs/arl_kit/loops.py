@@ -1,4 +1,4 @@
-"""Background loops: polling as truth, backing off when idle."""
+"""Background loops that poll and back off when idle."""
 
 import asyncio
 import contextlib
@@ -15,10 +15,10 @@ log = logging.getLogger(__name__)
 
 
 class PollLoop:
-    """Calls `step` at an interval that grows while it finds nothing to do.
+    """A loop that calls `step` at an interval that grows while there is no work.
 
-    `step` says whether it found work. An exception is logged and counts as idle; the loop goes on. With `begins_idle`
-    the interval is the longest from the start, until work is found.
+    `step` returns whether it found work. An exception is logged and counts as idle; the loop continues. With
+    `start_idle` the interval starts at its maximum, until `step` finds work.
     """
 
     def __init__(
@@ -40,18 +40,18 @@ class PollLoop:
         self._poll_requested = False
         self._task: asyncio.Task[None] | None = None
         self.failures = 0
-        """In a row."""
+        """Number of consecutive failures."""
         self.failures_total = 0
 
     def poll_soon(self) -> None:
-        """Something began that a poll should look after: the next one comes within the busy interval."""
+        """Poll within the busy interval, because work has started that a poll must follow."""
         due = time.monotonic() + self._busy_s
         if due < self._due_at:
             self._due_at = due
             self._signal.set()
 
     def poll_now(self) -> None:
-        """Poll at once, also if a poll is on its way: that one may have read before what is asked for was written."""
+        """Poll at once. A poll in progress is followed by another, because it may have read before the latest write."""
         self._poll_requested = True
         self._due_at = 0.0
         self._signal.set()
@@ -69,7 +69,7 @@ class PollLoop:
     async def _run_forever(self) -> None:
         interval = self._first_interval_s
         while True:
-            # What a step asks of others, and its log lines, belong together.
+            # One trace for all calls and log lines of a step.
             current_traceparent.set(new_traceparent())
             self._poll_requested = False
             try:
@@ -88,7 +88,7 @@ class PollLoop:
                 interval = self._busy_s
 
     async def _wait_until_due(self) -> bool:
-        """Wait until the poll is due, and say whether it became due earlier than planned."""
+        """Wait until the poll is due. Return True if it became due earlier than planned."""
         hurried = False
         while (left := self._due_at - time.monotonic()) > 0:
             self._signal.clear()

@@ -1,4 +1,4 @@
-"""What a process tells Prometheus: names begin with `tangram_`, units are base units, no label is an id."""
+"""Prometheus metrics of a process: names begin with `tangram_`, units are base units, no label is an id."""
 
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -18,7 +18,7 @@ ScrapeHook = Callable[[], Awaitable[None]]
 
 
 class Metrics:
-    """One registry per process. Gauges that cost something to know are set by an `on_scrape`."""
+    """The registry of a process. Scrape hooks set gauges that are costly to compute."""
 
     def __init__(self) -> None:
         prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -27,13 +27,13 @@ class Metrics:
         route = ("method", "route", "status")
         self._requests = self.counter("http_requests", "Requests answered, by route template", *route)
         self._metrics_by_labels: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
-        """Where answers of each kind are counted; to look their labels up takes longer than to count them."""
+        """Counters and histograms by labels. Looking labels up takes longer than counting."""
         self._durations = self.histogram(
             "http_request_duration_seconds", "Until the last byte", SECONDS_BUCKETS, *route[:2]
         )
 
     def describe_process(self, *, service: str, version: str) -> None:
-        """`tangram_build_info`, and memory, CPU time and open files of this process."""
+        """Add `tangram_build_info`, and memory, CPU time and open files of this process."""
         self.gauge("build_info", "1; the labels say what runs", "service", "version").labels(service, version).set(1)
         ProcessCollector(namespace=_PREFIX, registry=self.registry)
 
@@ -44,7 +44,7 @@ class Metrics:
         return Gauge(name, documentation, labels, namespace=_PREFIX, registry=self.registry)
 
     def gauge_function(self, name: str, documentation: str, value: Callable[[], float]) -> None:
-        """Asked at each scrape."""
+        """Add a gauge that calls `value` at each scrape."""
         self.gauge(name, documentation).set_function(value)
 
     def histogram(
@@ -53,7 +53,7 @@ class Metrics:
         return Histogram(name, documentation, labels, namespace=_PREFIX, buckets=buckets, registry=self.registry)
 
     def track_total(self, counter: Counter, total: Callable[[], int]) -> None:
-        """Keep a counter at what another place counts anyway."""
+        """Keep a counter equal to a total that is counted elsewhere."""
         counted = 0
 
         async def catch_up() -> None:
@@ -65,11 +65,11 @@ class Metrics:
         self.add_scrape_hook(catch_up)
 
     def add_scrape_hook(self, refresh: ScrapeHook) -> None:
-        """Called before each answer."""
+        """Call `refresh` before each scrape."""
         self._scrape_hooks.append(refresh)
 
     def observe_request(self, *, method: str, route: str, status: int, seconds: float) -> None:
-        """One HTTP request; `route` is its template, never its path."""
+        """Count one HTTP request; `route` is its template, never its path."""
         key = (method if method in _METHODS else "other", route, status)
         if key not in self._metrics_by_labels:
             self._metrics_by_labels[key] = (self._requests.labels(*map(str, key)), self._durations.labels(*key[:2]))
@@ -78,7 +78,7 @@ class Metrics:
         durations.observe(seconds)
 
     async def exposition(self) -> bytes:
-        """The text that Prometheus scrapes."""
+        """Return the text that Prometheus scrapes."""
         for refresh in self._scrape_hooks:
             await refresh()
         return generate_latest(self.registry)

@@ -1,4 +1,4 @@
-"""Running an app: uvicorn, told when to drain, and asleep while nothing happens."""
+"""The uvicorn server of an app, with a drain callback and little CPU time when idle."""
 
 import asyncio
 import gc
@@ -16,7 +16,7 @@ __all__ = ["freeze_heap", "serve"]
 
 DRAIN_TIMEOUT_S = 20
 TICK_INTERVAL_S = 1.0
-"""How old the Date header may become. Uvicorn's own ten ticks a second are most of what an idle service costs."""
+"""Maximum age of the Date header in seconds. Uvicorn's ten ticks per second are most of an idle service's CPU time."""
 
 GC_THRESHOLDS = 5_000, 80, 100
 """Of objects, and of collections of the generation before. By default it looks through new objects seven times as
@@ -24,7 +24,7 @@ often, and through all that is kept, a million waiting actions for instance, whe
 
 
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:
-    """Run until SIGTERM, then finish what is in flight; `on_drain` is called first, to cut short what only waits."""
+    """Run until SIGTERM, then finish requests in flight. `on_drain` is called first, to end requests that only wait."""
     set_up_logging(name, settings.log_level)
     freeze_heap()
     config = uvicorn.Config(
@@ -76,9 +76,9 @@ class _DrainingServer(uvicorn.Server):
 
 
 def freeze_heap() -> None:
-    """What is there by now stays for ever, as far as the collector is concerned; what comes is looked at less often.
+    """Exclude all current objects from garbage collection, and collect new objects less often.
 
-    What no cycle holds is freed at once as ever.
+    Objects without reference cycles are still freed at once.
     """
     gc.collect()
     gc.freeze()

@@ -17,22 +17,22 @@ __all__ = ["ServiceClient"]
 
 MAX_STREAMS, STREAM_CONNECT_TIMEOUT_S, STREAM_CHUNK_BYTES = 256, 10.0, 256 << 10
 NOTIFY_TIMEOUT_S = 5.0
-"""Then the receiver's poll was sooner."""
+"""Seconds until a notification is dropped. The receiver has polled by then."""
 
 log = logging.getLogger(__name__)
 
 
 class ServiceClient:
-    """One client per process. `call` raises the error that the peer answered with; `hint` never raises."""
+    """A client for calls to other services, one per process. `call` raises the peer's error; `notify` never raises."""
 
     def __init__(self, token: str, *, timeout_s: float = 15.0, max_per_service: int = 16) -> None:
-        """`per_peer`: calls to one that does not answer keep none from being made to others."""
+        """Create a client. `max_per_service` keeps calls to an unresponsive service from blocking calls to others."""
         self._token = token
         self._timeout = aiohttp.ClientTimeout(total=timeout_s, connect=3.0)
         self._max_per_service = max_per_service
         self._session: aiohttp.ClientSession | None = None
         self._stream_session: aiohttp.ClientSession | None = None
-        """Connections of their own: one that lasts keeps no call from being made."""
+        """Separate session, so that long streams do not block calls."""
         self._notifications: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -56,10 +56,12 @@ class ServiceClient:
                 await session.close()
 
     async def call(self, url: str, body: BaseModel | str) -> bytes:
-        """The body of a 2xx answer; `body` may be JSON already. Not reaching the peer is `Unavailable`.
+        """Return the body of a 2xx response; `body` may be JSON already.
 
-        It goes under the trace of the request that is being answered, or of the loop that asks; a batch of several goes
-        under the first one's.
+        Raises `Unavailable` if the peer is unreachable.
+
+        The call carries the trace of the current request or loop. A batch of several requests carries the trace of the
+        first.
         """
         if self._session is None:
             raise RuntimeError("start() was not called")
@@ -79,9 +81,9 @@ class ServiceClient:
     async def stream(
         self, url: str, headers: Mapping[str, str], body: AsyncIterator[bytes] | None = None
     ) -> AsyncIterator[AsyncIterator[bytes]]:
-        """The body of a 2xx answer as it comes; `about` goes into headers.
+        """Stream the body of a 2xx response.
 
-        Raises as `call` does, also while it is read, and what reading `body` raises.
+        Raises as `call` does, also while the response is read, and any error from reading `body`.
         """
         if self._stream_session is None:
             raise RuntimeError("start() was not called")
@@ -98,7 +100,7 @@ class ServiceClient:
             raise Unavailable(f"a service broke off ({type(error).__name__}); try again", retry_after_s=1) from error
 
     def notify(self, url: str, body: BaseModel) -> None:
-        """Best effort, in the background: a lost hint costs the receiver one poll."""
+        """Send a notification in the background, best effort. A lost one delays the receiver until its next poll."""
         task = asyncio.create_task(self._notify(url, body))
         self._notifications.add(task)
         task.add_done_callback(self._notifications.discard)
@@ -107,12 +109,12 @@ class ServiceClient:
         try:
             async with asyncio.timeout(NOTIFY_TIMEOUT_S):
                 await self.call(url, body)
-        except Exception as error:  # noqa: BLE001 - the receiver's poll finds what the hint would have said
+        except Exception as error:  # noqa: BLE001 - the receiver's poll is the fallback
             log.debug("hint to %s lost: %s", url, error)
 
 
 async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:
-    """What it raises is the client's to explain, not the peer's."""
+    """Record errors of the request body, so that they are not reported as the peer's errors."""
     try:
         async for chunk in body:
             yield chunk
@@ -122,7 +124,10 @@ async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]
 
 
 def _error_from_response(content: bytes, status: int) -> Exception:
-    """A peer that does not know our token is our trouble, and no word about the client's key."""
+    """Return the error of a response.
+
+    A rejected service token is an infrastructure error, not an error of the client's key.
+    """
     if status == HTTPStatus.UNAUTHORIZED:
         log.error(
             "another service rejects this service's token: compare TANGRAM_SERVICE_TOKEN here"

@@ -1,4 +1,4 @@
-"""What every service is told at boot. Validated once, frozen, passed in; no module reads the environment."""
+"""Settings of every service, validated once at start-up, frozen and passed in. No module reads the environment."""
 
 import os
 import re
@@ -19,7 +19,7 @@ SettingsT = TypeVar("SettingsT", bound=BaseSettings)
 
 
 class ServiceSettings(BaseSettings):
-    """`TANGRAM_*` environment variables."""
+    """The settings of a service, from `TANGRAM_*` environment variables."""
 
     model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
 
@@ -41,15 +41,16 @@ class ServiceSettings(BaseSettings):
         return setting
 
     def caller_of(self, token: str) -> str | None:
-        """The service that this token belongs to."""
+        """Return the service that this token belongs to, or None."""
         digest = sha256(token.encode()).hexdigest()
         return next((name for name, known in self.caller_token_hashes.items() if compare_digest(digest, known)), None)
 
 
 def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) -> SettingsT:
-    """The settings from the environment; or one sentence per mistake, and what goes without them or exit code 2.
+    """Return the settings from the environment, or `fallback` if they are invalid. Prints one sentence per mistake.
 
-    What the environment leaves out may be a file of TANGRAM_SECRETS_DIR, named like the variable in small letters.
+    A missing variable is read from the file in TANGRAM_SECRETS_DIR that has its name in lower case. Exits with code 2
+    if there is no fallback, or if a JSON value cannot be parsed.
     """
     try:
         return cls(_secrets_dir=os.environ.get("TANGRAM_SECRETS_DIR"))
@@ -60,7 +61,7 @@ def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) ->
             return fallback
         raise SystemExit(2) from None
     except SettingsError as error:
-        # A list or an object whose JSON can't be read; the field is named in it.
+        # The JSON of a list or an object cannot be parsed. The error text names the field.
         named = re.search(r'"(\w+)"', str(error))
         why = f"is no JSON: {error.__cause__}" if isinstance(error.__cause__, ValueError) else str(error)
         _print_error((named[1],) if named is not None else (), why)
@@ -68,7 +69,7 @@ def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) ->
 
 
 def _print_error(location: Sequence[int | str], message: str) -> None:
-    """A mistake, by the name of its variable and, within that, by the place of what is wrong."""
+    """Print a mistake with the name of its variable and the path inside its value."""
     field, *inside = map(str, location or ("*",))
     name = field.upper() if field.upper().startswith("OTEL_") else f"TANGRAM_{field.upper()}"
     where = f"{name}: {'.'.join(inside)}" if inside else name

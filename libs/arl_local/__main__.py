@@ -1,4 +1,4 @@
-"""`python -m arl_local`: run one machine in the foreground until it is told to stop."""
+"""`python -m arl_local`: run one machine in the foreground until it is stopped."""
 
 import argparse
 import asyncio
@@ -28,7 +28,7 @@ _EXPECTED_ERRORS = (EmbeddedPostgresError, OSError, RuntimeError, asyncpg.Postgr
 
 
 def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS) -> int:
-    """The exit code: 0 stopped as asked, 1 failed with a sentence, 4 already up, 5 no sandbox works here."""
+    """Run the command and return the exit code: 0 stopped, 1 failed, 4 already up, 5 no sandbox works here."""
     chosen = _parse(arguments)
     try:
         with StateDir(chosen.dir).lock():
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None, *, commands: Mapping[str, tuple
 
 
 def _print_warnings(sentences: Sequence[str]) -> None:
-    """`tangram up` shows it."""
+    """Print to standard error, which `tangram up` shows."""
     for sentence in sentences:
         print(sentence, file=sys.stderr, flush=True)  # noqa: T201 - a command line
 

@@ -1,4 +1,4 @@
-"""The database of one machine: the schema brought up to date, a role for each service, the user's key."""
+"""The database of one machine: schema migration, a role for each service, and the user's key."""
 
 import signal
 
@@ -14,11 +14,11 @@ _DATABASE = "tangram"
 _PROJECT = "default"
 _SHUTDOWN_TIMEOUT_S = 60.0
 _PROBE_INTERVAL_S = 15.0
-"""Each look is a new connection; its end is noticed at once."""
+"""Seconds between readiness checks. Each check opens a connection; the end of the process is noticed at once."""
 
 
 def postgres_spec(server: EmbeddedPostgres) -> ProcessSpec:
-    """The embedded server as a process: the last to stop, by its fast shutdown."""
+    """Return the process of the embedded server. It stops last, by its fast shutdown."""
     return ProcessSpec(
         name="postgres",
         argv=tuple(server.command()),
@@ -34,9 +34,9 @@ def postgres_spec(server: EmbeddedPostgres) -> ProcessSpec:
 
 
 async def provision_database(owner_url: str, state: StateDir, *, take_over: bool = False) -> dict[str, str]:
-    """Make the database ready for this version; returns the URL that each service connects with.
+    """Migrate the database to this version. Return the connection URL of each service.
 
-    Raises where it belongs to another state directory, unless it is to be taken over.
+    Raises `ForeignInstallation` if the database belongs to another state directory and `take_over` is False.
     """
     passwords = {service: state.secret("passwords", service) for service in SERVICES}
     await upgrade(owner_url, passwords, take_over=take_over)
@@ -47,6 +47,6 @@ async def provision_database(owner_url: str, state: StateDir, *, take_over: bool
 
 
 async def ensure_embedded_database(server: EmbeddedPostgres) -> str:
-    """The owner's URL of our database in the embedded server; it is made if it isn't there."""
+    """Create our database in the embedded server if it is missing. Return the owner's URL."""
     await create_database(server.owner_url("postgres"), _DATABASE)
     return server.owner_url(_DATABASE)

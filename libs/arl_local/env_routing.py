@@ -1,4 +1,4 @@
-"""Which of the user's `TANGRAM_*` variables `tangram up` hands to which process, and which nobody knows."""
+"""The `TANGRAM_*` variables that `tangram up` forwards to each process, and a check for unknown ones."""
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
@@ -69,7 +69,7 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
         ),
     ),
 }
-"""Settings of each process, but for those that `up` decides: addresses, secrets, directories, the driver."""
+"""Settings of each process, except those that `up` decides: addresses, secrets, directories, the driver."""
 
 _OTHER_SETTINGS = (
     *("dir", "url", "api_key", "database_url", "templates_dir", "secrets_dir", "debug"),
@@ -77,17 +77,17 @@ _OTHER_SETTINGS = (
     *("host", "port", "driver", "node_name", "advertise_url", "admission_url", "scheduler_url", "service_token"),
     *("caller_token_hashes", "launcher_socket", "launcher_dir", "snapshots_dir"),
 )
-"""Settings that something else reads, or that are for a process that somebody starts by hand."""
+"""Settings that other programs read, or that only processes started by hand need."""
 
 
 def forwarded_variables(process: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Of these variables, those that are settings of the process."""
+    """Return the variables of `environment` that are settings of the process."""
     names = (_variable_name(setting) for setting in FORWARDED_SETTINGS.get(process, ()))
     return {name: environment[name] for name in names if name in environment}
 
 
 def unknown_settings(environment: Iterable[str]) -> list[str]:
-    """A sentence for each `TANGRAM_*` variable that nothing reads: it is misspelt, or of another version."""
+    """Return a sentence for each `TANGRAM_*` variable that nothing reads: it is misspelt or of another version."""
     known = {
         _variable_name(setting) for settings in (*FORWARDED_SETTINGS.values(), _OTHER_SETTINGS) for setting in settings
     }

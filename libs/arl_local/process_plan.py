@@ -1,4 +1,4 @@
-"""Which processes make up one machine, and what each of them is told: only what it uses."""
+"""The processes of one machine and the variables of each: only those that it uses."""
 
 import asyncio
 import json
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 SERVICES = ("admission", "scheduler", "cpu", "gpu", "api", "gateway")
-"""In the order in which they start. The broker of APIs does where it has endpoints."""
+"""Services in start order. `api` starts only if endpoints are configured."""
 
 LAUNCHER_EXIT_NO_SANDBOX = 3
 """Exit code of a launcher whose driver does not work on this host."""
@@ -42,8 +42,10 @@ ALLOWED_CALLERS = {
 _STOP_ORDER = {"gateway": 0, "admission": 1, "scheduler": 2, "cpu": 3, "gpu": 3, "api": 3, "cpu-launcher": 4}
 _LOOPBACK = "127.0.0.1"
 _READINESS_MAX_AGE_S = 60
-"""How old an answer of the database may be for a service to count as ready; a connection that ends is noticed at once.
-Every look with a statement of its own would be most of what an idle system asks."""
+"""Maximum age in seconds of a database check for a service to count as ready. A lost connection is noticed at once.
+
+A statement for each health check would be most of the database load of an idle system.
+"""
 
 
 def _module_command(name: str) -> tuple[str, ...]:
@@ -58,24 +60,24 @@ DEFAULT_COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalOptions:
-    """What the user may choose."""
+    """The options of the user."""
 
     directory: Path
     host: str = _LOOPBACK
     port: int | None = None
     cores: str | None = None
     nodes: int = 1
-    """Nodes of so many cores each; only simulated ones can share a machine."""
+    """Number of nodes, each with the same cores. Only simulated nodes can share a machine."""
     driver: str = "auto"
     database_url: str | None = None
-    """Owner's URL of a Postgres that is already there; None: the embedded one."""
+    """The owner's URL of an existing Postgres; None is the embedded one."""
     take_over: bool = False
-    """Whether the database may have belonged to another state directory, whose services are locked out."""
+    """True if the database may belong to another state directory. The services of that one are then locked out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessPlan:
-    """The processes of one start; everything in it is decided."""
+    """The processes of one start, with all decisions made."""
 
     options: LocalOptions
     state: StateDir
@@ -86,19 +88,19 @@ class ProcessPlan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of everything that answers: `cpu-2` and so on are further nodes."""
+        """Return the names of all services; `cpu-2` and so on are further nodes."""
         return process_names(self.options.nodes, self.environment)
 
     @property
     def endpoints(self) -> dict[str, str]:
-        """Where each service answers, as seen from this machine."""
+        """Return the URL of each service, as seen from this machine."""
         return {
             name: f"http://{_bracketed_host(_reachable_host(self._host_of(name)))}:{self.ports[name]}"
             for name in self.names
         }
 
     def specs(self) -> list[ProcessSpec]:
-        """In the order in which they start. Simulated nodes need no launcher."""
+        """Return the process specs in start order. Simulated nodes need no launcher."""
         launcher = [] if self.options.driver == "simulated" else [self._launcher_spec()]
         return [*launcher, *(self._service_spec(name) for name in self.names)]
 
@@ -181,7 +183,7 @@ class ProcessPlan:
 
 
 def process_names(nodes: int, environment: Mapping[str, str]) -> tuple[str, ...]:
-    """Of the services, one of them for each node. A broker without endpoints would have nothing to do."""
+    """Return the names of the services and of further nodes. `api` is omitted if no endpoints are configured."""
     there = (name for name in SERVICES if name != "api" or environment.get("TANGRAM_ENDPOINTS"))
     return (*there, *(f"cpu-{number}" for number in range(2, nodes + 1)))
 
@@ -203,7 +205,7 @@ def _socket_probe(path: Path) -> Callable[[], Awaitable[bool]]:
 
 
 def _reachable_host(host: str) -> str:
-    """An address of this machine for a host that may mean all of them."""
+    """Return an address of this machine for a host that may mean all addresses."""
     return {"": _LOOPBACK, "0.0.0.0": _LOOPBACK, "::": "::1", "localhost": _LOOPBACK}.get(host, host)  # noqa: S104
 
 

@@ -1,7 +1,7 @@
-"""`python -m arl_local.provision`: for installations that start their services themselves, containers for instance.
+"""`python -m arl_local.provision`, for installations that start their services themselves, for example in containers.
 
-Brings the database up to date and writes for each service what only it may know, as files that TANGRAM_SECRETS_DIR
-names. Secrets are made once and kept in the state directory; run again, it changes nothing that is there.
+It migrates the database and writes the secrets of each service as files for TANGRAM_SECRETS_DIR. Secrets are created
+once and stored in the state directory; another run changes no existing secret.
 """
 
 import argparse
@@ -25,7 +25,7 @@ __all__ = ["ProvisionSettings", "write_service_secrets"]
 
 
 class ProvisionSettings(BaseSettings):
-    """`TANGRAM_*` environment variables, or files of TANGRAM_SECRETS_DIR."""
+    """The settings from `TANGRAM_*` environment variables or from files of TANGRAM_SECRETS_DIR."""
 
     model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
 
@@ -44,7 +44,10 @@ class ProvisionSettings(BaseSettings):
 
 
 async def write_service_secrets(owner_url: str, state: StateDir, target: Path, *, take_over: bool = False) -> None:
-    """A directory for each service below `to`, readable by its owner only; the first API key is in the state."""
+    """Write a directory for each service below `target`, readable by its owner only.
+
+    The first API key is in the state directory.
+    """
     state.create()
     urls = await provision_database(owner_url, state, take_over=take_over)
     for service in SERVICES:

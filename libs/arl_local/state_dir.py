@@ -25,18 +25,18 @@ _OWN_ENTRIES = (
 
 
 class AlreadyUp(Exception):
-    """Another supervisor holds the lock of this directory."""
+    """Another supervisor has locked this directory."""
 
 
 class StateDir:
-    """Everything one installation keeps, readable by its owner only."""
+    """The files of one installation, readable by its owner only."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.absolute()
         self.run_dir = short_enough_directory(self.path / "run")
 
     def create(self) -> None:
-        """Make the directory and its parents, if missing."""
+        """Create the directory and its parents if they are missing."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name in ("logs", "passwords", "tokens"):
             (self.path / name).mkdir(mode=0o700, exist_ok=True)
@@ -44,7 +44,7 @@ class StateDir:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Hold the directory, with our pid in the lock file; raises AlreadyUp when another process does."""
+        """Lock the directory and write our pid to the lock file. Raises `AlreadyUp` if another process locked it."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+") as file:
             for attempt in range(_LOCK_ATTEMPTS):
@@ -54,7 +54,7 @@ class StateDir:
                 except BlockingIOError:
                     if attempt == _LOCK_ATTEMPTS - 1:
                         raise AlreadyUp from None
-                    time.sleep(0.02)  # whoever only looks holds it for an instant
+                    time.sleep(0.02)  # a process that only checks the lock releases it at once
             file.truncate()
             file.write(str(os.getpid()))
             file.flush()
@@ -64,32 +64,32 @@ class StateDir:
                 file.truncate(0)
 
     def secret(self, kind: str, name: str) -> str:
-        """A random secret that is made at its first use and kept in `kind`/`name`."""
+        """Return the random secret `kind`/`name`; the first call creates it."""
         path = self.path / kind / name
         if not path.exists():
             replace_file(path, secrets.token_urlsafe(32))
         return path.read_text()
 
     def api_key(self) -> str:
-        """The key of the local user."""
+        """Return the key of the local user; the first call creates it."""
         path = self.path / "api_key"
         if not path.exists():
             replace_file(path, f"tk_{secrets.token_urlsafe(32)}")
         return path.read_text()
 
     def endpoints(self) -> dict[str, str]:
-        """The addresses of the last start; empty before the first."""
+        """Return the addresses of the last start; empty before the first."""
         try:
             return dict(json.loads((self.path / "endpoints.json").read_text()))
         except (OSError, ValueError):
             return {}
 
     def publish_endpoints(self, endpoints: Mapping[str, str]) -> None:
-        """Tell clients where to find the services."""
+        """Publish the addresses of the services to clients."""
         replace_file(self.path / "endpoints.json", json.dumps(dict(endpoints), indent=1) + "\n")
 
     def purge(self) -> None:
-        """Remove what the installation made, and the directory when nothing else is in it."""
+        """Remove the files of the installation, and the directory if it is then empty."""
         mounts = [line.split()[4] for line in Path("/proc/self/mountinfo").read_text().splitlines()]
         if below := [mount for mount in mounts if Path(mount).is_relative_to(self.path.resolve())]:
             raise OSError(f"still mounted: {', '.join(below)}; unmount first")
@@ -103,7 +103,7 @@ class StateDir:
 
 
 def default_directory(environment: Mapping[str, str]) -> Path:
-    """Where the state lies when nobody says otherwise."""
+    """Return the default path of the state directory."""
     if chosen := environment.get("TANGRAM_DIR"):
         return Path(chosen)
     home = environment.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
@@ -111,9 +111,9 @@ def default_directory(environment: Mapping[str, str]) -> Path:
 
 
 def choose_ports(preferences_by_name: Mapping[str, tuple[str, tuple[int, ...]]], reserved: ExitStack) -> dict[str, int]:
-    """A free port for each name, given its host and its preferences; all of them different.
+    """Choose a different free port for each name, given its host and its preferred ports.
 
-    Until `reserved` is closed no other system chooses them, though nothing listens on them yet.
+    Until `reserved` is closed, no other installation chooses them, although nothing listens on them yet.
     """
     chosen: dict[str, int] = {}
     with ExitStack() as held:
@@ -132,7 +132,7 @@ def choose_ports(preferences_by_name: Mapping[str, tuple[str, tuple[int, ...]]],
 
 
 def _reserve_port(port: int) -> socket.socket:
-    """An abstract name: as wide as ports are, and gone with its holder."""
+    """Reserve a port by an abstract socket name. It has the scope of ports and ends with its owner."""
     reservation = socket.socket(socket.AF_UNIX)
     try:
         reservation.bind(f"\0tangram-port-{port}")

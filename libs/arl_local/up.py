@@ -1,4 +1,4 @@
-"""Bring one machine up, keep it up until told to stop, drain it."""
+"""Start one machine, keep it running until it is stopped, then drain it."""
 
 import asyncio
 import logging
@@ -32,9 +32,9 @@ async def run(
     until_eof: bool = False,
     commands: Mapping[str, tuple[str, ...]] = DEFAULT_COMMANDS,
 ) -> None:
-    """Return when everything was stopped, on SIGTERM, SIGINT or SIGHUP, or when standard input ends if asked so.
+    """Run until SIGTERM, SIGINT or SIGHUP, or the end of standard input with `until_eof`. Return when all has stopped.
 
-    The caller holds the lock of the state directory.
+    The caller has locked the state directory.
     """
     state = StateDir(options.directory)
     state.create()
@@ -105,7 +105,7 @@ async def _start_postgres(supervisor: Supervisor, state: StateDir) -> str:
 def _choose_ports(
     state: StateDir, options: LocalOptions, environment: Mapping[str, str], reserved: ExitStack
 ) -> dict[str, int]:
-    """The ports of the last start where they are still free; a port that the user names has to be free."""
+    """Return the ports of the last start if they are still free. A port chosen by the user must be free."""
     last = {name: port for name, url in state.endpoints().items() if (port := urlsplit(url).port)}
     names = process_names(options.nodes, environment)
     wanted = {name: ("127.0.0.1", (last[name],) if name in last else ()) for name in names}

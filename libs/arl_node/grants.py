@@ -1,6 +1,6 @@
-"""The manager contract: grants taken, started after the running commit, settled once, ended when nobody wants them.
+"""The grant lifecycle of a manager: accept, start after the running commit, settle once, kill if lost or cancelled.
 
-What the node is made of, and which statements write its edges, is the service's: it answers `Hardware`.
+Each service implements `NodeBackend` for its resources and for the statements of its transitions.
 """
 
 import asyncio
@@ -29,18 +29,18 @@ __all__ = ["ActiveActionRow", "AttemptReport", "GrantLifecycle", "NodeBackend", 
 
 SETTLE_RETRY_S = 0.5
 MAX_START_BATCH = 32
-"""Their specs come back with the running edge, and each may be megabytes."""
+"""Attempts per start statement. The statement returns their specs, and each may have megabytes."""
 
 log = logging.getLogger(__name__)
 
 ActiveActionRow = Mapping[str, Any]
 """A granted or running row as a poll reads it: id, grant_no, state, amounts, amounts_seq, environment_id, cancel."""
 SettleResult = tuple[Set[Fence], Set[Fence]]
-"""Those that settled, and those that went back to the queue; a fence that was lost is in neither."""
+"""The settled fences and the re-queued fences; a lost fence is in neither."""
 
 
 class AttemptReport(Protocol):
-    """How one attempt ended."""
+    """The end of one attempt."""
 
     @property
     def fence(self) -> Fence: ...
@@ -65,58 +65,61 @@ ReportT_contra = TypeVar("ReportT_contra", bound=AttemptReport, contravariant=Tr
 
 
 class NodeBackend(Protocol[ReportT_contra]):
-    """One node's: what it holds, how its attempts run, and the statements of its edges."""
+    """The part of a manager that depends on the node: allocations, execution, and the statements of its transitions."""
 
     @property
     def fences(self) -> frozenset[Fence]:
-        """Attempts that hold something."""
+        """Attempts with an allocation."""
         ...
 
     def has(self, fence: Fence) -> bool:
-        """Whether it is one of these."""
+        """Return True if this attempt has an allocation."""
         ...
 
     def allocate(self, grant: GrantPayload) -> bool:
-        """Hold what it needs, or say no. Waits for nothing."""
+        """Allocate the amounts of a grant. Return False if they do not fit. Never waits."""
         ...
 
     def readopt(self, row: ActiveActionRow) -> None:
-        """Its row runs, so it holds, whatever our arithmetic says."""
+        """Allocate the amounts of a running row, even beyond the capacity."""
 
     def release(self, fence: Fence) -> None:
-        """It holds nothing any more. Twice is harmless."""
+        """Release the allocation of an attempt. A second call is harmless."""
 
     async def poll(self) -> bool:
-        """Look at the rows; whether there is anything to do."""
+        """Read the node's rows. Return True if there is work."""
         ...
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
-        """Commit `granted -> running`; the rows for which that took."""
+        """Commit `granted -> running` and return the rows that changed."""
         ...
 
     async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
-        """Running rows of this node, as `start_rows` answers them."""
+        """Return running rows of this node, with the columns of `start_rows`."""
         ...
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
-        """Run what is running by its row and holds something. One that can't be is reported, and keeps no other."""
+        """Run attempts that are running by their rows and have an allocation.
+
+        An attempt that cannot run is reported and does not block the others.
+        """
 
     async def kill(self, fences: Sequence[Fence]) -> None:
         """End attempts; each still reports."""
 
     async def settle(self, reports: Sequence[ReportT_contra]) -> SettleResult:
-        """Commit outcomes."""
+        """Commit outcomes and return the settled and the re-queued fences."""
         ...
 
     def on_settled(self, report: ReportT_contra) -> None:
-        """Its outcome is committed, and it is about to give back what it holds."""
+        """Handle a committed outcome, before the allocation is released."""
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        """Their reports are durable."""
+        """Acknowledge attempts whose reports are durable."""
 
 
 class GrantLifecycle(Generic[ReportT]):
-    """A node has the last word on capacity: what it does not take goes back to the queue."""
+    """The lifecycle of grants on a node. The node decides on capacity: grants that it refuses are re-queued."""
 
     def __init__(
         self,
@@ -148,32 +151,32 @@ class GrantLifecycle(Generic[ReportT]):
 
     @property
     def fenced(self) -> str | None:
-        """Why this node may start nothing for good, if another has its lease."""
+        """Return the reason why this node may not start actions, if another node has its lease."""
         return self._heartbeat.fenced if self._heartbeat is not None else None
 
     @property
     def can_start(self) -> bool:
-        """Whether the node's lease counts, so that what it has is its own."""
+        """Return True if the node's lease is valid. Only then do its allocations belong to it."""
         return self._heartbeat is not None and self._heartbeat.can_start()
 
     @property
     def lease_lapses(self) -> int:
-        """How often the lease was lost and had again."""
+        """Return the number of times that the lease lapsed and was renewed."""
         return self._heartbeat.lease_lapses if self._heartbeat is not None else 0
 
     async def wait_until_name_is_free(self, node: Mapping[str, Any]) -> None:
-        """Return when the node may register; raises NameTaken where another lives under its name."""
+        """Return when the node may register. Raises `NodeNameTaken` if another live node has its name."""
         await wait_until_name_is_free(
             self._store, node, ttl_s=self._settings.node_ttl_s, check_interval_s=self._settings.beat_s / 2
         )
 
     async def register(self, tx: WriteTx, node: Mapping[str, Any]) -> None:
-        """Make the node known; with the commit there are edges to write."""
+        """Register the node. It may write transitions after the commit."""
         self.node_id = await repository.register(tx, node, ttl_s=self._settings.node_ttl_s)
         self.epoch = node["epoch"]
 
     def start(self, *, name: str) -> None:
-        """Beat and poll; what an earlier life left is adopted by now."""
+        """Start the heartbeat and the poll. Attempts of an earlier process must be re-adopted before."""
         url, how = self._settings.database_url.get_secret_value(), self._settings
         self._heartbeat = LeaseHeartbeat(
             url, name=name, node_id=self.node_id, epoch=self.epoch, beat_s=how.beat_s, ttl_s=how.node_ttl_s
@@ -186,20 +189,20 @@ class GrantLifecycle(Generic[ReportT]):
         await self._poll_loop.stop()
 
     async def stop(self) -> None:
-        """Settle what has ended, and beat no more."""
+        """Settle attempts that have ended, then stop the heartbeat."""
         if self._background_tasks:
             await asyncio.wait(self._background_tasks, timeout=5.0)
         if self._heartbeat is not None:
             self._heartbeat.stop()
 
     async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
-        """A copy of granted rows. A fence already seen is nothing new; one that does not fit goes back."""
+        """Accept copies of granted rows. Known fences are ignored; grants that do not fit are re-queued."""
         if epoch != self.epoch or not self.can_start:
             return
         refused = []
         grants = list(grants)
         if not grants:
-            # A hint that rows changed which only a poll reads: environments that are to end.
+            # An empty notification means that rows changed which only a poll reads: environments that must end.
             self._poll_loop.poll_now()
         for grant in grants:
             fence = fence_of(grant)
@@ -219,9 +222,9 @@ class GrantLifecycle(Generic[ReportT]):
     async def start_from_poll(
         self, active_rows: Iterable[ActiveActionRow], *, allocated_before: frozenset[Fence]
     ) -> dict[Fence, ActiveActionRow]:
-        """Start what a poll found and no hint brought; the running rows of that poll.
+        """Start granted rows that a poll found without a notification. Return the running rows of that poll.
 
-        `before` is what held something when the poll was sent.
+        `allocated_before` has the fences that were allocated when the poll was sent.
         """
         rows = {_fence_of_row(row): row for row in active_rows}
         granted = [
@@ -236,14 +239,14 @@ class GrantLifecycle(Generic[ReportT]):
     async def kill_lost_or_cancelled(
         self, active_rows: Iterable[ActiveActionRow], *, allocated_before: frozenset[Fence]
     ) -> None:
-        """End what the same poll says is lost, or is to be cancelled."""
+        """Kill attempts that are lost or must be cancelled according to the same poll."""
         rows = {_fence_of_row(row): row for row in active_rows}
         lost = {fence for fence in allocated_before if fence not in rows}
         wished = {fence for fence, row in rows.items() if row["cancel"]}
         await self.kill((lost | wished) & self._backend.fences)
 
     async def launch_missing(self, fences: Sequence[Fence]) -> None:
-        """What is running by its row, and never reached whatever runs it."""
+        """Launch attempts that are running by their rows but were never launched."""
         if not fences:
             return
         try:
@@ -258,12 +261,12 @@ class GrantLifecycle(Generic[ReportT]):
         await self._backend.launch(found)
 
     def release_unlaunched(self, fences: Iterable[Fence]) -> None:
-        """Running by their rows, and not launched: held, they would be seen by no poll again. The next one has them."""
+        """Release attempts that are running by their rows but not launched, so that the next poll finds them."""
         for fence in fences:
             self._release(fence)
 
     async def kill(self, fences: Set[Fence]) -> None:
-        """Each once."""
+        """Kill attempts; each is killed only once."""
         new = sorted(fences - self._killed)
         if new:
             self._killed.update(new)
@@ -273,11 +276,11 @@ class GrantLifecycle(Generic[ReportT]):
         return fence in self._killed
 
     async def settle(self, report: ReportT) -> None:
-        """Returns once the database took it."""
+        """Return when the database has accepted the report. Failures are retried."""
         while True:
             try:
                 await self._settle_batcher.submit(report, weight=report.weight)
-            except Exception as error:  # noqa: BLE001 - the report is kept until the database takes it
+            except Exception as error:  # noqa: BLE001 - the report is kept until the database accepts it
                 log.warning("settle of %s failed, trying again: %r", report.fence, error)
                 await asyncio.sleep(SETTLE_RETRY_S)
             else:
@@ -295,12 +298,12 @@ class GrantLifecycle(Generic[ReportT]):
         task.add_done_callback(self._on_background_done)
 
     async def _start_batch(self, fences: Sequence[Fence]) -> Sequence[None]:
-        """Nothing starts before its guarded `granted -> running` has committed."""
+        """Start attempts after their guarded `granted -> running` has committed."""
         self._metrics.start_batch_size.observe(len(fences))
         try:
             rows = await self._backend.start_rows(fences)
         except Exception:
-            # Not known whether it committed: the poll reads the rows and starts what is running and not here.
+            # The commit may have succeeded. The poll reads the rows and starts those that are running and unknown here.
             for fence in fences:
                 self._release(fence)
             raise
@@ -313,10 +316,13 @@ class GrantLifecycle(Generic[ReportT]):
         return [None] * len(fences)
 
     async def _settle_batch(self, reports: Sequence[ReportT]) -> Sequence[Exception | None]:
-        """One that can't be written must not keep the others: then each goes alone."""
+        """Settle reports in one statement.
+
+        After a permanent error settle each alone, so that one does not block the others.
+        """
         try:
             await self._settle_in_one_statement(reports)
-        except Exception as error:  # noqa: BLE001 - each reporter hears of it and tries again
+        except Exception as error:  # noqa: BLE001 - raised to each reporter, which retries
             if len(reports) == 1 or is_temporary(error):
                 return [error] * len(reports)
             return [(await self._settle_batch([report]))[0] for report in reports]
@@ -350,7 +356,10 @@ class GrantLifecycle(Generic[ReportT]):
         self._killed.discard(fence)
 
     async def _start_stranded(self, running: Mapping[Fence, ActiveActionRow]) -> None:
-        """Rows that are running and unknown here: their commit was lost sight of, so nothing has started."""
+        """Re-adopt and launch running rows that are unknown here.
+
+        Their commit was not confirmed, so nothing has started.
+        """
         missing = [fence for fence in running if not self._backend.has(fence)]
         for fence in missing:
             self._backend.readopt(running[fence])
@@ -367,7 +376,7 @@ def fence_of(grant: GrantPayload) -> Fence:
 
 
 def grant_of(row: ActiveActionRow) -> GrantPayload:
-    """A row that is granted or running, as its hint was."""
+    """Return the grant of a granted or running row, equal to its notification."""
     return GrantPayload.model_validate({key: row[key] for key in GrantPayload.model_fields})
 
 

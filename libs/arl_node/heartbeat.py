@@ -1,4 +1,7 @@
-"""The lease of a node, which a thread renews, so that a busy loop cannot lose it. First the node waits for its name."""
+"""The lease of a node. A thread renews it, so that a busy event loop cannot lose it.
+
+Before it registers, a node waits until its name is free.
+"""
 
 import asyncio
 import logging
@@ -28,7 +31,7 @@ _FENCED_MESSAGE = (
 
 
 class LeaseHeartbeat:
-    """Beats until stopped. `may_start` turns False before the lease can be taken from us."""
+    """The renewal of a node's lease. `can_start` returns False before another node can take the lease."""
 
     def __init__(self, url: str, *, name: str, node_id: int, epoch: UUID, beat_s: float, ttl_s: float) -> None:
         self._url = url
@@ -39,9 +42,12 @@ class LeaseHeartbeat:
         self._ttl_s = ttl_s
         self._accepted_at = time.monotonic()
         self.lease_lapses = 0
-        """How often the lease was lost and had again: what this node holds may be others' since."""
+        """Number of times that the lease lapsed and was renewed.
+
+        Meanwhile the node's actions may have moved to other nodes.
+        """
         self.fenced: str | None = None
-        """Why nothing more is started here, while the lease is another epoch's."""
+        """Reason why this node starts nothing, while the lease belongs to another epoch."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -53,7 +59,10 @@ class LeaseHeartbeat:
         self._thread.join(timeout=CONNECT_TIMEOUT_S)
 
     def can_start(self) -> bool:
-        """Counts from the *sending* of the last accepted beat, by this node's monotonic clock."""
+        """Return True while the lease is safe.
+
+        Time counts from the *sending* of the last accepted beat, by this node's monotonic clock.
+        """
         return time.monotonic() - self._accepted_at < FENCE_AT_TTL_SHARE * self._ttl_s
 
     def _run(self) -> None:
@@ -63,7 +72,7 @@ class LeaseHeartbeat:
         while not self._stopping.is_set():
             try:
                 await self._renew_on_connection()
-            except Exception as error:  # noqa: BLE001 - whatever it was, this thread must go on beating
+            except Exception as error:  # noqa: BLE001 - the heartbeat must survive any error
                 log.warning("beat failed: %s", type(error).__name__)
                 self._stopping.wait(0.5)
 
@@ -92,9 +101,9 @@ class LeaseHeartbeat:
 async def wait_until_name_is_free(
     store: PostgresStore, node: Mapping[str, Any], *, ttl_s: float, check_interval_s: float
 ) -> None:
-    """Return when no lease of another node counts under this one's name; raises NameTaken where that node beats on.
+    """Return when no other node has a valid lease on this name. Raises `NodeNameTaken` if the other node still beats.
 
-    The same address or the same epoch is the same node, which was started again.
+    A node with the same address or epoch is the same node, restarted.
     """
     seen: datetime | None = None
     while True:

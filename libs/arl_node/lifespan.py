@@ -1,4 +1,4 @@
-"""The process of any manager: what it starts and ends with, and when it is ready."""
+"""The lifespan and the readiness check of all managers."""
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -15,7 +15,7 @@ __all__ = ["make_lifespan", "make_readiness_check"]
 
 class NodeManager(Protocol):
     failed: str | None
-    """Why it can do nothing."""
+    """Reason why the manager cannot work, or None."""
 
     @property
     def fenced(self) -> str | None: ...

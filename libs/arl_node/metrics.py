@@ -4,7 +4,7 @@ __all__ = ["ManagerMetrics"]
 
 
 class ManagerMetrics:
-    """What became of what a node was granted."""
+    """The metrics of the grants of a node."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.settled = metrics.counter("actions_settled", "Settled by this service, by outcome", "outcome")

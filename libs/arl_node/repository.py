@@ -1,4 +1,4 @@
-"""The statements that all managers share. Every edge names the node's epoch and the fence."""
+"""Statements shared by all managers. Every transition names the node's epoch and the fence."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 RENEW_LEASE = "update node_beats set last_beat = now() where node_id = $1 and epoch = $2"
-"""For asyncpg: the heartbeat has a connection of its own, in a thread of its own."""
+"""Statement for asyncpg: the heartbeat has a separate connection in a separate thread."""
 
 LOCK_NODE_NAME = text("select pg_advisory_xact_lock(hashtext('tangram.node.' || cast(:name as text)))")
 
@@ -38,7 +38,7 @@ OTHER_NAME_HOLDER = text("""
        and b.epoch <> :epoch
        and greatest(b.last_beat, pg_postmaster_start_time()) > now() - make_interval(secs => :ttl_s)
 """)
-"""Another node whose lease counts under a name; a lease counts only time in which a beat was possible."""
+"""Query of another node with a valid lease on a name. Time in which Postgres was down does not expire a lease."""
 
 REGISTER = text("""
     insert into nodes (name, kind, url, epoch, driver, capacity, topology, enforced, templates)
@@ -67,7 +67,7 @@ GRANTED_TO_NODE = """with ours as (
          order by a.id
            for no key update of a
     )"""
-"""How a statement of a granted edge begins."""
+"""Common start of the statements on granted actions."""
 
 ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
               from (select id, grant_no, state, amounts, amounts_seq, environment_id,
@@ -76,7 +76,7 @@ ACTIVE_ON_NODE = """select coalesce(json_agg(g), '[]')::text
                      where node_id = :node_id
                        and node_epoch = :epoch
                        and state in ('granted', 'running')) as g"""
-"""What a node holds by its rows, as its poll reads it."""
+"""Query of a node's granted and running rows, for its poll."""
 
 _SPEC_COLUMNS = "s.timeout_s, s.payload::text as payload"
 
@@ -114,9 +114,9 @@ REFUSE = text(f"""
 
 
 def start_statement(extra_columns: str) -> TextClause:
-    """`granted -> running` of the fences that are granted to us, answered with their specs.
+    """Return the statement of `granted -> running` for fences granted to this node; it returns their specs.
 
-    `more` begins with a comma: further columns, of `action_specs` `s`.
+    `extra_columns` begins with a comma and names further columns of `action_specs` `s`.
     """
     return text(f"""
     {GRANTED_TO_NODE}, started as (
@@ -133,7 +133,7 @@ def start_statement(extra_columns: str) -> TextClause:
 
 
 def load_statement(extra_columns: str) -> TextClause:
-    """Running rows of this node, as `start_statement` answers them."""
+    """Return the query of running rows of this node, with the columns of `start_statement`."""
     return text(f"""
     select a.id, a.grant_no, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS}{extra_columns}
       from actions as a
@@ -145,21 +145,21 @@ def load_statement(extra_columns: str) -> TextClause:
 
 
 def settled_and_requeued(rows: Sequence[Row]) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Of what a `reported_edge` answers: the fences that settled, and those that went back to the queue."""
+    """Return the settled and the re-queued fences from the rows of a `reported_edge` statement."""
     settled = frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "settled")
     return settled, frozenset(Fence(row.id, row.grant_no) for row in rows if row.state == "queued")
 
 
 def reported_edge(is_retryable: str = "true") -> str:
-    """The parts `ours` and `edge` of a statement that settles its part `report`, or queues again what may have a retry.
+    """Return the parts `ours` and `edge` of a statement that settles its part `report` or re-queues retryable attempts.
 
-    `report` has id, grant_no, outcome, reason and run_us; `may_run_again` is a condition on actions `a` and report `r`.
+    `report` has id, grant_no, outcome, reason and run_us. `is_retryable` is a condition on actions `a` and report `r`.
     """
     return _REPORTED_EDGE.format(may_run_again=is_retryable)
 
 
 class NodeNameTaken(RuntimeError):
-    """Another node, at another address, lives under the name; two of one name would take each other's lease."""
+    """Another live node, at another address, has this name. Two nodes with one name would take each other's lease."""
 
     def __init__(self, name: str, url: str) -> None:
         super().__init__(
@@ -169,12 +169,15 @@ class NodeNameTaken(RuntimeError):
 
 
 async def other_name_holder(tx: ReadTx, node: Mapping[str, Any], *, ttl_s: float) -> Row | None:
-    """`url` and `last_beat` of another node that has the name by its lease."""
+    """Return `url` and `last_beat` of another node with a valid lease on the name, or None."""
     return await tx.first(OTHER_NAME_HOLDER, {key: node[key] for key in ("name", "url", "epoch")} | {"ttl_s": ttl_s})
 
 
 async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int:
-    """Make a node known under its epoch, with a first beat; its id. Raises NameTaken for the name of another."""
+    """Register a node under its epoch with a first beat. Return its id.
+
+    Raises `NodeNameTaken` if another node has the name.
+    """
     await tx.first(LOCK_NODE_NAME, {"name": node["name"]})
     holder = await other_name_holder(tx, node, ttl_s=ttl_s)
     if holder is not None:

@@ -20,7 +20,7 @@ def _check_url(url: str) -> str:
 
 
 def _check_header_value(key: SecretStr) -> SecretStr:
-    """A file's last newline is no part of it."""
+    """Return the key without surrounding whitespace, such as the last newline of a file."""
     stripped = key.get_secret_value().strip()
     if not stripped or not (stripped.isascii() and stripped.isprintable()):
         raise ValueError("has to be printable ASCII, and not empty")
@@ -32,15 +32,15 @@ UpstreamUrl = Annotated[
     StringConstraints(pattern=r"^https?://[^/?#@\s]+(/[^?#\s]*)?$", max_length=512),
     AfterValidator(_check_url),
 ]
-"""Of HTTP, with a path perhaps, and without credentials, parameters or a fragment."""
+"""HTTP URL with an optional path, without credentials, query or fragment."""
 UpstreamKey = Annotated[SecretStr, AfterValidator(_check_header_value)]
-"""Never shown, and fit for a header."""
+"""Key that is never shown and is valid in a header."""
 
-WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - no address that anybody could ask
+WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - not addresses that a caller can reach
 
 
 class ManagerSettings(ServiceSettings):
-    """What the manager of any node is told."""
+    """The settings of every node manager."""
 
     scheduler_url: str = Field(description="Where to hint freed amounts; the scheduler's poll is the truth")
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)

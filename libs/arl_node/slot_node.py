@@ -1,4 +1,4 @@
-"""A node whose resources only count, slots of services and calls of endpoints, and where nothing outlives it."""
+"""A node whose resources are counters, such as slots of services and calls of endpoints. No attempt outlives it."""
 
 from collections.abc import Iterable, Sequence
 from typing import Generic
@@ -15,14 +15,17 @@ _LEDGER_NODE = 0
 
 
 class SlotNode(Generic[ReportT]):
-    """What `arl_node.grants.Hardware` asks of any such node; how it starts, runs and settles is its service's."""
+    """The allocation part of `arl_node.grants.NodeBackend` for such nodes.
+
+    The service implements start, run and settle.
+    """
 
     _grants: GrantLifecycle[ReportT]
 
     def __init__(self) -> None:
         self._ledger = ResourceLedger()
         self._resources_by_fence: dict[Fence, frozenset[str]] = {}
-        """What each holds some of."""
+        """Names of the resources that each attempt has allocated."""
 
     @property
     def node_id(self) -> int:
@@ -37,7 +40,7 @@ class SlotNode(Generic[ReportT]):
         return self._grants.fenced
 
     async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
-        """A copy of granted rows."""
+        """Accept copies of granted rows."""
         await self._grants.accept_grants(grants, epoch=epoch)
 
     @property
@@ -61,13 +64,13 @@ class SlotNode(Generic[ReportT]):
         self._ledger.release(fence)
 
     def on_settled(self, report: ReportT) -> None:
-        """What is counted is all that it held."""
+        """Do nothing: an attempt allocates only counters."""
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
-        """Nobody but this process keeps reports."""
+        """Do nothing: only this process stores reports."""
 
     def set_capacity(self, capacity: Resources) -> None:
-        """From now on."""
+        """Set the capacity from now on."""
         self._ledger.set_capacity(_LEDGER_NODE, capacity)
 
     @property

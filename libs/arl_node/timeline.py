@@ -1,4 +1,4 @@
-"""What an action's time on this node was spent on: kept while it is here, and written into its result."""
+"""The stages of an action on this node, collected while it runs and written into its result."""
 
 import json
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 __all__ = ["MAX_STAGES", "AttemptTimeline"]
 
 MAX_STAGES = 64
-"""Stages of an action. Of more, the first ones are written and the last."""
+"""Maximum number of stages of an action. If there are more, the first ones and the last one are written."""
 
 
 class AttemptTimeline:
-    """Of one action, in seconds of the monotonic clock; in microseconds since it came where it is written.
+    """The stages of one action, in seconds of the monotonic clock. They are written in microseconds since arrival.
 
-    `arl_trace.history` makes spans of it.
+    `arl_trace.history` converts them to spans.
     """
 
     def __init__(self, arrived_at: float, *, resource: str = "device") -> None:
@@ -21,11 +21,11 @@ class AttemptTimeline:
         self._dropped = 0
 
     def end_wait(self, ended_at: float) -> None:
-        """Nothing was done for it before."""
+        """End the wait stage, which began at the arrival."""
         self.add(self._wait_stage, self._arrived_at, ended_at)
 
     def add(self, name: str, started_at: float, ended_at: float, **attributes: Any) -> None:
-        """What is None in `about` is not written."""
+        """Add a stage. Attributes that are None are omitted."""
         if len(self._stages) == MAX_STAGES:
             self._stages.pop()
             self._dropped += 1
@@ -35,7 +35,7 @@ class AttemptTimeline:
         )
 
     def to_json(self, ended_at: float) -> str:
-        """With the action's whole time on this node."""
+        """Return the stages as JSON, with the action's total time on this node."""
         if not self._stages:
             self.end_wait(ended_at)
         more = {"left_out": self._dropped} if self._dropped else {}

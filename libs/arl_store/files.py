@@ -1,4 +1,4 @@
-"""Small files that are replaced at once: a reader sees the old or the new one, never a part."""
+"""Atomic replacement of small files: a reader sees the old or the new file, never a part."""
 
 import os
 from pathlib import Path
@@ -7,7 +7,7 @@ __all__ = ["replace_file"]
 
 
 def replace_file(path: Path, text: str, *, mode: int = 0o600, durable: bool = True) -> None:
-    """Write `text` under `path`. `durable` also outlives a power failure."""
+    """Replace the content of `path` by `text`. A `durable` file also survives a power failure."""
     unfinished = path.with_name(f"{path.name}.unfinished")
     unfinished.unlink(missing_ok=True)
     with open(os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w") as file:

@@ -12,7 +12,7 @@ _STATELESS_MANAGER_GRANTS = (
     "insert, update on nodes",
     "insert, update on node_beats",
 )
-"""What it runs leaves nothing on its node."""
+"""Grants of managers whose actions leave no state on the node."""
 
 GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
     ServiceRole.GATEWAY: (
@@ -24,10 +24,10 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "insert (id, project_id, queue_id, kind, trajectory, retries, idempotent, deadline_at) on actions",
         "insert on action_specs",
         "insert, update, delete on submissions",
-        "delete on actions",  # settled ones only: a trigger looks
+        "delete on actions",  # only settled ones: a trigger checks this
         "delete on action_specs",
         "delete on action_results",
-        "delete on attempts",  # the trigger `keep_attempt` inserts; nobody else does
+        "delete on attempts",  # only the trigger `keep_attempt` inserts
         "delete on environments",
         "insert, update on queues",
         "insert, update, delete on services",
@@ -35,7 +35,7 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
         "update (cancel_requested_at) on actions",
         "update (delete_requested_at, changed_xid) on environments",
         "update (cordoned_at, drain_requested_at, drain_deadline_at) on nodes",
-        "delete on node_beats",  # of nodes that are silent and hold nothing
+        "delete on node_beats",  # of silent nodes without allocations
         "update (delete_requested_at) on snapshots",
     ),
     ServiceRole.SCHEDULER: (
@@ -65,12 +65,12 @@ the last round that did not know of it."""
 
 
 def role_name(database: str, role: ServiceRole) -> str:
-    """Roles belong to the whole cluster, so each carries the name of its database."""
+    """Return the name of a role. Roles belong to the whole cluster, so the name of the database is a prefix."""
     return f"{database}_{role.value}"
 
 
 def grant_statements(database: str, role: ServiceRole) -> list[str]:
-    """Statements that give `role` what it may do, and nothing that an earlier version gave."""
+    """Return statements that grant `role` its rights and revoke all rights from earlier versions."""
     name = _quote_identifier(role_name(database, role))
     return [
         f"revoke all on all tables in schema public from {name}",
@@ -89,7 +89,7 @@ def grant_statements(database: str, role: ServiceRole) -> list[str]:
 
 
 def edge_trigger_statements(database: str, *, single_role: bool) -> list[str]:
-    """Statements that make the trigger. With `one_role` it cannot tell writers apart and checks only the edges."""
+    """Return statements that create the trigger. With `single_role` it checks transitions, but not their writers."""
     allowed = "\n        or ".join(_edge_condition(database, edge, single_role=single_role) for edge in TRANSITIONS)
     body = f"""
 create or replace function check_edge() returns trigger language plpgsql as $$

@@ -1,4 +1,4 @@
-"""Which installation a database belongs to: the one whose passwords its services' roles have."""
+"""The installation that owns a database: the one whose passwords the services' roles have."""
 
 import json
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ UPSERT_PASSWORDS = text("""
 
 
 class ForeignInstallation(RuntimeError):
-    """The roles of the database's services have passwords that another state directory keeps."""
+    """The roles of the database's services have passwords from another state directory."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -30,9 +30,10 @@ class ForeignInstallation(RuntimeError):
 
 
 async def claim_database(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
-    """Say whose the database is, if nobody has; raises where it is another's and is not to be taken over.
+    """Record this installation as the owner of the database.
 
-    Services that only one of the two versions has make no difference. Digests suffice, since passwords are random.
+    Raises `ForeignInstallation` if it belongs to another one and `take_over` is False. Services that only one of the
+    two versions has are ignored. Digests suffice, because passwords are random.
     """
     ours = {service: sha256(password.encode()).hexdigest() for service, password in passwords.items()}
     known = json.loads((await connection.execute(SELECT_PASSWORDS)).scalar() or "{}")

@@ -1,4 +1,4 @@
-"""Bring a database to the schema of this version: tables by alembic, then roles, grants and the trigger."""
+"""Migration of a database to this version: tables by alembic, then roles, grants and the trigger."""
 
 import asyncio
 import hmac
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 ACQUIRE_MIGRATION_LOCK = text("select pg_advisory_xact_lock(hashtext('tangram.migrate'))")
 SET_LOCK_TIMEOUT = text("set local lock_timeout = '2s'")
-"""Whoever waits for a table keeps all out that come later, and a backup holds all tables for as long as it takes."""
+"""Limit for table locks. A statement that waits for a table blocks all later ones, and a backup locks all tables."""
 LOCK_NOT_AVAILABLE = "55P03"
 MAX_LOCK_ATTEMPTS = 12
 LOCK_PAUSE_S = 3.0
@@ -52,11 +52,11 @@ INSERT_KEY = text("""
 
 
 async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bool = False) -> None:
-    """Idempotent, and safe when several start at once: one transaction under a lock, all of it or nothing.
+    """Migrate the database in one transaction under a lock. Repeated and concurrent calls are safe.
 
-    `passwords` maps each service's name to the password of its role. Without the right to create
-    roles all services use the owner, and the trigger checks edges but not writers. A database whose
-    roles have other passwords belongs to another installation, and is left alone unless it is to be taken over.
+    `passwords` maps each service's name to the password of its role. Without the right to create roles, all services
+    use the owner, and the trigger checks transitions but not writers. Raises `ForeignInstallation` if the roles have
+    other passwords and `take_over` is False.
     """
     engine = engine_for(owner_url)
     try:
@@ -81,7 +81,7 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bo
 
 
 def role_url(owner_url: str, service: str, password: str) -> str:
-    """The URL with which `service` connects as its own role."""
+    """Return the URL with which `service` connects under its role."""
     parts = urlsplit(owner_url)
     database = parts.path.lstrip("/")
     host = parts.netloc.rpartition("@")[2]
@@ -90,7 +90,7 @@ def role_url(owner_url: str, service: str, password: str) -> str:
 
 
 async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
-    """Make `key` valid for `project`, making the project if there is none."""
+    """Make `key` valid for `project`. Creates the project if it is missing."""
     engine = engine_for(owner_url)
     try:
         async with engine.begin() as connection:
@@ -103,7 +103,7 @@ async def ensure_api_key(owner_url: str, project: str, key: str) -> None:
 
 
 async def can_create_roles(owner_url: str) -> bool:
-    """Return whether the owner may give each service a role of its own."""
+    """Return True if the owner may create a role for each service."""
     engine = engine_for(owner_url)
     try:
         async with engine.connect() as connection:
@@ -141,9 +141,10 @@ async def _ensure_roles(connection: AsyncConnection, database: str, passwords: M
 
 
 def scram_verifier(password: str) -> str:
-    """What Postgres stores for a password (RFC 5802, RFC 7677), so that the password itself is in no statement or log.
+    """Return the verifier that Postgres stores for a password (RFC 5802, RFC 7677).
 
-    The passwords are ours and plain ASCII, for which SASLprep changes nothing.
+    It keeps the password out of statements and logs. The passwords are ours and plain ASCII, for which SASLprep changes
+    nothing.
     """
     salt = secrets.token_bytes(16)
     salted = pbkdf2_hmac("sha256", password.encode(), salt, SCRAM_ITERATIONS)
@@ -164,7 +165,7 @@ def _run_alembic(connection: Connection) -> None:
 
 
 def _migrations_directory() -> Path:
-    """Beside this module in an installed wheel, at the root of a checkout."""
+    """Return the migrations' directory: next to this module in an installed wheel, at the root of a checkout."""
     here = Path(__file__).parent
     installed = here / "migrations"
     return installed if installed.is_dir() else here.parents[1] / "migrations"

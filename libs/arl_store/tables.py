@@ -1,6 +1,6 @@
-"""The tables that statements are composed from at run time; migrations make them.
+"""Tables for statements that are composed at run time; migrations create them.
 
-Statements of fixed text name their columns themselves, in each service's `repository.py`.
+Statements of fixed text name their columns directly, in the query modules of each service.
 """
 
 from sqlalchemy import BigInteger, Column, DateTime, Integer, MetaData, SmallInteger, Table, Text, Uuid

@@ -22,13 +22,16 @@ Parameters = Mapping[str, Any]
 CLIENT_MARGIN_S = 5.0
 NEVER = float("-inf")
 TEMPORARY_STATES = frozenset({"57P01", "57P02", "57P03", "57014", "40P01", "40001", "55P03", "25006", "28P01"})
-"""SQLSTATEs: shutdown, crash, starting up, statement timeout, deadlock, serialization; a lock that others have, as a
-backup's; a server that only reads, after a failover or with a full disk; a password that was changed a moment ago."""
+"""SQLSTATEs after which a retry may succeed.
+
+Shutdown, crash, start-up, statement timeout, deadlock and serialization failure; a lock of another session, such as a
+backup's; a read-only server, after a failover or with a full disk; a password that has just changed.
+"""
 SELECT_READ_ONLY = text("select current_setting('transaction_read_only') = 'on' as is_so")
 
 
 class PoolBusy(Exception):
-    """All connections of the pool are in use, and none came free in time."""
+    """No connection of the pool became free in time."""
 
 
 class Row(asyncpg.Record):  # type: ignore[misc]
@@ -58,10 +61,10 @@ class ReadTx:
 
 
 class WriteTx(ReadTx):
-    """One short transaction. It commits where it was opened, and nobody waits for the network inside."""
+    """A short transaction. It commits at the end of its block; no network call may wait inside it."""
 
     async def execute(self, statement: ClauseElement, parameters: Parameters | None = None) -> int:
-        """Number of rows the statement changed."""
+        """Execute the statement and return the number of rows that it changed."""
         sql, values = _bind(statement, parameters)
         tag = str(await self._connection.execute(sql, *values))
         count = tag.rpartition(" ")[2]
@@ -69,7 +72,7 @@ class WriteTx(ReadTx):
 
 
 class PostgresStore:
-    """A bounded pool. Whoever gets no connection in time is told so instead of piling up."""
+    """A bounded connection pool. A caller that gets no connection in time receives `PoolBusy`."""
 
     def __init__(self, url: str, *, pool_size: int, pool_wait_s: float, connect: Mapping[str, Any]) -> None:
         self._url = url
@@ -79,7 +82,7 @@ class PostgresStore:
         self._pool: asyncpg.Pool | None = None
         self._slots = asyncio.Semaphore(pool_size)
         self.acquire_failures = 0
-        """How often there was no connection to be had, in all."""
+        """Total number of failures to get a connection."""
         self._last_success_at = NEVER
         self._is_read_only = False
 
@@ -95,14 +98,15 @@ class PostgresStore:
 
     @asynccontextmanager
     async def statement(self) -> AsyncIterator[WriteTx]:
-        """Each statement is a transaction of its own: it has committed when it answers."""
+        """Run each statement in a separate transaction: it has committed when it returns."""
         async with self._slot(), self._connection() as connection:
             yield WriteTx(connection)
 
     async def ping(self, *, within_s: float = 0.0) -> None:
-        """Raises what a statement would, also where the server takes none that writes.
+        """Check the database. Raises the errors of a statement, also if the server is read-only.
 
-        With an answer of the last `within_s` nothing is asked, if a connection is open and nothing failed since.
+        It sends no statement if another succeeded within the last `within_s` seconds, a connection is open and nothing
+        has failed since.
         """
         if not self._is_read_only and self._has_succeeded_within(within_s):
             return
@@ -139,7 +143,7 @@ class PostgresStore:
 
     @asynccontextmanager
     async def _connection(self) -> AsyncIterator[asyncpg.Connection]:
-        self._last_success_at = NEVER  # until it is over: what fails or hangs is no answer
+        self._last_success_at = NEVER  # until the block succeeds
         try:
             pool = await self._open_pool()
             connection = await pool.acquire()
@@ -150,7 +154,7 @@ class PostgresStore:
             yield connection
             self._last_success_at = time.monotonic()
         except asyncpg.DataError as error:
-            # What the driver says of a parameter that does not fit holds its value: what clients pass to programs.
+            # The driver's message contains the parameter's value, which is client data.
             raise RuntimeError(f"a parameter does not fit its column ({type(error).__name__})") from None
         except asyncpg.ReadOnlySQLTransactionError:
             self._is_read_only = True
@@ -164,12 +168,12 @@ class PostgresStore:
             await pool.release(connection)
 
     async def _expire_connections(self) -> None:
-        """New ones may reach the server that writes now."""
+        """Close all connections after their use. New ones may reach a writable server after a failover."""
         if self._pool is not None:
             await self._pool.expire_connections()
 
     async def _open_pool(self) -> asyncpg.Pool:
-        """Connections are made at their first use; opening an empty pool awaits nothing."""
+        """Return the pool. Connections open at their first use; opening an empty pool awaits nothing."""
         if self._pool is None:
             self._pool = await asyncpg.create_pool(
                 self._url, min_size=0, max_size=self._size, record_class=Row, reset=_skip_reset, **self._connect
@@ -178,8 +182,11 @@ class PostgresStore:
 
 
 def is_temporary(error: Exception) -> bool:
-    """Not reachable, starting, stopping, overloaded or chosen to end a deadlock: the same may succeed later."""
-    # The last is what the driver says of a connection that broke off in the middle of an answer.
+    """Return True if the same statement may succeed later.
+
+    This covers a server that is unreachable, starting, stopping or overloaded, and the victim of a deadlock.
+    """
+    # The driver raises `InternalClientError` if a connection breaks off in the middle of a response.
     if isinstance(error, (OSError, TimeoutError, PoolBusy, asyncpg.InterfaceError, asyncpg.InternalClientError)):
         return True
     if not isinstance(error, asyncpg.PostgresError):
@@ -197,9 +204,9 @@ def open_store(
     pool_wait_s: float | None = None,
     statement_timeout_s: float = 10.0,
 ) -> PostgresStore:
-    """`url` is `postgresql://…`; `name` shows in pg_stat_activity.
+    """Return a store. `url` is `postgresql://…`; `name` appears in pg_stat_activity.
 
-    `acquire_timeout_s` bounds making a connection, `pool_wait_s` waiting for one of the pool.
+    `acquire_timeout_s` limits opening a connection, `pool_wait_s` waiting for a connection of the pool.
     """
     timeout_ms = str(int(statement_timeout_s * 1000))
     server_settings = {
@@ -209,14 +216,14 @@ def open_store(
         "jit": "off",
         # Planning a join of partitioned tables takes 1 ms, running it 0.1; all statements look rows up by index.
         "plan_cache_mode": "force_generic_plan",
-        # A plan that was made while a table was small would read all of it for as long as the connection lives.
+        # A plan that was made while a table was small would scan the whole table for the life of the connection.
         "enable_seqscan": "off",
     }
     return PostgresStore(
         url,
         pool_size=pool_size,
         pool_wait_s=acquire_timeout_s if pool_wait_s is None else pool_wait_s,
-        # The server ends a statement in time; this ends the wait for a server that is not there any more.
+        # The server ends a slow statement. This timeout ends the wait for a server that no longer responds.
         connect={
             "timeout": acquire_timeout_s,
             "command_timeout": statement_timeout_s + CLIENT_MARGIN_S,
@@ -226,9 +233,10 @@ def open_store(
 
 
 def engine_for(url: str) -> AsyncEngine:
-    """For migrations. The driver reads the URL itself, so that every libpq form works: sslmode, socket directories.
+    """Return an engine for migrations.
 
-    Parameters never reach an error's text.
+    The driver parses the URL, so every libpq form works: sslmode, socket directories. Error texts never contain
+    parameters.
     """
 
     async def open_connection() -> asyncpg.Connection:
@@ -239,11 +247,11 @@ def engine_for(url: str) -> AsyncEngine:
 
 _DIALECT = asyncpg_dialect()  # type: ignore[no-untyped-call]
 _compiled_texts: dict[TextClause, tuple[str, tuple[str, ...]]] = {}
-"""Statements of fixed text are constants of a repository; their number is bounded."""
+"""Compiled statements. Statements of fixed text are constants of a repository, so their number is bounded."""
 
 
 def _bind(statement: ClauseElement, parameters: Parameters | None) -> tuple[str, list[Any]]:
-    """The statement with numbered parameters, and their values in that order."""
+    """Return the statement with numbered parameters, and their values in that order."""
     if not isinstance(statement, TextClause):
         compiled = _compile(statement)
         return compiled.string, [compiled.params[name] for name in compiled.positiontup or ()]
@@ -263,4 +271,4 @@ def _compile(statement: ClauseElement) -> SQLCompiler:
 
 
 async def _skip_reset(connection: asyncpg.Connection) -> None:
-    """Statements here leave nothing behind in their session; the pool's default would cost a round trip each time."""
+    """Do nothing: statements leave no state in their session, and the pool's default reset costs a round trip."""

@@ -1,4 +1,4 @@
-"""Values as Postgres and its driver take them: ids and texts."""
+"""Conversion of ids and texts to values that Postgres and its driver accept."""
 
 import json
 import os
@@ -17,12 +17,12 @@ UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
 
 def to_driver_uuid(id: UUID) -> UUID:
-    """Equal, and hashed once instead of at each look-up: the standard library's hashes in Python, 0.2 µs each time."""
+    """Return an equal UUID with a cached hash. The standard library computes its hash in Python, 0.2 µs each time."""
     return id if type(id) is pgproto.UUID else pgproto.UUID(id.bytes)
 
 
 def parse_uuid(text: str) -> UUID:
-    """Raises ValueError."""
+    """Parse a UUID. Raises ValueError if `text` is not one."""
     found: UUID = pgproto.UUID(text)
     return found
 
@@ -32,9 +32,9 @@ _last_stamp = 0
 
 
 def uuid7() -> UUID:
-    """48 bits of milliseconds, then a 12-bit counter (method 1 of §6.2), then 62 random bits.
+    """Return a UUIDv7: 48 bits of milliseconds, a 12-bit counter (RFC 9562, §6.2, method 1), then 62 random bits.
 
-    A counter that overflows borrows from the milliseconds, so that order holds above 4096 a millisecond.
+    A counter that overflows borrows from the milliseconds, so that order is kept above 4096 ids per millisecond.
     """
     global _last_stamp
     with _stamp_lock:
@@ -46,13 +46,13 @@ def uuid7() -> UUID:
 
 
 def storable(text: str | None) -> str | None:
-    """With U+FFFD where Postgres would refuse a character, and with it the whole statement for ever."""
+    """Replace characters that Postgres refuses by U+FFFD. Otherwise every retry of the statement would fail."""
     return None if text is None else UNSTORABLE.sub("\N{REPLACEMENT CHARACTER}", text)
 
 
 def storable_json(document: str | None) -> str | None:
-    """As `storable`, of every text in a document that `json.dumps` wrote."""
-    # Escaped, each of these begins so. Most documents have none, and are not read again.
+    """Apply `storable` to every text of a document that `json.dumps` wrote."""
+    # Escaped, these characters begin with these prefixes. Most documents have none and are not parsed.
     if document is None or ("\\u0000" not in document and "\\ud" not in document):
         return document
     return json.dumps(_storable_value(json.loads(document)))

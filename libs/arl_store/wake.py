@@ -1,7 +1,7 @@
-"""Wake-ups over NOTIFY, without payload and coalesced; polls stay the truth.
+"""Wake-ups over NOTIFY, without payload and coalesced. Polling is the fallback.
 
-One NOTIFY per transaction takes a lock on the whole database at commit (563 inserts a second
-were measured); one in flight from a side connection costs the writers nothing.
+One NOTIFY per transaction locks the whole database at commit (563 inserts per second were measured). One NOTIFY in
+flight on a separate connection costs the writers nothing.
 """
 
 import asyncio
@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 
 
 class _DedicatedConnection:
-    """A task that keeps one connection of its own and comes back after every loss."""
+    """A task with a dedicated connection that reconnects after every loss."""
 
     def __init__(self, url: str, name: str) -> None:
         self._url = url
@@ -43,7 +43,7 @@ class _DedicatedConnection:
         while True:
             try:
                 await self._run_once()
-            except Exception as error:  # noqa: BLE001 - whatever it was, a new connection is the way on
+            except Exception as error:  # noqa: BLE001 - a new connection follows any error
                 log.warning("%s lost its connection: %s", self._name, type(error).__name__)
             await asyncio.sleep(RECONNECT_S)
 
@@ -61,7 +61,7 @@ class _DedicatedConnection:
 
 
 class WakeNotifier(_DedicatedConnection):
-    """`notify` never waits and never fails; many calls become one NOTIFY."""
+    """A sender of notifications. `notify` never waits and never fails; many calls become one NOTIFY."""
 
     def __init__(self, url: str, *, name: str, channel: str = SETTLED_CHANNEL) -> None:
         super().__init__(url, f"{name}-notifier")
@@ -83,7 +83,7 @@ class WakeNotifier(_DedicatedConnection):
 
 
 class WakeListener(_DedicatedConnection):
-    """Calls `on_wake` after every notification, and after every reconnect since some may be lost."""
+    """A listener that calls `on_wake` after every notification, and after every reconnect because some may be lost."""
 
     def __init__(self, url: str, *, name: str, on_wake: Callable[[], None], channel: str = SETTLED_CHANNEL) -> None:
         super().__init__(url, f"{name}-listener")

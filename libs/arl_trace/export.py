@@ -32,46 +32,46 @@ from arl_trace.readable_spans import SpanBuilder, SpanIds
 __all__ = ["Exporter", "Round"]
 
 PAGE = 500
-"""Lives in one statement and in one request."""
+"""Actions per statement and per export request."""
 LINKS = 128
 """Links of a round's span. The SDK's default limit is the same."""
 ROUND_S = 5.0
-"""How long a round waits for its actions' traces to be read anyway."""
+"""Seconds until the traces of a round's actions are read even if they have not settled."""
 ROUNDS = 4096
 LOOK_BACK_S, ADMITTED_BACK_S, LOOK_BACK = 30.0, 600.0, 10_000
 LONGEST_PAUSE_S = 30.0
 RETRY_S = 600.0
-"""Time after an action's first failed export until its spans are given up: the collector may refuse just these."""
+"""Seconds from an action's first failed export until its spans are dropped: the collector may refuse only these."""
 STOP_S, SHUT_DOWN_S = 2.0, 1.0
-"""Bounds of the last flush and of the exporters' shutdown."""
+"""Limits in seconds of the last flush and of the exporters' shutdown."""
 YIELD_EVERY = 25
-"""Rows between which the process that decides has its turn."""
+"""Rows between which the event loop runs other work, such as scheduling decisions."""
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True, kw_only=True)
 class Round:
-    """A round of the scheduler that granted something; seconds since the epoch, by the database's clock."""
+    """A round of the scheduler that granted actions; times are seconds since the epoch, by the database's clock."""
 
     link: SpanIds
-    """Its own trace and span."""
+    """Trace id and span id of the round."""
     began: float
     decided: float
     ended: float
     granted: Sequence[tuple[UUID, int]]
-    """Actions and their grant_no."""
+    """Granted actions and their grant_no."""
     links: dict[UUID, SpanIds] = field(default_factory=dict)
 
 
 class ExportFailed(Exception):
-    """An exporter did not take the spans. A later try may succeed."""
+    """An exporter did not accept the spans. A later attempt may succeed."""
 
 
 class Exporter:
-    """The reader of settled actions' rows. It exports what the sampler takes, what failed and what was slow.
+    """The exporter of settled actions' spans: those that the sampler takes, that failed, were slow or straggled.
 
-    The store is its own, and closed with it.
+    It owns its store and closes it.
     """
 
     def __init__(
@@ -85,12 +85,12 @@ class Exporter:
         self._thread = ExportThread(pipeline.exporters, batch_spans=pipeline.batch_spans)
         self._slow_s = slow_s
         self._ids: dict[UUID, float | None] = {}
-        """Settled actions, with the time of the first failed export, by the monotonic clock."""
+        """Settled actions, with the time of the first failed export by the monotonic clock."""
         self._rounds: deque[tuple[float, Round]] = deque()
-        """With when they came, by the monotonic clock."""
+        """Rounds, with their arrival times by the monotonic clock."""
         self._round_of: dict[UUID, dict[int, Round]] = {}
         self._straggled_s: dict[UUID, dict[int, float]] = {}
-        """After how long an attempt was a straggler."""
+        """Seconds after which an attempt counted as a straggler, by action and grant_no."""
         self._woken = asyncio.Event()
         self._stopping = asyncio.Event()
         self._looks_back = False
@@ -105,7 +105,7 @@ class Exporter:
         self._task = asyncio.create_task(self._forever(), name="span export")
 
     async def stop(self) -> None:
-        """Export what is waiting, at most for `STOP_S`, and shut the exporters down."""
+        """Export the queued actions, at most for `STOP_S`, and shut the exporters down."""
         self._stopping.set()
         self._woken.set()
         if self._task is not None:
@@ -120,7 +120,7 @@ class Exporter:
         await self._store.close()
 
     def over(self, ids: Iterable[UUID]) -> None:
-        """These may have settled: their rows are looked at soon."""
+        """Queue actions that may have settled; their rows are read soon."""
         self._ids.update((id, self._ids.get(id)) for id in ids)
         if self._ids:
             self._forget_oldest()
@@ -138,13 +138,13 @@ class Exporter:
         self._woken.set()
 
     def straggles(self, id: UUID, grant_no: int, *, limit_s: float) -> None:
-        """This attempt runs for longer than that: its span will say so, and is kept."""
+        """Mark an attempt as a straggler: its span is kept and has the limit as an attribute."""
         self._straggled_s.setdefault(id, {})[grant_no] = limit_s
         while len(self._straggled_s) > self._pipeline.queue_actions:
             del self._straggled_s[next(iter(self._straggled_s))]
 
     def look_back(self) -> None:
-        """What settled just now was told to somebody else, who may not have sent it."""
+        """Read recently settled actions again. Another process was notified of them and may not have exported them."""
         self._looks_back = True
         self._woken.set()
 
@@ -189,13 +189,13 @@ class Exporter:
                 )
             self._looks_back = False
         while self._ids:
-            # What settles while the page is on its way is told anew, and comes again.
+            # An action that settles while its page is exported is notified again and comes in a later page.
             page = {id: self._ids.pop(id) for id in list(islice(self._ids, PAGE))}
             await self._export_page(page)
         await self._export_rounds()
 
     async def _export_page(self, page: dict[UUID, float | None]) -> None:
-        """Export a page. If that fails, it goes to the end of the queue, so that a refused page delays no other."""
+        """Export a page. If that fails, it goes to the end of the queue: a refused page must not delay others."""
         try:
             await self._export(list(page))
         except (ExportFailed, asyncio.CancelledError):
@@ -216,7 +216,7 @@ class Exporter:
         spans: list[ReadableSpan] = []
         granted_by = {id: dict(self._round_of[id]) for id in ids if id in self._round_of}
         for count, row in enumerate(rows):
-            # What went back to the queue comes again.
+            # A re-queued action comes again.
             if row["state"] == ActionState.SETTLED:
                 spans += self._spans_of(repository.history_of(row))
             if count % YIELD_EVERY == 0:
@@ -224,7 +224,7 @@ class Exporter:
         try:
             await self._send(spans)
         except ExportFailed:
-            # Whatever is sent again is linked again.
+            # Spans that are sent again need their links again.
             self._round_of = granted_by | self._round_of
             raise
         for row in rows:
@@ -245,7 +245,10 @@ class Exporter:
         return self._builder.action_spans(life, context, sampling, rounds=links, straggler_limits_s=straggled_s)
 
     async def _export_rounds(self) -> None:
-        """Those whose actions were read, and the old ones; for these the traces of actions that still run are read."""
+        """Export rounds whose actions were read, and old rounds.
+
+        For the latter, read the traces of actions that still run.
+        """
         old = time.monotonic() - ROUND_S
         ripe: list[Round] = []
         entries = []
@@ -296,7 +299,7 @@ class Exporter:
 
 
 def _unlinked(done: Round) -> list[UUID]:
-    """Of those that are linked at most: a collector takes so many links of one span."""
+    """Return the actions without a link among the first `LINKS`: a collector limits the links of a span."""
     return [id for id, _ in done.granted[:LINKS] if id not in done.links]
 
 

@@ -1,4 +1,4 @@
-"""A thread that runs span exporters, which block, beside the event loop."""
+"""A thread for span exporters, which would block the event loop."""
 
 import asyncio
 import contextlib
@@ -16,7 +16,7 @@ Job = tuple[Sequence[ReadableSpan], asyncio.AbstractEventLoop, "asyncio.Future[s
 
 
 class ExportThread:
-    """One daemon thread that exports one list of spans at a time. A hanging collector never delays the process end."""
+    """A daemon thread that exports one list of spans at a time. A hanging collector never delays the process end."""
 
     def __init__(self, exporters: Sequence[SpanExporter], *, batch_spans: int) -> None:
         self._exporters = exporters
@@ -25,7 +25,7 @@ class ExportThread:
         self._reasons = _LastMessage()
 
     def start(self) -> None:
-        # The SDK's exporters log every try, and answer only that they failed: their last message is the reason.
+        # The SDK's exporters log every attempt and return only success or failure: their last message is the reason.
         logger = logging.getLogger("opentelemetry.exporter")
         logger.addHandler(self._reasons)
         logger.propagate = False
@@ -39,7 +39,7 @@ class ExportThread:
         logger.propagate = True
 
     async def export(self, spans: Sequence[ReadableSpan]) -> str | None:
-        """Hand the spans to every exporter. Return None on success, else the reason of the first failure."""
+        """Pass the spans to every exporter. Return None on success, else the reason of the first failure."""
         loop = asyncio.get_running_loop()
         done: asyncio.Future[str | None] = loop.create_future()
         self._jobs.put((spans, loop, done))

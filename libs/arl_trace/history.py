@@ -1,8 +1,9 @@
-"""An action's life as spans, made from the timestamps of its rows. Pure: rows in, spans out.
+"""Spans of an action, computed from the timestamps of its rows. Pure: rows in, spans out.
 
-One trace for each action: `create action` from admission to settling, and below it, for each attempt, `queue wait`,
-`grant` (until the manager's running commit) and `process action` (its monotonic time); then `settle`. Below `process
-action` is what its manager kept of it: of a score its wait for a device, its batches, and copies of weights for them.
+Each action has one trace. Its root `create action` lasts from admission to settling. Below it, each attempt has `queue
+wait`, `grant` (until the manager's running commit) and `process action` (its monotonic time); `settle` is last. Below
+`process action` are the stages that the manager recorded: for a score its wait for a device, its batches, and the
+copies of weights for them.
 """
 
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ ERROR_OUTCOMES = frozenset(
         ActionOutcome.DEADLINE_IN_QUEUE,
     }
 )
-"""A program that fails by itself is no error of its trace: in training most do."""
+"""Outcomes that are errors of the trace. A failing program is not one of them: in training most programs fail."""
 
 Attributes = tuple[tuple[str, str | int], ...]
 
@@ -45,35 +46,35 @@ SpanKind = Literal["internal", "producer", "consumer"]
 
 
 class TraceContext(NamedTuple):
-    """Which trace an action belongs to. `parent_id` is the client's span, if it sent one."""
+    """The trace of an action. `parent_id` is the client's span, if it sent one."""
 
     trace_id: bytes
     parent_id: bytes | None
     sampled: bool | None
-    """By the client; None where it did not say."""
+    """Sampling decision of the client; None if it sent none."""
 
 
 class AttemptRecord(NamedTuple):
-    """One grant and what became of it."""
+    """A grant and its result."""
 
     grant_no: int
     node: str | None
     granted_at: datetime
     started_at: datetime | None = None
     ended_at: datetime | None = None
-    """None while it lasts."""
+    """None while the attempt lasts."""
     reason: str | None = None
-    """Why it ended without settling the action."""
+    """Reason why it ended without settling the action."""
 
 
 class NodeStage(NamedTuple):
-    """A part of what a manager did with the attempt that settled an action; in microseconds since it was running."""
+    """A stage of the attempt that settled an action, by its manager; in microseconds since the attempt was running."""
 
     name: str
     at_us: int
     us: int
     restore_us: int | None = None
-    """Of a batch: what it waited for its service's weights, where they were not on the device."""
+    """Microseconds that a batch waited for its service's weights, if they were not on the device."""
     error: str | None = None
     attributes: Attributes = ()
 
@@ -91,14 +92,14 @@ class ActionHistory(NamedTuple):
     reason: str | None = None
     settled_at: datetime | None = None
     run_us: int | None = None
-    """Of the attempt that settled it, by the manager's monotonic clock."""
+    """Microseconds of the attempt that settled it, by the manager's monotonic clock."""
     node_us: int | None = None
-    """Likewise, with what it waited for a device on its node, where its manager says so."""
+    """Microseconds of that attempt including its wait for a device on the node, if its manager reports this."""
     stages: tuple[NodeStage, ...] = ()
     earlier_attempts: tuple[AttemptRecord, ...] = ()
-    """Those that ended without settling it, in order."""
+    """Attempts that ended without settling the action, in order."""
     current_attempt: AttemptRecord | None = None
-    """The one that holds it, or that held it when it settled."""
+    """The current attempt, or the attempt that settled the action."""
     traceparent: str | None = None
     tracestate: str | None = None
 
@@ -116,17 +117,17 @@ class ActionHistory(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """It settled by an error, or some attempt of it was lost."""
+        """Return True if the action settled with an error, or if an attempt was lost."""
         return self.outcome in ERROR_OUTCOMES or bool(self.earlier_attempts)
 
     @property
     def act_s(self) -> float:
-        """Action completion time; 0 while it is not settled."""
+        """Action completion time in seconds; 0 until the action has settled."""
         return (self.settled_at - self.created_at).total_seconds() if self.settled_at is not None else 0.0
 
 
 class ActionSpan(NamedTuple):
-    """Ids are made from the action's, so that a span that is sent twice is the same one."""
+    """A span of an action. Its ids derive from the action's id, so that a repeated export sends the same span."""
 
     name: str
     span_id: bytes
@@ -135,16 +136,16 @@ class ActionSpan(NamedTuple):
     end: datetime | None
     kind: SpanKind = "internal"
     attempt: int | None = None
-    """Its grant_no."""
+    """grant_no of the attempt."""
     error: str | None = None
     attributes: Attributes = ()
-    """With few values, each of many spans."""
+    """Attributes with few values, common to many spans."""
     unique_attributes: Attributes = ()
-    """What only this span has."""
+    """Attributes of this span only."""
 
 
 def context_of(action: UUID, traceparent: str | None, tracestate: str | None) -> TraceContext:
-    """Without a client's context the trace is the one that the gateway made, or named after the action."""
+    """Return the trace context of an action. Without a client's context, it is the gateway's or the action's id."""
     if traceparent is None:
         return TraceContext(trace_id=action.bytes, parent_id=None, sampled=None)
     _, trace_id, parent_id, flags = traceparent.split("-")[:4]
@@ -155,12 +156,12 @@ def context_of(action: UUID, traceparent: str | None, tracestate: str | None) ->
 
 
 def root_span_id(action: UUID) -> bytes:
-    """Of the action's first span, on which the others hang."""
+    """Return the id of the action's first span, the ancestor of the others."""
     return _span_ids(action, 0)[0]
 
 
 def spans_of(history: ActionHistory, context: TraceContext | None = None) -> Iterator[ActionSpan]:
-    """The root first, the others in order of their beginning. An end that is not there yet is None."""
+    """Yield the root span first, the others in order of their start. The end is None while a span lasts."""
     root, settle, _ = _span_ids(history.id, 0)
     error = (history.reason or str(history.outcome)) if history.outcome in ERROR_OUTCOMES else None
     yield _root_span(history, root, (context or history.context).parent_id, error)
@@ -207,7 +208,7 @@ def _root_span(history: ActionHistory, span_id: bytes, parent_id: bytes | None, 
 def _attempt_spans(
     history: ActionHistory, attempt: AttemptRecord, root: bytes, since: datetime, error: str | None
 ) -> Iterator[ActionSpan]:
-    """`error` is the action's, which the attempt that settled it shares."""
+    """Yield the spans of an attempt. `error` is the action's error, which belongs to the attempt that settled it."""
     number, begun = attempt.grant_no, attempt.started_at
     wait, grant, process = _span_ids(history.id, number)
     numbered = _attempt_attributes(number)
@@ -242,7 +243,7 @@ def _attempt_spans(
 def _stage_spans(
     history: ActionHistory, number: int, process_span_id: bytes, started_at: datetime
 ) -> Iterator[ActionSpan]:
-    """`process`: the span that they are parts of."""
+    """Yield the spans of the manager's stages, below the span `process_span_id`."""
     for at, stage in enumerate(sorted(history.stages, key=lambda stage: stage.at_us)):
         span, restore, _ = _span_ids(history.id, number, at + 1)
         start, end = (
@@ -274,7 +275,7 @@ def _stage_spans(
 
 
 def _offset_time(history: ActionHistory, moment: datetime, us: int) -> datetime:
-    """No part of an action is after its end, whatever two clocks say."""
+    """Return the time `us` after `moment`, at most the settling time: two clocks may differ."""
     later = moment + timedelta(microseconds=us)
     return min(later, history.settled_at) if history.settled_at is not None else later
 
@@ -284,7 +285,7 @@ def _attempt_attributes(grant_no: int) -> Attributes:
 
 
 def _finished_at(history: ActionHistory, attempt: AttemptRecord) -> datetime | None:
-    """When the work of an attempt was over: its measured run where it settled the action, else its end."""
+    """Return the end of an attempt's work: by its measured run time if it settled the action, else its end."""
     begun, ended = attempt.started_at, attempt.ended_at
     us = history.run_us if history.node_us is None else history.node_us
     if attempt is not history.current_attempt or begun is None or ended is None or us is None:

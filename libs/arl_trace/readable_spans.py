@@ -1,7 +1,7 @@
-"""OpenTelemetry spans, built from database rows once an action has settled.
+"""OpenTelemetry spans, built from database rows after an action has settled.
 
-The SDK's tracer records live spans with its own ids and clock. These spans are over: their ids derive from the action,
-so that a span that is exported twice is the same span, and their times are those of the rows.
+The SDK's tracer records live spans with its own ids and clock. These spans have ended: their ids derive from the
+action, so that a repeated export sends the same span, and their times are those of the rows.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -53,7 +53,7 @@ class SpanBuilder:
         self._scope = InstrumentationScope("tangram", version)
 
     def sample(self, context: TraceContext, *, name: str, tracestate: str | None = None) -> SamplingResult:
-        """Ask the sampler about a trace, once: its spans share the answer. `name` is the name of the first span."""
+        """Ask the sampler once about a trace; all its spans share the result. `name` is the name of the first span."""
         parent = self._parent_context(context, _trace_state(tracestate))
         around = set_span_in_context(NonRecordingSpan(parent), _NO_PARENT) if parent is not None else _NO_PARENT
         return self._sampler.should_sample(around, int.from_bytes(context.trace_id, "big"), name, SpanKind.PRODUCER)
@@ -81,7 +81,7 @@ class SpanBuilder:
         """
         end = life.settled_at or life.created_at
         state = sampling.trace_state or (_trace_state(life.tracestate) if context.parent_id is not None else None)
-        # All spans but the first hang on spans of the same trace: one context each, made when the span is.
+        # All spans but the first have a parent in the same trace. Each context is created with its span.
         contexts: dict[bytes, SpanContext] = {}
         parent = self._parent_context(context, state)
         if parent is not None and context.parent_id is not None:
@@ -123,7 +123,7 @@ class SpanBuilder:
         Args:
             ids: Ids of the round's span.
             commit_id: Id of the commit's span.
-            times: When the round began, had decided, and ended.
+            times: Start of the round, end of its decisions, and end of the round.
             granted: Number of grants.
             actions: First span of each granted action, to link to.
         """
@@ -166,7 +166,7 @@ class SpanBuilder:
         )
 
     def _parent_context(self, context: TraceContext, state: TraceState | None) -> SpanContext | None:
-        """The client's span, if it sent one."""
+        """Return the context of the client's span, if it sent one."""
         if context.parent_id is None:
             return None
         trace_id, span_id = (int.from_bytes(each, "big") for each in (context.trace_id, context.parent_id))

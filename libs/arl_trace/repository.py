@@ -1,4 +1,4 @@
-"""What the rows say of actions' lives."""
+"""Queries of the histories of actions."""
 
 import json
 from collections.abc import Collection, Sequence
@@ -14,8 +14,8 @@ from arl_trace.history import ActionHistory, AttemptRecord, NodeStage
 
 __all__ = ["histories", "history_of", "recently_settled", "traceparents"]
 
-# An attempt that settled its action at its first grant has a run and no predecessor: nothing is looked for.
-# That the ids are named twice lets Postgres leave out partitions before it opens them.
+# An action that settled at its first grant has a run time and no earlier attempts, so `attempts` is not searched.
+# Naming the ids twice lets Postgres prune partitions before it opens them.
 HISTORIES = text("""
     select a.id, a.project_id, q.task, a.kind, a.trajectory, a.state, a.outcome, a.reason, a.grant_no, n.name as node,
            a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us, s.traceparent, s.tracestate,
@@ -40,7 +40,7 @@ HISTORIES = text("""
      where a.id = any(cast(:ids as uuid[]))
 """)
 
-# Ids are in order of admission; of those admitted long before it settled none is found again.
+# Ids are in order of admission. Actions admitted long before they settled are not found.
 RECENTLY_SETTLED = text("""
     select id
       from actions
@@ -57,12 +57,12 @@ TRACEPARENTS = text("""
 
 
 async def histories(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
-    """Of any project; `life_of` makes a life of each row."""
+    """Return the rows of actions of any project; `history_of` converts a row."""
     return await tx.fetch(HISTORIES, {"ids": list(ids)})
 
 
 async def recently_settled(tx: ReadTx, *, settled_s: float, admitted_s: float, limit: int) -> list[UUID]:
-    """What settled in the last `settled_s` seconds and was admitted in the last `admitted_s`."""
+    """Return actions that settled in the last `settled_s` seconds, admitted in the last `admitted_s` seconds."""
     rows = await tx.fetch(RECENTLY_SETTLED, {"settled_s": settled_s, "admitted_s": admitted_s, "limit": limit})
     return [row.id for row in rows]
 
@@ -72,7 +72,7 @@ async def traceparents(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
 
 
 def history_of(row: Row) -> ActionHistory:
-    # By name and not by attribute: an attribute of a row is looked for twice, and this is done for every action.
+    # By key and not by attribute: attribute access looks up twice, and this runs for every action.
     earlier = tuple(map(_parse_attempt, json.loads(row["earlier"]))) if row["earlier"] is not None else ()
     outcome = row["outcome"]
     timeline = json.loads(row["timeline"]) if row["timeline"] is not None else {}
@@ -97,7 +97,7 @@ def history_of(row: Row) -> ActionHistory:
 
 
 def _current_attempt(row: Row, earlier: Sequence[AttemptRecord]) -> AttemptRecord | None:
-    """The attempt that the row itself tells of; that of a queued one is the last of the earlier ones."""
+    """Return the attempt in the row. A queued action has none: its last attempt is among the earlier ones."""
     granted_at, grant_no = row["granted_at"], row["grant_no"]
     if granted_at is None or row["state"] == ActionState.QUEUED or (earlier and earlier[-1].grant_no == grant_no):
         return None

@@ -1,4 +1,4 @@
-"""Admission: validates, normalises and inserts actions; records wishes."""
+"""Admission: validates, normalises and inserts actions; records requested changes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -19,7 +19,7 @@ __all__ = ["build"]
 
 MAX_BODY_BYTES = 64 << 20
 POOL_WAIT_S = 1.0
-"""Who would wait longer for a connection is told to come back."""
+"""Seconds to wait for a connection. After that the caller is asked to retry."""
 
 
 def build(settings: AdmissionSettings) -> FastAPI:

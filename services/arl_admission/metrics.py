@@ -6,7 +6,7 @@ __all__ = ["AdmissionMetrics", "add_table_metrics"]
 
 
 def add_table_metrics(metrics: Metrics, store: PostgresStore) -> None:
-    """How large the tables that grow with the actions are, with their indexes: retention has to keep them bounded."""
+    """Add gauges of the sizes of tables that grow with the actions, with indexes. Retention keeps them bounded."""
     size = metrics.gauge("table_bytes", "Size on disk with indexes and all partitions", "table")
 
     async def measure() -> None:
@@ -19,7 +19,7 @@ def add_table_metrics(metrics: Metrics, store: PostgresStore) -> None:
 
 
 class AdmissionMetrics:
-    """What was taken in and what was not."""
+    """The counters of admitted and refused actions."""
 
     def __init__(self, metrics: Metrics) -> None:
         self.admitted = metrics.counter("actions_admitted", "Actions made durable; a repeated request is none")

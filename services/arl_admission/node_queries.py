@@ -1,4 +1,4 @@
-"""The statements about nodes."""
+"""Statements about nodes."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ __all__ = ["change_node", "node_capacities", "remove_node"]
 
 NODE_TTL_S = 10.0
 
-# One that was removed has no beats.
+# A removed node has no heartbeats.
 CHANGE_NODE = text("""
     update nodes
        set cordoned_at = case when :cordoned then coalesce(cordoned_at, now()) end,
@@ -25,7 +25,7 @@ CHANGE_NODE = text("""
        and exists (select from node_beats where node_id = nodes.id)
 """)
 
-# Who registers holds the row until the commit of its first beat.
+# A registration locks the row until its first heartbeat has committed.
 LOCK_NODE = text("""
     select n.id
       from nodes as n
@@ -40,7 +40,7 @@ COUNT_NODE_USE = text("""
              where node_id = :id and ended_at is null and lost_at is null) as environments
 """)
 
-# Without its beats it has no lease, and is in no list; its row stays for what ran there.
+# Without heartbeats the node has no lease and is in no list. Its row remains for the actions that ran there.
 REMOVE_DEAD_NODE = text("""
     delete from node_beats
      where node_id = :id
@@ -62,13 +62,19 @@ NODE_CAPACITIES = text("""
 
 
 async def change_node(tx: WriteTx, request: InternalChangeNodeRequest) -> int:
-    """1, or 0 where there is no such node. No grant that did not know of it commits afterwards."""
+    """Change a node. Return 1, or 0 if it does not exist.
+
+    No grant that did not see the change commits afterwards.
+    """
     await tx.first(LOCK_DESIRED_STATE)
     return await tx.execute(CHANGE_NODE, request.model_dump())
 
 
 async def remove_node(tx: WriteTx, name: str) -> str | None:
-    """What keeps it, or None once it is removed. Raises LookupError where there is no such node."""
+    """Remove a node. Return the reason for a refusal, or None.
+
+    Raises LookupError if the node does not exist.
+    """
     await tx.first(LOCK_DESIRED_STATE)
     node = await tx.first(LOCK_NODE, {"name": name})
     if node is None:
@@ -85,5 +91,5 @@ async def remove_node(tx: WriteTx, name: str) -> str | None:
 
 
 async def node_capacities(tx: ReadTx, *, silent_s: float) -> Sequence[Row]:
-    """Of the nodes that may still come back: those that beat within so many seconds."""
+    """Return the nodes that may still return: those with a heartbeat within `silent_s` seconds."""
     return await tx.fetch(NODE_CAPACITIES, {"silent_s": silent_s})

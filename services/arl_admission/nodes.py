@@ -1,4 +1,4 @@
-"""What is wished of nodes: close, empty, open, remove."""
+"""Operations on nodes: cordon, drain, uncordon, remove."""
 
 from collections.abc import Callable
 
@@ -16,7 +16,7 @@ __all__ = ["NodeOperations"]
 
 
 class NodeOperations:
-    """`hint` tells the scheduler that so many rows changed."""
+    """The operations on nodes. `notify` sends the number of changed rows to the scheduler."""
 
     def __init__(self, store: PostgresStore, fleet: FleetCatalog, *, notify: Callable[[int], None]) -> None:
         self._store, self._fleet, self._notify = store, fleet, notify
@@ -28,7 +28,7 @@ class NodeOperations:
         return AffectedRowsResponse(count=count)
 
     async def remove(self, request: RemoveNodeRequest) -> RemoveNodeResponse:
-        """Refused while it lives or has something. One that comes back afterwards is a new one."""
+        """Remove a node. Refused while it is alive or has actions or environments. If it returns, it is a new node."""
         try:
             async with self._store.write() as tx:
                 kept_by = await node_queries.remove_node(tx, request.name)

@@ -1,4 +1,4 @@
-"""From what a client asks to what the scheduler and a manager work with: integers, one elastic resource, one class."""
+"""Normalisation of actions for the scheduler and the managers: integers, one elastic resource, one class."""
 
 import json
 from base64 import b64encode
@@ -22,14 +22,14 @@ __all__ = ["CAPABILITY_OF", "NewAction", "demand_of", "normalise"]
 
 ELASTIC_STEP_MILLI = 1000
 _ITEMS_ADAPTER = TypeAdapter(list[ScoreItem])
-"""For all items in one call."""
+"""Adapter for all items in one call."""
 CAPABILITY_OF = {"cpu": "cpu_quota", "memory": "memory", "pids": "pids", "disk": "disk_total"}
-"""What a node must enforce for each name that a client may require."""
+"""Capability that a node must enforce, by the name that a client may require."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NewAction:
-    """One row of `actions` and one of `action_specs`, ready for the insert. Columns by their names."""
+    """A row of `actions` and a row of `action_specs`, ready for the insert. Fields have the names of columns."""
 
     id: UUID
     project_id: int
@@ -55,10 +55,10 @@ class NewAction:
     body_hash: str | None
     gang: str | None = None
     service: str | None = None
-    """One that is registered: without it there is no row."""
+    """Registered service of the action. If the service was removed, no row is inserted."""
 
     def to_queued_row(self, *, submitted: float, deadline: float | None) -> QueuedActionRow:
-        """The row as the scheduler's poll would read it."""
+        """Return the row as the scheduler's poll would read it."""
         return QueuedActionRow(
             id=self.id,
             queue_id=self.queue_id,
@@ -79,7 +79,7 @@ class NewAction:
 def normalise(
     item: AdmitItem, *, id: UUID, queue_id: int, gang: GangMembership | None = None, registered: Collection[str] = ()
 ) -> NewAction:
-    """`registered`: names of services."""
+    """Return the rows of an action. `registered` has the names of registered services."""
     action = item.action
     demand = demand_of(action)
     elastic = _elastic(action)
@@ -124,7 +124,7 @@ def normalise(
 
 
 def demand_of(action: SubmitActionRequest) -> dict[str, int]:
-    """Minimum amounts in integers. What runs nothing needs no cores; what a model scores needs a slot."""
+    """Return minimum amounts in integers. Actions without a process need no cores; model scores need a slot."""
     if action.endpoint is not None:
         return {call_resource(action.endpoint): 1}
     if action.service is not None and not is_verified(action):
@@ -173,7 +173,7 @@ def _elasticity(action: SubmitActionRequest) -> dict[str, Any]:
 
 
 def _class_key(queue_id: int, item: AdmitItem, demand: dict[str, int], elastic: dict[str, Any] | None) -> int:
-    """Signed 64 bits. Actions of one task, profile and demand shape share a class."""
+    """Return the class in signed 64 bits. Actions of one task, profile and demand shape share a class."""
     action, begins_with = item.action, item.begins_with
     program = action.service or action.endpoint or _program_name(action)
     home: list[Any] = [action.environment.scope, action.environment.template]
@@ -191,7 +191,7 @@ def _program_name(action: SubmitActionRequest) -> str:
 
 
 def _payload(action: SubmitActionRequest, coalesced: Sequence[CoalescedCall]) -> dict[str, Any]:
-    """What only the manager reads. Bytes in base64."""
+    """Return the part of an action that only the manager reads, with bytes in base64."""
     if action.request is not None:
         return _call_payload(action, action.request)
     if is_verified(action):
@@ -214,7 +214,7 @@ def _payload(action: SubmitActionRequest, coalesced: Sequence[CoalescedCall]) ->
 
 
 def _call_payload(action: SubmitActionRequest, request: CallRequest) -> dict[str, Any]:
-    """Its headers with the one that says what its body is."""
+    """Return the payload of a call. Its headers include the content type of its body."""
     headers = request.headers
     if (kind := request.content_type) is not None and "content-type" not in map(str.lower, headers):
         headers = {**headers, "Content-Type": kind}

@@ -1,4 +1,4 @@
-"""The statements of admission."""
+"""Statements of admission."""
 
 import json
 from collections.abc import Sequence
@@ -110,8 +110,8 @@ _COLUMNS = {
 }
 _UNNEST = ", ".join(f"cast(:{name} as {kind}[])" for name, kind in _COLUMNS.items())
 
-# Keys and actions in one statement, hence in one commit. A key that is bound already keeps its action from being
-# inserted; one whose retention is over is free again. Whoever removes a service waits for its row, or this finds none.
+# Keys and actions in one statement, hence in one commit. A bound key prevents the insert of its action; an expired key
+# is free again. The removal of a service waits for the service's row, or this statement does not find the row.
 INSERT_ACTIONS = text(f"""
     with held as (
         select name from services
@@ -206,7 +206,7 @@ FORGET_KEYS = text("""
                                     for update skip locked)
 """)
 
-# Ids are in order of admission: what was admitted within the retention cannot have settled before it.
+# Ids are in order of admission: an action admitted within the retention cannot have settled before it.
 SELECT_EXPIRED_ACTIONS = text("""
     select id
       from actions
@@ -228,7 +228,7 @@ REQUEST_SNAPSHOT_DELETE = text("""
      where id = :id and project_id = :project_id and delete_requested_at is null
 """)
 
-# Their nodes remove the files, and then the rows.
+# The nodes remove the files, then the rows.
 EXPIRE_SNAPSHOTS = text("""
     update snapshots set delete_requested_at = now()
      where id in (select id
@@ -270,27 +270,27 @@ SELECT_TABLE_SIZES = text("""
 
 
 async def ensure_queue(tx: WriteTx, *, project_id: int, task: str) -> int:
-    """The id of the task's queue, made at its first action."""
+    """Return the id of the task's queue. The first action creates it."""
     while True:
         row = await tx.first(ENSURE_QUEUE, {"project_id": project_id, "task": task})
-        # Another insert of the same name may commit after this statement's snapshot; then the next one sees it.
+        # Another insert of the same name may commit after this statement's snapshot. The next statement sees it.
         if row is not None:
             return int(row.id)
 
 
 async def known_keys(tx: ReadTx, keys: Sequence[tuple[int, str]]) -> dict[tuple[int, str], tuple[str, UUID]]:
-    """What each key is bound to: hash of the body and id."""
+    """Return the body hash and the action id that each key is bound to."""
     rows = await tx.fetch(SELECT_KEYS, {"project_ids": [key[0] for key in keys], "keys": [key[1] for key in keys]})
     return {(row.project_id, row.key): (row.body_hash, row.id) for row in rows}
 
 
 async def count_queued(tx: ReadTx) -> Sequence[Row]:
-    """Of each queue: its own limit, if it has one, and how many wait in it."""
+    """Return the specific limit, if any, and the number of queued actions of each queue."""
     return await tx.fetch(COUNT_QUEUED)
 
 
 async def change_queue(tx: WriteTx, request: InternalChangeQueueRequest) -> int | None:
-    """The id of the queue; None if the task has none yet. No grant that did not know of a pause commits afterwards."""
+    """Change a queue. Return its id, or None if the task has none yet. No grant that missed a pause commits later."""
     await tx.first(LOCK_DESIRED_STATE)
     quota = request.quota.model_dump_json(exclude_none=True) if request.quota is not None else None
     row = await tx.first(CHANGE_QUEUE, {**request.model_dump(), "quota": quota})
@@ -298,12 +298,12 @@ async def change_queue(tx: WriteTx, request: InternalChangeQueueRequest) -> int 
 
 
 async def change_project(tx: WriteTx, request: InternalChangeProjectRequest) -> int:
-    """1, or 0 where there is no such project."""
+    """Change a project. Return 1, or 0 if it does not exist."""
     return await tx.execute(CHANGE_PROJECT, request.model_dump())
 
 
 async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention_s: int) -> dict[UUID, Row]:
-    """Those that are there now. No two may have the same key; one whose key was bound before does not come back."""
+    """Insert actions with distinct keys. Return the inserted rows; an action whose key was bound is not among them."""
     columns = {field.name: [getattr(action, field.name) for action in actions] for field in fields(NewAction)}
     rows = await tx.fetch(INSERT_ACTIONS, {**columns, "retention_s": retention_s})
     return {row.id: row for row in rows}
@@ -314,16 +314,16 @@ async def request_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -
 
 
 async def end_trajectory(tx: WriteTx, *, project_id: int, task: str, trajectory: str) -> int:
-    """Ask that its environment ends and its unsettled actions are cancelled; how many rows that reached."""
+    """Request the end of the environment and the cancellation of unsettled actions. Return the number of rows."""
     named = {"project_id": project_id, "task": task, "trajectory": trajectory}
-    # Actions first, as where they settle, or the two could wait for each other.
+    # Actions first, as in settling statements; otherwise the two could deadlock.
     return await tx.execute(REQUEST_TRAJECTORY_CANCEL, named) + await tx.execute(REQUEST_ENVIRONMENT_DELETE, named)
 
 
 async def environments_by_name(
     tx: ReadTx, names: Sequence[tuple[int, str]]
 ) -> dict[tuple[int, str], ExistingEnvironment]:
-    """What the first use of each environment made it, by queue and trajectory."""
+    """Return the environments as their first use created them, by queue and trajectory."""
     rows = await tx.fetch(
         SELECT_ENVIRONMENTS, {"queue_ids": [name[0] for name in names], "trajectories": [name[1] for name in names]}
     )
@@ -343,14 +343,14 @@ async def table_sizes(tx: ReadTx) -> Sequence[Row]:
 
 
 async def forget_keys(tx: WriteTx, *, limit: int, now: datetime | None) -> int:
-    """Remove keys whose time is over."""
+    """Delete expired keys."""
     return await tx.execute(FORGET_KEYS, {"limit": limit, "now": now})
 
 
 async def expired_actions(
     tx: ReadTx, *, after: UUID, retention_s: float, limit: int, now: datetime | None
 ) -> Sequence[UUID]:
-    """The next ones in order of id that settled so long ago. A settled row never changes again."""
+    """Return the next expired actions in order of id. A settled row never changes again."""
     rows = await tx.fetch(
         SELECT_EXPIRED_ACTIONS, {"after": after, "retention_s": retention_s, "limit": limit, "now": now}
     )
@@ -358,7 +358,7 @@ async def expired_actions(
 
 
 async def remove_actions(tx: WriteTx, ids: Sequence[UUID]) -> None:
-    """With their specs, results and earlier attempts."""
+    """Delete actions with their specs, results and earlier attempts."""
     for statement in (REMOVE_RESULTS, REMOVE_SPECS, REMOVE_ATTEMPTS, REMOVE_ACTIONS):
         await tx.execute(statement, {"ids": list(ids)})
 
@@ -372,7 +372,7 @@ async def expire_snapshots(tx: WriteTx, *, retention_s: float, limit: int, now: 
 
 
 async def forget_environments(tx: WriteTx, *, retention_s: float, limit: int, now: datetime | None) -> int:
-    """Remove those that ended and that the client deleted; their names are free already."""
+    """Delete environments that ended and that the client deleted; their names are already free."""
     return await tx.execute(FORGET_ENVIRONMENTS, {"retention_s": retention_s, "limit": limit, "now": now})
 
 

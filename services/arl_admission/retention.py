@@ -1,4 +1,4 @@
-"""What is over and old goes: keys past their time, settled actions, environments that were ended and deleted."""
+"""Removal of expired keys and snapshots, old settled actions, and environments that were ended and deleted."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -15,7 +15,7 @@ RemoveBatch = Callable[[datetime | None], Awaitable[int]]
 
 BATCH_SIZE = 1000
 MAX_BATCHES_PER_STEP = 20
-"""Of each kind in one step, so that a step is short and the next follows soon."""
+"""Maximum batches of each kind per step, so that a step is short and the next follows soon."""
 BUSY_S = 5.0
 IDLE_S = 60.0
 PARTITION_INTERVAL_S = 3600.0
@@ -23,10 +23,10 @@ NIL_UUID = UUID(int=0)
 
 
 class RetentionLoop:
-    """Keeps the tables bounded: what settled more than `retention_s` ago is removed, in batches of bounded size.
+    """A loop that removes rows that settled more than `retention_s` seconds ago, in batches of bounded size.
 
-    Only settled actions go, whatever their age. A sweep walks through the ids once, so that what must stay is passed
-    once in a sweep and not once in a batch.
+    Unsettled actions remain at any age. A sweep walks through the ids once, so that rows that must stay are read once
+    per sweep and not once per batch.
     """
 
     def __init__(self, store: PostgresStore, *, retention_s: float, batch: int = BATCH_SIZE) -> None:
@@ -44,7 +44,7 @@ class RetentionLoop:
         await self._loop.stop()
 
     async def step(self, *, now: datetime | None = None) -> bool:
-        """Remove some; True if there is more. `now` is the database's where it is not given."""
+        """Remove batches of each kind. Return True if more remain. `now` defaults to the time of the database."""
         more = [await self._run_batches(self._forget_keys, now), await self._run_batches(self._remove_actions, now)]
         more.append(await self._run_batches(self._forget_environments, now))
         more.append(await self._run_batches(self._expire_snapshots, now))

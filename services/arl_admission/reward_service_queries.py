@@ -1,4 +1,4 @@
-"""The statements about registered services."""
+"""Statements about registered services."""
 
 from sqlalchemy import text
 
@@ -8,7 +8,8 @@ from arl_wire.reward_services.service import RegisterServiceRequest
 
 __all__ = ["change_service", "register_service", "registered_services", "remove_service"]
 
-# A name that a node brings along is taken, too. Wishes of one that no node brings any more go with it.
+# A built-in service of a node also occupies its name. If no node has the service any more, its requested changes are
+# reset.
 REGISTER_SERVICE = text("""
     insert into services as s (name, kind, source, options)
     select :name, :kind, :source, cast(:options as jsonb)
@@ -32,7 +33,7 @@ CHANGE_SERVICE = text("""
            load_requested_at = case :verb when 'load' then now() else s.load_requested_at end
 """)
 
-# Who asks for its score holds a slot of it, or waits for one.
+# Every unsettled score has a slot of its service or waits for one.
 COUNT_UNSETTLED = text("""
     select count(*) as unsettled
       from actions as a
@@ -42,7 +43,7 @@ COUNT_UNSETTLED = text("""
        and s.payload ->> 'service' = :name
 """)
 
-# Whoever inserts an action of it has a share of this lock until its commit.
+# An insert of an action of the service has a share of this lock until its commit.
 LOCK_SERVICE = text("select from services where name = :name and kind is not null for update")
 
 REMOVE_SERVICE = text("delete from services where name = :name and kind is not null")
@@ -51,18 +52,18 @@ SELECT_REGISTERED = text("select name, kind from services where kind is not null
 
 
 async def register_service(tx: WriteTx, service: RegisterServiceRequest) -> int:
-    """1, or 0 where the name is taken."""
+    """Register a service. Return 1, or 0 if the name is taken."""
     options = service.options.model_dump_json(exclude_none=True)
     return await tx.execute(REGISTER_SERVICE, {**service.model_dump(exclude={"options"}), "options": options})
 
 
 async def change_service(tx: WriteTx, request: ServiceOperationRequest) -> int:
-    """1, or 0 where there is no such service."""
+    """Change a service. Return 1, or 0 if it does not exist."""
     return await tx.execute(CHANGE_SERVICE, {"name": request.name, "verb": request.verb.value})
 
 
 async def remove_service(tx: WriteTx, name: str) -> tuple[int, int]:
-    """Rows removed, and actions that keep it."""
+    """Remove a service without unsettled actions. Return the number of removed rows and of unsettled actions."""
     await tx.first(LOCK_SERVICE, {"name": name})
     row = await tx.first(COUNT_UNSETTLED, {"name": name})
     unsettled = int(row.unsettled) if row is not None else 0
@@ -70,5 +71,5 @@ async def remove_service(tx: WriteTx, name: str) -> tuple[int, int]:
 
 
 async def registered_services(tx: ReadTx) -> dict[str, str]:
-    """Kinds by name."""
+    """Return the kinds of the registered services by name."""
     return {row.name: row.kind for row in await tx.fetch(SELECT_REGISTERED)}

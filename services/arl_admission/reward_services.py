@@ -1,4 +1,4 @@
-"""Reward services that operators register, and what they wish of any. GPU managers read it in their polls."""
+"""Reward services that operators register, and requested changes. GPU managers read them in their polls."""
 
 import asyncio
 from collections.abc import Sequence
@@ -19,13 +19,16 @@ __all__ = ["RewardServiceRegistry"]
 
 
 class RewardServiceRegistry:
-    """`inserting` is held by whoever inserts actions: none is let in that names what is being removed."""
+    """The registry of reward services.
+
+    Inserts of actions take `insert_lock`, so none names a service during its removal.
+    """
 
     def __init__(self, store: PostgresStore, fleet: FleetCatalog, *, insert_lock: asyncio.Lock) -> None:
         self._store, self._fleet, self._insert_lock = store, fleet, insert_lock
 
     async def register(self, request: InternalRegisterServiceRequest) -> AffectedRowsResponse:
-        """Nodes that have its files offer it from their next poll on; its actions wait for one."""
+        """Register a service. Nodes with its files offer it from their next poll; its actions wait for such a node."""
         async with self._store.write() as tx:
             count = await reward_service_queries.register_service(tx, request.service)
         self._fleet.read_at = float("-inf")
@@ -37,7 +40,10 @@ class RewardServiceRegistry:
         return AffectedRowsResponse(count=count)
 
     async def remove(self, request: RemoveServiceRequest) -> RemoveServiceResponse:
-        """Refused while an action waits for it or is scored by it: none is left without an outcome."""
+        """Remove a service.
+
+        Refused while actions wait for it or are scored by it, so that each of them gets an outcome.
+        """
         async with self._insert_lock:
             async with self._store.write() as tx:
                 removed, unsettled = await reward_service_queries.remove_service(tx, request.name)
@@ -46,6 +52,6 @@ class RewardServiceRegistry:
         return RemoveServiceResponse(removed=bool(removed), unsettled=unsettled)
 
     def removal_refusals(self, actions: Sequence[SubmitActionRequest]) -> dict[int, Exception]:
-        """Refusals of scores by what was removed since they were looked at: nothing would ever settle them."""
+        """Return errors of scores whose service was removed after their first check: nothing would ever settle them."""
         refusals = {at: self._fleet.refusal(each) for at, each in enumerate(actions) if each.kind == "score"}
         return {at: refusal for at, refusal in refusals.items() if refusal is not None}

@@ -1,4 +1,4 @@
-"""What the gateway asks of admission."""
+"""Internal routes of admission, for the gateway."""
 
 from arl_admission.service import AdmissionService
 from arl_kit.internal_api import InternalApi

@@ -1,4 +1,4 @@
-"""The rules of admission: what is accepted, what is refused and why, what a key stands for."""
+"""The rules of admission: checks, refusals with their reasons, and idempotency keys."""
 
 import asyncio
 import logging
@@ -44,10 +44,10 @@ __all__ = ["AdmissionService"]
 
 CAPACITY_REFRESH_S = 5.0
 UNKNOWN_NAME_REFRESH_S = 0.5
-"""When somebody names a template that nobody had."""
+"""Seconds until the nodes are read again if an action names an unknown template, service or endpoint."""
 QUEUE_FULL_RETRY_S = 1
 MAX_PENDING_INSERTS = 20_000
-"""Actions that may wait for their insert; beyond that the answer is 503 at once."""
+"""Maximum number of actions that wait for their insert; beyond it the response is 503 at once."""
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class AdmissionService:
         self._queue_ids: dict[tuple[int, str], int] = {}
         self._fleet = FleetCatalog()
         self._fleet_refresh: asyncio.Task[None] | None = None
-        """At the nodes, while somebody waits for it."""
+        """Read of the nodes in progress, if any."""
         self._environments = EnvironmentCache()
         self._backlog = QueueBacklog(store, default_limit=settings.default_max_queued)
         self._failpoints = Failpoints(settings.failpoints)
@@ -78,12 +78,12 @@ class AdmissionService:
             self._insert_gangs, max_batch=1, max_waiting=MAX_PENDING_INSERTS // MAX_GANG_SIZE
         )
         self._insert_lock = asyncio.Lock()
-        """Between the look at a queue's room and the count of what took it."""
+        """Lock from the check of a queue's free slots until the inserted actions are counted."""
         self.reward_services = RewardServiceRegistry(store, self._fleet, insert_lock=self._insert_lock)
         self.nodes = NodeOperations(store, self._fleet, notify=self._notify_rows_changed)
 
     async def admit(self, items: Sequence[AdmitItem]) -> AdmitResponse:
-        """Answers after the commit. An item that is refused does not hold up the others."""
+        """Admit actions and return after the commit. A refused item does not delay the others."""
         await self._refresh_fleet(items)
         answers: list[AdmitItemResult] = []
         refusals = await self._refusals(items)
@@ -102,7 +102,7 @@ class AdmissionService:
         return AdmitResponse(items=answers)
 
     async def admit_gang(self, items: Sequence[AdmitItem]) -> AdmitResponse:
-        """All of them in one commit, or none and every answer says why."""
+        """Admit a gang in one commit, or refuse all of it with the reason in every result."""
         await self._refresh_fleet(items)
         refusals = [self._fleet.refusal(item.action) for item in items]
         refused = next(filter(None, refusals), None) or self._fleet.gang_refusal([item.action for item in items])
@@ -133,13 +133,13 @@ class AdmissionService:
         return AffectedRowsResponse(count=count)
 
     async def delete_snapshot(self, request: DeleteSnapshotRequest) -> AffectedRowsResponse:
-        """Its node obeys at its next poll."""
+        """Request the deletion of a snapshot. Its node deletes it at its next poll."""
         async with self._store.write() as tx:
             count = await queries.request_snapshot_delete(tx, project_id=request.project_id, id=request.id)
         return AffectedRowsResponse(count=count)
 
     async def change_queue(self, request: InternalChangeQueueRequest) -> AffectedRowsResponse:
-        """What waits already stays; another admission learns of a limit with its next count."""
+        """Change a queue. Queued actions remain; other admission processes read a new limit with their next count."""
         async with self._store.write() as tx:
             queue = await queries.change_queue(tx, request)
         if queue is None:
@@ -168,7 +168,10 @@ class AdmissionService:
         )
 
     async def _refresh_fleet(self, items: Sequence[AdmitItem]) -> None:
-        """Who comes while others look goes by what was seen before, if anything was."""
+        """Read the nodes if the catalog is too old.
+
+        During a read, further requests use the older catalog, if there is one.
+        """
         if self._is_fresh(items) or (self._fleet_refresh is not None and self._fleet.read_at > float("-inf")):
             return
         if self._fleet_refresh is None:
@@ -193,7 +196,7 @@ class AdmissionService:
             self._fleet_refresh = None
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult | Exception | None]:
-        """Why no node could ever run them. One that is there already is what its key stands for, whatever nodes are."""
+        """Return errors of items that no node can ever run. An item with a bound key gets its existing action."""
         refusals = [self._fleet.refusal(item.action) for item in items]
         refused = [item for item, refusal in zip(items, refusals, strict=True) if refusal is not None]
         bound = await self._read_bound_keys(refused)
@@ -209,7 +212,10 @@ class AdmissionService:
             return await self._query_bound_keys(tx, items)
 
     async def _insert_batch(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:
-        """One that can't be written must not keep the others: then each goes alone."""
+        """Insert items in one statement.
+
+        If one cannot be written, insert each alone, so that it does not block the others.
+        """
         try:
             return await self._insert_checked(items)
         except Exception as error:
@@ -221,14 +227,14 @@ class AdmissionService:
             return [Internal("the action could not be stored; please report this")]
 
     async def _insert_single(self, item: AdmitItem) -> AdmitItemResult | Exception:
-        """What others were answered stays, whatever becomes of this one."""
+        """Insert one item and return its result or error, so that the results of other items remain."""
         try:
             return (await self._insert_batch([item]))[0]
-        except Exception as error:  # noqa: BLE001 - it is handed to whoever waits for it
+        except Exception as error:  # noqa: BLE001 - raised to the submitter
             return error
 
     async def _insert_checked(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:
-        """One statement for the whole batch, and so one commit; what is asked before and after it only reads."""
+        """Insert a batch in one statement and thus one commit; the queries before and after it only read."""
         await self._ensure_queues({(item.project_id, item.action.task) for item in items})
         async with self._insert_lock:
             await self._backlog.refresh(Counter(self._queue_of(item) for item in items))
@@ -236,7 +242,7 @@ class AdmissionService:
 
     async def _insert_admissible(self, items: Sequence[AdmitItem]) -> Sequence[AdmitItemResult | Exception]:
         async with self._store.statement() as tx:
-            # What is refused here binds no key, so that the same request may succeed later.
+            # A refusal here binds no key, so that the same request may succeed later.
             refused = await self._environments.refusals(tx, items, self._queue_of)
             known = await self._query_bound_keys(tx, [items[at] for at in refused])
             refused = {at: error for at, error in refused.items() if key_of(items[at]) not in known}
@@ -277,7 +283,7 @@ class AdmissionService:
         return [AdmitItemResult(id=action.id, created=True) for action in new]
 
     def _first_of_each_key(self, items: Sequence[AdmitItem], positions: Sequence[int]) -> dict[int, NewAction]:
-        """The items that may become actions, by their place: of those that share a key only the first."""
+        """Return the items that may become actions, by position. Of items that share a key, it is the first."""
         seen: set[tuple[int, str]] = set()
         new: dict[int, NewAction] = {}
         for at in positions:
@@ -299,7 +305,7 @@ class AdmissionService:
         return rows
 
     def _announce(self, inserted: Sequence[NewAction], rows: Mapping[UUID, Row]) -> None:
-        """They are committed, so nothing that fails here may look like an insert that did."""
+        """Count and announce committed actions. An error here must not look like a failed insert."""
         self._metrics.admitted.inc(len(inserted))
         if not inserted:
             return
@@ -312,12 +318,12 @@ class AdmissionService:
     async def _query_bound_keys(
         self, tx: ReadTx, items: Sequence[AdmitItem]
     ) -> dict[tuple[int, str], tuple[str, UUID]]:
-        """What the keys of these items stand for: hash of the body and id."""
+        """Return the body hash and the action id that the keys of these items are bound to."""
         keys = {(item.project_id, item.key) for item in items if item.key is not None}
         return await queries.known_keys(tx, sorted(keys)) if keys else {}
 
     async def _ensure_queues(self, names: set[tuple[int, str]]) -> None:
-        """Queues are made in a transaction of their own, so that what is cached is committed."""
+        """Create missing queues in a separate transaction, so that cached ids are committed."""
         missing = sorted(names - self._queue_ids.keys())
         if not missing:
             return
@@ -329,7 +335,7 @@ class AdmissionService:
         return self._queue_ids[item.project_id, item.action.task]
 
     async def _over_limit(self, tx: WriteTx, items: Sequence[AdmitItem]) -> dict[int, Exception]:
-        """The first ones find room. An action that is there already needs none, however full its queue is."""
+        """Return errors of items beyond the limits of their queues; the first ones fit. Existing actions always fit."""
         wanted = Counter(self._queue_of(item) for item in items)
         full = {queue for queue, new in wanted.items() if new > self._backlog.remaining(queue)}
         if not full:

@@ -1,4 +1,4 @@
-"""The broker of external APIs: their quotas, shared by all jobs."""
+"""The broker of external APIs, with quotas shared by all jobs."""
 
 from fastapi import FastAPI
 

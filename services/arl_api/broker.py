@@ -1,4 +1,4 @@
-"""Sends calls, again where that does no harm, and says how each ended."""
+"""Sending of calls, with retries if they are safe, and reports of their results."""
 
 import asyncio
 import random
@@ -26,7 +26,7 @@ class EndpointBroker:
         report: Callable[[CallReport], None],
         can_send: Callable[[], bool],
     ) -> None:
-        """`may_send`: whether the lease counts under which calls are here."""
+        """Create a broker. `can_send` returns True while the lease is valid under which the calls were granted."""
         self.queues = {name: EndpointQueue(each) for name, each in endpoints.items()}
         self._senders = {name: EndpointSender(each) for name, each in endpoints.items()}
         self._metrics = metrics
@@ -35,21 +35,24 @@ class EndpointBroker:
         self._is_stopping = False
 
     def add(self, call: EndpointCall) -> None:
-        """It is reported, however it ends, unless this process does first."""
+        """Send a call. Its end is always reported, unless this process ends first."""
         if not self._is_stopping:
             task = asyncio.create_task(self._run_with_timeout(call), name=f"call of {call.endpoint}")
             self._tasks[call.fence] = task
-            # Not in the task itself: one that is cancelled before its first step does nothing.
+            # Not in the task itself: a task that is cancelled before its first step runs no code.
             task.add_done_callback(partial(self._on_done, call))
 
     def cancel(self, fences: Iterable[Fence]) -> None:
-        """Their connections are closed, and each is reported."""
+        """Cancel calls. Their connections are closed, and each call is reported."""
         for fence in fences:
             if (task := self._tasks.get(fence)) is not None:
                 task.cancel()
 
     async def stop(self, grace_s: float) -> None:
-        """What is under way has so long to end. The rest is broken off, and left to whoever finds its rows."""
+        """Wait `grace_s` seconds for calls in flight, then cancel the rest without reports.
+
+        The scheduler reclaims their rows.
+        """
         if self._tasks:
             await asyncio.wait(self._tasks.values(), timeout=grace_s)
         self._is_stopping = True
@@ -66,14 +69,14 @@ class EndpointBroker:
             if not self._is_stopping:
                 self._report(_build_report(call, "cancelled"))
         elif (error := task.exception()) is not None:
-            # A call that nobody reports would run for ever.
+            # A call without a report would stay running forever.
             message = f"the broker failed: {type(error).__name__}"
             self._report(_build_report(call, "infra_error", reason="broker_failed", message=message))
         else:
             self._report(_report_for_result(call, task.result()))
 
     async def _run_with_timeout(self, call: EndpointCall) -> RequestResult:
-        """Its time begins with its first request. Before that it waits for its turn, and as long at most."""
+        """Send a call with retries. Its timeout starts with its first request; the wait before has the same limit."""
         last: RequestResult | None = None
         try:
             async with asyncio.timeout(call.timeout_s) as limit:
@@ -92,7 +95,7 @@ class EndpointBroker:
             return late
 
     def _retry_delay_s(self, call: EndpointCall, result: RequestResult, limit: asyncio.Timeout) -> float | None:
-        """None where there is no next request: it is not of use, or not in its time."""
+        """Return the delay before the next request, or None if a retry is useless, unsafe or too late."""
         settings = self.queues[call.endpoint].settings
         idempotent = call.idempotent or settings.idempotent
         if call.tries >= settings.max_attempts or not can_retry(result.verdict, call.method, idempotent=idempotent):
@@ -119,12 +122,12 @@ class EndpointBroker:
                 ended = await self._senders[call.endpoint].send(call)
             finally:
                 self._record_request(call, ended, sent)
-            # Before its place is free: whoever has it next is to know.
+            # Before the slot is free, so that the next request uses the new limits.
             lane.record_result(ended.verdict, ended.message, sent_at=sent, retry_after_s=ended.retry_after_s)
         return ended
 
     def _record_request(self, call: EndpointCall, result: RequestResult | None, sent: float) -> None:
-        """Also of a request that was cancelled or took too long."""
+        """Record a request, also one that was cancelled or timed out."""
         now = time.monotonic()
         status = result.response.status if result is not None and result.response is not None else None
         verdict = result.verdict.value if result is not None else None
@@ -135,7 +138,7 @@ class EndpointBroker:
 
 
 def _timeout_result(call: EndpointCall, last: RequestResult | None) -> RequestResult:
-    """With the last answer, if there was one: why there was another try."""
+    """Return the result of a timeout, with the last response, if any, which was the reason for the retry."""
     if call.first_sent_at is None:
         if last is not None:
             return last

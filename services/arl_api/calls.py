@@ -1,4 +1,4 @@
-"""Calls that are on this node, and how they ended."""
+"""Calls on this node, and their reports."""
 
 import json
 import time
@@ -16,18 +16,18 @@ __all__ = ["CallReport", "EndpointCall", "EndpointResponse", "call_from_row"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndpointResponse:
-    """What an endpoint said, without what is secret."""
+    """The response of an endpoint, without secrets."""
 
     status: int
     headers: Mapping[str, str]
     body: bytes
-    """The first of it."""
+    """First bytes of the body."""
     total_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CallReport:
-    """How one attempt ended."""
+    """The end of one attempt."""
 
     fence: Fence
     outcome: Literal["ok", "user_error", "infra_error", "cancelled"]
@@ -37,9 +37,9 @@ class CallReport:
     tries: int = 0
     run_us: int = 0
     timeline: str | None = None
-    """JSON: `Timeline.written`."""
+    """JSON from `AttemptTimeline.to_json`."""
     cpu_us: int = 0
-    """Nobody counts what a call costs this process."""
+    """CPU time in microseconds; always 0, because the CPU time of a call is not measured."""
 
     @property
     def weight(self) -> int:
@@ -47,7 +47,7 @@ class CallReport:
 
     @property
     def response_json(self) -> str | None:
-        """JSON: what there was of an answer, but for its body."""
+        """Return the response without its body as JSON, or None if there was none."""
         if self.endpoint_response is None:
             return None
         return json.dumps(
@@ -61,7 +61,7 @@ class CallReport:
 
 @dataclass(slots=True, eq=False)
 class EndpointCall:
-    """One action while it is here."""
+    """A call while it is on this node."""
 
     fence: Fence
     endpoint: str
@@ -69,19 +69,19 @@ class EndpointCall:
     path: str
     query: Mapping[str, str | list[str]]
     raw_query: str
-    """Instead of `query`, if there is any."""
+    """Query string that replaces `query` unless it is empty."""
     headers: Mapping[str, str]
     body: bytes
     idempotent: bool
     timeout_s: float
     timeline: AttemptTimeline = field(default_factory=lambda: AttemptTimeline(time.monotonic(), resource="endpoint"))
     first_sent_at: float | None = None
-    """When its first request was sent, by the monotonic clock."""
+    """Time of its first request, by the monotonic clock."""
     tries: int = 0
 
 
 def call_from_row(row: Row) -> EndpointCall:
-    """Raises LookupError, TypeError or ValueError where its payload is none of a call."""
+    """Return the call of a row. Raises LookupError, TypeError or ValueError if its payload is not a call."""
     payload = json.loads(row.payload)
     payload["body"] = b64decode(payload["body"])
     return EndpointCall(fence=Fence(row.id, row.grant_no), timeout_s=row.timeout_s, **payload)

@@ -1,4 +1,4 @@
-"""An endpoint's turns: so many requests at once, so many a second, and none while it wants none."""
+"""The queue of requests to an endpoint: limits of concurrency and rate, and pauses that the endpoint asks for."""
 
 import asyncio
 import time
@@ -13,17 +13,17 @@ from arl_core.control.rate_limits import ConcurrencyWindow, TokenBucket, rate_at
 __all__ = ["EndpointQueue"]
 
 MAX_BLOCKED_S = 900.0
-"""Whatever it asks for: then somebody looks whether it is so."""
+"""Maximum pause in seconds, for any Retry-After. After it a request checks the endpoint again."""
 ARRIVAL_JITTER_S = 0.05
-"""By so much some requests may arrive later than others: they wait for a connection, say."""
+"""Seconds by which the delays of requests may differ, for example because some wait for a connection."""
 REPEAT_THROTTLE_WINDOW_S = 5.0
-"""Within this time a second answer that it is too much says that what is told of the rate is not the reason."""
+"""Seconds in which a second throttled response shows that the rate limit is not the reason."""
 
 
 class EndpointQueue:
-    """All requests of this process to one endpoint, those that are tried again too, go by it.
+    """The queue of all requests of this process to one endpoint, retries included.
 
-    The scheduler counts calls and knows the rate; what it can't know are further tries, and what the endpoint bears.
+    The scheduler counts calls and knows the rate. It does not know the retries and the load that the endpoint accepts.
     """
 
     def __init__(self, settings: EndpointSettings) -> None:
@@ -36,18 +36,18 @@ class EndpointQueue:
         self._timer: asyncio.TimerHandle | None = None
         self.in_flight = 0
         self.requests = 0
-        """That were sent."""
+        """Number of requests sent."""
         self.throttled = 0
         self.health = "ok"
 
     @property
     def blocked_for_s(self) -> float:
-        """How long it has asked for nothing more to be sent."""
+        """Return the seconds for which the endpoint still accepts no requests."""
         return max(0.0, self._blocked_until - time.monotonic())
 
     @asynccontextmanager
     async def acquire_slot(self, *, is_retry: bool) -> AsyncIterator[None]:
-        """While a request is under way. Who comes `again` goes before those who have not begun."""
+        """Occupy a slot during a request. Retries go before calls that have not begun."""
         await self._wait_for_slot(is_retry=is_retry)
         try:
             yield
@@ -56,7 +56,7 @@ class EndpointQueue:
             self._release_waiting()
 
     def record_result(self, verdict: CallVerdict, message: str, *, sent_at: float, retry_after_s: float | None) -> None:
-        """How a request ended that was sent then; `asked_for_s`: in how long the next one may come."""
+        """Record the result of a request sent at `sent_at`. The endpoint asked for `retry_after_s` seconds of pause."""
         now = time.monotonic()
         if verdict in (CallVerdict.ANSWERED, CallVerdict.USER_ERROR):
             self.window.responded(now)
@@ -84,11 +84,11 @@ class EndpointQueue:
             raise
 
     def _release_waiting(self) -> None:
-        """As many as may be sent now; where only time keeps the others, it is looked at again then."""
+        """Release as many requests as may be sent now. If only time blocks the next one, schedule another release."""
         now = time.monotonic()
         while self._waiting and self.in_flight < self.window.size and self._available_at(now) <= now:
             mine = self._waiting.popleft()
-            if mine.done():  # whoever waited has gone
+            if mine.done():  # the waiting call was cancelled
                 continue
             self.in_flight += 1
             if self._bucket is not None:
@@ -103,9 +103,9 @@ class EndpointQueue:
             )
 
     def _is_rate_exhausted(self, now: float, *, sent_at: float) -> bool:
-        """Its tokens are used up, so that what was too much is how soon it was and not how many there are.
+        """Return True if the rate tokens are used up, so that the rate and not the concurrency was too high.
 
-        Unless it is so again, of a request that was sent since that was heard.
+        Return False if a request sent after the last throttled response was throttled again shortly after it.
         """
         is_again = sent_at > self._throttled_at and now - self._throttled_at <= REPEAT_THROTTLE_WINDOW_S
         return self._bucket is not None and self._bucket.available(now) < 1 and not is_again

@@ -1,7 +1,7 @@
-"""The broker's node: calls of its endpoints are what it has.
+"""The node of the broker. Its resources are calls of its endpoints.
 
-The contract itself is `arl_node`'s. Nothing outlives this process, so each start is another epoch, and what an
-earlier one held is taken back by the scheduler.
+The manager contract is in `arl_node`. Nothing outlives this process, so each start has a new epoch, and the scheduler
+reclaims the allocations of an earlier one.
 """
 
 import json
@@ -27,11 +27,11 @@ from arl_store.wake import WakeNotifier
 __all__ = ["ApiManager"]
 
 COUNT_INTERVAL_S = 5.0
-"""How often what only counts is written, unless something else changes."""
+"""Seconds between writes of changed counters, unless another value changes."""
 
 
 class ApiManager(SlotNode[CallReport]):
-    """Answers `arl_node.grants.Hardware`."""
+    """The manager of a broker node. It implements `arl_node.grants.NodeBackend`."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ApiManager(SlotNode[CallReport]):
             settings.endpoints, self._metrics, report=self._settle_in_background, can_send=self._can_send
         )
         super().__init__()
-        # What was granted before an endpoint bore less waits here for its turn: refused, it would come back at once.
+        # Calls granted before an endpoint's window shrank wait here. Refused calls would be granted again at once.
         self.set_capacity({call_resource(name): each.concurrency for name, each in self._endpoints.items()})
         self._grants: GrantLifecycle[CallReport] = GrantLifecycle(
             self, store=store, service_client=service_client, notifier=notifier, settings=settings, metrics=metrics
@@ -62,7 +62,7 @@ class ApiManager(SlotNode[CallReport]):
         self.failed: str | None = "the manager has not registered yet"
 
     async def start(self) -> None:
-        """Register with the endpoints that there are, then beat."""
+        """Register the node with its endpoints, then start the heartbeat."""
         node = self._node_description()
         await self._grants.wait_until_name_is_free(node)
         async with self._store.write() as tx:
@@ -122,11 +122,14 @@ class ApiManager(SlotNode[CallReport]):
             return await repository.settle(tx, reports, epoch=self.epoch)
 
     def _can_send(self) -> bool:
-        """The lease counts, and what was lost while it did not is known: that is here no more."""
+        """Return True if the lease is valid and a poll has found the calls that were lost during its last lapse."""
         return self._grants.can_start and self._known_lapses == self._grants.lease_lapses
 
     def _refusal(self, call: EndpointCall) -> CallReport | None:
-        """Of what admission let in before it knew this broker, or while its settings were others."""
+        """Return the report of a call that cannot be sent, or None.
+
+        Admission may have accepted it before it knew this broker or its present settings.
+        """
         endpoint = self._endpoints.get(call.endpoint)
         if endpoint is None:
             message = f"this broker has no endpoint {call.endpoint!r} any more"
@@ -147,7 +150,7 @@ class ApiManager(SlotNode[CallReport]):
         self._metrics.update(self._broker.queues)
 
     async def _publish_changes(self) -> None:
-        """What has changed since it was said."""
+        """Publish endpoints that have changed since they were last published."""
         is_to_count = (
             self._published_counts != self._counts()
             and time.monotonic() - self._counts_published_at >= COUNT_INTERVAL_S
@@ -172,15 +175,15 @@ class ApiManager(SlotNode[CallReport]):
         self._published_endpoints, self._published_counts, self._counts_published_at = said, counted, time.monotonic()
 
     def _endpoint_descriptions(self) -> list[dict[str, Any]]:
-        """Nothing in it is secret."""
+        """Return the endpoints without secrets."""
         return [_describe_endpoint(name, lane) for name, lane in self._broker.queues.items()]
 
     def _counts(self) -> list[dict[str, int]]:
-        """In the same order."""
+        """Return the counters in the order of `_endpoint_descriptions`."""
         return [{"requests": lane.requests, "throttled": lane.throttled} for lane in self._broker.queues.values()]
 
     def _node_description(self) -> dict[str, Any]:
-        """This node's row."""
+        """Return the row of this node."""
         return {
             "name": self._settings.node_name,
             "kind": "api",

@@ -7,7 +7,7 @@ __all__ = ["ApiMetrics"]
 
 
 class ApiMetrics:
-    """What was sent to endpoints, and what they bear."""
+    """The metrics of requests to endpoints and of their concurrency windows."""
 
     def __init__(self, metrics: Metrics) -> None:
         self._requests = metrics.counter(

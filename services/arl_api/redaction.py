@@ -1,4 +1,4 @@
-"""What is secret is taken out of what an endpoint repeats of it, in the forms in which it may stand there."""
+"""Removal of secrets from responses of endpoints, in all forms in which they may appear."""
 
 import re
 from base64 import b64decode
@@ -11,12 +11,12 @@ __all__ = ["REDACTED", "SecretRedactor"]
 
 REDACTED = b"[hidden]"
 MIN_SECRET_CHARACTERS = 4
-"""Characters of what is hidden: a shorter word stands in any text."""
+"""Minimum length of a hidden word; a shorter word occurs in any text."""
 
 
 class SecretRedactor:
     def __init__(self, secrets: Iterable[str]) -> None:
-        """Values of headers and parameters, each as it is sent."""
+        """Create a redactor of values of headers and parameters, as they are sent."""
         words = {part for secret in secrets for part in _secret_forms(secret) if len(part) >= MIN_SECRET_CHARACTERS}
         longest_first = sorted(words, key=len, reverse=True)
         self._words = [word.encode() for word in longest_first]
@@ -26,7 +26,7 @@ class SecretRedactor:
         return content if self._pattern is None else self._pattern.sub(REDACTED, content)
 
     def redact_truncated(self, content: bytes) -> bytes:
-        """Of what was cut: its end may be the beginning of something secret."""
+        """Redact truncated content: its end may be the beginning of a secret."""
         content = self.redact(content)
         longest = max(map(len, self._words), default=0)
         for length in range(min(longest - 1, len(content)), 0, -1):
@@ -36,7 +36,7 @@ class SecretRedactor:
 
 
 def _secret_forms(secret: str) -> Iterator[str]:
-    """As `Bearer KEY`, and what is in it; of `Basic …` the password too (RFC 7617)."""
+    """Yield a secret such as `Bearer KEY`, its credentials, and the password of `Basic …` (RFC 7617)."""
     scheme, _, credentials = secret.rpartition(" ")
     yield from (secret, credentials)
     if scheme.lower() == "basic":
@@ -48,7 +48,7 @@ def _secret_forms(secret: str) -> Iterator[str]:
 
 
 def _word_pattern(word: str) -> str:
-    """Letters and digits stand as they are; all else may be escaped as in addresses, JSON and HTML, here or there."""
+    """Return a pattern. Letters and digits are literal; other characters may be escaped as in URLs, JSON and HTML."""
     return "".join(each if each.isalnum() else _character_pattern(each) for each in word)
 
 

@@ -1,4 +1,4 @@
-"""The statements of the broker. Every edge names this node's epoch and the fence."""
+"""Statements of the broker. Every transition names this node's epoch and the fence."""
 
 import json
 from collections.abc import Sequence
@@ -33,7 +33,7 @@ POLL = text(f"select ({ACTIVE_ON_NODE}) as held")
 
 START, LOAD = start_statement(""), load_statement("")
 
-# Who may not be asked twice has no retries: admission sees to it.
+# Calls that must not be repeated have no retries: admission ensures this.
 SETTLE = text(f"""
     with report as materialized (
         select *
@@ -54,32 +54,32 @@ SETTLE = text(f"""
 
 
 async def publish(tx: WriteTx, endpoints: str, capacity: str, rates: str, *, node_id: int, epoch: UUID) -> None:
-    """Say which there are, and how much of them. Under another epoch somebody else says it."""
+    """Write the node's endpoints, capacity and rates. Under another epoch nothing changes."""
     said = {"endpoints": storable_json(endpoints), "capacity": capacity, "rates": rates}
     await tx.execute(PUBLISH, {**said, "node_id": node_id, "epoch": epoch})
 
 
 async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> list[dict[str, Any]]:
-    """Granted and running rows."""
+    """Return granted and running rows."""
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
     held: list[dict[str, Any]] = json.loads(row.held)
     return held
 
 
 async def start(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> Sequence[Row]:
-    """The fences that are running now, with their specs. One that does not come back was lost."""
+    """Start granted fences and return the running ones with their specs. A missing fence was lost."""
     return await tx.fetch(START, {**fence_columns(fences), "epoch": epoch})
 
 
 async def load(tx: ReadTx, ids: Sequence[UUID], *, epoch: UUID) -> Sequence[Row]:
-    """Specs of running rows that were never sent."""
+    """Return the specs of running rows that were never sent."""
     return await tx.fetch(LOAD, {"ids": sorted(ids), "epoch": epoch})
 
 
 async def settle(
     tx: WriteTx, reports: Sequence[CallReport], *, epoch: UUID
 ) -> tuple[frozenset[Fence], frozenset[Fence]]:
-    """Record each outcome once, and answer the fences that settled and those that went back to the queue."""
+    """Record each outcome once. Return the settled and the re-queued fences."""
     answers = [report.endpoint_response for report in reports]
     rows = await tx.fetch(
         SETTLE,

@@ -1,4 +1,4 @@
-"""The body of an answer: unpacked, its beginning kept, and the whole counted."""
+"""The body of a response: decompressed, its beginning kept, and its length counted."""
 
 import zlib
 from collections.abc import Iterator
@@ -9,24 +9,24 @@ import aiohttp
 __all__ = ["BodyContent", "UnreadableBody", "read_body"]
 
 MAX_READ_BYTES = 16 << 20
-"""Bytes that are read, to say how many there were; a longer answer is not waited for."""
+"""Maximum bytes that are read and counted; a longer response is cut off."""
 CHUNK_BYTES = 64 << 10
 CONTENT_ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
 
 class UnreadableBody(Exception):
-    """It is packed in a way that nobody asked for, or ends before its end."""
+    """The body has an encoding that was not requested, or it is incomplete."""
 
 
 @dataclass(frozen=True, slots=True)
 class BodyContent:
     prefix: bytes
     total_bytes: int
-    """Unpacked; of a very long one, how many were read."""
+    """Decompressed bytes; if the body is too long, the bytes that were read."""
 
 
 async def read_body(response: aiohttp.ClientResponse, *, max_bytes: int) -> BodyContent:
-    """Raises `Unreadable`, and what aiohttp raises where the connection breaks off."""
+    """Read a body. Raises `UnreadableBody`, or aiohttp's errors if the connection breaks off."""
     packing = response.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if packing not in ("identity", *CONTENT_ENCODINGS):
         raise UnreadableBody(f"its answer is packed as {packing[:32]!r}, which nobody asked for")
@@ -45,7 +45,10 @@ async def read_body(response: aiohttp.ClientResponse, *, max_bytes: int) -> Body
 
 
 class BodyDecompressor:
-    """Gzip of one member after another (RFC 1952), or zlib's format, which some leave the head out of (RFC 1951)."""
+    """A decompressor for gzip with several members (RFC 1952) and for zlib's format.
+
+    Some servers omit the header of zlib's format (RFC 1951).
+    """
 
     def __init__(self, encoding: str) -> None:
         self._encoding = encoding
@@ -57,7 +60,7 @@ class BodyDecompressor:
         return self._is_empty or self._decompressor is None or self._decompressor.eof
 
     def decompress(self, chunk: bytes) -> Iterator[bytes]:
-        """In parts: a few bytes may be packed gigabytes."""
+        """Yield parts of limited size: a few compressed bytes may be gigabytes."""
         while chunk:
             self._is_empty = False
             unpacker = self._decompressor = self._decompressor or self._start_member(chunk)

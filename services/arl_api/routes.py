@@ -1,4 +1,4 @@
-"""The manager contract as the scheduler speaks it."""
+"""Internal routes of the broker, for the scheduler."""
 
 from arl_api.manager import ApiManager
 from arl_kit.internal_api import InternalApi
@@ -9,7 +9,7 @@ __all__ = ["add_internal_routes"]
 
 def add_internal_routes(api: InternalApi, manager: ApiManager) -> None:
     async def grants(batch: GrantBatchRequest) -> None:
-        """A faster copy of granted rows; the manager's poll finds them too."""
+        """Accept copies of granted rows. The manager's poll finds them too."""
         await manager.accept_grants(batch.grants, epoch=batch.node_epoch)
 
     api.add_route("/internal/grants", GrantBatchRequest, grants)

@@ -1,4 +1,4 @@
-"""One request to an endpoint and what it answered. What is secret goes out with it and does not come back."""
+"""A request to an endpoint and its result. Secrets are sent with the request and removed from the response."""
 
 import ipaddress
 import os
@@ -22,12 +22,12 @@ __all__ = ["EndpointSender", "RequestResult"]
 
 CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_TIMEOUT_S = 2.0
-"""Less than after which servers close one, perhaps under a request that may then not be sent again."""
+"""Seconds, less than the idle timeout of servers: a server could close a connection under a non-repeatable request."""
 MAX_HEADERS, MAX_HEADER_VALUE_CHARACTERS = 64, 4096
 HIDDEN_HEADERS = frozenset(
     {
         *("set-cookie", "set-cookie2", "connection", "keep-alive", "transfer-encoding", "trailer", "upgrade"),
-        *("content-encoding", "content-length"),  # of what was sent; the body is unpacked
+        *("content-encoding", "content-length"),  # of the encoded body; the result has the decoded one
     }
 )
 PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \t"
@@ -35,17 +35,17 @@ PRINTABLE = string.ascii_letters + string.digits + string.punctuation + " \t"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestResult:
-    """What came of a request. `said` is for people, whoever they are."""
+    """The result of a request. `message` is for people."""
 
     verdict: CallVerdict
     message: str
     response: EndpointResponse | None = None
     retry_after_s: float | None = None
-    """In how long the endpoint wants to hear from us again."""
+    """Seconds after which the endpoint accepts the next request."""
 
 
 class EndpointSender:
-    """To one endpoint, over connections of its own."""
+    """A sender to one endpoint, over separate connections."""
 
     def __init__(self, settings: EndpointSettings) -> None:
         self._settings = settings
@@ -55,7 +55,7 @@ class EndpointSender:
         self._session: aiohttp.ClientSession | None = None
 
     async def send(self, call: EndpointCall) -> RequestResult:
-        """Raises nothing but what cancels it; the caller says how long it may take."""
+        """Send one request. Only cancellation raises; the caller limits the duration."""
         try:
             async with self._open_session().request(
                 call.method,
@@ -86,7 +86,7 @@ class EndpointSender:
             return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=str(error))
         except _ConnectionLost as error:
             return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {error}")
-        except Exception as error:  # noqa: BLE001 - whatever an answer does to its reader, the request was sent
+        except Exception as error:  # noqa: BLE001 - after any error the request may have been sent
             return RequestResult(
                 verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {type(error).__name__}"
             )
@@ -117,7 +117,7 @@ class EndpointSender:
         )
 
     def _visible_headers(self, headers: Mapping[str, str]) -> dict[str, str]:
-        """In ASCII, what is not as %XX; those of one name together (RFC 9110, section 5.3)."""
+        """Return the headers in ASCII, other characters as %XX. Headers of one name are joined (RFC 9110, 5.3)."""
         shown: dict[str, str] = {}
         for name, value in headers.items():
             if name.lower() not in HIDDEN_HEADERS and (len(shown) < MAX_HEADERS or name.lower() in shown):
@@ -127,7 +127,7 @@ class EndpointSender:
         return shown
 
     def _url(self, call: EndpointCall) -> URL:
-        """As it was checked: nothing is decoded or normalised any more."""
+        """Return the URL as it was checked: it is not decoded or normalised again."""
         own = self._settings.own_query
         query = call.raw_query or urlencode(call.query, doseq=True)
         theirs = [part for part in query.split("&") if part and unquote_plus(part.partition("=")[0]) not in own]
@@ -136,7 +136,7 @@ class EndpointSender:
         return URL(f"{self._base}{path}{'?' if query else ''}{query}", encoded=True)
 
     def _headers(self, action_headers: Mapping[str, str]) -> dict[str, str]:
-        """The endpoint's own go first, however the action writes their names."""
+        """Return the headers. The endpoint's configured headers replace the action's, in any case of their names."""
         own = self._settings.own_headers
         names = {name.lower() for name in own}
         action_headers = {name: value for name, value in action_headers.items() if name.lower() not in names}
@@ -161,7 +161,7 @@ class _ConnectionLost(Exception):
 
 
 async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:
-    """Turn the errors after which aiohttp sends an idempotent request again into one after which it does not.
+    """Replace errors after which aiohttp sends an idempotent request again by an error after which it does not.
 
     No quota would count the second request.
     """
@@ -174,7 +174,7 @@ async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
 
 
 def _connection_error_text(error: aiohttp.ClientConnectorError) -> str:
-    """Without the address, which is its operator's."""
+    """Return the error without the address, which belongs to the operator."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "its name is not known"
     if isinstance(error, aiohttp.ClientSSLError):
@@ -184,7 +184,7 @@ def _connection_error_text(error: aiohttp.ClientConnectorError) -> str:
 
 
 def _proxy_for(url: str) -> str | None:
-    """By the environment, which also says where none is needed; none is between us and this machine."""
+    """Return the proxy that the environment names for this URL. None for an excluded host or a loopback address."""
     parts = urlsplit(url)
     host = parts.hostname or ""
     proxy = getproxies().get(parts.scheme)

@@ -15,7 +15,7 @@ MAX_KEY_FILE_CHARACTERS = 64 << 10
 
 
 class EndpointSettings(BaseModel):
-    """An external HTTP API, what opens it, and how much of it there is."""
+    """An external HTTP API, its credentials and its limits."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -79,7 +79,7 @@ class EndpointSettings(BaseModel):
 
     @property
     def own_headers(self) -> dict[str, str]:
-        """With what opens it."""
+        """Return the configured headers, with the credentials."""
         bearer = {"Authorization": f"Bearer {_reveal(self.key)}"} if self.key is not None else {}
         return {**self.headers, **_reveal_all(self.secret_headers), **bearer}
 
@@ -89,13 +89,13 @@ class EndpointSettings(BaseModel):
 
     @property
     def secrets(self) -> list[str]:
-        """As they are sent."""
+        """Return the secrets as they are sent."""
         key = [_reveal(self.key)] if self.key is not None else []
         return [*key, *_reveal_all(self.secret_headers).values(), *_reveal_all(self.secret_query).values()]
 
     @property
     def max_body_bytes(self) -> int:
-        """Of the body of an answer."""
+        """Return the maximum bytes of a response body that are kept."""
         return self.max_body_kib << 10
 
     @property
@@ -105,7 +105,10 @@ class EndpointSettings(BaseModel):
         return RateLimit(self.rate_per_s, self.burst or max(1, math.ceil(self.rate_per_s)))
 
     def with_key(self) -> "EndpointSettings":
-        """With what its file says. Raises ValueError where that can't be read or is no key."""
+        """Return the settings with the key from its file.
+
+        Raises ValueError if the file is unreadable or has no valid key.
+        """
         if self.key_file is None:
             return self
         try:

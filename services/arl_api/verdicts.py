@@ -1,4 +1,4 @@
-"""What an endpoint's answer means for the action, and whether the request is sent again. Pure."""
+"""Verdicts on an endpoint's responses, and the decision to send a request again. Pure."""
 
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
@@ -18,23 +18,23 @@ __all__ = [
 MAX_RETRY_DELAY_S = 60.0
 FIRST_RETRY_DELAY_S = 0.5
 THROTTLED_STATUSES = frozenset({429, 503, 529})
-"""RFC 6585 and RFC 9110; 529 is how some say that they are overloaded."""
+"""Statuses of throttling: RFC 6585 and RFC 9110. Some APIs return 529 when they are overloaded."""
 TEMPORARY_STATUSES = frozenset({408, 425, 500, 502, 504, *range(520, 528)})
-"""The 52x are those of a proxy before the endpoint (Cloudflare's)."""
+"""Statuses of temporary errors. The 52x are those of a proxy in front of the endpoint (Cloudflare's)."""
 CREDENTIAL_STATUSES = frozenset({401, 402, 403, 407})
 
 
 class CallVerdict(StrEnum):
-    """The reason of an `infra_error`, but for the first two."""
+    """The result of a request. All but the first two are reasons of an `infra_error`."""
 
     ANSWERED = "ok"
-    USER_ERROR = "user_error"  # the request is wrong, and would be so again
-    THROTTLED = "endpoint_throttled"  # it was not carried out: the endpoint has too much to do
-    UNAVAILABLE = "endpoint_unavailable"  # the endpoint has trouble; whether it was carried out is not known
-    REFUSED = "endpoint_refused"  # our key or its budget is not good enough, whatever is asked
-    UNREACHABLE = "endpoint_unreachable"  # no connection came about, so it was not carried out
-    CONNECTION_LOST = "endpoint_broke_off"  # the connection ended before the answer did
-    TIMED_OUT = "endpoint_timeout"  # there was no answer in the action's time
+    USER_ERROR = "user_error"  # the request is wrong, and a retry would be too
+    THROTTLED = "endpoint_throttled"  # the request was not executed: the endpoint is overloaded
+    UNAVAILABLE = "endpoint_unavailable"  # the endpoint has failed; the request may have been executed
+    REFUSED = "endpoint_refused"  # our key or its budget is not accepted, for any request
+    UNREACHABLE = "endpoint_unreachable"  # no connection was made, so the request was not executed
+    CONNECTION_LOST = "endpoint_broke_off"  # the connection ended before the response did
+    TIMED_OUT = "endpoint_timeout"  # no response within the action's time
 
 
 NOT_EXECUTED_VERDICTS = frozenset({CallVerdict.THROTTLED, CallVerdict.UNREACHABLE})
@@ -42,7 +42,7 @@ UNKNOWN_EXECUTION_VERDICTS = frozenset({CallVerdict.UNAVAILABLE, CallVerdict.CON
 
 
 def verdict_for_status(status: int) -> CallVerdict:
-    """Of an answer. A redirection is one: nobody follows it to an address that no operator named."""
+    """Return the verdict for a status. Redirections are answers: they are not followed to unconfigured addresses."""
     if not 200 <= status <= 599:
         return CallVerdict.CONNECTION_LOST
     if status < 400:
@@ -55,23 +55,23 @@ def verdict_for_status(status: int) -> CallVerdict:
 
 
 def can_retry(verdict: CallVerdict, method: str, *, idempotent: bool) -> bool:
-    """Never what may have been carried out, and would then be carried out twice."""
+    """Return True if a retry cannot execute a non-idempotent request twice."""
     if verdict in NOT_EXECUTED_VERDICTS:
         return True
     return verdict in UNKNOWN_EXECUTION_VERDICTS and (idempotent or method in IDEMPOTENT_METHODS)
 
 
 def retry_delay_s(tries: int, *, retry_after_s: float | None, random_fraction: float) -> float:
-    """Before the next request, after so many: at least what the endpoint asked for.
+    """Return the seconds before the next request, at least what the endpoint asked for.
 
-    `drawn`, from 0 to 1, keeps those apart that failed together.
+    `random_fraction`, from 0 to 1, spreads requests that failed together.
     """
     longest = min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2.0 ** (tries - 1))
     return max(retry_after_s or 0.0, longest * (0.5 + random_fraction / 2))
 
 
 def parse_retry_after_s(header: str | None, *, now: datetime) -> float | None:
-    """Seconds, of either form of RFC 9110, section 10.2.3; None of what is neither."""
+    """Return the seconds of either form of RFC 9110, section 10.2.3, or None if it is neither."""
     if header is None:
         return None
     header = header.strip()

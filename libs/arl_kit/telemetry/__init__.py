@@ -24,7 +24,7 @@ def trace_id_of(traceparent: str | None) -> str | None:
 
 class _JsonLines(logging.Formatter):
     converter = staticmethod(time.gmtime)
-    """Lines of several machines are read together."""
+    """UTC, because log lines of several machines are read together."""
 
     def __init__(self, service: str) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class _JsonLines(logging.Formatter):
 
 
 def set_up_logging(service: str, level: str) -> None:
-    """Once, at boot, to standard error."""
+    """Log to standard error; called once at start-up."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_JsonLines(service))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)

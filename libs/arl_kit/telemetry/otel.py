@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["OtelSettings", "TracePipeline", "open_pipeline", "service_environment", "unknown_propagators"]
 
 BATCH_SPANS = 2048
-"""Spans of one export: about 0.5 MB, where a collector's gRPC receiver takes 4 MiB by default."""
+"""Spans per export: about 0.5 MB. The gRPC receiver of a collector accepts 4 MiB by default."""
 SCHEDULE_DELAY_MS = 500
-"""Delay after the first settled action, so that a batch fills. The SDK's own default is 5,000."""
+"""Milliseconds of delay after the first settled action, so that a batch fills. The SDK's own default is 5,000."""
 QUEUE_ACTIONS = 65_536
 """Settled actions that may wait for a collector, 16 bytes each."""
 SAMPLERS = frozenset(
@@ -35,7 +35,7 @@ SAMPLERS = frozenset(
     }
 )
 SERVICE_PREFIX = "tangram"
-"""Beginning of `service.name` unless OTEL_SERVICE_NAME is set."""
+"""Prefix of `service.name` unless OTEL_SERVICE_NAME is set."""
 
 
 class OtelSettings(BaseSettings):
@@ -85,7 +85,7 @@ class OtelSettings(BaseSettings):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TracePipeline:
-    """Everything that turns spans into exported spans."""
+    """The exporters, sampler, resource and limits of exported spans."""
 
     exporters: tuple["SpanExporter", ...]
     sampler: "Sampler"
@@ -148,12 +148,12 @@ def open_pipeline(
 def service_environment(environment: Mapping[str, str], service: str) -> dict[str, str]:
     """Return the OTEL_* variables for one of several services that are started from one environment.
 
-    OTEL_SERVICE_NAME, or `service.name` of OTEL_RESOURCE_ATTRIBUTES, becomes a prefix, so that every service keeps a
-    name of its own: `rl` becomes `rl-scheduler`.
+    OTEL_SERVICE_NAME, or `service.name` of OTEL_RESOURCE_ATTRIBUTES, becomes a prefix, so that service names differ:
+    `rl` becomes `rl-scheduler`.
     """
     variables = {name: value for name, value in environment.items() if name.startswith("OTEL_")}
     if propagators := variables.pop("OTEL_PROPAGATORS", ""):
-        # The API refuses to be imported with an unknown one, and no service would start.
+        # Importing the API with an unknown propagator fails, and no service would start.
         unknown = unknown_propagators(environment)
         names = [name for name in map(str.strip, propagators.split(",")) if name not in unknown]
         variables |= {"OTEL_PROPAGATORS": ",".join(names)} if names else {}
@@ -183,7 +183,7 @@ def _exporter_named(name: str) -> "SpanExporter":
 
 
 def _sampler_of(settings: OtelSettings) -> "Sampler":
-    """The SDK's own choice for the standard samplers; else an installed one, which receives OTEL_TRACES_SAMPLER_ARG."""
+    """Return the SDK's sampler for a standard name, else an installed one, which receives OTEL_TRACES_SAMPLER_ARG."""
     from opentelemetry.sdk.trace import TracerProvider
 
     if settings.sampler in SAMPLERS:
@@ -198,7 +198,7 @@ def _sampler_of(settings: OtelSettings) -> "Sampler":
 
 
 def _resource_of(service_name: str, version: str) -> "Resource":
-    """The environment's resource over our defaults."""
+    """Return the environment's resource, merged over our defaults."""
     from opentelemetry.sdk.resources import Resource
 
     found = Resource.create()

@@ -1,7 +1,7 @@
 """Trace context of requests, read and written by the propagators that OTEL_PROPAGATORS names.
 
-The default is W3C Trace Context and W3C Baggage. Inside a process the context is `current_traceparent`, whatever format
-a request used.
+The default is W3C Trace Context and W3C Baggage. Inside a process the context is `current_traceparent`, for any format
+of a request.
 """
 
 from collections.abc import Mapping, Sequence
@@ -60,7 +60,7 @@ def traceparent_of(span_context: SpanContext) -> str:
 
 
 def context_headers() -> dict[str, str]:
-    """Return the headers that give the current trace context, and the caller's baggage, to another service."""
+    """Return the headers that pass the current trace context, and the caller's baggage, to another service."""
     traceparent = current_traceparent.get() or new_traceparent()
     context = get_current()
     parent = remote_parent(context)

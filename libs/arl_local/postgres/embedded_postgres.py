@@ -1,7 +1,7 @@
 """An embedded PostgreSQL 18: its files, its start after any kind of end, its readiness.
 
-Whoever starts the server process (a supervisor, or `running` in tests) is its direct parent and the only one
-to do so for its directory: the caller holds a lock on the directory, or made it.
+The starter of the server process (a supervisor, or `run_server` in tests) is its direct parent. It is the only starter
+for its directory: it has locked or created the directory.
 """
 
 import asyncio
@@ -41,12 +41,12 @@ _SETTINGS: Mapping[str, str] = {
     "max_wal_size": "512MB",
     "fsync": "on",
     "synchronous_commit": "on",
-    # Only beats of nodes leave their log to the writer, and may lose 3 s of it. It would wake five times a second.
+    # Only heartbeats of nodes rely on the WAL writer, and may lose 3 s. By default it wakes five times per second.
     "wal_writer_delay": "1s",
     "full_page_writes": "on",
     "jit": "off",
     "io_method": "sync",
-    # In the data directory, so that nothing stays behind in /dev/shm, which is small in containers.
+    # In the data directory, so that no file remains in /dev/shm, which is small in containers.
     "dynamic_shared_memory_type": "mmap",
     "timezone": "UTC",
     "log_timezone": "UTC",
@@ -57,27 +57,27 @@ _SETTINGS: Mapping[str, str] = {
 
 
 class EmbeddedPostgres:
-    """One PostgreSQL server of its own for a state directory, reachable over a private Unix socket only."""
+    """A PostgreSQL server for one state directory, reachable over a private Unix socket only."""
 
     def __init__(
         self, state_dir: Path, *, settings: Mapping[str, str] | None = None, root_base_dir: Path = ROOT_BASE_DIR
     ) -> None:
-        """`settings` override those of the server, by name; `homes` is where root's servers have their files."""
+        """Create a server. `settings` override its own by name; `root_base_dir` has the files of root's servers."""
         self.paths = PostgresPaths.for_state_dir(state_dir, root_base_dir=root_base_dir)
         self._settings = {**_SETTINGS, **(settings or {}), "unix_socket_directories": str(self.paths.sockets)}
 
     @property
     def account(self) -> UnixAccount | None:
-        """Whom the server must run as; None is the caller."""
+        """Return the account that the server must run as; None is the caller's."""
         return self.paths.account
 
     @property
     def env(self) -> dict[str, str]:
-        """The server's whole environment."""
+        """Return all environment variables of the server."""
         return {"PATH": "/usr/bin:/bin", "LC_ALL": "C", "TZ": "UTC"}
 
     def prepare(self) -> None:
-        """Make the data directory once, and write the configuration anew. May be interrupted at any point."""
+        """Create the data directory once and rewrite the configuration. It may be interrupted at any point."""
         self.paths.create()
         if not self.paths.data.exists():
             self._initialise()
@@ -90,15 +90,15 @@ class EmbeddedPostgres:
         replace_file(self.paths.config_file, "".join(lines), mode=0o644)
 
     def command(self) -> list[str]:
-        """How to start the server in the foreground."""
+        """Return the command that runs the server in the foreground."""
         postgres = binaries_for(self.paths) / "postgres"
         return [str(postgres), "-D", str(self.paths.data), "-c", f"config_file={self.paths.config_file}"]
 
     async def before_start(self, *, grace_s: float = 1.0) -> None:
-        """Wait for what is left of an earlier server to go, and clear its stale files.
+        """Wait until the processes of an earlier server end, and remove its stale files.
 
-        Backends leave by themselves when they see that their postmaster is gone. Those still there after
-        `grace_s`, busy in a statement, are killed: the log makes that safe, and nobody reads their answers.
+        Backends exit when they notice that their postmaster has ended. Those still busy in a statement after `grace_s`
+        seconds are killed: the WAL makes that safe, and no client reads their results.
         """
         deadline = time.monotonic() + grace_s
         while remains := server_processes(self.paths.data):
@@ -106,14 +106,14 @@ class EmbeddedPostgres:
                 kill_processes(remains)
             await asyncio.sleep(_POLL_S)
         remove_shared_memory(self.paths.data)
-        # A pid in these files may by now be anybody's: the server would refuse to start for a stranger's sake.
+        # Another process may have the pid in these files by now, and the server would refuse to start.
         (self.paths.data / "postmaster.pid").unlink(missing_ok=True)
         socket = self.paths.sockets / f".s.PGSQL.{_PORT}"
         socket.unlink(missing_ok=True)
         socket.with_name(f"{socket.name}.lock").unlink(missing_ok=True)
 
     async def is_ready(self) -> bool:
-        """Whether the server answers a query. False while it starts or recovers."""
+        """Return True if the server answers a query; False while it starts or recovers."""
         try:
             connection = await asyncpg.connect(self.owner_url("postgres"), timeout=5)
         except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError):
@@ -122,7 +122,7 @@ class EmbeddedPostgres:
         return True
 
     async def wait_ready(self, timeout_s: float = 60.0) -> None:
-        """Return when the server answers; after a crash that includes its recovery."""
+        """Return when the server answers queries. After a crash this includes recovery."""
         async with asyncio.timeout(timeout_s):
             while True:
                 if await self.is_ready():
@@ -130,14 +130,14 @@ class EmbeddedPostgres:
                 await asyncio.sleep(_POLL_S)
 
     def owner_url(self, database: str) -> str:
-        """The superuser's address of one database of this server."""
+        """Return the superuser's URL of one database of this server."""
         password = self.paths.password_file.read_text()
         return (
             f"postgresql://{_OWNER}:{quote(password)}@/{quote(database, safe='')}?host={quote(str(self.paths.sockets))}"
         )
 
     def purge(self) -> None:
-        """Remove every trace of the server. It must have stopped."""
+        """Remove all files and shared memory of the server. It must have stopped."""
         if server_processes(self.paths.data):
             raise EmbeddedPostgresError(f"a server still runs in {self.paths.data}; stop it first")
         remove_shared_memory(self.paths.data)
@@ -189,7 +189,7 @@ class EmbeddedPostgres:
 async def run_server(
     state_dir: Path, *, settings: Mapping[str, str] | None = None, root_base_dir: Path = ROOT_BASE_DIR
 ) -> AsyncIterator[EmbeddedPostgres]:
-    """A ready server for as long as the block lasts. Its files stay; its log is `postgres.log` beside them."""
+    """Run a ready server during the block. Its files remain; its log is `postgres.log` in the same directory."""
     server = EmbeddedPostgres(state_dir, settings=settings, root_base_dir=root_base_dir)
     server.prepare()
     await server.before_start()
@@ -206,7 +206,7 @@ async def run_server(
 
 
 async def create_database(owner_url: str, name: str) -> None:
-    """Make the database if it isn't there."""
+    """Create the database if it is missing."""
     connection = await asyncpg.connect(owner_url)
     try:
         with suppress(asyncpg.DuplicateDatabaseError):

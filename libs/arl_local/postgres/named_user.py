@@ -1,4 +1,4 @@
-"""Running initdb as a user without a name, as containers often do: initdb insists on one."""
+"""A hook that lets initdb run as a uid without a user name, as is common in containers. Initdb requires a name."""
 
 import ctypes
 import os
@@ -12,9 +12,9 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def named_user_hook() -> Callable[[], None] | None:
-    """What a child has to do before exec so that its uid has a name; None where nothing is needed.
+    """Return a hook that gives a child's uid a name before exec, or None if the uid has one.
 
-    The name is that of some other user inside a user namespace; files still belong to the real uid.
+    In a user namespace the uid gets the name of another user; files still belong to the real uid.
     """
     if os.geteuid() == 0 or _has_name(os.geteuid()):
         return None

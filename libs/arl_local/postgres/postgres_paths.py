@@ -1,4 +1,4 @@
-"""Where the files of an embedded server lie, whom it runs as, and which binaries it uses."""
+"""Paths, account and binaries of an embedded server."""
 
 import hashlib
 import importlib.metadata
@@ -29,19 +29,19 @@ ROOT_BASE_DIR = Path("/var/lib/tangram")
 _SHORT_DIR_PARENT = Path("/tmp")  # noqa: S108  (only for directories checked by private_directory)
 _ATTEMPTS = 5
 _MAX_SOCKET_DIR_BYTES = 80
-"""A socket's whole path may have 107 bytes; the longest file name put into such a directory has 23."""
+"""Maximum length of a socket directory in bytes. A socket path may have 107 bytes, and the longest file name has 23."""
 
 
 class EmbeddedPostgresError(Exception):
-    """The embedded PostgreSQL cannot run here; the message says why and what to do."""
+    """The embedded PostgreSQL cannot run here. The message has the reason and the remedy."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostgresPaths:
-    """The places of one embedded server.
+    """The paths of one embedded server.
 
-    `root` belongs to the caller; only `data` and `sockets` belong to the account that the server runs as,
-    so that nothing which that account could replace is ever read or written on its behalf.
+    `root` belongs to the caller; only `data` and `sockets` belong to the server's account. The caller therefore never
+    reads or writes a file that this account could replace.
     """
 
     root: Path
@@ -50,12 +50,12 @@ class PostgresPaths:
 
     @classmethod
     def for_state_dir(cls, state_dir: Path, *, root_base_dir: Path = ROOT_BASE_DIR) -> "PostgresPaths":
-        """An ordinary user keeps everything in the state directory; root's server lives in `homes`."""
+        """Return the paths for a state directory. An ordinary user's are in it; root's are in `root_base_dir`."""
         state_dir = state_dir.resolve()
         account = _server_account()
         root = root_base_dir / _path_digest(state_dir) if account else state_dir / "postgres"
         if account is not None and (root / "data").exists():
-            # Once made, the files stay with their account, also where a preferred one appeared since.
+            # Existing files remain with their account, even if a preferred account has appeared since.
             owner = (root / "data").stat()
             account = UnixAccount(uid=owner.st_uid, gid=owner.st_gid)
         return cls(root=root, sockets=short_enough_directory(root / "run"), account=account)
@@ -66,7 +66,7 @@ class PostgresPaths:
 
     @property
     def unfinished_data(self) -> Path:
-        """Where initdb works; renamed to `data` when it has succeeded."""
+        """Return the directory in which initdb works; it is renamed to `data` on success."""
         return self.root / "data.unfinished"
 
     @property
@@ -82,12 +82,12 @@ class PostgresPaths:
         return self.root / "pg_hba.conf"
 
     def create(self) -> None:
-        """Make what is missing. Nothing that was there before is given other rights."""
+        """Create missing directories. The rights of existing ones do not change."""
         for attempt in range(_ATTEMPTS):
             try:
                 self._create_root()
                 break
-            except FileNotFoundError:  # another server's removal took the common parent with it
+            except FileNotFoundError:  # another server's removal also removed the common parent
                 if attempt == _ATTEMPTS - 1:
                     raise
         create_private_directory(self.sockets, self.account)
@@ -99,10 +99,10 @@ class PostgresPaths:
                 place.mkdir()
             except FileExistsError:
                 continue
-            place.chmod(mode)  # whatever the umask is: the account has to reach its data
+            place.chmod(mode)  # regardless of the umask: the account has to reach its data
 
     def remove(self) -> None:
-        """Remove all of it, and the common parent of root's homes when this was the last one."""
+        """Remove all files, and the common parent of root's servers if it is empty."""
         shutil.rmtree(self.sockets, ignore_errors=True)
         shutil.rmtree(self.root, ignore_errors=True)
         if self.account:
@@ -113,14 +113,17 @@ class PostgresPaths:
 
 
 def short_enough_directory(preferred: Path) -> Path:
-    """`preferred`, or a short stand-in for it where a socket in it would pass the limit on socket paths."""
+    """Return `preferred`, or a short substitute if socket paths in it would be too long."""
     if len(os.fsencode(preferred)) <= _MAX_SOCKET_DIR_BYTES:
         return preferred
     return _SHORT_DIR_PARENT / f"tangram-{os.geteuid()}-{_path_digest(preferred)}"
 
 
 def create_private_directory(path: Path, account: UnixAccount | None = None) -> None:
-    """Make a directory that only its owner can enter. One that was there and isn't ours is refused."""
+    """Create a directory that only its owner can enter.
+
+    Raises `EmbeddedPostgresError` if `path` exists and is not a private directory of that owner.
+    """
     owner = account.uid if account else os.geteuid()
     try:
         path.mkdir(mode=0o700)
@@ -135,7 +138,7 @@ def create_private_directory(path: Path, account: UnixAccount | None = None) -> 
 
 
 def wheel_binaries() -> Path:
-    """The `bin` directory of PostgreSQL 18 inside the installed wheel."""
+    """Return the `bin` directory of PostgreSQL 18 inside the installed wheel."""
     spec = importlib.util.find_spec(_WHEEL)
     if spec is None or not spec.submodule_search_locations:
         raise EmbeddedPostgresError("PostgreSQL's binaries are missing: pip install 'arl-tangram-server'")
@@ -146,7 +149,10 @@ def wheel_binaries() -> Path:
 
 
 def binaries_for(paths: PostgresPaths, installed: Path | None = None) -> Path:
-    """The installed (by default: the wheel's) binaries, or a copy in `home` where its account can't reach them."""
+    """Return the installed binaries, or a copy in `paths.root` if the server's account cannot run them.
+
+    `installed` defaults to the binaries of the wheel.
+    """
     binaries = installed or wheel_binaries()
     if paths.account is None or _can_run(binaries, paths.account):
         return binaries
@@ -189,7 +195,7 @@ def _can_run(binaries: Path, account: UnixAccount) -> bool:
 
 
 def _copy_install(install: Path, copy: Path) -> None:
-    """Copy servers, shares and bundled libraries, in the wheel's own shape: they find each other by relative paths."""
+    """Copy servers, shares and bundled libraries in the wheel's layout, because they use relative paths."""
     unfinished = copy.with_name(f"{copy.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     unwanted = shutil.ignore_patterns("*.a", "include", "pkgconfig")

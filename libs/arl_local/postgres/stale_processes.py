@@ -1,4 +1,4 @@
-"""What a server that was killed leaves behind: backends, and one System V shared memory segment."""
+"""Remains of a killed server: backends and one System V shared memory segment."""
 
 import ctypes
 import os
@@ -15,7 +15,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def server_processes(data: Path) -> list[int]:
-    """The server processes of a data directory: each of them has it as its working directory."""
+    """Return the server processes of a data directory; it is the working directory of each."""
     found: list[int] = []
     for entry in os.scandir("/proc"):
         if entry.name.isdecimal():
@@ -26,14 +26,14 @@ def server_processes(data: Path) -> list[int]:
 
 
 def kill_processes(pids: Iterable[int]) -> None:
-    """End processes at once. One that has gone meanwhile is fine."""
+    """Kill processes at once. Processes that have ended meanwhile are ignored."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
 
 
 def remove_shared_memory(data: Path) -> None:
-    """Remove the segment of a server that was killed. Its key is the directory's inode; nobody may be attached."""
+    """Remove the shared memory of a killed server. Its key is the directory's inode; no process may be attached."""
     try:
         directory = data.stat()
         segments = Path("/proc/sysvipc/shm").read_text().splitlines()[1:]

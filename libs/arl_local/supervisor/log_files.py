@@ -1,4 +1,4 @@
-"""Log files that processes append to themselves, and that never grow without bound."""
+"""Log files of limited size to which processes append directly."""
 
 import os
 import shutil
@@ -9,9 +9,9 @@ __all__ = ["LogFile"]
 
 
 class LogFile:
-    """`NAME.log` and, once it was full, `NAME.log.1`: together at most about twice `limit_bytes`.
+    """The files `NAME.log` and, after the first rotation, `NAME.log.1`: together at most about twice `limit_bytes`.
 
-    Processes hold it open in append mode, so it is emptied in place; a line written between copy and
+    Processes have the file open in append mode, so rotation truncates it in place. A line written between copy and
     truncation is lost.
     """
 
@@ -20,11 +20,11 @@ class LogFile:
         self._limit_bytes = limit_bytes
 
     def open(self) -> BinaryIO:
-        """For appending, readable by its owner only."""
+        """Open the file for appending, readable by its owner only."""
         return open(os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600), "ab")
 
     def rotate_if_full(self) -> None:
-        """Keep the full file as `.1`, and start anew."""
+        """Copy a full file to `.1` and truncate it."""
         try:
             if self.path.stat().st_size < self._limit_bytes:
                 return
@@ -33,11 +33,11 @@ class LogFile:
         try:
             shutil.copy(self.path, self.path.with_name(f"{self.path.name}.1"))
         finally:
-            # Without room for a copy the old lines go: a full disk is no reason to let the log grow.
+            # If the disk has no space for a copy, drop the old lines: the log must not grow on a full disk.
             os.truncate(self.path, 0)
 
     def tail(self, lines: int) -> str:
-        """The last lines, for an error message."""
+        """Return the last lines, for an error message."""
         try:
             with self.path.open("rb") as file:
                 file.seek(max(0, self.path.stat().st_size - 200 * lines))

@@ -1,4 +1,4 @@
-"""One supervised process: started, watched, started again, stopped."""
+"""A supervised process: start, readiness checks, restart and stop."""
 
 import asyncio
 import logging
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class SupervisedProcess:
-    """Keeps one process running until it is stopped."""
+    """A process that is restarted until it is stopped."""
 
     def __init__(self, spec: ProcessSpec, log_file: LogFile, *, on_change: Callable[[], None]) -> None:
         self.spec = spec
@@ -37,7 +37,7 @@ class SupervisedProcess:
         self.exits_before_ready = 0
         self.exit_code: int | None = None
         self.ready = asyncio.Event()
-        """Set with its first yes, for good."""
+        """Set at the first successful readiness check and never cleared."""
         self._on_change = on_change
         self._state: _ProcessState = "starting"
         self._process: subprocess.Popen[bytes] | None = None
@@ -48,7 +48,7 @@ class SupervisedProcess:
         self._finished = asyncio.Event()
 
     def describe(self) -> dict[str, Any]:
-        """For `status`."""
+        """Return the state of the process for `status`."""
         return {
             "pid": self._process.pid if self._process else None,
             "state": self._state,
@@ -58,7 +58,7 @@ class SupervisedProcess:
         }
 
     async def run(self) -> None:
-        """Return when the process was stopped; until then start it again, later and later while it keeps dying."""
+        """Run the process until it is stopped. The restart delay grows while the process keeps dying."""
         deaths = 0
         try:
             while not self._stopping.is_set():
@@ -78,7 +78,7 @@ class SupervisedProcess:
             self._set_state("stopped")
 
     async def stop(self) -> None:
-        """Ask it to end; end it after its timeout. Returns when it has gone."""
+        """Send the stop signal; kill the process after its timeout. Return when it has ended."""
         self._stopping.set()
         if self._process is not None:
             self._set_state("stopping")
@@ -114,7 +114,7 @@ class SupervisedProcess:
             self._reap(self._process)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
-        """What it left in its process group goes with it; its pid is still ours, so the group is too."""
+        """Kill the rest of its process group and record the exit. The unreaped pid still identifies the group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         self.exit_code = code = process.wait()
@@ -123,7 +123,7 @@ class SupervisedProcess:
         self.exits_before_ready += not self.ready.is_set()
 
     async def _watch_readiness(self) -> None:
-        """For as long as it runs: it may be unready for a while, as a service without its database is."""
+        """Check readiness while the process runs. A service without its database is unready for a while."""
         while not self._stopping.is_set():
             is_ready = await self._is_ready()
             if self._stopping.is_set():
@@ -144,7 +144,7 @@ class SupervisedProcess:
         ready = self.spec.ready
         try:
             return await is_http_ok(ready) if isinstance(ready, str) else await ready()
-        except Exception as error:  # noqa: BLE001 - whatever it was, the next look must come
+        except Exception as error:  # noqa: BLE001 - the next check must follow any error
             log.warning("whether %s is ready is not known: %s", self.spec.name, type(error).__name__)
             return False
 
@@ -155,7 +155,7 @@ class SupervisedProcess:
 
 
 async def is_http_ok(url: str, *, timeout_s: float = 2.0) -> bool:
-    """Whether a GET on this http URL answers 200 now. The host must be an address: no name is looked up."""
+    """Return True if a GET on this http URL returns 200 now. The host must be an address: names are not resolved."""
     parts = urlsplit(url)
     try:
         async with asyncio.timeout(timeout_s):

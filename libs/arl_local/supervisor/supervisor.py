@@ -1,4 +1,4 @@
-"""The supervisor itself: which processes there are, what the outside sees of them, and how all of it ends."""
+"""The supervisor of the processes on one machine: start, published state and shutdown."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 
 class StartFailed(Exception):
-    """A process did not become ready; the message has the end of its log, `exit_code` how it ended last."""
+    """A process did not become ready. The message has the end of its log, `exit_code` its last exit code."""
 
     def __init__(self, process: SupervisedProcess, problem: str) -> None:
         super().__init__(f"{process.spec.name} {problem}; the end of its log:\n{process.log_file.tail(15)}")
@@ -33,9 +33,9 @@ class StartFailed(Exception):
 
 
 class Supervisor:
-    """An asynchronous context: at its end every process is stopped, in order, and gone.
+    """An asynchronous context manager that stops every process, in order, at its end.
 
-    `processes.json` in its directory says what runs; `logs/NAME.log` has what each process wrote.
+    `processes.json` in its directory has the state of the processes; `logs/NAME.log` has the output of each.
     """
 
     def __init__(self, directory: Path, *, log_limit_bytes: int = 10 << 20) -> None:
@@ -64,13 +64,13 @@ class Supervisor:
         self.report("failed" if failed else "stopped", str(error) if failed else "")
 
     def report(self, phase: str, message: str = "") -> None:
-        """Tell the outside, through `processes.json`, what is going on."""
+        """Publish the current phase in `processes.json`."""
         self._phase, self._message = phase, message
         log.info("%s %s", phase, message)
         self._publish()
 
     def start(self, spec: ProcessSpec) -> None:
-        """Begin to keep this process running."""
+        """Start this process and keep it running."""
         path = self._directory / "logs" / f"{spec.name}.log"
         log_file = LogFile(path, limit_bytes=self._log_limit_bytes)
         process = SupervisedProcess(spec, log_file, on_change=self._publish)
@@ -79,7 +79,7 @@ class Supervisor:
         self._publish()
 
     async def wait_ready(self, *names: str, timeout_s: float) -> None:
-        """Return when these processes are ready; raise when one of them never will be."""
+        """Return when these processes are ready. Raises `StartFailed` if one of them does not become ready."""
         for name in names:
             process = self._processes[name]
             try:
@@ -89,7 +89,7 @@ class Supervisor:
                 raise StartFailed(process, f"was not ready within {timeout_s:.0f} s") from None
 
     async def stop(self) -> None:
-        """Stop everything in the order of the specs; what has the same number stops together."""
+        """Stop all processes by `stop_order`; processes with equal numbers stop together."""
         by_order = sorted(self._processes.values(), key=lambda process: process.spec.stop_order)
         for _, together in groupby(by_order, key=lambda process: process.spec.stop_order):
             await asyncio.gather(*(process.stop() for process in together))
@@ -122,5 +122,5 @@ class Supervisor:
         try:
             replace_file(self._directory / "processes.json", json.dumps(seen, indent=1) + "\n", durable=False)
         except OSError as error:
-            # What `status` shows is old then; what runs must not depend on room for a file.
+            # `status` shows old data then. Processes must keep running if the disk is full.
             log.warning("processes.json can not be written: %s", error)

@@ -1,4 +1,4 @@
-"""Living environments as they were read a moment ago, so that most actions in one ask for no row of it."""
+"""A cache of living environments, so that most actions in an environment need no query."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -14,21 +14,21 @@ __all__ = ["EnvironmentCache"]
 REFRESH_S = 5.0
 MAX_CACHED = 10_000
 KINDS_WITHOUT_DEMAND = ("environment.files", "environment.transfer")
-"""Kinds of actions that take an environment as it is."""
+"""Kinds of actions that accept an environment of any size."""
 
 EnvironmentName = tuple[int, str]
-"""Queue and trajectory."""
+"""Queue id and trajectory."""
 
 
 class EnvironmentCache:
     def __init__(self) -> None:
         self._cached: dict[EnvironmentName, tuple[float, ExistingEnvironment]] = {}
-        """When it was read, and what it was."""
+        """Time of the last read, and the environment."""
 
     async def refusals(
         self, tx: WriteTx, items: Sequence[AdmitItem], queue_of: Callable[[AdmitItem], int]
     ) -> dict[int, Exception]:
-        """An environment keeps the size and template of its first use; who asks for another learns that now."""
+        """Return errors of actions that do not fit the size and template that their environment's first use set."""
         names = {
             at: (queue_of(item), item.action.trajectory)
             for at, item in enumerate(items)
@@ -50,6 +50,9 @@ class EnvironmentCache:
         return {at: error for at, error in refusals.items() if error is not None}
 
     def _is_compatible_with_cached(self, action: SubmitActionRequest, name: EnvironmentName, now: float) -> bool:
-        """Nothing is refused by memory: an environment of that name may be another by now."""
+        """Return True if the cached environment fits.
+
+        A refusal needs a fresh read, as the name may have a new environment.
+        """
         seen_at, home = self._cached.get(name, (float("-inf"), None))
         return now - seen_at < REFRESH_S and home is not None and check_compatible(action, home) is None

@@ -1,4 +1,4 @@
-"""Living environments: what those who come later may ask of one."""
+"""Checks of later actions against a living environment."""
 
 from dataclasses import dataclass
 
@@ -12,23 +12,23 @@ from arl_wire.errors import DemandImpossible, FieldError, RequirementNotEnforced
 __all__ = ["SIZE_FIELDS", "ExistingEnvironment", "check_compatible"]
 
 SIZE_FIELDS = ("memory_mib", "disk_mib", "pids")
-"""What the first use of an environment sets."""
+"""Sizes that the first use of an environment sets."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExistingEnvironment:
-    """A living environment, as its first use made it."""
+    """A living environment, as its first use created it."""
 
     template: str
     size: dict[str, int]
     capacity: dict[str, int]
-    """Of the node where it lives."""
+    """Capacity of the environment's node."""
     enforced: frozenset[str]
-    """On that node."""
+    """Capabilities that the environment's node enforces."""
 
 
 def check_compatible(action: SubmitActionRequest, existing: ExistingEnvironment | None) -> Unprocessable | None:
-    """Why an action can't run in the environment that it names."""
+    """Return the error of an action that cannot run in its environment, or None."""
     if existing is None:
         return None
     if action.environment.template not in (None, existing.template):
@@ -48,7 +48,7 @@ def check_compatible(action: SubmitActionRequest, existing: ExistingEnvironment 
 
 
 def _node_capacity_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> DemandImpossible | None:
-    """Its environment stays where it is, and so it would wait for ever."""
+    """Return an error if the environment's node is too small. It does not move, so the action would never run."""
     needed = action_resources(demand_of(action))
     if fits(needed, existing.capacity):
         return None
@@ -56,7 +56,7 @@ def _node_capacity_error(action: SubmitActionRequest, existing: ExistingEnvironm
 
 
 def _enforcement_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> RequirementNotEnforced | None:
-    """Likewise."""
+    """Return an error if the environment's node does not enforce a required capability."""
     if required_capabilities(action) <= existing.enforced:
         return None
     return requirement_not_enforced(action, "the node where its environment lives does not enforce")

@@ -1,4 +1,4 @@
-"""What the registered nodes have and enforce, for refusing what can never run."""
+"""Capacities and capabilities of the registered nodes, for refusing actions that can never run."""
 
 import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -43,21 +43,24 @@ class _NodeCapabilities:
 
 @dataclass(slots=True)
 class FleetCatalog:
-    """Nothing is refused while no node is registered: it waits for one."""
+    """The resources of the registered nodes. While no node is registered, actions are accepted and wait for one."""
 
     nodes: list[_NodeCapabilities] = field(default_factory=list)
     services: dict[str, str] | None = None
-    """Kinds by name, of all nodes that have any kind of device; None where there is no such node."""
+    """Kinds by name of the services of all nodes with devices; None if there is no such node."""
     registered: frozenset[str] = frozenset()
-    """Services that may be removed."""
+    """Registered services, which may be removed."""
     endpoints: dict[str, list[str]] | None = None
-    """Methods by name, which all brokers take that have it; None where there is no broker."""
+    """Methods by endpoint name that all API nodes with this endpoint accept; None if there is no API node."""
     read_at: float = float("-inf")
     removals: int = 0
-    """How often a service was forgotten: what was read before that may still name it."""
+    """Number of removed services. Data that was read before a removal may still name the service."""
 
     def update(self, rows: Iterable[Row], registered: Mapping[str, str]) -> None:
-        """`registered`: kinds of services by name, which may wait for a node that has their files."""
+        """Update the catalog.
+
+        `registered` has kinds by service name; such a service may wait for a node with its files.
+        """
         rows = list(rows)
         self.nodes = [
             _NodeCapabilities(
@@ -76,13 +79,16 @@ class FleetCatalog:
         self.endpoints = _methods_by_endpoint([each for there in brokers for each in there]) if brokers else None
 
     def forget_service(self, service: str) -> None:
-        """It was removed; a node may still say that it has it."""
+        """Remove a service from the catalog; a node may still report it."""
         self.removals += 1
         if self.services is not None:
             self.services.pop(service, None)
 
     def has_all(self, items: Sequence[AdmitItem]) -> bool:
-        """Or whether a template, service or endpoint that they name may have come since the last look."""
+        """Return True if all templates, services and endpoints of the items are known.
+
+        Others may be newer than the catalog.
+        """
         known = {None}.union(*(node.templates for node in self.nodes))
         services, endpoints = {None, *(self.services or ())}, {None, *(self.endpoints or ())}
         return all(
@@ -93,7 +99,7 @@ class FleetCatalog:
         )
 
     def refusal(self, action: SubmitActionRequest) -> TangramError | None:
-        """Why no node could ever run it."""
+        """Return the error of an action that no node can ever run, or None."""
         if action.kind == "call":
             return _unknown_endpoint(action, self.endpoints)
         if action.kind == "score" and (refused := self._item_form_error(action) or self._unknown_service(action)):
@@ -124,7 +130,7 @@ class FleetCatalog:
         return None if is_verified(action) else _unknown_service(action.service, self.services)
 
     def gang_refusal(self, actions: Sequence[SubmitActionRequest]) -> TangramError | None:
-        """Why the nodes could never run all of these at once, where each by itself would find one."""
+        """Return the error of a gang whose actions fit on nodes one by one, but never all at once, or None."""
         if not self.nodes:
             return None
         demands = [(demand_of(action), self._suitable_nodes(action)) for action in actions]
@@ -139,19 +145,19 @@ class FleetCatalog:
 
 
 def enforced_capabilities(row: Row) -> frozenset[str]:
-    """Capabilities of a node, of its row."""
+    """Return the enforced capabilities of a node from its row."""
     return frozenset(entry["name"] for entry in json.loads(row.enforced) if entry["level"] == "enforced")
 
 
 def requirement_not_enforced(action: SubmitActionRequest, subject: str) -> RequirementNotEnforced:
-    """`why`: what enforces none of what follows it, or not all."""
+    """Return an error. `subject` is the start of the message, before the required capabilities."""
     message = f"{subject} {', '.join(sorted(action.require))}"
     detail = f"{message}; `tangram doctor` says what is enforced and why"
     return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
 
 
 def required_capabilities(action: SubmitActionRequest) -> set[str]:
-    """Capabilities that it requires of its node."""
+    """Return the capabilities that the action requires of its node."""
     return {CAPABILITY_OF[name] for name in action.require}
 
 
@@ -178,7 +184,7 @@ def _methods_by_endpoint(endpoints: Iterable[Mapping[str, Any]]) -> dict[str, li
 
 
 def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, Sequence[str]] | None) -> TangramError | None:
-    """Or one that does not take its method."""
+    """Return the error of an unknown endpoint or of a method that the endpoint does not accept, or None."""
     if known is None or action.endpoint is None or action.request is None:
         return None
     if action.endpoint not in known:

@@ -1,4 +1,4 @@
-"""What an Idempotency-Key stands for: answers to submissions whose key is known."""
+"""Results of submissions whose Idempotency-Key is known."""
 
 from collections.abc import Mapping
 from uuid import UUID

@@ -1,4 +1,4 @@
-"""How many actions wait in each queue, and how many more it takes, without a count per action."""
+"""Number of queued actions and free slots of each queue, without a count per action."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ __all__ = ["QueueBacklog"]
 NEAR_LIMIT_COUNT_INTERVAL_S = 1.0
 COUNT_INTERVAL_S = 10.0
 COUNT_INTERVAL_FACTOR = 20
-"""A count that took t comes again after 20 t at the earliest."""
+"""Minimum interval between counts, as a multiple of the duration of the last count."""
 
 
 @dataclass(slots=True)
@@ -22,11 +22,11 @@ class _QueueCount:
 
 
 class QueueBacklog:
-    """What was counted last and what was inserted here since: never less than what waits of this admission's.
+    """The last count of each queue plus later inserts: never less than the queued actions of this admission process.
 
-    One query counts all queues, over the partial index of queued rows: each second at most while a
-    queue that is used is more than half full, each 10 s at most otherwise, never while nothing comes in.
-    Actions that leave the queue, and those that another admission inserts, are seen at the next count.
+    One query counts all queues, over the partial index of queued rows. It runs at most every second while a queue in
+    use is more than half full, otherwise at most every 10 s. Without submissions it never runs. Actions that leave the
+    queue, and inserts of another admission process, appear at the next count.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class QueueBacklog:
         self._count_time_s = 0.0
 
     async def refresh(self, by_queue: Mapping[int, int]) -> None:
-        """Count anew if it is time for these numbers of new actions by queue."""
+        """Count again if it is time, given the numbers of new actions by queue."""
         near = any(2 * (queue.waiting + new) > queue.limit for queue, new in self._queue_counts(by_queue))
         pause_s = max(
             NEAR_LIMIT_COUNT_INTERVAL_S if near else COUNT_INTERVAL_S, COUNT_INTERVAL_FACTOR * self._count_time_s
@@ -62,7 +62,7 @@ class QueueBacklog:
         return self._queue(queue_id).limit
 
     def invalidate(self) -> None:
-        """The next look counts, and reads the limits with it."""
+        """Make the next refresh count, and read the limits again."""
         self._counted_at = float("-inf")
 
     def record_inserted(self, by_queue: Mapping[int, int]) -> None:
@@ -73,5 +73,5 @@ class QueueBacklog:
         return [(self._queue(queue_id), new) for queue_id, new in by_queue.items()]
 
     def _queue(self, queue_id: int) -> _QueueCount:
-        """One that the last count did not see was made since."""
+        """Return the count of a queue. A queue missing in the last count is newer."""
         return self._queues.setdefault(queue_id, _QueueCount(self._default, 0))

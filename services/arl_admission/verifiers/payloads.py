@@ -1,4 +1,4 @@
-"""Verifiable rewards: a score by a verifier is a program in a sandbox, on a core, and on no device."""
+"""Verifiable rewards: a score by a verifier is a program in a sandbox. It needs a core and no device."""
 
 import json
 from base64 import b64encode
@@ -12,7 +12,7 @@ from arl_wire.reward_services.kinds import VERIFIERS
 __all__ = ["is_verified", "verifier_payload"]
 
 TIMEOUT_FRACTION = 0.9
-"""Of an action's time that its interpreter's start and its items have; the rest is for saying what became of them."""
+"""Fraction of an action's time for the interpreter's start and the items; the rest is for reporting."""
 
 
 def is_verified(action: SubmitActionRequest) -> bool:
@@ -20,7 +20,7 @@ def is_verified(action: SubmitActionRequest) -> bool:
 
 
 def verifier_payload(action: SubmitActionRequest) -> dict[str, Any]:
-    """Its payload, as an exec has one; what comes out on standard output are the entries."""
+    """Return the payload of a program, as for an exec. Its standard output has the entries."""
     request = {
         "kind": action.service,
         "items": [item.model_dump(exclude_none=True) for item in action.items],

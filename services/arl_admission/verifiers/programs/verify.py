@@ -1,7 +1,7 @@
-"""Verifiable rewards, in a sandbox: a request as JSON on standard input, an entry for each item on standard output.
+"""Verifiable rewards in a sandbox: reads a request as JSON from standard input, writes an entry per item as JSON.
 
-Whatever a text makes a verifier do, it ends: each item has a process of its own, and so many seconds. Nothing but the
-standard library is needed, except for `math`, which wants `math-verify` among the packages of the `python3` that runs.
+No text can make a verifier run forever: each item has a separate process and a time limit. Only the standard library is
+needed, except for `math`, which needs `math-verify` among the packages of the `python3` that runs.
 """
 
 import contextlib
@@ -16,15 +16,15 @@ import time
 ITEM_S = 5.0
 LARGEST_ANSWER = 1 << 16
 MOST_WORDS = 2
-"""Of an answer in words, as `east` and `no solution`; what is longer is a sentence without one."""
+"""Maximum words of an answer in words, such as `east` and `no solution`. A longer text is a sentence without one."""
 STARTTIME = 22 - 3
-"""Of proc(5)'s fields, of which the third is the first behind the command's name. In ticks since the machine's boot."""
+"""Index of the start time, in ticks since boot, in the fields of proc(5) after the command's name. They begin at 3."""
 CLOCK_BOOTTIME = 7
 """Linux's number; the module `time` names it from 3.7 on."""
 
 
 class Unverifiable(Exception):
-    """There is no score: a code and a sentence."""
+    """The item has no score. The arguments are a code and a sentence."""
 
 
 def exact(text, reference):
@@ -42,7 +42,7 @@ def regex(text, reference):
 
 
 def json_(text, reference):
-    """Whether it is JSON, and the same value where there is a reference."""
+    """Return 1.0 if `text` is JSON, with the same value as the reference if there is one, else 0.0."""
     try:
         said = _value(text)
     except ValueError:
@@ -57,12 +57,12 @@ def json_(text, reference):
 
 
 def _value(text):
-    """Raises ValueError for what is not JSON, and RecursionError for what is nested too deep to tell."""
+    """Return the value of a JSON text. Raises ValueError for other text, RecursionError for text nested too deeply."""
     return json.loads(text, parse_int=_integer, parse_float=_fraction, parse_constant=_no_constant)
 
 
 def _integer(digits):
-    # `int` refuses more than 4300 digits, with the error of what is no JSON.
+    # `int` refuses more than 4300 digits, with the same error as for text that is not JSON.
     return int(digits) if len(digits) < 4300 else decimal.Decimal(digits)
 
 
@@ -76,7 +76,7 @@ def _no_constant(name):
 
 
 def _same(said, wanted):
-    """1 and 1.0 are one number, and 1 and true are not the same."""
+    """Return True if two JSON values are equal. 1 and 1.0 are equal, 1 and true are not."""
     if isinstance(said, bool) or isinstance(wanted, bool):
         return said is wanted
     if isinstance(said, dict) and isinstance(wanted, dict):
@@ -91,7 +91,7 @@ def math(text, reference):
         from math_verify import parse, verify
     except ImportError:
         raise Unverifiable("verifier_missing", "the node's python3 has no package math-verify") from None
-    # This process's end is the limit. What it fails at is no wrong answer.
+    # The time limit is the end of this process. An error of the library is not a wrong answer.
     wanted = _reference(parse, reference.strip())
     if not wanted:
         raise Unverifiable("bad_reference", "reference has no answer that can be read")
@@ -100,9 +100,9 @@ def math(text, reference):
 
 
 def _reference(parse, text):
-    """Answers of datasets are plain LaTeX, of which the library reads no more than a number: `10` of `10\\pi`.
+    """Parse a reference. Datasets have plain LaTeX, of which the library reads only a number: `10` of `10\\pi`.
 
-    What says where its answer is, and a sentence without LaTeX, is read as it is.
+    A text that marks its answer, and a sentence without LaTeX, is parsed unchanged.
     """
     import re
 
@@ -133,7 +133,7 @@ def entry_of(kind, item):
 
 
 def apart(kind, item, limit_s):
-    """By a process of its own, which is killed when its time is over. What it dies of is no score."""
+    """Verify an item in a separate process, killed at its time limit. If the process dies, there is no score."""
     if limit_s <= 0:
         return _error("no_time_left", "the action's time was over before this item")
     ours, its = os.pipe()
@@ -157,16 +157,17 @@ def apart(kind, item, limit_s):
 
 
 def prepare(kind):
-    """The processes of the items have from this one what takes long to import. Each says what it lacks."""
+    """Import slow modules before the processes of the items fork. Each process reports a missing module."""
     if kind == "math":
         with contextlib.suppress(Exception):
             import math_verify  # noqa: F401
 
 
 def age_s():
-    """Since this process began, or 0 where nobody says. The action's time has passed since then, also while it started.
+    """Return the seconds since this process began, or 0 if unknown. They count against the action's time.
 
-    Forked by an interpreter that was to stand ready and was late, it does not know of that one's start.
+    If a prepared interpreter was not ready in time and forked this process late, the interpreter's start is not
+    included.
     """
     try:
         with open("/proc/self/stat") as stat:
