@@ -15,12 +15,12 @@ _PR_SET_PDEATHSIG = 1
 
 BASE_VARIABLES = ("PATH", "HOME", "LANG", "TZ")
 LIBRARY_VARIABLES = ("LD_LIBRARY_PATH", "PYTHONPATH")
-"""Where a cluster's modules put the driver's libraries, and torch."""
+"""Paths of the GPU driver's libraries and of torch, as environment modules of a cluster set them."""
 DEVICE_PREFIXES = ("CUBLAS_", "CUDA_", "NCCL_", "NVIDIA_", "PYTORCH_", "TORCH_")
-"""What such names begin with. A batch scheduler says in CUDA_VISIBLE_DEVICES which GPUs are its job's."""
+"""Prefixes of device variables. A batch scheduler names the GPUs of its job in CUDA_VISIBLE_DEVICES."""
 
 NETWORK_VARIABLES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "SSL_CERT_FILE", "SSL_CERT_DIR")
-"""In capitals or not: by what way one gets there, and whom one believes."""
+"""Proxies and certificates, in upper or lower case."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

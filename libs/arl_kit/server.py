@@ -19,8 +19,11 @@ TICK_INTERVAL_S = 1.0
 """Maximum age of the Date header in seconds. Uvicorn's ten ticks per second are most of an idle service's CPU time."""
 
 GC_THRESHOLDS = 5_000, 80, 100
-"""Of objects, and of collections of the generation before. By default it looks through new objects seven times as
-often, and through all that is kept, a million waiting actions for instance, whenever a quarter more has come."""
+"""Garbage collection thresholds: new objects, then collections of the previous generation.
+
+The defaults scan new objects seven times as often, and scan all old objects, such as a million queued actions, whenever
+their number has grown by a quarter.
+"""
 
 
 def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Callable[[], None] | None = None) -> None:

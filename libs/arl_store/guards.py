@@ -60,8 +60,9 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
 }
 
 DESIRED_STATE_LOCK = "hashtext('tangram.wishes')"
-"""Shared by every transaction of the leader; whoever closes a node or pauses a queue takes it alone, and so waits for
-the last round that did not know of it."""
+"""Advisory lock on the desired state. Every transaction of the leader takes it shared. A transaction that cordons a node
+or pauses a queue takes it exclusively, so it waits for the last round that did not see the change.
+"""
 
 
 def role_name(database: str, role: ServiceRole) -> str:

@@ -84,7 +84,8 @@ def undocumented_functions(modules: list[SourceModule]) -> tuple[list[str], int]
 if __name__ == "__main__":
     found = all_docstrings()
     missing, total = undocumented_functions(source_modules())
-    print(f"{len(found)} docstrings, {len(fragments(found))} fragments, {len(with_person_words(found))} with person words")
+    print(f"{len(found)} docstrings, {len(fragments(found))} fragments")
+    print(f"{len(with_person_words(found))} with words for people")
     print(f"{len(long_sentences(found))} with a sentence of more than {MAX_SENTENCE_WORDS} words")
     print(f"{total - len(missing)} of {total} public functions documented")
     for each in (*fragments(found), *long_sentences(found), *with_person_words(found)):
