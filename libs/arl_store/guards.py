@@ -60,8 +60,10 @@ GRANTS: Mapping[ServiceRole, tuple[str, ...]] = {
 }
 
 DESIRED_STATE_LOCK = "hashtext('tangram.wishes')"
-"""Advisory lock on the desired state. Every transaction of the leader takes it shared. A transaction that cordons a node
-or pauses a queue takes it exclusively, so it waits for the last round that did not see the change.
+"""Advisory lock on the desired state. Every transaction of the leader takes it shared.
+
+A transaction that cordons a node or pauses a queue takes it exclusively, so it waits for the last round that did not
+see the change.
 """
 
 

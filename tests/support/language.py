@@ -8,7 +8,24 @@ from dataclasses import dataclass
 from support.structure import SourceModule, source_modules
 
 FRAGMENT_OPENERS = frozenset(
-    "what who whoever whose where whether which that those of by with without beside likewise whatever".split()
+    [
+        "what",
+        "who",
+        "whoever",
+        "whose",
+        "where",
+        "whether",
+        "which",
+        "that",
+        "those",
+        "of",
+        "by",
+        "with",
+        "without",
+        "beside",
+        "likewise",
+        "whatever",
+    ]
 )
 """First words of a sentence fragment. A docstring starts with a noun phrase or an imperative verb."""
 PERSON_WORDS = re.compile(r"\b(whoever|nobody|somebody|everybody|whatever|anew)\b", re.IGNORECASE)
