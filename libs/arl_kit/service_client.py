@@ -110,7 +110,7 @@ class ServiceClient:
             async with asyncio.timeout(NOTIFY_TIMEOUT_S):
                 await self.call(url, body)
         except Exception as error:  # noqa: BLE001 - the receiver's poll is the fallback
-            log.debug("hint to %s lost: %s", url, error)
+            log.debug("notification to %s lost: %s", url, error)
 
 
 async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:

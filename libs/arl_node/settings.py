@@ -42,7 +42,7 @@ WILDCARD_ADDRESSES = ("0.0.0.0", "::", "")  # noqa: S104 - not addresses that a 
 class ManagerSettings(ServiceSettings):
     """The settings of every node manager."""
 
-    scheduler_url: str = Field(description="Where to hint freed amounts; the scheduler's poll is the truth")
+    scheduler_url: str = Field(description="Base URL of the scheduler, which is notified of freed resources")
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)
     advertise_url: str | None = Field(default=None, description="How the scheduler reaches this manager")
     node_ttl_s: float = Field(default=10.0, gt=0)

@@ -313,7 +313,7 @@ class AdmissionService:
         try:
             self._notify_admitted([_queued_row(action, rows[action.id]) for action in inserted])
         except Exception:
-            log.exception("%d actions were not hinted; the scheduler's poll finds them", len(inserted))
+            log.exception("the scheduler was not notified of %d actions; its poll finds them", len(inserted))
 
     async def _query_bound_keys(
         self, tx: ReadTx, items: Sequence[AdmitItem]

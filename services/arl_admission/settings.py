@@ -6,7 +6,7 @@ __all__ = ["AdmissionSettings"]
 
 
 class AdmissionSettings(ServiceSettings):
-    scheduler_url: str = Field(description="Where to hint new rows; the scheduler's poll is the truth")
+    scheduler_url: str = Field(description="Base URL of the scheduler, which is notified of new actions")
     default_max_queued: int = Field(
         default=100_000, ge=1, description="Actions that may wait in a task's queue, where `queues.max_queued` is null"
     )
