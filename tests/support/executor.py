@@ -26,7 +26,7 @@ __all__ = ["FailingWork", "FakeExecutor"]
 
 
 class FailingWork:
-    """Answers `arl_cpu.contract.executor.Work` with an error, if it `waits` not before the test says so."""
+    """Answers `arl_cpu.contract.executor.FileOperation` with an error, if it `waits` not before the test says so."""
 
     def __init__(self, error: Exception, *, waits: bool = False) -> None:
         self._error = error

@@ -44,7 +44,7 @@ log = logging.getLogger(__name__)
 
 
 class CpuManager:
-    """The CPU implementation of `arl_node.grants.Hardware`."""
+    """The CPU implementation of `arl_node.grants.NodeBackend`."""
 
     def __init__(
         self,

@@ -119,7 +119,7 @@ def test_what_could_not_be_read_leaves_nothing_that_is_taken_for_it(host: HostMe
 
 
 class Worker:
-    """Answers `arl_gpu.worker.host_memory.Holder`."""
+    """Answers `arl_gpu.worker.host_memory.HostWeightHolder`."""
 
     def __init__(self, host: HostMemory) -> None:
         self.host = host
