@@ -89,8 +89,8 @@ def pack(tree: FileTree, target: BinaryIO, *, template: str | None = None) -> No
                 if entry.kind != "other" or _is_whiteout(entry):
                     _add_member(archive, entry, _tar_member(entry, seen))
         except BaseException:
-            # type: ignore[attr-defined] # closing would send the rest of an incomplete archive
-            archive.fileobj.buf = b""
+            # Closing would send the rest of an incomplete archive.
+            archive.fileobj.buf = b""  # type: ignore[attr-defined]
             raise
 
 
