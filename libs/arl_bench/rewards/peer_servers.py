@@ -193,12 +193,26 @@ def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
     with suppress(subprocess.TimeoutExpired):
         process.wait(STOP_TIMEOUT_S)
     ends_at = time.monotonic() + STOP_TIMEOUT_S
-    while (left := _find_marked(mark)) and time.monotonic() < ends_at:
+    killed: set[int] = set()
+    empty_scans = 0
+    # A process has no environment during an exec, and while it dies: one empty scan proves nothing.
+    while (empty_scans < 2 or any(map(_is_running, killed))) and time.monotonic() < ends_at:
+        left = _find_marked(mark)
+        empty_scans = 0 if left else empty_scans + 1
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
+        killed.update(left)
         time.sleep(POLL_INTERVAL_S)
     process.wait()
+
+
+def _is_running(pid: int) -> bool:
+    """Return True if the process has not ended. A zombie has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _find_marked(mark: str) -> list[int]:
