@@ -36,7 +36,7 @@ OF_THE_INSTALLATION = {
     ),
     *("/v1/admin/projects", "/v1/admin/projects/{name}", "/v1/admin/audit-log"),
 }
-"""What belongs to no project: administrators of the first project change it.
+"""Paths that belong to no project: administrators of the first project change it.
 
 Visibility of projects: `test_projects.py`; of the audit log: `test_audit_log.py`.
 """

@@ -19,6 +19,7 @@ from pathlib import Path
 import httpx
 
 from arl_bench.harness.process_usage import tree_cpu_s, tree_pss_mib
+from arl_tangram.cli.system.host_resources import is_process_alive
 from arl_wire.errors import Unavailable
 
 __all__ = ["BATCH_SIZES", "InstalledPeer", "PeerName", "RunningPeer", "install_peer", "peers_directory", "running_peer"]
@@ -196,7 +197,7 @@ def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
     killed: set[int] = set()
     empty_scans = 0
     # A process has no environment during an exec, and while it dies: one empty scan proves nothing.
-    while (empty_scans < 2 or any(map(_is_running, killed))) and time.monotonic() < ends_at:
+    while (empty_scans < 2 or any(map(is_process_alive, killed))) and time.monotonic() < ends_at:
         left = _find_marked(mark)
         empty_scans = 0 if left else empty_scans + 1
         for pid in left:
@@ -205,14 +206,6 @@ def _stop(process: "subprocess.Popen[bytes]", mark: str) -> None:
         killed.update(left)
         time.sleep(POLL_INTERVAL_S)
     process.wait()
-
-
-def _is_running(pid: int) -> bool:
-    """Return True if the process has not ended. A zombie has ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
 
 
 def _find_marked(mark: str) -> list[int]:

@@ -12,6 +12,7 @@ from uuid import UUID
 from arl_core.domain.model import Fence
 
 __all__ = [
+    "CAPABILITY_NAMES",
     "AttemptResize",
     "CapturedChunk",
     "CapturedOutput",
@@ -29,6 +30,22 @@ __all__ = [
     "NodeCapability",
     "RunningAttempt",
 ]
+
+CAPABILITY_NAMES = (
+    "uid_separation",
+    "files",
+    "net_isolation",
+    "seccomp",
+    "kill_tree",
+    "cpu_quota",
+    "cpuset",
+    "memory",
+    "pids",
+    "freeze",
+    "disk_total",
+    "oom_events",
+)
+"""Isolation features that a node reports, each as `enforced`, `best_effort` or `absent`."""
 
 MAX_CHUNK_BYTES = 64 << 10
 """Largest part of one stream in one response, in bytes."""

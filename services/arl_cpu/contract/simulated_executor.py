@@ -10,6 +10,7 @@ from uuid import UUID, uuid4
 
 from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import (
+    CAPABILITY_NAMES,
     AttemptResize,
     CapturedOutput,
     CapturedStream,
@@ -27,21 +28,7 @@ from arl_cpu.contract.executor import (
 __all__ = ["SimulatedExecutor"]
 
 MAX_ACKNOWLEDGED_FENCES = 10_000
-_CAPABILITIES = (
-    "uid_separation",
-    "files",
-    "net_isolation",
-    "seccomp",
-    "kill_tree",
-    "cpu_quota",
-    "cpuset",
-    "memory",
-    "pids",
-    "freeze",
-    "disk_total",
-    "oom_events",
-)
-_ENFORCEMENT = {**dict.fromkeys(_CAPABILITIES, "absent"), "driver": "simulated"}
+_ENFORCEMENT = {**dict.fromkeys(CAPABILITY_NAMES, "absent"), "driver": "simulated"}
 
 
 class SimulatedExecutor:
@@ -69,7 +56,7 @@ class SimulatedExecutor:
             reports=tuple(self._reports.values()),
             capabilities=tuple(
                 NodeCapability(name=name, level="absent", mechanism="simulated", reason="nothing is run")
-                for name in _CAPABILITIES
+                for name in CAPABILITY_NAMES
             ),
             driver="simulated",
         )

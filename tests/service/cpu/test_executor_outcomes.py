@@ -1,4 +1,4 @@
-"""What the launcher makes of an end, and what it reads and filters on the way."""
+"""Outcomes that the launcher derives from exit statuses, limits and system call filters."""
 
 import struct
 

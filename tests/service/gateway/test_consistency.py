@@ -1,4 +1,4 @@
-"""What `/v1/admin/consistency` finds in rows that contradict each other; the owner writes what no service may."""
+"""Findings of `/v1/admin/consistency` in contradictory rows, which the owner of the database writes here."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4

@@ -29,7 +29,7 @@ async def a_worker(config: WorkerConfig) -> AsyncIterator[WorkerClient]:
 
 
 def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever waits for it then gives it as long again."""
+    """A progress report restarts the timeout of the caller that waits for the worker."""
     monkeypatch.setattr("arl_gpu.worker.process.PROGRESS_BYTES", 8 << 20)
     ours, its = socket.socketpair()
     thread = Thread(target=serve, args=(its, CONFIG))

@@ -1,4 +1,4 @@
-"""What the leader remembers of a running action whose amounts change."""
+"""The leader's allocation of a running action whose resources change."""
 
 import pytest
 

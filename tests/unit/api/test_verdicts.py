@@ -1,4 +1,4 @@
-"""What an endpoint's answer means, and when it is asked again."""
+"""The meaning of an endpoint's response, and the conditions of a retry."""
 
 from datetime import UTC, datetime
 

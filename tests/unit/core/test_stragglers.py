@@ -1,4 +1,4 @@
-"""Who runs far longer than others like him is told from who is just slow, goes first, and is counted on no more."""
+"""Stragglers are detected, are resized first, and are ignored in forecasts of free resources."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Of how many classes what waits is: those of a task that are told apart, and those of whatever asks for the same."""
+"""Number of classes of the queued actions: separate classes of a task, and one class for equal demands."""
 
 from typing import Any, cast
 
@@ -140,7 +140,7 @@ def test_nobody_is_refused_for_what_other_programs_took() -> None:
 
 
 def granted(index: SchedulerIndex) -> tuple[Grant, ...]:
-    """What a round grants; Postgres agrees with all of it."""
+    """Grants of one round, all of them confirmed by Postgres."""
     grants = FirstComeFirstServed().plan(index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)).grants
     index.apply_grants(grants, now=NOW)
     return grants

@@ -2,7 +2,6 @@
 
 import socket
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -11,7 +10,7 @@ from rich.table import Table
 
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_FAILED, FormatOption, OutputFormat, fail, print_json, stdout
-from arl_tangram.cli.system.host_resources import HostResourceScanner
+from arl_tangram.cli.system.host_resources import HostResourceScanner, is_process_alive
 from arl_wire.admin.consistency import ConsistencyFinding, ConsistencyReport
 
 __all__ = ["register"]
@@ -86,17 +85,9 @@ def _find_dead_processes(state: LocalState) -> list[ConsistencyFinding]:
     found = []
     for name, process in dict(state.processes().get("processes") or {}).items():
         pid = process.get("pid")
-        if pid is None or not _is_alive(int(pid)):
+        if pid is None or not is_process_alive(int(pid)):
             found.append(ConsistencyFinding(check="process_not_running", subject=name, detail=f"pid {pid}"))
     return found
-
-
-def _is_alive(pid: int) -> bool:
-    """Return True if the process runs. A zombie does not count."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
-    except OSError:
-        return False
 
 
 def _fetch_report(state: LocalState) -> ConsistencyReport:

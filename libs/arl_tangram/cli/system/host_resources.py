@@ -9,7 +9,7 @@ from pathlib import Path
 
 from arl_wire.admin.consistency import ConsistencyFinding
 
-__all__ = ["HostResourceScanner"]
+__all__ = ["HostResourceScanner", "is_process_alive"]
 
 # The launcher uses the same scheme: each directory has its own name and id range.
 _FIRST_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
@@ -89,6 +89,14 @@ class HostResourceScanner:
         below = self._directory.resolve()
         mounts = (line.split()[4] for line in _read("/proc/self/mountinfo").splitlines())
         return sorted(mount for mount in mounts if Path(mount) != below and Path(mount).is_relative_to(below))
+
+
+def is_process_alive(pid: int) -> bool:
+    """Return True if the process runs. A zombie does not count."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _make_finding(check: str, subject: Path | int | str, detail: str) -> ConsistencyFinding:

@@ -23,13 +23,13 @@ STARTED, EXITED, NO_PROCESS = 0, 1, 2
 ANSWER = struct.Struct("=3i")
 LISTS = 8
 VARIABLES, DIRECTORY, SOURCE = 2, 3, 7
-"""Which of the lists in an order."""
+"""Indices of the lists in a request."""
 NAME = "main.py"
 CANNOT_FLUSH = 120
 
 
 def let_read_memory(allowed: bool) -> None:
-    """Whether others of this uid may: of the one that all later sources come from they may not."""
+    """Set whether processes of the same uid may read the memory. The process that forks sources stays unreadable."""
     try:
         import _ctypes
     except ImportError:
@@ -58,9 +58,9 @@ def wait_for_source() -> "tuple[int, list[int]]":
 
 
 def fork(channel: _socket.socket, files: "list[int]") -> bool:
-    """Whether this is the process that waits for the next one. It tells of the other's end.
+    """Fork. Return True in the parent, which waits for the next request and reports the end of the child.
 
-    The other one tells of its own beginning, before it runs anything: what it runs may end this process at once.
+    The child reports its own start before it runs anything, because its source may kill the parent at once.
     """
     try:
         pid = os.fork()
@@ -122,7 +122,7 @@ def run(order: int, ends: "list[int]", sites: "dict[str, object]") -> None:
 
 
 def site_state() -> "dict[str, object]":
-    """What would change when packages are installed."""
+    """Return the modification times that change when packages are installed."""
     return {path: os.stat(path).st_mtime_ns if os.path.isdir(path) else None for path in site_directories()}
 
 
@@ -145,7 +145,7 @@ def find_new_packages() -> None:
 
 
 class Loader:
-    """Whoever shows lines of the source asks it (PEP 302); `linecache`, a MiB for each environment, is not needed."""
+    """A loader that gives tracebacks the source (PEP 302) without `linecache`, which costs a MiB per environment."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -176,7 +176,7 @@ def execute(source: "bytes | str") -> None:
 
 
 def run_to_its_end(source: "bytes | str", namespace: "dict[str, object]") -> int:
-    """An exit status, or a signal's number below 0."""
+    """Run the source. Return its exit status, or the negative number of a signal."""
     try:
         exec(compile(source, NAME, "exec", dont_inherit=True), namespace)  # noqa: S102  # it is the job
     except SystemExit as end:
@@ -232,7 +232,7 @@ def end(code: int, known: "set[str]") -> int:
 
 
 def let_go(known: "set[str]") -> None:
-    """Of the source's own modules, so that files are closed and finalizers called; libraries end with the process."""
+    """Clear the source's own modules to close files and call finalizers. Libraries end with the process."""
     libraries = (sys.prefix, sys.base_prefix)
     for name in set(sys.modules) - known | {"__main__"}:
         if not str(getattr(sys.modules[name], "__file__", None) or sys.prefix).startswith(libraries):

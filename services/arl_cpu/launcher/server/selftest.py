@@ -12,26 +12,19 @@ from typing import Any, Literal
 from uuid import uuid4
 
 from arl_core.domain.model import Fence
-from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport, ExecutorEvent, NodeCapability
+from arl_cpu.contract.executor import (
+    CAPABILITY_NAMES,
+    EnvironmentSpec,
+    ExecSpec,
+    ExecutionReport,
+    ExecutorEvent,
+    NodeCapability,
+)
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 
-__all__ = ["CAPABILITY_NAMES", "DriverUnavailable", "capabilities_without_isolation", "run_selftest"]
+__all__ = ["DriverUnavailable", "capabilities_without_isolation", "run_selftest"]
 
-CAPABILITY_NAMES = (
-    "uid_separation",
-    "files",
-    "net_isolation",
-    "seccomp",
-    "kill_tree",
-    "cpu_quota",
-    "cpuset",
-    "memory",
-    "pids",
-    "freeze",
-    "disk_total",
-    "oom_events",
-)
 _MEMORY_MIB, _DISK_MIB, _PIDS, _CPU_MILLI = 48, 4, 12, 200
 _LIMIT_S = 5.0
 _NO_PID = 1 << 30
