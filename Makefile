@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 TORCH := $(CURDIR)/.torch/site-packages
 # Half of it waits for processes to start; a file's tests share a system, so they stay together. In the order of their
 # names, as files with few tests, which would come last, are those that take long.
-LANES := -n 2 --dist loadfile --no-loadscope-reorder
+PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all test-torch lint openapi dist clean
@@ -35,10 +35,10 @@ demo: $(VENV)/.ready
 	@$(BIN)/tangram demo || { [ $$? -eq 5 ] && $(BIN)/tangram demo --unsafe-local; }
 
 test: $(VENV)/.ready
-	$(BIN)/python -m pytest -m 'not slow and not gpu' $(LANES) --durations=15 --durations-min=4
+	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4
 
 test-all: test
-	$(BIN)/python -m pytest -m 'slow or gpu' $(LANES) --ignore=tests/chaos --durations=25 --durations-min=10
+	$(BIN)/python -m pytest -m 'slow or gpu' $(PARALLEL) --ignore=tests/chaos --durations=25 --durations-min=10
 	$(BIN)/python -m pytest -m slow tests/chaos --durations=25 --durations-min=10  # alone: of each, much is under way
 	$(MAKE) test-torch
 

@@ -56,7 +56,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_SHOWN_CHARACTERS = 300
 MIN_BODY_BYTES_PER_S = 64 << 10
 """Bytes per second. Each received byte extends the time limit of a request body at this rate."""
-MAX_WITHIN_S = 300.0
+MAX_AGE_S = 300.0
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
 """Telemetry of FastAPI is off: spans come from rows when an action settles, and errors may quote client data."""
@@ -358,9 +358,9 @@ def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
         return {"status": "ok"}
 
     @app.get("/readyz", include_in_schema=False)
-    async def readyz(within_s: Annotated[float, Query(ge=0, le=MAX_WITHIN_S)] = 0.0) -> dict[str, str]:
-        """Report readiness. Frequent health checks can pass `within_s` to accept a cached database check."""
-        missing = await ready(within_s)
+    async def readyz(max_age_s: Annotated[float, Query(ge=0, le=MAX_AGE_S)] = 0.0) -> dict[str, str]:
+        """Report readiness. Frequent health checks can pass `max_age_s` to accept a cached database check."""
+        missing = await ready(max_age_s)
         if missing is not None:
             raise Unavailable(missing, retry_after_s=1)
         return {"status": "ok"}

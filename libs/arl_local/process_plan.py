@@ -143,7 +143,7 @@ class ProcessPlan:
             **forwarded_variables(service, self.environment),
             **self._service_variables(name),
         }
-        return self._process_spec(name, env, ready=f"{self.endpoints[name]}/readyz?within_s={_READINESS_MAX_AGE_S}")
+        return self._process_spec(name, env, ready=f"{self.endpoints[name]}/readyz?max_age_s={_READINESS_MAX_AGE_S}")
 
     def _service_variables(self, name: str) -> dict[str, str]:
         if name == "gateway":

@@ -138,7 +138,7 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         """Request the cancellation of an action. A settled action is returned unchanged."""
         return self._run(operations.cancel(id, retry_timeout_s=self._retry_timeout_s))
 
-    def stream(self, id: UUID) -> Iterator[OutputEvent]:
+    def stream_logs(self, id: UUID) -> Iterator[OutputEvent]:
         """Stream the output of an action and its end. A broken connection is reopened, and no event is repeated."""
         return output_streams.stream_output(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
@@ -315,7 +315,7 @@ class AsyncTangram(
     async def cancel(self, id: UUID) -> Action:
         return await self._run(operations.cancel(id, retry_timeout_s=self._retry_timeout_s))
 
-    def stream(self, id: UUID) -> AsyncIterator[OutputEvent]:
+    def stream_logs(self, id: UUID) -> AsyncIterator[OutputEvent]:
         return output_streams.stream_output_async(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     async def send_input(self, id: UUID, content: bytes | str, *, end: bool = False, offset: int | None = None) -> int:

@@ -137,7 +137,7 @@ class Exporter:
             del self._round_of[next(iter(self._round_of))]
         self._woken.set()
 
-    def straggles(self, id: UUID, grant_no: int, *, limit_s: float) -> None:
+    def record_straggler(self, id: UUID, grant_no: int, *, limit_s: float) -> None:
         """Mark an attempt as a straggler: its span is kept and has the limit as an attribute."""
         self._straggled_s.setdefault(id, {})[grant_no] = limit_s
         while len(self._straggled_s) > self._pipeline.queue_actions:

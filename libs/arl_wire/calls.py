@@ -157,7 +157,7 @@ class CallResponse(BaseModel):
         default=OutputStream(),
         description="Unpacked; the first MiB, if not more is kept, and how much there was",
     )
-    tries: int = Field(default=1, description="Requests that were sent, this one too")
+    attempts: int = Field(default=1, description="Requests that were sent, this one too")
 
 
 class EndpointReplica(BaseModel):

@@ -10,9 +10,9 @@ TangramError
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run the action
 │   ├── RequirementNotEnforced  no node enforces what the action requires
-│   ├── TemplateUnknown         no node has the template
-│   ├── ServiceUnknown          no node has the reward service
-│   ├── EndpointUnknown         no broker has the endpoint
+│   ├── TemplateNotFound         no node has the template
+│   ├── RewardServiceNotFound          no node has the reward service
+│   ├── EndpointNotFound         no broker has the endpoint
 │   ├── NotScored               an item has no score
 │   ├── GangRefused             another action of the gang is refused
 │   └── IdempotencyKeyReused    same key, another body
@@ -35,7 +35,7 @@ __all__ = [
     "BadRequest",
     "Conflict",
     "DemandImpossible",
-    "EndpointUnknown",
+    "EndpointNotFound",
     "FieldError",
     "Forbidden",
     "GangRefused",
@@ -52,9 +52,9 @@ __all__ = [
     "RateLimited",
     "RequestTimeout",
     "RequirementNotEnforced",
-    "ServiceUnknown",
+    "RewardServiceNotFound",
     "TangramError",
-    "TemplateUnknown",
+    "TemplateNotFound",
     "TooLarge",
     "TooManyRequests",
     "Unauthenticated",
@@ -189,16 +189,16 @@ class RequirementNotEnforced(Unprocessable):
     code, title = "requirement_not_enforced", "No node enforces what the action requires"
 
 
-class TemplateUnknown(Unprocessable):
-    code, title = "template_unknown", "No node has this template"
+class TemplateNotFound(Unprocessable):
+    code, title = "template_not_found", "No node has this template"
 
 
-class ServiceUnknown(Unprocessable):
-    code, title = "service_unknown", "No node has this reward service"
+class RewardServiceNotFound(Unprocessable):
+    code, title = "reward_service_not_found", "No node has this reward service"
 
 
-class EndpointUnknown(Unprocessable):
-    code, title = "endpoint_unknown", "No broker has this endpoint"
+class EndpointNotFound(Unprocessable):
+    code, title = "endpoint_not_found", "No broker has this endpoint"
 
 
 class NotScored(Unprocessable):

@@ -118,7 +118,7 @@ create table action_results (
     missing_files    text[] not null default '{}',
     cpu_us           bigint not null default 0,
     peak_memory_kib  bigint not null default 0,
-    left_behind      int not null default 0,
+    leftover_processes      int not null default 0,
     message          text,
     enforcement      jsonb not null default '{}'
 ) partition by range (id);

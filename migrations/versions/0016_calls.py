@@ -9,7 +9,7 @@ depends_on = None
 
 STATEMENTS = [
     "alter table action_results add column response json",
-    "comment on column action_results.response is 'of a call: status, headers and tries; its body is in stdout'",
+    "comment on column action_results.response is 'of a call: status, headers and attempts; its body is in stdout'",
     "alter table nodes add column endpoints jsonb not null default '[]'",
     "alter table nodes add column rates jsonb not null default '{}'",
     'comment on column nodes.rates is \'by resource: {"per_s": calls a second, "burst": calls at once after a pause}\'',

@@ -4,7 +4,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, WriteTx
 from arl_wire.internal.reward_services import ServiceOperationRequest
-from arl_wire.reward_services.service import RegisterServiceRequest
+from arl_wire.reward_services.service import RegisterRewardServiceRequest
 
 __all__ = ["change_service", "register_service", "registered_services", "remove_service"]
 
@@ -51,7 +51,7 @@ REMOVE_SERVICE = text("delete from services where name = :name and kind is not n
 SELECT_REGISTERED = text("select name, kind from services where kind is not null")
 
 
-async def register_service(tx: WriteTx, service: RegisterServiceRequest) -> int:
+async def register_service(tx: WriteTx, service: RegisterRewardServiceRequest) -> int:
     """Register a service. Return 1, or 0 if the name is taken."""
     options = service.options.model_dump_json(exclude_none=True)
     return await tx.execute(REGISTER_SERVICE, {**service.model_dump(exclude={"options"}), "options": options})

@@ -98,9 +98,10 @@ class EndpointBroker:
         """Return the delay before the next request, or None if a retry is useless, unsafe or too late."""
         settings = self.queues[call.endpoint].settings
         idempotent = call.idempotent or settings.idempotent
-        if call.tries >= settings.max_attempts or not can_retry(result.verdict, call.method, idempotent=idempotent):
+        if call.attempts >= settings.max_attempts or not can_retry(result.verdict, call.method, idempotent=idempotent):
             return None
-        pause = retry_delay_s(max(1, call.tries), retry_after_s=result.retry_after_s, random_fraction=random.random())  # noqa: S311 - no secret
+        jitter = random.random()  # noqa: S311 - no secret
+        pause = retry_delay_s(max(1, call.attempts), retry_after_s=result.retry_after_s, random_fraction=jitter)
         ends_at = limit.when()
         return pause if ends_at is None or asyncio.get_running_loop().time() + pause < ends_at else None
 
@@ -116,7 +117,7 @@ class EndpointBroker:
                 call.first_sent_at = sent
                 call.timeline.end_wait(sent)
                 limit.reschedule(asyncio.get_running_loop().time() + call.timeout_s)
-            call.tries, lane.requests = call.tries + 1, lane.requests + 1
+            call.attempts, lane.requests = call.attempts + 1, lane.requests + 1
             ended: RequestResult | None = None
             try:
                 ended = await self._senders[call.endpoint].send(call)
@@ -131,7 +132,7 @@ class EndpointBroker:
         now = time.monotonic()
         status = result.response.status if result is not None and result.response is not None else None
         verdict = result.verdict.value if result is not None else None
-        about = {"endpoint": call.endpoint, "try": call.tries, "status": status}
+        about = {"endpoint": call.endpoint, "attempt": call.attempts, "status": status}
         failed = verdict if result is None or result.verdict is not CallVerdict.ANSWERED else None
         call.timeline.add("request", sent, now, error=failed, **about)
         self._metrics.observe(call.endpoint, verdict or "ended_here", seconds=now - sent)
@@ -158,7 +159,7 @@ def _report_for_result(call: EndpointCall, result: RequestResult) -> CallReport:
         case CallVerdict.USER_ERROR:
             return _build_report(call, "user_error", result=result, message=result.message)
         case trouble:
-            again = f", after {call.tries} tries" if call.tries > 1 else ""
+            again = f", after {call.attempts} attempts" if call.attempts > 1 else ""
             return _build_report(
                 call, "infra_error", result=result, reason=trouble.value, message=result.message + again
             )
@@ -179,7 +180,7 @@ def _build_report(
         reason=reason,
         message=message,
         endpoint_response=result.response if result is not None else None,
-        tries=call.tries,
+        attempts=call.attempts,
         run_us=int((now - call.first_sent_at) * 1e6) if call.first_sent_at is not None else 0,
         timeline=call.timeline.to_json(now),
     )

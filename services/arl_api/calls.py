@@ -34,7 +34,7 @@ class CallReport:
     reason: str | None = None
     message: str | None = None
     endpoint_response: EndpointResponse | None = None
-    tries: int = 0
+    attempts: int = 0
     run_us: int = 0
     timeline: str | None = None
     """JSON from `AttemptTimeline.to_json`."""
@@ -54,7 +54,7 @@ class CallReport:
             {
                 "status": self.endpoint_response.status,
                 "headers": dict(self.endpoint_response.headers),
-                "tries": self.tries,
+                "attempts": self.attempts,
             }
         )
 
@@ -77,7 +77,7 @@ class EndpointCall:
     timeline: AttemptTimeline = field(default_factory=lambda: AttemptTimeline(time.monotonic(), resource="endpoint"))
     first_sent_at: float | None = None
     """Time of its first request, by the monotonic clock."""
-    tries: int = 0
+    attempts: int = 0
 
 
 def call_from_row(row: Row) -> EndpointCall:

@@ -61,12 +61,12 @@ def can_retry(verdict: CallVerdict, method: str, *, idempotent: bool) -> bool:
     return verdict in UNKNOWN_EXECUTION_VERDICTS and (idempotent or method in IDEMPOTENT_METHODS)
 
 
-def retry_delay_s(tries: int, *, retry_after_s: float | None, random_fraction: float) -> float:
+def retry_delay_s(attempts: int, *, retry_after_s: float | None, random_fraction: float) -> float:
     """Return the seconds before the next request, at least what the endpoint asked for.
 
     `random_fraction`, from 0 to 1, spreads requests that failed together.
     """
-    longest = min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2.0 ** (tries - 1))
+    longest = min(MAX_RETRY_DELAY_S, FIRST_RETRY_DELAY_S * 2.0 ** (attempts - 1))
     return max(retry_after_s or 0.0, longest * (0.5 + random_fraction / 2))
 
 

@@ -119,7 +119,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         "weight": {"summary": "Twice the share of a queue with weight 1", "value": {"weight": 2}},
         "quota": {
             "summary": "At most 64 run at once, 8 of them scored by the service `judge`",
-            "value": {"quota": {"running": 64, "services": {"judge": 8}}},
+            "value": {"quota": {"running": 64, "reward_services": {"judge": 8}}},
         },
     },
     "score_items": {

@@ -10,7 +10,7 @@ class SchedulerMetrics:
         task = ("project", "task")
         self.depth = metrics.gauge("queue_depth", "Queued actions of a task", *task)
         self.oldest = metrics.gauge("queue_oldest_age_seconds", "Since the oldest queued action was accepted", *task)
-        self.allocated = metrics.gauge("attempts_held", "Granted and running, as the leader's index has them")
+        self.allocated = metrics.gauge("allocated_attempts", "Granted and running, as the leader's index has them")
         self.stragglers = metrics.gauge("stragglers", "Actions that run far longer than others of their class")
         self.rounds = metrics.histogram("round_duration_seconds", "Rounds that had something to decide on")
         self.round_failures = metrics.counter("round_failures", "After each the index is rebuilt from rows")

@@ -103,7 +103,7 @@ async def a_wide_one(client: AsyncTangram, release: Path) -> UUID:
 
 
 def expect_one_truth(actions: list[Action]) -> None:
-    """What ran in a kept environment is never a false failure of its code."""
+    """What ran in a persistent environment is never a false failure of its code."""
     failed = [
         (a.outcome, a.reason, a.trajectory, a.message, a.result) for a in actions if a.outcome != ActionOutcome.OK
     ]
@@ -115,7 +115,7 @@ async def until_nothing_is_held(system: System) -> None:
         while True:
             answer = await client.get("/v1/admin/consistency")
             audit = ConsistencyReport.model_validate_json(answer.content)
-            if not any(entry.held for entry in audit.held) and not any(node.environments for node in audit.nodes):
+            if not any(entry.allocated for entry in audit.held) and not any(node.environments for node in audit.nodes):
                 break
             await asyncio.sleep(0.1)
     assert audit.actions == {"settled": ACTIONS}

@@ -124,7 +124,7 @@ async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_pat
 
 
 async def expect_one_truth(client: AsyncTangram, load: Load) -> None:
-    """What ran in a kept environment is never a false failure of its code, and ran once and in order."""
+    """What ran in a persistent environment is never a false failure of its code, and ran once and in order."""
     outcomes = Counter(truth[:2] for truth in load.truth.values())
     print(dict(outcomes))
     failed = [id for id, truth in load.truth.items() if truth[0] not in (ActionOutcome.OK, ActionOutcome.INFRA_ERROR)]

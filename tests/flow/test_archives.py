@@ -1,4 +1,4 @@
-"""File trees of kept environments: listed, taken out and put in as archives, whatever they hold."""
+"""File trees of persistent environments: listed, taken out and put in as archives, whatever they hold."""
 
 import asyncio
 import gzip

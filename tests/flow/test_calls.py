@@ -9,7 +9,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from arl_tangram import ActionFailed, AsyncTangram, EndpointUnknown, ValidationFailed, call_action
+from arl_tangram import ActionFailed, AsyncTangram, EndpointNotFound, ValidationFailed, call_action
 from support.calling import CALL, SECRET, STRANGER, Site, calling
 from support.conditions import eventually
 from support.endpoint import Asked
@@ -33,7 +33,7 @@ async def test_a_call_is_sent_with_the_endpoints_key_and_its_answer_is_the_actio
     action = await site.call(request, labels={"a": "b"})
     assert (action["outcome"], action["node"][-4:]) == ("ok", "-api")
     response = action["result"]["response"]
-    assert (response["status"], response["tries"], response["body"]["text"]) == (200, 1, '{"status": 200}')
+    assert (response["status"], response["attempts"], response["body"]["text"]) == (200, 1, '{"status": 200}')
     assert response["headers"]["content-type"].startswith("application/json")
     [asked] = site.there.asked
     assert (asked.method, asked.url) == ("POST", "/v1/find%20it?q=a+b&q=c&cx=engine-7")
@@ -51,7 +51,7 @@ async def test_a_request_that_is_wrong_is_a_user_error_with_the_answer(site: Sit
 async def test_what_may_go_better_is_sent_again(site: Site, status: int) -> None:
     site.there.answers(status)
     action = await site.call()
-    assert (action["outcome"], action["result"]["response"]["tries"]) == ("ok", 2)
+    assert (action["outcome"], action["result"]["response"]["attempts"]) == ("ok", 2)
 
 
 async def test_a_post_that_may_have_been_carried_out_is_not_sent_again(site: Site) -> None:
@@ -232,7 +232,7 @@ async def test_a_client_calls_by_one_line_and_hears_what_went_wrong(site: Site) 
         site.there.answers(403)
         with pytest.raises(ActionFailed, match="403; see to the endpoint's key and its budget"):
             await tangram.call("search")
-        with pytest.raises(EndpointUnknown, match="no broker has 'nothing'; there is away, many, search, slow"):
+        with pytest.raises(EndpointNotFound, match="no broker has 'nothing'; there is away, many, search, slow"):
             await tangram.call("nothing")
         with pytest.raises(ValidationFailed, match="search takes GET, HEAD, POST, and no DELETE"):
             await tangram.call("search", method="DELETE")
@@ -259,7 +259,7 @@ async def _is_taken(tangram: AsyncTangram) -> bool:
     """Admission has forgotten what there was."""
     try:
         action = await tangram.submit(call_action("nothing"))
-    except EndpointUnknown:
+    except EndpointNotFound:
         return False
     await tangram.cancel(action.id)
     return True

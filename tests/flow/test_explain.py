@@ -61,7 +61,7 @@ async def explained(api: httpx.AsyncClient, id: str, rule: str | None = None) ->
             return False
         assert answer.status_code == 200, answer.text
         found = answer.json()
-        return rule is None or found.get("wait", {}).get("rule") == rule
+        return rule is None or found.get("wait", {}).get("reason") == rule
 
     await eventually(holds)
     return found
@@ -70,11 +70,11 @@ async def explained(api: httpx.AsyncClient, id: str, rule: str | None = None) ->
 async def test_one_that_waits_for_the_core_says_so_and_who_goes_first(api: httpx.AsyncClient, busy: str) -> None:
     first, second = await submit(api), await submit(api)
     wait = (await explained(api, first, "waits_for_capacity"))["wait"]
-    (lack,) = wait["lacks"]
+    (lack,) = wait["shortfalls"]
     assert lack == {"resource": "cpu_milli", "needed": 1000, "free": 0, "capacity": 1000}
     assert wait["node"] == (await api.get(f"/v1/actions/{busy}")).json()["node"]
-    assert wait["ahead"] == {"priority": 0, "in_task": 0, "other_tasks": 0, "at_least": False}
-    assert (wait["basis"], wait["runs"], wait["part"]) == ("declared", 0, 1.0)
+    assert wait["ahead"] == {"priority": 0, "in_task": 0, "other_tasks": 0, "truncated": False}
+    assert (wait["basis"], wait["observed_runs"], wait["fair_share"]) == ("declared", 0, 1.0)
     behind = (await explained(api, second, "waits_in_order"))["wait"]
     assert behind["ahead"]["in_task"] == 1
     urgent = await submit(api, priority=1)
@@ -110,7 +110,7 @@ async def test_the_sdk_and_the_command_line_tell_it(system: System, api: httpx.A
     async with AsyncTangram(system.url, API_KEY) as tangram:
         waiting, holding = await tangram.explain(UUID(id)), await tangram.explain(UUID(busy))
     said = list(sentences(waiting))
-    assert said[0] == "Queued: waits_for_capacity. Nobody goes before it; too little is free."
+    assert said[0] == "Queued: waits_for_capacity. No action is ahead of it, but too little is free."
     assert said[1].endswith("it needs 1000 cpu_milli; 0 of 1000 are free.")
     said = list(sentences(holding))
     assert said[0] == "Running."
@@ -121,9 +121,9 @@ async def test_a_resource_that_only_its_node_knows_of_is_granted_and_waited_for(
     with_npus = {"demand": {"cpu": 0.25, "resources": {"npu": 2}}}
     holds = await submit(api, **with_npus)
     await eventually(lambda: is_running(api, holds))
-    assert (await api.get(f"/v1/actions/{holds}")).json()["amounts"]["npu"] == 2
+    assert (await api.get(f"/v1/actions/{holds}")).json()["allocation"]["npu"] == 2
     waits = await submit(api, **with_npus)
-    (lack,) = (await explained(api, waits, "waits_for_capacity"))["wait"]["lacks"]
+    (lack,) = (await explained(api, waits, "waits_for_capacity"))["wait"]["shortfalls"]
     assert lack == {"resource": "npu", "needed": 2, "free": 0, "capacity": 2}
     assert (await api.get("/v1/admin/consistency")).json()["findings"] == []
     await api.delete(f"/v1/actions/{holds}")
@@ -186,13 +186,13 @@ async def test_what_runs_far_longer_than_others_like_it_is_shown(system: System,
         explained = await tangram.explain(slow.id)
         await tangram.cancel(slow.id)
     (straggler,) = found
-    assert (straggler.id, straggler.task, straggler.amounts["cpu_milli"]) == (slow.id, "t", 100)
+    assert (straggler.id, straggler.task, straggler.allocation["cpu_milli"]) == (slow.id, "t", 100)
     least_s = min(action.times.run_s or 0.0 for action in ended)
     assert straggler.elapsed_s > straggler.limit_s > 4.9 * least_s > 0.0, "five times the usual, in milliseconds"
     assert stragglers_table(found).row_count == 1
-    assert explained.straggles is not None
-    assert explained.straggles.elapsed_s > explained.straggles.limit_s == straggler.limit_s
-    assert any("is a straggler after" in sentence for sentence in sentences(explained))
+    assert explained.straggler is not None
+    assert explained.straggler.elapsed_s > explained.straggler.limit_s == straggler.limit_s
+    assert any("is a straggler: the limit" in sentence for sentence in sentences(explained))
 
 
 async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
@@ -202,10 +202,10 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     await explained(api, id, "waits_for_capacity")
     async with AsyncTangram(system.url, API_KEY) as tangram:
         found = await tangram.plan_capacity(CapacityPlanQuery(add_nodes=1, actions=3, cpu=0.5, seconds=60))
-    before, after = found.as_is, found.changed
+    before, after = found.current, found.hypothetical
     assert after is not None
-    assert (before.nodes, before.cpu_milli, before.waiting, before.starts_now) == (1, 1000, 1, 0)
-    assert (after.nodes, after.cpu_milli, after.waiting, after.starts_now) == (2, 2000, 4, 1)
+    assert (before.nodes, before.cpu_milli, before.queued, before.starts_now) == (1, 1000, 1, 0)
+    assert (after.nodes, after.cpu_milli, after.queued, after.starts_now) == (2, 2000, 4, 1)
     assert (before.started, after.started) == (1, 4)
     assert before.complete
     assert [str(cell) for cell in capacity_table(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
@@ -213,7 +213,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     for change in ({"cores": "50%"}, {"exclude_node": [node]}):
         (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["changed"]]
         assert without["started"] == 0
-        assert "drained_s" not in without
+        assert "drain_s" not in without
     assert (await api.get(f"/v1/actions/{id}")).json()["state"] == "queued"
     assert [each["name"] for each in (await api.get("/v1/admin/nodes")).json()["items"]] == [node], "nothing was done"
 
@@ -235,7 +235,7 @@ async def test_what_was_granted_says_what_it_holds_without_the_scheduler(
     system.kill("scheduler")
     try:
         found = await explained(api, busy)
-        assert (found["state"], found["amounts"]["cpu_milli"], "wait" in found) == ("running", 1000, False)
+        assert (found["state"], found["allocation"]["cpu_milli"], "wait" in found) == ("running", 1000, False)
         assert found["granted_at"] <= found["started_at"]
         waiting = await submit(api)
         assert (await api.get(f"/v1/actions/{waiting}/explain")).status_code == 503

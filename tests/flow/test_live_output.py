@@ -228,7 +228,7 @@ class TestClient:
         async with AsyncTangram(system.url, API_KEY) as tangram:
             id = UUID(await submitted(api, ECHO, stdin_open=True))
             seen, sent = b"", 0
-            async for event in tangram.stream(id):
+            async for event in tangram.stream_logs(id):
                 if isinstance(event, OutputData) and event.stream == "stdout":
                     assert event.offset == len(seen)
                     seen += event.data
@@ -249,7 +249,7 @@ class TestClient:
                     task="t", argv=["sh", "-c", ECHO], stdin_open=True, memory_mib=64, disk_mib=8, cpu=0.1
                 )
                 tangram.send_input(action.id, "one\n", end=True)
-                return list(tangram.stream(action.id))
+                return list(tangram.stream_logs(action.id))
 
         seen = await asyncio.to_thread(follow)
         stdout = b"".join(event.data for event in seen if isinstance(event, OutputData) and event.stream == "stdout")
@@ -259,7 +259,7 @@ class TestClient:
     async def test_what_is_not_there_is_raised(self, system: System) -> None:
         async with AsyncTangram(system.url, API_KEY) as tangram:
             with pytest.raises(NotFound):
-                await anext(aiter(tangram.stream(uuid4())))
+                await anext(aiter(tangram.stream_logs(uuid4())))
             with pytest.raises(NotFound):
                 await tangram.send_input(uuid4(), "x")
 

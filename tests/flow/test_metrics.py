@@ -91,7 +91,7 @@ async def test_the_scheduler_shows_the_queue_of_each_task(system: System) -> Non
     assert (value(samples, "leader"), value(samples, "queue_depth", **waits)) == (1, 1)
     assert 0 <= value(samples, "queue_oldest_age_seconds", **waits) < 120
     assert value(samples, "grants_total") == 6
-    assert value(samples, "attempts_held") == 1
+    assert value(samples, "allocated_attempts") == 1
     assert value(samples, "round_duration_seconds_count") >= 1
     assert value(samples, "attempts_reclaimed_total") == value(samples, "round_failures_total") == 0
 

@@ -234,7 +234,7 @@ async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClien
         await until(api, ids[0], "running")
         # Of another task, with more cores than these ask for.
         assert (await submit(api, "true", wait=10))["outcome"] == "ok"
-        assert (await api.get(f"/v1/actions/{ids[1]}/explain")).json()["wait"]["rule"] == "task_at_quota"
+        assert (await api.get(f"/v1/actions/{ids[1]}/explain")).json()["wait"]["reason"] == "task_at_quota"
         counts = (await api.patch(queue, json={"weight": 2})).json()
         assert (counts["waiting"], counts["running"], counts["quota"]) == (
             2,

@@ -98,8 +98,8 @@ async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) 
         {"max_queued": 1, "stopped": True},
         {"quota": {}},
         {"quota": {"running": 0}},
-        {"quota": {"services": {"judge": 0}}},
-        {"quota": {"services": {"math": 1}}},
+        {"quota": {"reward_services": {"judge": 0}}},
+        {"quota": {"reward_services": {"math": 1}}},
         {"quota": {"cores": 1}},
     ],
 )

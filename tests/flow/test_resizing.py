@@ -40,7 +40,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 async def until_cores(client: AsyncTangram, action: object, milli: int) -> None:
     """As the action shows them."""
     async with asyncio.timeout(20):
-        while ((await client.get(action)).amounts or {}).get("cpu_milli") != milli:  # type: ignore[arg-type]
+        while ((await client.get(action)).allocation or {}).get("cpu_milli") != milli:  # type: ignore[arg-type]
             await asyncio.sleep(0.02)
 
 
@@ -74,5 +74,5 @@ async def test_cores_that_a_program_does_not_use_are_not_given_for_long(system: 
     async with AsyncTangram(system.url, API_KEY) as client, asyncio.timeout(40):
         while not given or given[-1] != 1000:
             action = await client.run(task="serial", source=serial, cpu=(1, 2), memory_mib=64, parallel_fraction=0.95)
-            given.append((action.amounts or {})["cpu_milli"])
+            given.append((action.allocation or {})["cpu_milli"])
     assert given[0] == 2000

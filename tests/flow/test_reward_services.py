@@ -71,7 +71,7 @@ async def test_a_registered_service_scores_until_it_is_removed(api: httpx.AsyncC
     assert (await described(api, "twin"))["registered"]
     assert (await api.post("/v1/reward-services", json=TWIN)).status_code == 409
     await until_removed(api)
-    assert (await api.post("/v1/actions", json=SCORE)).json()["code"] == "service_unknown"
+    assert (await api.post("/v1/actions", json=SCORE)).json()["code"] == "reward_service_not_found"
 
 
 async def test_a_drained_service_lets_actions_wait_and_cannot_be_removed_under_them(

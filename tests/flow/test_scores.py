@@ -83,7 +83,7 @@ async def test_a_trace_shows_what_a_score_waited_for_on_its_device(api: httpx.As
     async def took(**changed: Any) -> dict[str, dict[str, Any]]:
         action = await settled(api, scored((TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[2]), **changed))
         spans = (await api.get(f"/v1/actions/{action['id']}/trace")).json()["spans"]
-        assert [span["begun_at"] for span in spans[1:]] == sorted(span["begun_at"] for span in spans[1:])
+        assert [span["started_at"] for span in spans[1:]] == sorted(span["started_at"] for span in spans[1:])
         return {span["name"]: span for span in spans}
 
     await took()
@@ -93,7 +93,7 @@ async def test_a_trace_shows_what_a_score_waited_for_on_its_device(api: httpx.As
     about = {"tangram.service": "minilm", "tangram.device": "0", "tangram.items": "2", "tangram.actions": "1"}
     assert about.items() <= batch["attributes"].items()
     assert {batch["parent_span_id"], spans["device wait"]["parent_span_id"]} == {process["span_id"]}
-    assert spans["device wait"]["ended_at"] <= batch["begun_at"] < batch["ended_at"] <= process["ended_at"]
+    assert spans["device wait"]["ended_at"] <= batch["started_at"] < batch["ended_at"] <= process["ended_at"]
     cold = await took(service="quality", items=[{"text": "def f(x): return x"}, {"text": "def g(x): return x"}])
     assert cold["restore weights"]["parent_span_id"] == cold["batch"]["span_id"]
     assert 0 < cold["restore weights"]["duration_ms"] <= cold["batch"]["duration_ms"]
@@ -104,7 +104,7 @@ async def test_many_items_in_one_action_come_back_in_their_order(api: httpx.Asyn
     action = await settled(api, scored(*pairs))
     found = [entry["score"] for entry in action["result"]["scores"]]
     assert np.abs(np.array(found) - COSINES[:6].flatten()).max() < TOLERANCE
-    assert action["amounts"] == {"slots:minilm": 1}
+    assert action["allocation"] == {"slots:minilm": 1}
     assert action["result"]["cpu_s"] > 0
 
 
@@ -124,7 +124,7 @@ async def test_an_action_of_which_nothing_could_be_scored_is_not_ok(api: httpx.A
 async def test_a_service_that_no_node_has_is_refused_and_those_that_there_are_named(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/actions", json=scored(("a", "b"), service="nobody"))
     problem = answer.json()
-    assert (answer.status_code, problem["code"]) == (422, "service_unknown")
+    assert (answer.status_code, problem["code"]) == (422, "reward_service_not_found")
     assert (problem["errors"][0]["field"], "minilm" in problem["detail"]) == ("service", True)
 
 

@@ -47,7 +47,7 @@ async def test_what_one_command_changes_the_next_one_finds(tangram: AsyncTangram
     first = await session.run("cd /tmp; x=1; sleep 100 &")
     assert first.message == "session 'main' began with this command"
     assert first.result is not None
-    assert first.result.left_behind == 1
+    assert first.result.leftover_processes == 1
     assert await says(session, "pwd; echo $x; jobs | wc -l") == "/tmp\n1\n1\n"
     assert await says(AsyncEnvironmentSession(tangram, environment, "other"), "pwd; echo [$x]") == "/workspace\n[]\n"
 
@@ -64,7 +64,7 @@ async def test_a_command_is_followed_and_answered(tangram: AsyncTangram, environ
     session = AsyncEnvironmentSession(tangram, environment)
     action = await session.submit("echo ready; read x; echo got $x", stdin_open=True)
     seen = b""
-    async for event in tangram.stream(action.id):
+    async for event in tangram.stream_logs(action.id):
         if isinstance(event, OutputData):
             seen += event.data
         if seen == b"ready\n":
@@ -94,4 +94,4 @@ async def test_an_exit_ends_it_and_says_so(tangram: AsyncTangram, environment: E
 async def test_without_a_kept_environment_there_is_none(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/actions", json={"task": "t", "session": "main", "command": "true"})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body")
-    assert "kept environment" in answer.json()["detail"]
+    assert "persistent environment" in answer.json()["detail"]

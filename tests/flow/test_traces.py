@@ -94,7 +94,7 @@ class TestTrace:
             *("create action", "queue wait", "grant", "process action", "settle")
         ]
         spans = named(trace)
-        ends = {name: (at(span["begun_at"]), at(span["ended_at"])) for name, span in spans.items()}
+        ends = {name: (at(span["started_at"]), at(span["ended_at"])) for name, span in spans.items()}
         assert ends["create action"] == (row["created_at"], row["settled_at"])
         assert ends["queue wait"] == (row["created_at"], row["granted_at"])
         assert ends["grant"] == (row["granted_at"], row["started_at"])
@@ -139,7 +139,7 @@ class TestExport:
         for span in (await trace_of(api, action["id"]))["spans"]:
             sent = spans.get(span["name"], root)
             assert sent.span_id.hex() == span["span_id"]
-            assert sent.start_time_unix_nano == nanoseconds(span["begun_at"])
+            assert sent.start_time_unix_nano == nanoseconds(span["started_at"])
             assert sent.end_time_unix_nano == nanoseconds(span["ended_at"])
 
     async def test_python_client_s_span_is_the_parent(self, system: System, collector: Collector) -> None:
@@ -208,7 +208,7 @@ class TestExport:
         slow = (await api.post("/v1/actions", json={**alike, "argv": ["sleep", "300"]}, headers=headers)).json()
 
         async def is_seen() -> bool:
-            return "straggles" in (await api.get(f"/v1/actions/{slow['id']}/explain")).json()
+            return "straggler" in (await api.get(f"/v1/actions/{slow['id']}/explain")).json()
 
         await eventually(is_seen)
         await api.delete(f"/v1/actions/{slow['id']}")
@@ -254,5 +254,5 @@ async def test_the_trace_of_an_action_whose_manager_was_killed_has_both_attempts
         *(("queue wait", 2, None), ("grant", 2, None), ("process action", 2, None)),
     ]
     lost, waits = trace["spans"][3], trace["spans"][4]
-    assert lost["ended_at"] == waits["begun_at"]
+    assert lost["ended_at"] == waits["started_at"]
     await collector.until(lambda: len(collector.of_trace(trace["trace_id"])) == 8)

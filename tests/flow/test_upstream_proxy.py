@@ -57,7 +57,10 @@ async def test_what_goes_through_is_answered_as_the_endpoint_answered(site: Site
     answer = await site.api.get("/endpoints/away/x")
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert "endpoint_unreachable" in answer.json()["detail"]
-    for path, content, code in (("nothing/x", b"", "endpoint_unknown"), ("many/a/%2e%2e/b", b"", "validation_failed")):
+    for path, content, code in (
+        ("nothing/x", b"", "endpoint_not_found"),
+        ("many/a/%2e%2e/b", b"", "validation_failed"),
+    ):
         answer = await site.api.post(f"/endpoints/{path}", content=content)
         assert (answer.status_code, answer.json()["code"]) == (422, code)
 

@@ -39,7 +39,7 @@ async def test_answers_are_verified_on_a_core_and_in_a_sandbox(api: httpx.AsyncC
     right, wrong, bad = action["result"]["scores"]
     assert (action["outcome"], right["score"], wrong["score"]) == ("ok", 1.0, 0.0)
     assert (bad["error"]["code"], "score" in bad) == ("bad_reference", False)
-    assert action["amounts"]["cpu_milli"] == 1000
+    assert action["allocation"]["cpu_milli"] == 1000
     assert action["result"]["enforcement"]["net_isolation"] == "enforced"
     assert action["result"]["stdout"]["text"] == ""
 

@@ -183,7 +183,7 @@ class TestOutput:
 
     async def test_a_daemon_that_holds_stdout_does_not_hold_up_the_result(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_program(DAEMON))
-        assert (report.outcome, report.left_behind) == ("ok", 0)
+        assert (report.outcome, report.leftover_processes) == ("ok", 0)
         assert report.run_us < 2_000_000
 
 
@@ -285,7 +285,7 @@ class TestProcesses:
     async def test_left_behind_processes_get_no_cpu(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         spin = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass"
         report = await sandbox.run(a_program(spin, environment=trajectory))
-        assert (report.outcome, report.left_behind) == ("ok", 1)
+        assert (report.outcome, report.leftover_processes) == ("ok", 1)
         assert sandbox.launcher is not None
         pids = living_descendants(sandbox.launcher.pid)
         before = {pid: cpu_ns(pid) for pid in pids}

@@ -70,7 +70,7 @@ async def test_files_belong_to_the_environment_that_they_are_put_into(
 async def test_what_stands_still_goes_on_standing_still(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     script = "(while :; do echo x >> ticks; sleep 0.001; done) >/dev/null 2>&1 & sleep 0.1"
     report = await sandbox.run(a_command("sh", "-c", script, environment=trajectory))
-    assert report.left_behind
+    assert report.leftover_processes
     sizes = [(await packed(sandbox, trajectory))["ticks"].size for _ in range(3)]
     await unpacked(sandbox, trajectory, an_archive(a=b"1" * (1 << 20)))
     sizes.append((await packed(sandbox, trajectory))["ticks"].size)

@@ -50,8 +50,8 @@ def test_soak_measures_memory_tables_and_latency_over_time() -> None:
     assert all(last[f"{name}_mib"] > 0 for name in ("gateway", "admission", "scheduler", "cpu", "table_actions"))
 
 
-def test_aoe_measures_cores_beside_a_plain_program_and_how_soon_a_resize_holds() -> None:
-    document = bench("aoe", "--repeats", "1", "--seconds", "0.5", "--resizes", "4", "--steps", "2")
+def test_cpu_allocation_bench_measures_cores_and_resize_delay() -> None:
+    document = bench("cpu-allocation", "--repeats", "1", "--seconds", "0.5", "--resizes", "4", "--steps", "2")
     figures, samples = document["figures"], document["samples"]
     measured = [f"{whose}_at_{amount}" for whose in ("cores", "plain") for amount in ("half", "one")]
     assert all(figures[name] > 0 for name in (*measured, "resize_ms"))

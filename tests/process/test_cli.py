@@ -202,7 +202,7 @@ class TestSystem:
         with machine.client() as tangram:
             tangram.put_files("t", "audited", {"a": b"1"})
             found = json.loads(machine.cli("check", "-o", "json").stdout)
-            held = {entry["resource"]: entry["held"] for entry in found["rows"]["held"]}
+            held = {entry["resource"]: entry["allocated"] for entry in found["rows"]["allocations"]}
             assert held["cpu_milli"] == 0
             assert held["memory_mib"] > 0
             assert (found["clean"], found["findings"]) == (True, [])

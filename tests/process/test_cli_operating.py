@@ -68,7 +68,16 @@ class TestQueues:
 
     def test_a_quota_is_set_shown_and_taken_back(self, machine: Machine) -> None:
         machine.cli("submit", "--task", "capped", "--", "true")
-        limits = ("--running", "7", "--service", "judge=2", "--service", "minilm=3", "--endpoint", "search=4")
+        limits = (
+            "--running",
+            "7",
+            "--reward-service",
+            "judge=2",
+            "--reward-service",
+            "minilm=3",
+            "--endpoint",
+            "search=4",
+        )
         said = self.queue(machine, "quota", "capped", *limits)["quota"]
         assert said == {"running": 7, "services": {"judge": 2, "minilm": 3}, "endpoints": {"search": 4}}
         assert "quota 7 judge=2 minilm=3" in machine.cli("queues", "list").stdout
@@ -79,9 +88,9 @@ class TestQueues:
         [
             ((), "--none"),
             (("--running", "1", "--none"), "--none"),
-            (("--service", "judge"), "judge: write NAME=N"),
-            (("--service", "judge=0"), "services.judge"),
-            (("--service", "math=1"), "math"),
+            (("--reward-service", "judge"), "judge: write NAME=N"),
+            (("--reward-service", "judge=0"), "reward_services.judge"),
+            (("--reward-service", "math=1"), "math"),
         ],
     )
     def test_a_quota_that_says_nothing_or_nonsense_is_refused(

@@ -124,5 +124,5 @@ async def test_a_tracing_back_end_shows_an_action_s_life_as_one_trace(phoenix: P
     assert {span["parent_id"] for name, span in shown.items() if span is not root} == {root["context"]["span_id"]}
     for span in trace["spans"]:
         assert shown[span["name"]]["context"]["span_id"] == span["span_id"]
-        assert datetime.fromisoformat(shown[span["name"]]["start_time"]) == datetime.fromisoformat(span["begun_at"])
+        assert datetime.fromisoformat(shown[span["name"]]["start_time"]) == datetime.fromisoformat(span["started_at"])
         assert datetime.fromisoformat(shown[span["name"]]["end_time"]) == datetime.fromisoformat(span["ended_at"])

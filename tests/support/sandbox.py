@@ -113,7 +113,7 @@ def a_report(**changes: Any) -> ExecutionReport:
         "files": {"a": b"\xfe"},
         "missing_files": ("b",),
         "run_us": 5,
-        "left_behind": 1,
+        "leftover_processes": 1,
         "environment_lost": True,
         "enforcement": {"memory": "enforced"},
     }

@@ -21,7 +21,7 @@ from arl_bench.harness.bench_system import NoSandbox
 from arl_bench.harness.report import print_report
 from arl_bench.paper import real_cores
 from arl_bench.paper.real_cores import PAPER_RESULTS, paper_result_lines
-from arl_bench.sandboxes import cpu_allocation as aoe_
+from arl_bench.sandboxes import cpu_allocation as cpu_allocation_
 from arl_bench.sandboxes import density as density_
 from arl_bench.sandboxes import execution
 from arl_bench.sandboxes import resize as resizing_
@@ -66,8 +66,8 @@ def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
         raise typer.Exit(EXIT_FAILED)
 
 
-@group.command()
-def aoe(
+@group.command("cpu-allocation")
+def cpu_allocation(
     as_json: JsonOption = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each amount is measured, ours and plain.")] = 5,
     seconds: Annotated[float, typer.Option(min=0.5, help="Of each burner.")] = 2,
@@ -75,13 +75,15 @@ def aoe(
     steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
 ) -> None:
     """Measure the cores of actions compared with plain programs, and the delay of a resize. Uses its own system."""
-    sizes = aoe_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
+    sizes = cpu_allocation_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
     try:
-        figures, samples, limits = aoe_.run_cpu_allocation(sizes, lambda line: stderr.print(line, markup=False))
+        figures, samples, limits = cpu_allocation_.run_cpu_allocation(
+            sizes, lambda line: stderr.print(line, markup=False)
+        )
     except TangramError as error:
         fail(str(error))
     load = asdict(sizes) | {"processes": 2, "plain_has": limits}
-    print_report("aoe", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
+    print_report("cpu-allocation", as_json=as_json, load=load, figures=figures, samples=samples, repeats=repeats)
 
 
 @group.command()

@@ -62,7 +62,7 @@ def residency(
     as_json: JsonOption = False,
     short: Annotated[bool, typer.Option("--short", help="A quarter of a minute, once.")] = False,
     repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 30,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of requests per strategy.")] = 30,
 ) -> None:
     """Count weight copies if a device fits 3 of 12 reward services, compared with least-recently-used eviction."""
     sizes = (
@@ -100,20 +100,29 @@ def restore(
 def sharing(
     as_json: JsonOption = False,
     device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
-    way: Annotated[list[str] | None, typer.Option(help="Only these: keep, sleep, reload, share.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each way is measured.")] = 1,
-    seconds: Annotated[float, typer.Option(min=1, help="Of requests, in each.")] = 40,
-    room: Annotated[float, typer.Option(min=0.01, max=1, help="Part of all weights that the device may hold.")] = 0.5,
-    directory: Annotated[Path | None, typer.Option(help="For weights that are read anew, on a real disk.")] = None,
+    strategy: Annotated[
+        list[str] | None, typer.Option(help="Run only this strategy (keep, sleep, reload, share); repeatable.")
+    ] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="How often each strategy is measured.")] = 1,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of requests per strategy.")] = 40,
+    room: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Fraction of all weights that fits on the device.")
+    ] = 0.5,
+    directory: Annotated[
+        Path | None, typer.Option(help="Directory on a real disk for the weights that are reloaded.")
+    ] = None,
 ) -> None:
     """Run 12 services of 0.6 to 8 billion parameters on one device, and compare the sharing strategies.
 
     The strategies are ours, sleeping, reloading and fixed shares.
     """
-    ways = tuple(way or sharing_.STRATEGIES)
-    if unknown := set(ways) - set(sharing_.STRATEGIES):
-        fail(f"--way: {', '.join(sorted(unknown))} is none of {', '.join(sharing_.STRATEGIES)}", EXIT_USAGE)
-    sizes = sharing_.DeviceSharingBenchConfig(device=device, ways=ways, repeats=repeats, seconds=seconds, room=room)
+    strategies = tuple(strategy or sharing_.STRATEGIES)
+    if unknown := set(strategies) - set(sharing_.STRATEGIES):
+        allowed = ", ".join(sharing_.STRATEGIES)
+        fail(f"--strategy: unknown value {', '.join(sorted(unknown))}. Allowed: {allowed}", EXIT_USAGE)
+    sizes = sharing_.DeviceSharingBenchConfig(
+        device=device, strategies=strategies, repeats=repeats, seconds=seconds, room=room
+    )
     if directory is not None:
         sizes = replace(sizes, directory=str(directory))
     try:

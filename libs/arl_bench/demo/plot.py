@@ -118,7 +118,7 @@ def _is_running(rollout: DemoRollout, begin: datetime, at_s: float) -> bool:
 
 def _running_cores(rollout: DemoRollout, begin: datetime, at_s: float) -> list[float]:
     return [
-        (action.amounts or {}).get("cpu_milli", 0) / 1000
+        (action.allocation or {}).get("cpu_milli", 0) / 1000
         for action in rollout.actions
         if action.started_at
         and action.settled_at

@@ -177,4 +177,4 @@ def _granted_s(action: Action) -> float:
 
 
 def _cores_of(action: Action) -> float:
-    return (action.amounts or {}).get("cpu_milli", 0) / 1000
+    return (action.allocation or {}).get("cpu_milli", 0) / 1000

@@ -38,7 +38,7 @@ class SharingScenario:
 
     mib: Mapping[str, int]
     requests: Sequence[tuple[float, str, int]]
-    way: str
+    strategy: str
     device: str
     device_mib: int
     copy_mib_per_s: float | None
@@ -63,9 +63,9 @@ class SharingResult:
 async def run_sharing(scenario: SharingScenario) -> SharingResult:
     """Run one strategy. Raises `WorkerDied` if the device is missing or too small, and `OSError` without disk space."""
     _check_disk_space(scenario)
-    way, begun = SharingMode(scenario.way), time.monotonic()
+    strategy, begun = SharingMode(scenario.strategy), time.monotonic()
     with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:
-        workers = _create_workers(scenario, way, Path(directory))
+        workers = _create_workers(scenario, strategy, Path(directory))
         try:
             for name, worker in workers.items():
                 answer = await worker.restore(name)
@@ -95,16 +95,16 @@ async def run_sharing(scenario: SharingScenario) -> SharingResult:
 
 def _check_disk_space(scenario: SharingScenario) -> None:
     needed, free = sum(scenario.mib.values()) * MIB, shutil.disk_usage(scenario.directory).free
-    if SharingMode(scenario.way) is SharingMode.RELOAD and needed > free:
+    if SharingMode(scenario.strategy) is SharingMode.RELOAD and needed > free:
         raise OSError(
             f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew"
         )
 
 
-def _create_workers(scenario: SharingScenario, way: SharingMode, directory: Path) -> dict[str, CountingWorker]:
+def _create_workers(scenario: SharingScenario, strategy: SharingMode, directory: Path) -> dict[str, CountingWorker]:
     """Create one worker for all services, or one per service with its share of the device."""
-    shares = len(scenario.mib) if way is SharingMode.SHARE else 1
-    options: dict[str, Any] = {"way": way, "shares": shares, "cuda": scenario.device.startswith("cuda")}
+    shares = len(scenario.mib) if strategy is SharingMode.SHARE else 1
+    options: dict[str, Any] = {"strategy": strategy, "shares": shares, "cuda": scenario.device.startswith("cuda")}
     specs = {
         name: {
             "name": name,
@@ -114,23 +114,23 @@ def _create_workers(scenario: SharingScenario, way: SharingMode, directory: Path
         }
         for number, (name, mib) in enumerate(scenario.mib.items())
     }
-    if way is SharingMode.SHARE:
+    if strategy is SharingMode.SHARE:
         return {
-            name: _create_worker(scenario, way, shares, {name: spec}, scenario.mib[name])
+            name: _create_worker(scenario, strategy, shares, {name: spec}, scenario.mib[name])
             for name, spec in specs.items()
         }
-    return dict.fromkeys(specs, _create_worker(scenario, way, shares, specs, scenario.device_mib))
+    return dict.fromkeys(specs, _create_worker(scenario, strategy, shares, specs, scenario.device_mib))
 
 
 def _create_worker(
-    scenario: SharingScenario, way: SharingMode, shares: int, specs: dict[str, dict[str, Any]], mib: int
+    scenario: SharingScenario, strategy: SharingMode, shares: int, specs: dict[str, dict[str, Any]], mib: int
 ) -> CountingWorker:
     config = SharedWorkerConfig(
         services=specs,
         device=scenario.device,
         device_mib=mib,
         copy_mib_per_s=scenario.copy_mib_per_s,
-        way=way,
+        strategy=strategy,
         shares=shares,
     )
     return CountingWorker(config, threads=scenario.threads, limit_s=LIMIT_S, command=WORKER_COMMAND)

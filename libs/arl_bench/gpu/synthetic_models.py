@@ -54,7 +54,7 @@ class SharingMode(StrEnum):
 class SharedWorkerConfig(WorkerConfig):
     """The configuration of a worker. `shares`: number of parts of the device; this worker has one."""
 
-    way: SharingMode = SharingMode.KEEP
+    strategy: SharingMode = SharingMode.KEEP
     shares: int = 1
 
     def open_device(self) -> Device:
@@ -66,7 +66,7 @@ class SharedWorkerConfig(WorkerConfig):
 
             device = CudaDevice(int(self.device.removeprefix("cuda:")), capacity=self.device_mib * MIB)
         wrapped: Device = {SharingMode.SLEEP: _SwapOutDevice, SharingMode.RELOAD: _ReloadDevice}.get(
-            SharingMode(self.way), lambda same: same
+            SharingMode(self.strategy), lambda same: same
         )(device)
         return wrapped
 
@@ -82,7 +82,7 @@ class _SyntheticWeights:
 class SyntheticModel:
     """A model of equal square layers, which differ between services. They are multiplied with an item's `token_ids`.
 
-    `options`: `name` and `seed`, `mib` of weights, the strategy (`way`), `cuda` for computation on a GPU, and
+    `options`: `name` and `seed`, `mib` of weights, the strategy (`strategy`), `cuda` for computation on a GPU, and
     `shares`, the number of parts of the device.
     """
 
@@ -95,7 +95,7 @@ class SyntheticModel:
         for start in range(0, len(content), len(layer)):
             content[start : start + len(layer)] = layer
         self._lock_path = directory / "turn"
-        on_disk = options["way"] == SharingMode.RELOAD
+        on_disk = options["strategy"] == SharingMode.RELOAD
         self.weights = _SyntheticWeights(
             _write_to_disk(directory / options["name"], content) if on_disk else memoryview(content)
         )

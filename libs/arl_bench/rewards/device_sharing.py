@@ -42,7 +42,7 @@ class DeviceSharingBenchConfig:
     """The load: bursts of sequences for one service, as the rollouts of one prompt end one after the other."""
 
     device: str = "cpu"
-    ways: Sequence[str] = STRATEGIES
+    strategies: Sequence[str] = STRATEGIES
     repeats: int = 1
     seconds: float = 40.0
     room: float = 0.5
@@ -82,13 +82,13 @@ def run_device_sharing(
     config: DeviceSharingBenchConfig, report_progress: Callable[[str], None]
 ) -> tuple[dict[str, float], dict[str, Any]]:
     """Return figures and samples. Raises `Unavailable` if the device is missing or too small."""
-    rows: dict[str, list[dict[str, Any]]] = {way: [] for way in config.ways}
+    rows: dict[str, list[dict[str, Any]]] = {strategy: [] for strategy in config.strategies}
     for repeat in range(config.repeats):
         requests = _generate_requests(config, seed=config.seed + repeat)
-        for way in config.ways:
-            report_progress(f"repeat {repeat + 1} of {config.repeats}: {len(requests)} requests, {way}")
-            rows[way].append(_run_strategy(config, requests, way))
-    return _figures(config, rows), {way: [_to_sample(row) for row in found] for way, found in rows.items()}
+        for strategy in config.strategies:
+            report_progress(f"repeat {repeat + 1} of {config.repeats}: {len(requests)} requests, {strategy}")
+            rows[strategy].append(_run_strategy(config, requests, strategy))
+    return _figures(config, rows), {strategy: [_to_sample(row) for row in found] for strategy, found in rows.items()}
 
 
 def _generate_requests(config: DeviceSharingBenchConfig, *, seed: int) -> list[TimedSequenceRequest]:
@@ -113,7 +113,7 @@ def _run_strategy(
     asked = {
         "mib": config.mib,
         "requests": requests,
-        "way": strategy,
+        "strategy": strategy,
         "device": config.device,
         "device_mib": max(max(config.mib.values()), int(config.room * sum(config.mib.values()))),
         "copy_mib_per_s": config.copy_mib_per_s,
@@ -133,13 +133,15 @@ def _run_strategy(
 def _figures(config: DeviceSharingBenchConfig, rows: dict[str, list[dict[str, Any]]]) -> dict[str, float]:
     figures: dict[str, float] = {"lost": float(sum(row["lost"] for found in rows.values() for row in found))}
     figures["wrong_answers"] = float(_count_wrong(config, rows))
-    for way, found in rows.items():
-        figures[f"act_mean_s_{way}"] = round(median(fmean(row["act_s"]) for row in found), 4)
-        figures[f"act_p99_s_{way}"] = round(median(quantiles(row["act_s"], n=100)[98] for row in found), 4)
-        figures[f"restores_{way}"] = median(len(row["restored_s"]) for row in found)
-        if OUR_STRATEGY in rows and way != OUR_STRATEGY:
+    for strategy, found in rows.items():
+        figures[f"act_mean_s_{strategy}"] = round(median(fmean(row["act_s"]) for row in found), 4)
+        figures[f"act_p99_s_{strategy}"] = round(median(quantiles(row["act_s"], n=100)[98] for row in found), 4)
+        figures[f"restores_{strategy}"] = median(len(row["restored_s"]) for row in found)
+        if OUR_STRATEGY in rows and strategy != OUR_STRATEGY:
             pairs = zip(found, rows[OUR_STRATEGY], strict=True)
-            figures[f"act_over_ours_{way}"] = round(median(fmean(a["act_s"]) / fmean(b["act_s"]) for a, b in pairs), 3)
+            figures[f"act_over_ours_{strategy}"] = round(
+                median(fmean(a["act_s"]) / fmean(b["act_s"]) for a, b in pairs), 3
+            )
     return figures
 
 

@@ -23,7 +23,7 @@ from arl_tangram.options import exec_action
 
 __all__ = ["CpuAllocationBenchConfig", "run_cpu_allocation"]
 
-TASK = "aoe"
+TASK = "cpu-allocation"
 CORE_AMOUNTS = {"half": 0.5, "one": 1.0, "two": 2.0}
 SAMPLE_INTERVAL_S = 0.01
 QUOTA_PERIOD_S = 0.1

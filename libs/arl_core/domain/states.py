@@ -114,10 +114,10 @@ class WaitReason(StrEnum):
     ENVIRONMENT_BUSY = "environment_busy"  # earlier actions of its environment are not done, or it is ending
     STARTS_NEXT_ROUND = "starts_next_round"  # a round would grant it now
     NO_NODE_FITS = "no_node_fits"  # no existing node could ever run it
-    NO_NODE_OPEN = "no_node_open"  # nodes that could run it are not schedulable or not alive
+    NO_SCHEDULABLE_NODE = "no_schedulable_node"  # nodes that could run it are not schedulable or not alive
     TASK_AT_QUOTA = "task_at_quota"  # the quota of its task allows no more
     POSTPONED_FOR_MORE_CORES = "postponed_for_more_cores"  # it fits, but waiting lets it end sooner
-    WAITS_BEHIND_OVERDUE = "waits_behind_overdue"  # it fits only in a reservation, and may run too long for it
+    WAITS_BEHIND_RESERVATION = "waits_behind_reservation"  # it fits only in a reservation, and may run too long for it
     WAITS_FOR_GANG = "waits_for_gang"  # it fits, but not every action of its gang does
     WAITS_BEHIND_PRIORITY = "waits_behind_priority"  # higher priorities go first
     WAITS_IN_ORDER = "waits_in_order"  # others of its task and priority go first

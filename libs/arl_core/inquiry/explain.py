@@ -137,7 +137,7 @@ def _wait_reason(
     if pool is None:
         return WaitReason.NO_NODE_FITS
     if not _can_start_on(pool, action):
-        return WaitReason.NO_NODE_OPEN
+        return WaitReason.NO_SCHEDULABLE_NODE
     if not _has_room(snapshot, action, plan):
         return WaitReason.TASK_AT_QUOTA
     # Free amounts say nothing about the cores of a pod.
@@ -177,7 +177,7 @@ def _skip_reason(
         return WaitReason.POSTPONED_FOR_MORE_CORES
     hasty = replace(policy, constants=replace(policy.constants, postpone_gain=0.0))
     is_postponed = _is_granted(hasty.plan(snapshot), action)
-    return WaitReason.POSTPONED_FOR_MORE_CORES if is_postponed else WaitReason.WAITS_BEHIND_OVERDUE
+    return WaitReason.POSTPONED_FOR_MORE_CORES if is_postponed else WaitReason.WAITS_BEHIND_RESERVATION
 
 
 def _is_granted(plan: SchedulingPlan, action: QueuedAction) -> bool:

@@ -34,16 +34,16 @@ class RecordedAction:
 
     task: str
     trajectory: str | None
-    alike: str
+    class_key: str
     """Class name; actions of a class share duration estimates."""
     submitted_s: float
     ended_s: float
     run_s: float
-    had: Mapping[str, int]
+    allocation: Mapping[str, int]
     """Amounts with which it ran."""
     demand: Mapping[str, int]
     """Minimum demand."""
-    most: int
+    max_cpu_milli: int
     """Maximum milli-cores; equal to the minimum if it is not elastic."""
     step: int
     """Milli-cores between two allowed amounts."""
@@ -131,17 +131,17 @@ def _find_dependencies(actions: Sequence[RecordedAction]) -> list[tuple[int, ...
 def _to_work(action: RecordedAction) -> ActionWork:
     least = action.demand.get(_CORES, 0)
     if not least:
-        return ActionWork(cls=action.alike, resource_kind=ResourceKind.API, seconds=action.run_s)
-    amounts = [*range(least, action.most, action.step), action.most]
+        return ActionWork(cls=action.class_key, resource_kind=ResourceKind.API, seconds=action.run_s)
+    amounts = [*range(least, action.max_cpu_milli, action.step), action.max_cpu_milli]
     fraction = action.parallel_fraction if len(amounts) > 1 else 0.0
     choices = tuple(amount / CORE_MILLI for amount in amounts)
-    had = min(max(action.had.get(_CORES, least), least), action.most) / CORE_MILLI
+    had = min(max(action.allocation.get(_CORES, least), least), action.max_cpu_milli) / CORE_MILLI
     whole = ActionWork(
-        cls=action.alike, resource_kind=ResourceKind.CPU, seconds=1.0, parallel_fraction=fraction, choices=choices
+        cls=action.class_key, resource_kind=ResourceKind.CPU, seconds=1.0, parallel_fraction=fraction, choices=choices
     )
     seconds = action.run_s / whole.duration_s(had)
     return ActionWork(
-        cls=action.alike,
+        cls=action.class_key,
         resource_kind=ResourceKind.CPU,
         seconds=seconds,
         parallel_fraction=fraction,
@@ -163,7 +163,7 @@ def _parse_line(line: str, number: int) -> dict[str, Any]:
 def _parse_action(fields: dict[str, Any], number: int) -> RecordedAction:
     try:
         action = RecordedAction(**fields)
-        numbers = (action.submitted_s, action.ended_s, action.run_s, action.most, action.step)
+        numbers = (action.submitted_s, action.ended_s, action.run_s, action.max_cpu_milli, action.step)
         if any(not isinstance(each, int | float) for each in numbers) or action.step < 1:
             raise TypeError("a time or an amount is no number")
     except TypeError as wrong:

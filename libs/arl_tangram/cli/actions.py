@@ -171,7 +171,7 @@ def _report_if_interrupted(id: UUID) -> Iterator[None]:
 
 
 def _stream_output(tangram: Tangram, id: UUID) -> None:
-    for event in tangram.stream(id):
+    for event in tangram.stream_logs(id):
         match event:
             case OutputData(stream="stdout"):
                 sys.stdout.buffer.write(event.data)

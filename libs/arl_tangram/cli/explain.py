@@ -15,21 +15,21 @@ from arl_wire.actions.explanations import ActionExplanation, AheadCounts, WaitEx
 
 __all__ = ["register", "sentences"]
 
-RULE_TEXTS = {
-    WaitReason.QUEUE_PAUSED: "The queue of its task is paused: nothing of it starts until it is resumed.",
-    WaitReason.ENVIRONMENT_BUSY: "Its environment is busy with others that come first, or is ending.",
-    WaitReason.STARTS_NEXT_ROUND: "It starts in the next round.",
-    WaitReason.NO_NODE_FITS: "No node there is could ever run it.",
-    WaitReason.NO_NODE_OPEN: "The nodes that could run it are cordoned or unreachable; see `tangram nodes list`.",
-    WaitReason.TASK_AT_QUOTA: "The quota of its task lets no more of it start; a gang needs room for all of it.",
-    WaitReason.POSTPONED_FOR_MORE_CORES: "It could start, but is expected to end sooner if it waits for more.",
-    WaitReason.WAITS_BEHIND_OVERDUE: "Free resources are reserved for an action that has waited too long."
+WAIT_REASON_TEXTS = {
+    WaitReason.QUEUE_PAUSED: "The queue of its task is paused. Resume it with `tangram queues resume TASK`.",
+    WaitReason.ENVIRONMENT_BUSY: "Another action runs in its environment, or its environment is ending.",
+    WaitReason.STARTS_NEXT_ROUND: "It starts in the next scheduling round.",
+    WaitReason.NO_NODE_FITS: "No node can ever run it.",
+    WaitReason.NO_SCHEDULABLE_NODE: "The nodes that could run it are cordoned or lost; see `tangram nodes list`.",
+    WaitReason.TASK_AT_QUOTA: "Its task has reached its quota. A gang needs room for all of its actions.",
+    WaitReason.POSTPONED_FOR_MORE_CORES: "It could start now, but would end sooner if it waits for more cores.",
+    WaitReason.WAITS_BEHIND_RESERVATION: "The free resources are reserved for an action that has waited too long."
     " Only actions that are expected to end before it can start may use them.",
-    WaitReason.WAITS_FOR_GANG: "It could start, but not all that start with it could.",
-    WaitReason.WAITS_BEHIND_PRIORITY: "Actions of a higher priority go first.",
-    WaitReason.WAITS_IN_ORDER: "Others of its task and priority go first.",
-    WaitReason.WAITS_BEHIND_FAIR_SHARE: "It is the first of its task; tasks that had less than theirs go first.",
-    WaitReason.WAITS_FOR_CAPACITY: "Nobody goes before it; too little is free.",
+    WaitReason.WAITS_FOR_GANG: "It could start, but not all actions of its gang fit.",
+    WaitReason.WAITS_BEHIND_PRIORITY: "Actions of a higher priority are ahead.",
+    WaitReason.WAITS_IN_ORDER: "Actions of its task with the same priority are ahead.",
+    WaitReason.WAITS_BEHIND_FAIR_SHARE: "It is the first of its task. Tasks that used less than their share are ahead.",
+    WaitReason.WAITS_FOR_CAPACITY: "No action is ahead of it, but too little is free.",
 }
 
 
@@ -58,7 +58,7 @@ def sentences(explanation: ActionExplanation) -> Iterator[str]:
     if explanation.wait is None:
         yield from _granted_sentences(explanation)
         return
-    yield f"Queued: {explanation.wait.rule}. {RULE_TEXTS[explanation.wait.rule]}"
+    yield f"Queued: {explanation.wait.reason}. {WAIT_REASON_TEXTS[explanation.wait.reason]}"
     yield from _shortage_sentences(explanation.wait)
     yield from _order_sentences(explanation.wait)
     yield from _estimate_sentences(explanation.wait)
@@ -68,11 +68,13 @@ def _granted_sentences(explanation: ActionExplanation) -> Iterator[str]:
     reason = f" ({explanation.reason})" if explanation.reason else ""
     yield f"{explanation.state.capitalize()}{f': {explanation.outcome}{reason}' if explanation.outcome else ''}."
     if explanation.node is not None:
-        amounts = ", ".join(f"{amount} {name}" for name, amount in (explanation.amounts or {}).items())
-        yield f"Granted on {explanation.node}: {amounts or 'nothing'}."
-    if explanation.straggles is not None:
-        straggles = explanation.straggles
-        yield f"It runs for {straggles.elapsed_s:.1f} s, and is a straggler after {straggles.limit_s:.1f} s."
+        allocation = ", ".join(f"{amount} {name}" for name, amount in (explanation.allocation or {}).items())
+        yield f"Granted on {explanation.node}: {allocation or 'no resources'}."
+    if (straggler := explanation.straggler) is not None:
+        yield (
+            f"It has run for {straggler.elapsed_s:.1f} s and is a straggler:"
+            f" the limit of its class is {straggler.limit_s:.1f} s."
+        )
     times = explanation.times
     if times.queue_s is not None:
         ran = f", ran {times.run_s:.3f} s" if times.run_s is not None else ""
@@ -80,40 +82,44 @@ def _granted_sentences(explanation: ActionExplanation) -> Iterator[str]:
 
 
 def _shortage_sentences(wait: WaitExplanation) -> Iterator[str]:
-    where = f"On {wait.node}" if wait.node is not None else "At best"
-    for each in wait.lacks:
+    where = f"On {wait.node}" if wait.node is not None else "On the largest node"
+    for each in wait.shortfalls:
         yield f"{where} it needs {each.needed} {each.resource}; {each.free} of {each.capacity} are free."
     if wait.unenforced:
-        yield f"No node has {', '.join(wait.unenforced)}, which it requires."
+        yield f"No node enforces {', '.join(wait.unenforced)}, which it requires."
 
 
 def _order_sentences(wait: WaitExplanation) -> Iterator[str]:
     if wait.ahead_in_environment:
-        yield f"{wait.ahead_in_environment} come before it in its environment."
+        yield f"Ahead of it in its environment: {wait.ahead_in_environment}."
     if wait.ahead is not None:
         yield _ahead_sentence(wait.ahead)
     yield (
-        f"It counts as submitted at {wait.counts_from.isoformat(timespec='seconds')}, {wait.lead_s:g} s behind shorter"
-        f" ones. Its task's part is {100 * wait.part:.1f} %; it had {wait.debt_s:g} s of all nodes more than the least."
+        f"Its wait counts from {wait.effective_arrival_at.isoformat(timespec='seconds')}."
+        f" Its size places it {wait.size_penalty_s:g} s behind shorter actions."
+    )
+    yield (
+        f"Its task has a share of {100 * wait.fair_share:.1f} % and used {wait.excess_usage_s:g} s of the cluster more"
+        " than the waiting task that used least."
     )
 
 
 def _ahead_sentence(ahead: AheadCounts) -> str:
-    least = "At least " if ahead.at_least else ""
+    least = "at least " if ahead.truncated else ""
     return (
-        f"{least}{ahead.priority} of a higher priority, {ahead.in_task} of its task"
-        f" and {ahead.other_tasks} of others go first."
+        f"Ahead of it: {least}{ahead.priority} of a higher priority, {ahead.in_task} of its task"
+        f" and {ahead.other_tasks} of other tasks."
     )
 
 
 def _estimate_sentences(wait: WaitExplanation) -> Iterator[str]:
     basis = {
-        EstimateBasis.LEARNT: f"learnt from {wait.runs} runs like it",
-        EstimateBasis.POOLED: "by runs of classes like it; none of its own was seen",
-        EstimateBasis.DECLARED: "by what was declared and an assumption; nothing like it was seen",
+        EstimateBasis.LEARNT: f"learned from {wait.observed_runs} runs of its class",
+        EstimateBasis.POOLED: "from runs of similar classes; its own class has not run yet",
+        EstimateBasis.DECLARED: "from its declaration and a default; no similar class has run yet",
     }[wait.basis]
-    of = f" with {wait.narrowest.amount} {wait.resource}" if wait.resource else ""
-    wider = f", {wait.widest.seconds:.3g} s with {wait.widest.amount}" if wait.widest != wait.narrowest else ""
-    yield f"Expected to run {wait.narrowest.seconds:.3g} s{of}{wider} ({basis})."
+    minimum = f" with {wait.at_min.amount} {wait.resource}" if wait.resource else ""
+    maximum = f", {wait.at_max.seconds:.3g} s with {wait.at_max.amount}" if wait.at_max != wait.at_min else ""
+    yield f"Expected run time: {wait.at_min.seconds:.3g} s{minimum}{maximum} ({basis})."
     if wait.backlog_s is not None:
-        yield f"All that runs and waits on {wait.node} is {wait.backlog_s:.3g} s of work for it."
+        yield f"Backlog of {wait.node}: {wait.backlog_s:.3g} s of running and queued work."

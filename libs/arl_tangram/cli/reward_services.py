@@ -17,7 +17,7 @@ from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, Output
 from arl_tangram.operations import ActionFailed
 from arl_tangram.options import to_validation_failed
 from arl_wire.reward_services.service import (
-    RegisterServiceRequest,
+    RegisterRewardServiceRequest,
     RewardService,
     RewardServiceListResponse,
     ServiceOperation,
@@ -117,7 +117,7 @@ def register_reward_service(
     given = {"name": name, "kind": kind, "source": source, "options": options}
     with connected_client(directory) as tangram:
         try:
-            wanted = RegisterServiceRequest.model_validate(given)
+            wanted = RegisterRewardServiceRequest.model_validate(given)
         except ValidationError as error:
             raise to_validation_failed(error) from None
         _print_service(tangram.register_reward_service(wanted), output)

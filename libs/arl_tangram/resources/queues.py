@@ -42,14 +42,14 @@ class QueueMethods:
         self,
         task: str,
         running: int | None = None,
-        services: Mapping[str, int] | None = None,
+        reward_services: Mapping[str, int] | None = None,
         endpoints: Mapping[str, int] | None = None,
     ) -> Queue:
         """Set how many actions of a task may run at once, in total and by service and endpoint.
 
         Replaces the existing quota. Without arguments there is no limit. Running actions continue.
         """
-        return self._change_queue(task, _quota_request(running, services, endpoints))
+        return self._change_queue(task, _quota_request(running, reward_services, endpoints))
 
     def projects(self) -> list[Project]:
         """List projects: all with a key of project `default`, else only the key's own project."""
@@ -119,10 +119,10 @@ class AsyncQueueMethods:
         self,
         task: str,
         running: int | None = None,
-        services: Mapping[str, int] | None = None,
+        reward_services: Mapping[str, int] | None = None,
         endpoints: Mapping[str, int] | None = None,
     ) -> Queue:
-        return await self._change_queue(task, _quota_request(running, services, endpoints))
+        return await self._change_queue(task, _quota_request(running, reward_services, endpoints))
 
     async def projects(self) -> list[Project]:
         return await self._run(admin.list_projects(retry_timeout_s=self._retry_timeout_s))
@@ -154,7 +154,7 @@ class AsyncQueueMethods:
 
 
 def _quota_request(
-    running: int | None, services: Mapping[str, int] | None, endpoints: Mapping[str, int] | None
+    running: int | None, reward_services: Mapping[str, int] | None, endpoints: Mapping[str, int] | None
 ) -> ChangeQueueRequest:
-    quota = QueueQuota(running=running, services=dict(services or {}), endpoints=dict(endpoints or {}))
+    quota = QueueQuota(running=running, reward_services=dict(reward_services or {}), endpoints=dict(endpoints or {}))
     return ChangeQueueRequest(quota=quota if quota.has_limits else None)

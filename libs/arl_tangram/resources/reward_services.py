@@ -13,7 +13,7 @@ from arl_tangram.options import check_option_names, invalid_field, to_validation
 from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.reward_services.service import (
-    RegisterServiceRequest,
+    RegisterRewardServiceRequest,
     RewardService,
     RewardServiceListResponse,
     ScoreRequest,
@@ -114,7 +114,7 @@ class RewardServiceMethods:
         """List the reward services that nodes offer."""
         return self._run(_list_reward_services(self._retry_timeout_s))
 
-    def register_reward_service(self, request: RegisterServiceRequest) -> RewardService:
+    def register_reward_service(self, request: RegisterRewardServiceRequest) -> RewardService:
         """Offer a model on every node that has its files. Raises `Conflict` if the name is taken."""
         return self._run(_register(request, self._retry_timeout_s))
 
@@ -148,7 +148,7 @@ class AsyncRewardServiceMethods:
     async def reward_services(self) -> list[RewardService]:
         return await self._run(_list_reward_services(self._retry_timeout_s))
 
-    async def register_reward_service(self, request: RegisterServiceRequest) -> RewardService:
+    async def register_reward_service(self, request: RegisterRewardServiceRequest) -> RewardService:
         return await self._run(_register(request, self._retry_timeout_s))
 
     async def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
@@ -187,7 +187,7 @@ def _score(
     ).scores
 
 
-def _register(request: RegisterServiceRequest, retry_timeout_s: float) -> Operation[RewardService]:
+def _register(request: RegisterRewardServiceRequest, retry_timeout_s: float) -> Operation[RewardService]:
     call = SdkRequest(method="POST", path="/v1/reward-services", body=request)
     return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 

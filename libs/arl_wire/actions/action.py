@@ -172,7 +172,7 @@ class SubmitActionRequest(StrictModel):
     )
     session: SessionName | None = Field(
         default=None,
-        description="A bash of this name that stays open in the kept environment, with its directory, variables and "
+        description="A bash of this name that stays open in the persistent environment, with its directory, variables and "
         "jobs; it is opened at its first use and ends with `exit` or with the environment. It runs `command`",
     )
     command: Text | None = Field(
@@ -254,7 +254,7 @@ class SubmitActionRequest(StrictModel):
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no demand.resources")
         if self.environment.scope != "trajectory" and self.environment.id is None:
             raise ValueError(
-                f"kind `{self.kind}` is about a kept environment: environment.scope `trajectory`, or an id"
+                f"kind `{self.kind}` is about a persistent environment: environment.scope `trajectory`, or an id"
             )
         if self.kind in ("environment.files", "environment.transfer") and self.env:
             raise ValueError(f"kind `{self.kind}` runs nothing; it takes no env")
@@ -289,7 +289,7 @@ class SubmitActionRequest(StrictModel):
         if self.cwd is not None or self.env:
             raise ValueError("a session has its own directory and variables; change them by its commands")
         if self.environment.id is None and self.environment.scope != "trajectory":
-            raise ValueError("a session lives in a kept environment: environment.scope `trajectory`, or an id")
+            raise ValueError("a session lives in a persistent environment: environment.scope `trajectory`, or an id")
 
 
 @cache
@@ -310,7 +310,7 @@ class ActionResult(BaseModel):
     missing_files: list[str] = Field(default_factory=list)
     cpu_s: float = 0.0
     peak_memory_mib: float = 0.0
-    left_behind: int = Field(default=0, description="Its processes still in the environment, frozen")
+    leftover_processes: int = Field(default=0, description="Its processes still in the environment, frozen")
     enforcement: dict[str, str] = Field(default_factory=dict, description="What held: enforced, best_effort, absent")
     scores: list[Score] | None = Field(default=None, description="Of kind `score`: one for each item, in their order")
     response: CallResponse | None = Field(
@@ -345,7 +345,7 @@ class Action(BaseModel):
     task: str
     trajectory: str | None = None
     kind: str
-    environment: UUID | None = Field(default=None, description="The kept environment it was granted in")
+    environment: UUID | None = Field(default=None, description="The persistent environment it was granted in")
     state: ActionState
     outcome: ActionOutcome | None = None
     reason: str | None = Field(default=None, description="The limit, or the cause of an infra_error")
@@ -353,11 +353,11 @@ class Action(BaseModel):
     grant_no: int = 0
     failures: int = 0
     node: str | None = None
-    alike: str = Field(default="", description="Actions with the same one are learnt from and scheduled together")
+    class_key: str = Field(default="", description="Actions with the same one are learnt from and scheduled together")
     demand: dict[str, int] = Field(default_factory=dict, description="The least it asked for")
     elastic: ElasticDemand | None = Field(default=None, description="Only where it can use more than that")
     gang: UUID | None = Field(default=None, description="The same of all that start together with it")
-    amounts: dict[str, int] | None = None
+    allocation: dict[str, int] | None = None
     cancel_requested: bool = False
     created_at: datetime
     deadline_at: datetime | None = None

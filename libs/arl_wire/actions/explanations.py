@@ -32,10 +32,10 @@ class ResourceShortfall(BaseModel):
 class AheadCounts(BaseModel):
     """The number of competing actions ahead, if each got its minimum."""
 
-    priority: int = Field(description="Because their priority is higher")
-    in_task: int = Field(description="Others of its task")
-    other_tasks: int = Field(description="Of other tasks, by fair shares")
-    at_least: bool = Field(description="These are as many as are counted, and there are more")
+    priority: int = Field(description="Actions ahead because their priority is higher")
+    in_task: int = Field(description="Actions of the same task that are ahead")
+    other_tasks: int = Field(description="Actions of other tasks that are ahead by fair share")
+    truncated: bool = Field(description="True if counting stopped at its limit, so that more actions may be ahead")
 
 
 class ExpectedRunTime(BaseModel):
@@ -48,51 +48,61 @@ class ExpectedRunTime(BaseModel):
 class WaitExplanation(BaseModel):
     """The explanation of a queued action, from the scheduler's current state."""
 
-    rule: WaitReason = Field(
-        description="What decides: `queue_paused`; `environment_busy`; `starts_next_round`; `no_node_fits`, ever;"
-        " `no_node_open`: those that could run it are closed or silent; `task_at_quota`: that lets no more of its task"
-        " start; `postponed_for_more_cores`: it fits, and ends sooner if it waits; `waits_behind_overdue`: what is free"
-        " is kept for one that nothing may overtake any more;"
-        " `waits_for_gang`: it fits, and not all that start with it do; `waits_behind_priority`; `waits_in_order`"
-        " of its task; `waits_behind_fair_share`: tasks that had less go first; `waits_for_capacity`: nobody goes first"
+    reason: WaitReason = Field(
+        description="Why the action is queued. `queue_paused`: its queue is paused. `environment_busy`: another action"
+        " runs in its environment. `starts_next_round`: it starts in the next scheduling round. `no_node_fits`: no node"
+        " can ever run it. `no_schedulable_node`: every node that could run it is cordoned or lost. `task_at_quota`:"
+        " its task has reached its quota. `postponed_for_more_cores`: it would end sooner if it waits for more cores."
+        " `waits_behind_reservation`: the free resources are reserved for an action that has waited too long."
+        " `waits_for_gang`: not all actions of its gang fit. `waits_behind_priority`: actions of a higher priority are"
+        " ahead. `waits_in_order`: actions of its task are ahead. `waits_behind_fair_share`: tasks that used less are"
+        " ahead. `waits_for_capacity`: it is first, and too little is free"
     )
     node: str | None = Field(
         default=None,
-        description="Where its environment lives, else the node that lacks least; absent where none could ever run it",
+        description="The node of its environment, otherwise the node with the smallest shortfall. Absent if no node"
+        " could ever run it",
     )
-    lacks: list[ResourceShortfall] = Field(
-        description="What is missing there; or against the capacity of the largest, if none fits"
+    shortfalls: list[ResourceShortfall] = Field(
+        description="Resources that are missing on `node`; if no node fits, compared with the capacity of the largest"
     )
-    unenforced: list[str] = Field(description="What it requires and no node has")
+    unenforced: list[str] = Field(description="Required limits that no node enforces")
     ahead: AheadCounts | None = Field(
-        default=None, description="Absent while its queue is paused or others come first in its environment"
+        default=None, description="Absent if its queue is paused or if other actions of its environment are ahead"
     )
     ahead_in_environment: int | None = Field(
-        default=None, description="Actions that its environment runs, or that come before it there"
+        default=None, description="Actions of its environment that are running or ahead"
     )
-    counts_from: datetime = Field(description="When it counts as submitted: earlier if its trajectory began earlier")
-    lead_s: float = Field(description="How far behind shorter ones of its task it goes, for its length and width")
-    debt_s: float = Field(
-        description="Seconds of all nodes that its task had more than the one, of those that wait, that had least"
+    effective_arrival_at: datetime = Field(
+        description="Time from which its wait counts: the submission, or earlier if its trajectory began earlier"
     )
-    part: float = Field(description="Of its task by weight, beside the tasks that wait too; 0 to 1")
-    resource: str | None = Field(default=None, description="What `amount` below is of, in `cpu_milli` for instance")
-    narrowest: ExpectedRunTime
-    widest: ExpectedRunTime
+    size_penalty_s: float = Field(
+        description="Seconds that it is placed behind shorter actions of its task, because of its run time and its"
+        " degree of parallelism"
+    )
+    excess_usage_s: float = Field(
+        description="Seconds of the whole cluster that its task used beyond the waiting task that used least"
+    )
+    fair_share: float = Field(description="Share of its task by weight among the tasks that wait; 0 to 1")
+    resource: str | None = Field(default=None, description="Resource of `amount` below, such as `cpu_milli`")
+    at_min: ExpectedRunTime = Field(description="Expected run time at the minimum degree of parallelism")
+    at_max: ExpectedRunTime = Field(description="Expected run time at the maximum degree of parallelism")
     basis: EstimateBasis = Field(
-        description="What `seconds` rest on: `learnt` of its class, `pooled` of classes like it, `declared` and assumed"
+        description="Source of the expected run times. `learnt`: runs of its class. `pooled`: runs of similar classes."
+        " `declared`: what the action declared, and a default"
     )
-    runs: int = Field(description="Of its class, that were learnt from")
+    observed_runs: int = Field(description="Runs of its class that the estimate uses")
     backlog_s: float | None = Field(
-        default=None, description="Until all that runs and waits were done on `node`, were it spread evenly"
+        default=None,
+        description="Seconds until all running and queued work on `node` would be done, if it were spread evenly",
     )
 
 
 class StragglerStatus(BaseModel):
     """The status of an action that runs for longer than `limit_s`."""
 
-    elapsed_s: float = Field(description="Since it began to run, as of the scheduler's last look")
-    limit_s: float = Field(description="As of a straggler in `GET /v1/admin/stragglers`")
+    elapsed_s: float = Field(description="Seconds since it started, at the scheduler's last check")
+    limit_s: float = Field(description="Run time from which the action is a straggler")
 
 
 class ActionExplanation(BaseModel):
@@ -102,16 +112,16 @@ class ActionExplanation(BaseModel):
     state: ActionState
     outcome: ActionOutcome | None = None
     reason: str | None = None
-    node: str | None = Field(default=None, description="Where it was granted")
-    amounts: dict[str, int] | None = Field(default=None, description="What it holds, or held")
+    node: str | None = Field(default=None, description="The node on which it was granted")
+    allocation: dict[str, int] | None = Field(default=None, description="Resources of its last grant")
     created_at: datetime
     granted_at: datetime | None = None
     started_at: datetime | None = None
     settled_at: datetime | None = None
     times: ActionTimes
     wait: WaitExplanation | None = None
-    straggles: StragglerStatus | None = Field(
-        default=None, description="Of one that runs far longer than others like it, while a scheduler leads"
+    straggler: StragglerStatus | None = Field(
+        default=None, description="Present if it runs far longer than its class and a scheduler leads"
     )
 
 
@@ -122,11 +132,11 @@ class StragglerInfo(BaseModel):
     task: str
     trajectory: str | None = None
     node: str | None = None
-    amounts: dict[str, int]
-    elapsed_s: float = Field(description="Since it began to run")
+    allocation: dict[str, int]
+    elapsed_s: float = Field(description="Seconds since it started")
     limit_s: float = Field(
-        description="Five times the median of its class with what it has, or what one run in a hundred exceeds if that"
-        " is more; 8 runs have to be known"
+        description="Run time from which it is a straggler: five times the median of its class with this allocation, or"
+        " the 99th percentile if that is more. The class needs 8 recorded runs"
     )
 
 

@@ -42,7 +42,7 @@ class TraceSpan(BaseModel):
         default=None, description="Of `create action`: the client's span, if it sent one"
     )
     attempt: int | None = Field(default=None, description="The grant_no that it belongs to")
-    begun_at: datetime
+    started_at: datetime
     ended_at: datetime | None = Field(default=None, description="Absent while it lasts")
     offset_ms: float = Field(description="Since the action was created")
     duration_ms: float | None = None

@@ -84,7 +84,7 @@ class CapacityForecast(BaseModel):
 
     nodes: int = Field(description="Nodes with cores that take something new")
     cpu_milli: int = Field(description="What these have together")
-    waiting: int = Field(description="Actions")
+    queued: int = Field(description="Actions")
     simulated: int = Field(
         description="Of these, in order of arrival: 2000 at most, and none whose queue is paused or has a"
         " quota, or whose environment is about to end"
@@ -93,7 +93,7 @@ class CapacityForecast(BaseModel):
     started: int = Field(description="Of the simulated ones: all that start at all. What no node fits does not")
     mean_wait_s: float | None = Field(default=None, description="Of those that start, from now until then")
     p90_wait_s: float | None = Field(default=None, description="So long or shorter wait nine of ten")
-    drained_s: float | None = Field(
+    drain_s: float | None = Field(
         default=None, description="Until the last of the simulated ones starts; absent where not all do"
     )
     complete: bool = Field(description="false: the time for looking ahead was over, and later starts are not in it")
@@ -105,5 +105,7 @@ class CapacityPlan(BaseModel):
     Existing environments stay. An environment created during the forecast ends with its last known action.
     """
 
-    as_is: CapacityForecast = Field(description="With the nodes there are and what waits there")
-    changed: CapacityForecast | None = Field(default=None, description="With what was asked; absent where nothing was")
+    current: CapacityForecast = Field(description="With the nodes there are and what waits there")
+    hypothetical: CapacityForecast | None = Field(
+        default=None, description="With what was asked; absent where nothing was"
+    )

@@ -20,7 +20,7 @@ class ResourceAllocation(BaseModel):
 
     node: str
     resource: str
-    held: int
+    allocated: int
     capacity: int
 
 
@@ -39,6 +39,6 @@ class ConsistencyReport(BaseModel):
     actions: dict[str, int]
     """Number of actions per state."""
     nodes: list[NodeUsage]
-    held: list[ResourceAllocation]
+    allocations: list[ResourceAllocation]
     findings: list[ConsistencyFinding]
     """First 1000 findings, by check and subject."""

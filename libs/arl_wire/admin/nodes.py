@@ -34,7 +34,7 @@ class NodeInfo(BaseModel):
     epoch: UUID
     capacity: dict[str, int]
     registered_at: datetime
-    last_beat_at: datetime
+    last_heartbeat_at: datetime
     alive: bool
     cordoned: bool = Field(description="No environment and no action outside of one is placed there any more")
     drain_deadline_at: datetime | None = Field(
@@ -42,7 +42,7 @@ class NodeInfo(BaseModel):
     )
     drained: bool = Field(default=False, description="It was to be emptied, and nothing is left on it")
     running: int = Field(description="Actions that are granted or running there")
-    held_cpu_milli: int = Field(default=0, description="Milli-cores that these have")
+    allocated_cpu_milli: int = Field(default=0, description="Milli-cores that these have")
     environments: int
     enforced: list[EnforcementStatus]
     templates: list[NodeTemplate] = []

@@ -31,7 +31,7 @@ class QueueQuota(StrictModel):
     """The maximum number of concurrently running actions of a task, regardless of free resources."""
 
     running: _MaxRunning | None = Field(default=None, description="Actions that are granted or running, of all kinds")
-    services: dict[ServiceName, _MaxRunning] = Field(
+    reward_services: dict[ServiceName, _MaxRunning] = Field(
         default_factory=dict,
         max_length=256,
         description="Of these, those that a reward service scores, by its name; it may be registered later",
@@ -42,7 +42,7 @@ class QueueQuota(StrictModel):
 
     @property
     def has_limits(self) -> bool:
-        return self.running is not None or bool(self.services or self.endpoints)
+        return self.running is not None or bool(self.reward_services or self.endpoints)
 
 
 class ChangeQueueRequest(BaseModel):
@@ -73,8 +73,10 @@ class ChangeQueueRequest(BaseModel):
     @classmethod
     def _check_quota(cls, quota: QueueQuota | None) -> QueueQuota | None:
         if quota is not None and not quota.has_limits:
-            raise ValueError("name what it limits: `running`, `services` or `endpoints`; null takes a quota away")
-        if quota is not None and (verifiers := sorted(quota.services.keys() & VERIFIERS.keys())):
+            raise ValueError(
+                "name what it limits: `running`, `reward_services` or `endpoints`; null takes a quota away"
+            )
+        if quota is not None and (verifiers := sorted(quota.reward_services.keys() & VERIFIERS.keys())):
             raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
         return quota
 
@@ -101,7 +103,7 @@ class Queue(BaseModel):
     id: int
     task: str
     max_queued: int | None = Field(default=None, description="Absent: the default of this installation")
-    waiting: int = Field(description="Actions that are queued")
+    queued: int = Field(description="Actions that are queued")
     running: int = Field(description="Actions that are granted or running")
     paused: bool = Field(default=False, description="Nothing of it starts until it is resumed")
     weight: float = Field(default=1.0, description="Its share beside the other queues of its project")

@@ -82,7 +82,7 @@ class EnvironmentInfo(BaseModel):
     idle_ttl_s: int
     created_at: datetime
     last_used_at: datetime
-    gone_at: datetime | None = Field(default=None, description="When it ended or was lost")
+    ended_at: datetime | None = Field(default=None, description="When it ended or was lost")
 
 
 class EnvironmentListResponse(BaseModel):

@@ -2,14 +2,14 @@
 
 from pydantic import BaseModel
 
-from arl_wire.reward_services.service import RegisterServiceRequest, ServiceOperation
+from arl_wire.reward_services.service import RegisterRewardServiceRequest, ServiceOperation
 from arl_wire.scores import ServiceName
 
 __all__ = ["InternalRegisterServiceRequest", "RemoveServiceRequest", "RemoveServiceResponse", "ServiceOperationRequest"]
 
 
 class InternalRegisterServiceRequest(BaseModel):
-    service: RegisterServiceRequest
+    service: RegisterRewardServiceRequest
 
 
 class ServiceOperationRequest(BaseModel):

@@ -15,7 +15,7 @@ from arl_wire.validation import StrictModel, validate_no_nul, validate_relative_
 
 __all__ = [
     "HEALTH_NOT_HERE",
-    "RegisterServiceRequest",
+    "RegisterRewardServiceRequest",
     "RewardService",
     "RewardServiceListResponse",
     "ScoreRequest",
@@ -57,7 +57,7 @@ class ServiceOptions(StrictModel):
     )
 
 
-class RegisterServiceRequest(StrictModel):
+class RegisterRewardServiceRequest(StrictModel):
     """A model with files, or an engine, on the nodes. It contains no code: safetensors and a configuration."""
 
     name: ServiceName
@@ -76,7 +76,7 @@ class RegisterServiceRequest(StrictModel):
     options: ServiceOptions = ServiceOptions()
 
     @model_validator(mode="after")
-    def _check_options(self) -> "RegisterServiceRequest":
+    def _check_options(self) -> "RegisterRewardServiceRequest":
         if self.name in VERIFIERS:
             raise ValueError(f"{self.name} is the name of a verifier that every deployment has")
         if self.kind == "logprobs" and self.options.activation is not None:

@@ -14,12 +14,12 @@ from arl_store.tx import Row
 from arl_wire.actions.action import HOST_TEMPLATE, SubmitActionRequest
 from arl_wire.errors import (
     DemandImpossible,
-    EndpointUnknown,
+    EndpointNotFound,
     FieldError,
     RequirementNotEnforced,
-    ServiceUnknown,
+    RewardServiceNotFound,
     TangramError,
-    TemplateUnknown,
+    TemplateNotFound,
     ValidationFailed,
 )
 from arl_wire.internal.admission import AdmitItem
@@ -161,18 +161,18 @@ def required_capabilities(action: SubmitActionRequest) -> set[str]:
     return {CAPABILITY_OF[name] for name in action.require}
 
 
-def _unknown_template(name: str, nodes: Sequence[_NodeCapabilities]) -> TemplateUnknown:
+def _unknown_template(name: str, nodes: Sequence[_NodeCapabilities]) -> TemplateNotFound:
     there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
     message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
-    return TemplateUnknown(message, errors=[FieldError(field="environment.template", message=message)])
+    return TemplateNotFound(message, errors=[FieldError(field="environment.template", message=message)])
 
 
-def _unknown_service(name: str | None, known: Collection[str] | None) -> ServiceUnknown | None:
+def _unknown_service(name: str | None, known: Collection[str] | None) -> RewardServiceNotFound | None:
     if known is None or name in known:
         return None
     more = "" if known else "; `tangram doctor` says how to get models"
     message = f"no node has {name!r}; there is {', '.join(sorted({*known, *VERIFIERS}))}{more}"
-    return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
+    return RewardServiceNotFound(message, errors=[FieldError(field="service", message=message)])
 
 
 def _methods_by_endpoint(endpoints: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
@@ -190,7 +190,7 @@ def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, Sequence[
     if action.endpoint not in known:
         there = ", ".join(sorted(known)) or "none"
         message = f"no broker has {action.endpoint!r}; there is {there}; TANGRAM_ENDPOINTS names them"
-        return EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
+        return EndpointNotFound(message, errors=[FieldError(field="endpoint", message=message)])
     methods = known[action.endpoint]
     if action.request.method in methods:
         return None

@@ -5,7 +5,7 @@ from uuid import UUID
 
 from arl_admission.normalise import NewAction
 from arl_store.tx import Row
-from arl_wire.errors import FieldError, IdempotencyKeyReused, ServiceUnknown, Unavailable
+from arl_wire.errors import FieldError, IdempotencyKeyReused, RewardServiceNotFound, Unavailable
 from arl_wire.internal.admission import AdmitItem, AdmitItemResult
 
 __all__ = ["item_result", "key_of", "known_gang_result"]
@@ -27,7 +27,7 @@ def item_result(
     known = bound.get((item.project_id, item.key)) if item.key is not None else None
     if known is None and item.key is None and new is not None and new.service is not None:
         message = f"{new.service!r} was removed this very moment"
-        return ServiceUnknown(message, errors=[FieldError(field="service", message=message)])
+        return RewardServiceNotFound(message, errors=[FieldError(field="service", message=message)])
     if known is None:
         what = "the time of this Idempotency-Key ended, or its service was removed,"
         return Unavailable(f"{what} this very moment; try again", retry_after_s=1)

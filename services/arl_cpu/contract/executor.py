@@ -183,7 +183,7 @@ class ExecutionReport:
     """Monotonic time from the start of execution to its confirmed end, after the sweep or the freeze."""
     cpu_us: int = 0
     peak_memory_kib: int = 0
-    left_behind: int = 0
+    leftover_processes: int = 0
     """Number of the attempt's processes that remain in a persistent environment, frozen."""
     environment_lost: bool = False
     enforcement: Mapping[str, str] = field(default_factory=dict)

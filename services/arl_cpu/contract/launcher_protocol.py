@@ -203,7 +203,7 @@ _PLAIN_REPORT_FIELDS = (
     "run_us",
     "cpu_us",
     "peak_memory_kib",
-    "left_behind",
+    "leftover_processes",
     "environment_lost",
 )
 

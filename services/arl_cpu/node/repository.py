@@ -153,17 +153,17 @@ SETTLE = text(f"""
                       cast(:exit_codes as int[]), cast(:signals as int[]), cast(:stdouts as bytea[]),
                       cast(:stderrs as bytea[]), cast(:stdout_bytes as bigint[]), cast(:stderr_bytes as bigint[]),
                       cast(:files as text[]), cast(:missing as text[]), cast(:cpu_us as bigint[]),
-                      cast(:peaks_kib as bigint[]), cast(:left_behind as int[]), cast(:messages as text[]),
+                      cast(:peaks_kib as bigint[]), cast(:leftover_processes as int[]), cast(:messages as text[]),
                       cast(:enforcements as text[]))
                as r (id, grant_no, outcome, reason, run_us, environment_lost, exit_code, signal, stdout, stderr,
-                     stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, left_behind, message,
+                     stdout_bytes, stderr_bytes, files, missing, cpu_us, peak_memory_kib, leftover_processes, message,
                      enforcement)
     ), {reported_edge("(a.environment_id is null or (a.idempotent and not r.environment_lost))")}, result as (
         insert into action_results (id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files,
-                                    missing_files, cpu_us, peak_memory_kib, left_behind, message, enforcement)
+                                    missing_files, cpu_us, peak_memory_kib, leftover_processes, message, enforcement)
         select id, grant_no, exit_code, signal, stdout, stderr, stdout_bytes, stderr_bytes, files::json,
-               array(select json_array_elements_text(missing::json)), cpu_us, peak_memory_kib, left_behind, message,
-               enforcement::jsonb
+               array(select json_array_elements_text(missing::json)), cpu_us, peak_memory_kib, leftover_processes,
+               message, enforcement::jsonb
           from edge
           join report using (id, grant_no)
          where edge.state = 'settled'
@@ -317,7 +317,7 @@ def _result_columns(reports: Sequence[ExecutionReport]) -> dict[str, Any]:
         "missing": [json.dumps(report.missing_files) for report in reports],
         "cpu_us": [report.cpu_us for report in reports],
         "peaks_kib": [report.peak_memory_kib for report in reports],
-        "left_behind": [report.left_behind for report in reports],
+        "leftover_processes": [report.leftover_processes for report in reports],
         "messages": [storable(report.message) for report in reports],
         "enforcements": [json.dumps(dict(report.enforcement)) for report in reports],
     }

@@ -28,7 +28,7 @@ class ExplanationService:
     async def get(self, id: UUID, caller: Caller) -> ActionExplanation:
         """Explain an action of the caller's project.
 
-        A queued action needs the scheduler. For a running action it is asked only whether the action straggles.
+        A queued action needs the scheduler. For a running action it is asked only whether the action is a straggler.
         """
         action = await self._actions.get(id, caller)
         if action.state is ActionState.RUNNING:
@@ -76,12 +76,12 @@ def _build_explanation(
         outcome=action.outcome,
         reason=action.reason,
         node=action.node,
-        amounts=action.amounts,
+        allocation=action.allocation,
         created_at=action.created_at,
         granted_at=action.granted_at,
         started_at=action.started_at,
         settled_at=action.settled_at,
         times=action.times,
         wait=wait,
-        straggles=straggler,
+        straggler=straggler,
     )

@@ -36,8 +36,8 @@ ACTIONS_BY_ID = text("""
            a.cancel_requested_at, a.deadline_at, a.created_at, a.granted_at, a.started_at, a.settled_at, a.run_us,
            q.task, s.class_key, s.demand, s.elastic, s.labels, s.gang, n.name as node, n.url as node_url,
            r.id is not null as has_result, r.exit_code, r.signal, r.stdout, r.stderr, r.stdout_bytes, r.stderr_bytes,
-           r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.left_behind, r.message, r.enforcement, r.scores,
-           r.response::text as response
+           r.files, r.missing_files, r.cpu_us, r.peak_memory_kib, r.leftover_processes, r.message, r.enforcement,
+           r.scores, r.response::text as response
       from actions as a
       join queues as q on q.id = a.queue_id
       join action_specs as s on s.id = a.id and s.id = any(cast(:ids as uuid[]))

@@ -30,9 +30,9 @@ from arl_wire.errors import (
     NotFound,
     QueueFull,
     RequirementNotEnforced,
-    ServiceUnknown,
+    RewardServiceNotFound,
     TangramError,
-    TemplateUnknown,
+    TemplateNotFound,
 )
 
 __all__ = ["SUBMIT_ERRORS", "router"]
@@ -45,8 +45,8 @@ SUBMIT_ERRORS = (
     IdempotencyKeyReused,
     DemandImpossible,
     RequirementNotEnforced,
-    TemplateUnknown,
-    ServiceUnknown,
+    TemplateNotFound,
+    RewardServiceNotFound,
 )
 LOCATION_HEADER: dict[str, Any] = {"Location": {"description": "Path of the action", "schema": {"type": "string"}}}
 _SIMPLE_QUERY = re.compile(rb"(?:wait=(\d{1,2}(?:\.\d{1,9})?))?")

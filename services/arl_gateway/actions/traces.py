@@ -45,7 +45,7 @@ def _build_span(span: ActionSpan, created_at: datetime) -> TraceSpan:
             "span_id": span.span_id.hex(),
             "parent_span_id": span.parent_id.hex() if span.parent_id is not None else None,
             "attempt": span.attempt,
-            "begun_at": span.start,
+            "started_at": span.start,
             "ended_at": span.end,
             "offset_ms": _duration_ms(created_at, span.start),
             "duration_ms": _duration_ms(span.start, span.end),

@@ -38,11 +38,11 @@ def action_from_row(row: Row) -> Action:
         grant_no=row.grant_no,
         failures=row.failures,
         node=row.node,
-        alike=str(row.class_key),
+        class_key=str(row.class_key),
         demand=json.loads(row.demand),
         elastic=json.loads(row.elastic) if row.elastic is not None else None,
         gang=json.loads(row.gang)["id"] if row.gang is not None else None,
-        amounts=json.loads(row.amounts) if row.amounts is not None else None,
+        allocation=json.loads(row.amounts) if row.amounts is not None else None,
         cancel_requested=row.cancel_requested_at is not None,
         created_at=row.created_at,
         deadline_at=row.deadline_at,
@@ -60,7 +60,7 @@ def action_etag(action: Action) -> str:
 
     Timestamps are not part of it: each of their changes also changes the state, the grant or the failures.
     """
-    parts = [action.state, action.grant_no, action.failures, action.cancel_requested, action.amounts]
+    parts = [action.state, action.grant_no, action.failures, action.cancel_requested, action.allocation]
     digest = blake2b(json.dumps([str(action.id), *parts], sort_keys=True).encode(), digest_size=8)
     return f'W/"{digest.hexdigest()}"'
 
@@ -116,7 +116,7 @@ def _build_result(row: Row) -> ActionResult:
         missing_files=row.missing_files,
         cpu_s=row.cpu_us / 1e6,
         peak_memory_mib=round(row.peak_memory_kib / 1024, 3),
-        left_behind=row.left_behind,
+        leftover_processes=row.leftover_processes,
         enforcement=json.loads(row.enforcement),
         scores=SCORE_LIST.validate_json(row.scores) if row.scores is not None else None,
     )

@@ -15,13 +15,13 @@ _NODE = """
            node_beats.last_beat, node_beats.last_beat > now() - make_interval(secs => :ttl_s) as alive,
            nodes.cordoned_at is not null as cordoned, nodes.drain_deadline_at, nodes.enforced::text as enforced,
            nodes.templates::text as templates,
-           held.running, held.held_cpu_milli,
+           held.running, held.allocated_cpu_milli,
            (select count(*) from environments
              where node_id = nodes.id and ended_at is null and lost_at is null) as environments
       from nodes
       join node_beats on node_beats.node_id = nodes.id
      cross join lateral (select count(*) as running,
-                                coalesce(sum((amounts ->> 'cpu_milli')::int), 0) as held_cpu_milli
+                                coalesce(sum((amounts ->> 'cpu_milli')::int), 0) as allocated_cpu_milli
                            from actions
                           where node_id = nodes.id
                             and state in ('granted', 'running')) as held

@@ -64,7 +64,7 @@ def _queue_from_row(row: Row) -> Queue:
         id=row.id,
         task=row.task,
         max_queued=row.max_queued,
-        waiting=row.waiting,
+        queued=row.waiting,
         running=row.running,
         paused=row.paused,
         weight=row.weight,

@@ -15,7 +15,7 @@ from arl_gateway.compat.sample_parsing import TrainerSample, item_from_sample, l
 from arl_gateway.compat.target import resolve_target
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_kit.app import error_responses
-from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
+from arl_wire.errors import FieldError, NotFound, NotScored, RewardServiceNotFound, ValidationFailed
 from arl_wire.reward_services.kinds import VERIFIERS
 
 __all__ = ["router"]
@@ -47,7 +47,7 @@ class RewardResponse(BaseModel):
     "/get_reward",
     operation_id="openrlhf_get_reward",
     response_model=RewardResponse,
-    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, RewardServiceNotFound),
 )
 async def get_reward(body: RewardRequest, caller: Writer, request: Request, response: Response) -> Response:
     """Score queries like OpenRLHF's reward model server. Blocks until all are scored; a failure is never a score of

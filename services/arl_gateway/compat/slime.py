@@ -22,7 +22,7 @@ from arl_gateway.compat.sample_parsing import (
 from arl_gateway.compat.target import resolve_target
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_kit.app import error_responses
-from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
+from arl_wire.errors import FieldError, NotFound, NotScored, RewardServiceNotFound, ValidationFailed
 from arl_wire.scores import PromptMessage, Score
 
 __all__ = ["router"]
@@ -32,7 +32,7 @@ TEACHER_TIMEOUT_S = 280.0
 """Seconds before a teacher's call is refused; aiohttp's own limit is 300 s."""
 REWARD_KINDS = ("classifier", "sequence-classifier")
 TEACHER_KINDS = ("logprobs",)
-DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown)
+DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, RewardServiceNotFound)
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 

@@ -19,7 +19,7 @@ from arl_kit.fast_route import NOBODY
 from arl_kit.internal_api import cancel_on_disconnect
 from arl_wire.actions.action import Action, Name, SubmitActionRequest
 from arl_wire.calls import CONNECTION_HEADERS, CREDENTIAL_HEADERS, CallResponse, EndpointName
-from arl_wire.errors import EndpointUnknown, GatewayTimeout, TooLarge
+from arl_wire.errors import EndpointNotFound, GatewayTimeout, TooLarge
 
 __all__ = ["router"]
 
@@ -73,7 +73,7 @@ for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
             proxy_request,
             methods=[method],
             operation_id=f"proxy_{method.lower()}{'' if 'path' in place else '_root'}",
-            responses=error_responses(*COMMON_ERRORS, EndpointUnknown, TooLarge, GatewayTimeout),
+            responses=error_responses(*COMMON_ERRORS, EndpointNotFound, TooLarge, GatewayTimeout),
         )
 
 

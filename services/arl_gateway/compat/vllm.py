@@ -24,7 +24,7 @@ from arl_gateway.http.auth import Caller
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_gateway.reward_services.service_directory import ServiceEntry
 from arl_kit.app import error_responses
-from arl_wire.errors import FieldError, NotFound, NotScored, ServiceUnknown, ValidationFailed
+from arl_wire.errors import FieldError, NotFound, NotScored, RewardServiceNotFound, ValidationFailed
 from arl_wire.scores import PromptMessage, Score, ScoreItem
 
 __all__ = ["DOCUMENTED_ERRORS", "TIMEOUT_S", "apply_activation", "list_response", "router"]
@@ -33,7 +33,7 @@ __all__ = ["DOCUMENTED_ERRORS", "TIMEOUT_S", "apply_activation", "list_response"
 TIMEOUT_S = 280.0
 """Seconds before a call is refused: below aiohttp's default of 300 s."""
 CLASSIFIER_KINDS = ("classifier", "sequence-classifier")
-DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, ServiceUnknown)
+DOCUMENTED_ERRORS = error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, RewardServiceNotFound)
 
 router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 

@@ -10,7 +10,7 @@ from arl_gateway.endpoints.queries import has_endpoint
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore
 from arl_wire.actions.action import Action, SubmitActionRequest
-from arl_wire.errors import EndpointUnknown, FieldError, GatewayTimeout, TangramError, TooManyRequests, Unavailable
+from arl_wire.errors import EndpointNotFound, FieldError, GatewayTimeout, TangramError, TooManyRequests, Unavailable
 
 __all__ = ["UpstreamProxy"]
 
@@ -36,7 +36,7 @@ class UpstreamProxy:
         """Return the settled action with the endpoint's response. Cancelling this call cancels the action.
 
         Raises `GatewayTimeout` and `Unavailable` if there is no response, and the errors of admission. Raises
-        `EndpointUnknown` if no live broker has the endpoint; unlike submitted actions, API calls do not wait for one.
+        `EndpointNotFound` if no live broker has the endpoint; unlike submitted actions, API calls do not wait for one.
         """
         await self._require_endpoint(action.endpoint or "")
         try:
@@ -50,14 +50,14 @@ class UpstreamProxy:
         return _require_response(settled, action)
 
     async def _require_endpoint(self, endpoint: str) -> None:
-        """Raise `EndpointUnknown` if no live broker has the endpoint. A positive result is cached for `CACHE_S`."""
+        """Raise `EndpointNotFound` if no live broker has the endpoint. A positive result is cached for `CACHE_S`."""
         if time.monotonic() < self._known_until.get(endpoint, 0.0):
             return
         async with self._store.read() as tx:
             is_there = await has_endpoint(tx, endpoint)
         if not is_there:
             message = f"no broker that lives has {endpoint!r}; TANGRAM_ENDPOINTS names them"
-            raise EndpointUnknown(message, errors=[FieldError(field="endpoint", message=message)])
+            raise EndpointNotFound(message, errors=[FieldError(field="endpoint", message=message)])
         self._known_until[endpoint] = time.monotonic() + CACHE_S
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""Routes of the files of kept environments. A route parses, calls and returns."""
+"""Routes of the files of persistent environments. A route parses, calls and returns."""
 
 from typing import Annotated, Any
 from uuid import UUID

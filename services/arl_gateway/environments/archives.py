@@ -1,4 +1,4 @@
-"""File trees of kept environments: listings and archives.
+"""File trees of persistent environments: listings and archives.
 
 Each transfer is an action of its environment, of kind `environment.transfer`. It is durable, ordered with the other
 actions and needs no cores. No file changes under a running action, and no action runs during a transfer. A direct call

@@ -300,7 +300,7 @@ def _environment_from_row(row: Row) -> EnvironmentInfo:
         idle_ttl_s=row.idle_ttl_s,
         created_at=row.created_at,
         last_used_at=row.last_used_at,
-        gone_at=row.gone_at,
+        ended_at=row.gone_at,
     )
 
 

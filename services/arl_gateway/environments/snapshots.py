@@ -1,4 +1,4 @@
-"""Snapshots of kept environments: created in order with the actions, listed and deleted."""
+"""Snapshots of persistent environments: created in order with the actions, listed and deleted."""
 
 import json
 from typing import Any

@@ -10,7 +10,7 @@ from arl_gateway.reward_services.service import RewardServiceAdmin
 from arl_kit.app import error_responses
 from arl_wire.errors import Conflict, NotFound
 from arl_wire.reward_services.service import (
-    RegisterServiceRequest,
+    RegisterRewardServiceRequest,
     RewardService,
     RewardServiceListResponse,
     ServiceOperation,
@@ -64,7 +64,7 @@ async def get_reward_service(name: ServiceName, caller: Reader, reward_services:
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
 )
 async def register_reward_service(
-    body: RegisterServiceRequest, caller: AdminWriter, reward_services: RewardServicesDep
+    body: RegisterRewardServiceRequest, caller: AdminWriter, reward_services: RewardServicesDep
 ) -> RewardService:
     """Register a model on every node that has its files. Requires a key of project `default`."""
     return await reward_services.register(body, caller)

@@ -8,7 +8,7 @@ from arl_gateway.reward_services.score_coalescer import ScoreCoalescer, ScoreSub
 from arl_gateway.reward_services.service_directory import ServiceDirectory
 from arl_kit.app import error_responses
 from arl_kit.internal_api import cancel_on_disconnect
-from arl_wire.errors import ServiceUnknown, Unavailable
+from arl_wire.errors import RewardServiceNotFound, Unavailable
 from arl_wire.reward_services.kinds import UNBATCHED_KINDS
 from arl_wire.reward_services.service import ScoreRequest, ScoreResponse
 
@@ -21,7 +21,7 @@ router = APIRouter(prefix="/v1", tags=["reward-services"], route_class=WriterRou
     "/scores",
     operation_id="score_items",
     response_model=ScoreResponse,
-    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, ServiceUnknown),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, RewardServiceNotFound),
 )
 async def score_items(body: ScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
     """Score items and wait for the result. Concurrent calls of one task are coalesced into one durable action.

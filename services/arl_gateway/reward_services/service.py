@@ -21,7 +21,7 @@ from arl_wire.internal.reward_services import (
 from arl_wire.reward_services.kinds import VERIFIERS
 from arl_wire.reward_services.service import (
     HEALTH_NOT_HERE,
-    RegisterServiceRequest,
+    RegisterRewardServiceRequest,
     RewardService,
     RewardServiceListResponse,
     ServiceOperation,
@@ -56,7 +56,7 @@ class RewardServiceAdmin:
             raise _service_not_found(name)
         return _redact_for(caller, found[0])
 
-    async def register(self, request: RegisterServiceRequest, caller: Caller) -> RewardService:
+    async def register(self, request: RegisterRewardServiceRequest, caller: Caller) -> RewardService:
         """Register a service. Raises `Conflict` if the name is taken."""
         _require_root_project(caller)
         content = await self._peers.call(

@@ -60,12 +60,12 @@ class CapacityPlanner:
             raise Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
         index, snapshot = view
         waiting, present = index.queued_count, build_forecast_input(index, snapshot)
-        as_is = await self._forecast(present, queued_count=waiting)
+        current = await self._forecast(present, queued_count=waiting)
         if not request.question.has_changes:
-            return CapacityPlan(as_is=as_is)
+            return CapacityPlan(current=current)
         changed = _apply_changes(present, request)
         waiting += request.question.actions
-        return CapacityPlan(as_is=as_is, changed=await self._forecast(changed, queued_count=waiting))
+        return CapacityPlan(current=current, hypothetical=await self._forecast(changed, queued_count=waiting))
 
     async def _forecast(self, start: ForecastInput, *, queued_count: int) -> CapacityForecast:
         ends_at = time.monotonic() + self._work_s
@@ -80,13 +80,13 @@ class CapacityPlanner:
         return CapacityForecast(
             nodes=len(with_cores),
             cpu_milli=sum(with_cores.values()),
-            waiting=queued_count,
+            queued=queued_count,
             simulated=found.simulated,
             starts_now=found.starts_now,
             started=found.started,
             mean_wait_s=_rounded(found.mean_wait_s),
             p90_wait_s=_rounded(found.p90_wait_s),
-            drained_s=_rounded(found.drained_s),
+            drain_s=_rounded(found.drained_s),
             complete=not goes_on,
         )
 

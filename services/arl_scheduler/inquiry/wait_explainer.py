@@ -48,7 +48,7 @@ class WaitExplainer:
             stragglers=[
                 StragglerPayload(
                     id=each.fence.action_id,
-                    amounts=dict(each.resources),
+                    allocation=dict(each.resources),
                     elapsed_s=round(each.elapsed_s, 3),
                     limit_s=round(each.limit_s, 3),
                 )
@@ -83,27 +83,30 @@ def _blocked_by(position: QueuePosition) -> WaitReason | None:
 def _to_response(explanation: QueueExplanation, position: QueuePosition) -> WaitExplanation:
     ahead = explanation.ahead
     return WaitExplanation(
-        rule=explanation.reason,
-        lacks=[
+        reason=explanation.reason,
+        shortfalls=[
             ResourceShortfall(resource=each.resource, needed=each.needed, free=each.available, capacity=each.capacity)
             for each in explanation.shortages
         ],
         unenforced=sorted(explanation.unenforced),
         ahead=AheadCounts(
-            priority=ahead.priority, in_task=ahead.in_task, other_tasks=ahead.other_tasks, at_least=ahead.is_lower_bound
+            priority=ahead.priority,
+            in_task=ahead.in_task,
+            other_tasks=ahead.other_tasks,
+            truncated=ahead.is_lower_bound,
         )
         if ahead is not None
         else None,
         ahead_in_environment=position.ahead_count if position.action.environment is not None else None,
-        counts_from=datetime.fromtimestamp(explanation.effective_arrival, UTC),
-        lead_s=round(explanation.size_penalty_s, 3),
-        debt_s=round(explanation.debt_s, 3),
-        part=round(explanation.fair_share, 6),
+        effective_arrival_at=datetime.fromtimestamp(explanation.effective_arrival, UTC),
+        size_penalty_s=round(explanation.size_penalty_s, 3),
+        excess_usage_s=round(explanation.debt_s, 3),
+        fair_share=round(explanation.fair_share, 6),
         resource=explanation.resource,
-        narrowest=_to_expected_run(explanation.min_parallelism),
-        widest=_to_expected_run(explanation.max_parallelism),
+        at_min=_to_expected_run(explanation.min_parallelism),
+        at_max=_to_expected_run(explanation.max_parallelism),
         basis=explanation.basis,
-        runs=explanation.runs,
+        observed_runs=explanation.runs,
         backlog_s=round(explanation.backlog_s, 3) if explanation.backlog_s is not None else None,
     )
 

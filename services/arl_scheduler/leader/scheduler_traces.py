@@ -31,7 +31,7 @@ class SchedulerTraces:
         """Record actions that run far longer than others of their class."""
         if self._exporter is not None:
             for each in stragglers:
-                self._exporter.straggles(*each.fence, limit_s=each.limit_s)
+                self._exporter.record_straggler(*each.fence, limit_s=each.limit_s)
 
     def export_round(self, grants: Sequence[Grant], *, started: float, decided: float, ended: float) -> None:
         """Record a committed round, with times of the database's clock. Its notifications belong to the same trace."""

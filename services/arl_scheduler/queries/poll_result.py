@@ -154,7 +154,7 @@ def parse_poll_result(row: Any) -> PollResult:
 
 
 def _parse_quota(entry: Mapping[str, Any]) -> TaskQuota:
-    services = {slot_resource(name): most for name, most in entry.get("services", {}).items()}
+    services = {slot_resource(name): most for name, most in entry.get("reward_services", {}).items()}
     calls = {call_resource(name): most for name, most in entry.get("endpoints", {}).items()}
     return TaskQuota(actions=entry.get("running"), resources=services | calls)
 

@@ -189,7 +189,7 @@ class TestRefusals:
             await admitted(admission, *(an_item(rows, environment={"template": name}) for name in ("host", "debian")))
             (answer,) = (await admission.admit([an_item(rows, environment={"template": "moon"})])).items
             assert answer.problem is not None
-            assert (answer.problem.status, answer.problem.code) == (422, "template_unknown")
+            assert (answer.problem.status, answer.problem.code) == (422, "template_not_found")
             assert answer.problem.errors[0].field == "environment.template"
             assert "there is alpine, debian, host" in answer.problem.detail
 

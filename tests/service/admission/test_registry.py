@@ -28,7 +28,7 @@ from arl_wire.internal.reward_services import (
     ServiceOperationRequest,
 )
 from arl_wire.reward_services.kinds import VERIFIERS
-from arl_wire.reward_services.service import RegisterServiceRequest, ServiceOperation
+from arl_wire.reward_services.service import RegisterRewardServiceRequest, ServiceOperation
 from arl_wire.scores import ScoreItem
 from support.builders import EPOCH
 from support.peers import RecordingPeers
@@ -36,7 +36,7 @@ from support.rows import Rows, store_of
 
 SETTINGS = AdmissionSettings(port=1, database_url="postgresql://", service_token="t" * 16, scheduler_url="http://s")
 BROUGHT = '[{"name": "minilm", "kind": "similarity"}]'
-MINE = RegisterServiceRequest.model_validate({"name": "minilm", "kind": "relevance", "source": "model"})
+MINE = RegisterRewardServiceRequest.model_validate({"name": "minilm", "kind": "relevance", "source": "model"})
 SAID = {
     "name": "minilm",
     "kind": "relevance",
@@ -193,7 +193,7 @@ async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, sh
     async with store_of(shared, "admission") as store:
         reads = SlowReads(store)
         admission = AdmissionService(cast(PostgresStore, reads), cast(ServiceClient, RecordingPeers()), SETTINGS)
-        service = RegisterServiceRequest.model_validate({"name": "mine", "kind": "relevance", "source": "model"})
+        service = RegisterRewardServiceRequest.model_validate({"name": "mine", "kind": "relevance", "source": "model"})
         await admission.reward_services.register(InternalRegisterServiceRequest(service=service))
         item = score_of("mine", rows)
         reads.may_end.clear()
@@ -203,7 +203,7 @@ async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, sh
         reads.may_end.set()
         late = admission.admit([item])
         problems = [answer.items[0].problem for answer in await asyncio.gather(early, late)]
-        assert [problem.code for problem in problems if problem is not None][-1:] == ["service_unknown"]
+        assert [problem.code for problem in problems if problem is not None][-1:] == ["reward_service_not_found"]
         assert await rows.value("select count(*) from action_specs where payload ->> 'service' = 'mine'") == 0
 
 
@@ -213,7 +213,9 @@ async def test_what_another_admission_removed_takes_no_action_here(rows: Rows, s
     async with store_of(shared, "admission") as store:
         here, there = (AdmissionService(store, cast(ServiceClient, RecordingPeers()), SETTINGS) for _ in range(2))
         for name in ("kept", "gone"):
-            service = RegisterServiceRequest.model_validate({"name": name, "kind": "relevance", "source": "model"})
+            service = RegisterRewardServiceRequest.model_validate(
+                {"name": name, "kind": "relevance", "source": "model"}
+            )
             await here.reward_services.register(InternalRegisterServiceRequest(service=service))
         kept, item = (score_of(name, rows) for name in ("kept", "gone"))
         assert (await here.admit([kept])).items[0].problem is None
@@ -221,7 +223,10 @@ async def test_what_another_admission_removed_takes_no_action_here(rows: Rows, s
         assert (await there.reward_services.remove(RemoveServiceRequest(name="gone"))).removed
         keyed = item.model_copy(update={"key": "again", "body_hash": "00"})
         problems = [answer.problem for answer in (await here.admit([item, keyed])).items]
-        assert [problem.code for problem in problems if problem is not None] == ["service_unknown", "unavailable"]
+        assert [problem.code for problem in problems if problem is not None] == [
+            "reward_service_not_found",
+            "unavailable",
+        ]
         assert await rows.value("select count(*) from submissions where key = 'again'") == 0
         await here.reward_services.register(InternalRegisterServiceRequest(service=service))
         removing, admitting = there.reward_services.remove(RemoveServiceRequest(name="gone")), here.admit([item])

@@ -67,7 +67,7 @@ async def test_without_a_lease_nothing_is_sent_and_with_it_again_all_is(there: E
         assert (there.asked, broker.queues["e"].requests) == ([], 0)
         lease.counts = True
         await eventually(lambda: bool(reports))
-    assert ([each.outcome for each in reports], reports[0].tries, len(there.asked)) == (["ok"], 1, 1)
+    assert ([each.outcome for each in reports], reports[0].attempts, len(there.asked)) == (["ok"], 1, 1)
     assert broker.queues["e"].requests == 1
 
 
@@ -93,5 +93,5 @@ async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
         await eventually(lambda: len(reports) == 1)
         broker.add(a_call(timeout_s=0.1))
         await eventually(lambda: len(reports) == 2)
-    assert [(each.reason, each.tries) for each in reports] == [("endpoint_throttled", 1), ("endpoint_throttled", 0)]
+    assert [(each.reason, each.attempts) for each in reports] == [("endpoint_throttled", 1), ("endpoint_throttled", 0)]
     assert "its turn did not come within 0.1 s" in str(reports[1].message)

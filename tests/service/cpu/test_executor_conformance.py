@@ -233,9 +233,9 @@ class TestRealExecutors:
     async def test_what_an_action_leaves_behind_is_kept_and_counted_in_a_trajectory(self, real: Bench) -> None:
         environment = an_environment()
         report = await real.run(a_command("sh", "-c", "sleep 60 & echo $! >pid", environment=environment))
-        assert (report.outcome, report.left_behind) == ("ok", 1)
+        assert (report.outcome, report.leftover_processes) == ("ok", 1)
         alive = await real.run(a_command("sh", "-c", "kill -0 $(cat pid)", environment=environment))
-        assert (alive.outcome, alive.left_behind) == ("ok", 0)
+        assert (alive.outcome, alive.leftover_processes) == ("ok", 0)
         await real.destroy(environment.id)
 
     async def test_a_timeout_kills_only_what_the_attempt_started(self, real: Bench) -> None:

@@ -154,7 +154,7 @@ class TestBetweenActions:
         environment = an_environment()
         spin = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass"
         report = await bench.run(a_program(spin, environment=environment))
-        assert (report.outcome, report.left_behind) == ("ok", 1)
+        assert (report.outcome, report.leftover_processes) == ("ok", 1)
         busy = max(living_descendants(bench.launcher.pid) - others)  # its agent was there before it
         await bench.run(a_command("true"))  # what it used until it stood still is counted by then
         before = cpu_ns(busy)

@@ -65,7 +65,7 @@ class TestWhatIsKept:
 
     async def test_a_background_job(self, shell: Shell) -> None:
         started = await shell.run("sleep 60 &")
-        assert (started.outcome, started.left_behind) == ("ok", 1)
+        assert (started.outcome, started.leftover_processes) == ("ok", 1)
         assert "sleep 60" in await shell.says("jobs")
         assert await shell.says("kill %1; wait %1; echo $?") == "143\n"
         assert await shell.says("jobs") == ""

@@ -71,9 +71,9 @@ async def test_a_stopped_interpreter_costs_its_action_the_timeout_and_nothing_el
 
 async def test_it_is_not_counted_as_left_behind(bench: Bench, kept: EnvironmentSpec) -> None:
     report = await bench.run(a_program("print(1)", environment=kept))
-    assert report.left_behind == 0
+    assert report.leftover_processes == 0
     report = await bench.run(a_command("sh", "-c", "sleep 1000 &", environment=kept))
-    assert report.left_behind == 1
+    assert report.leftover_processes == 1
 
 
 async def test_an_environment_without_room_for_an_interpreter_is_over_its_memory(bench: Bench) -> None:

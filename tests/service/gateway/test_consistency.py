@@ -40,7 +40,7 @@ class TestHeld:
         await rows.action()
         audited = await audit(rows)
         assert audited.actions == {"queued": 1, "settled": 1}
-        assert {entry.resource: (entry.held, entry.capacity) for entry in audited.held} == {
+        assert {entry.resource: (entry.allocated, entry.capacity) for entry in audited.allocations} == {
             resource: (0, capacity) for resource, capacity in CAPACITY.items()
         }
         assert audited.findings == []
@@ -51,7 +51,7 @@ class TestHeld:
         await rows.action(state="granted")
         await rows.action(state="granted", trajectory="t2", environment_id=uuid4())
         audited = await audit(rows)
-        held = {entry.resource: entry.held for entry in audited.held}
+        held = {entry.resource: entry.allocated for entry in audited.allocations}
         assert held == {"cpu_milli": 3000, "memory_mib": 300, "disk_mib": 30}
         assert [(node.attempts, node.environments) for node in audited.nodes] == [(3, 1)]
         assert await found(rows) == {("overbooked", "n cpu_milli")}

@@ -65,7 +65,7 @@ async def test_what_time_does_not_suffice_for_is_said(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await until_known(leader, 0)
         found = await CapacityPlanner(leader, Endless(), work_s=0.01).plan(asked())
-        assert (found.as_is.complete, found.changed) == (False, None)
+        assert (found.current.complete, found.hypothetical) == (False, None)
 
 
 async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(database: str) -> None:
@@ -82,7 +82,7 @@ async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(data
         planning = CapacityPlanner(leader, SparPolicy())
         found = (await planning.plan(asked(cores="4"))).changed
         assert found is not None
-        assert (found.nodes, found.cpu_milli, found.waiting, found.simulated) == (1, 4000, 4, 3), (
+        assert (found.nodes, found.cpu_milli, found.queued, found.simulated) == (1, 4000, 4, 3), (
             "what is paused waits and does not start"
         )
         closed = (await planning.plan(asked(without=[node]))).changed
@@ -96,8 +96,8 @@ async def test_a_flood_is_cut_and_said_to_be(database: str) -> None:
         view = leader.view()
         assert view is not None
         view[0].admit([a_queued_row(number) for number in range(1, MAX_SIMULATED + 11)])
-        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).as_is
-        assert (found.waiting, found.simulated) == (MAX_SIMULATED + 10, MAX_SIMULATED)
+        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).current
+        assert (found.queued, found.simulated) == (MAX_SIMULATED + 10, MAX_SIMULATED)
 
 
 async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None:
@@ -108,8 +108,8 @@ async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None
         gangs = [GangMembership(id=numbered(number), size=MAX_SIMULATED * 2 // 5) for number in range(1, 4)]
         for number, gang in enumerate(gangs):
             view[0].admit([a_queued_row(number * MAX_SIMULATED + at, gang=gang) for at in range(1, gang.size + 1)])
-        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).as_is
-        assert (found.waiting, found.simulated) == (MAX_SIMULATED * 6 // 5, MAX_SIMULATED * 4 // 5)
+        found = (await CapacityPlanner(leader, SparPolicy()).plan(asked())).current
+        assert (found.queued, found.simulated) == (MAX_SIMULATED * 6 // 5, MAX_SIMULATED * 4 // 5)
 
 
 async def test_static_pods_have_no_plan(database: str) -> None:

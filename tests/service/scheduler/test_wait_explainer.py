@@ -25,6 +25,6 @@ async def test_a_standby_says_to_try_again_and_the_leader_answers(database: str)
                 await WaitExplainer(standby, POLICY).explain(ExplainRequest(id=action))
         await eventually(lambda: (view := leader.view()) is not None and view[0].queue_position(action) is not None)
         answer = await WaitExplainer(leader, POLICY).explain(ExplainRequest(id=action))
-        assert (answer.node, answer.wait.rule) == (None, WaitReason.NO_NODE_FITS)
+        assert (answer.node, answer.wait.reason) == (None, WaitReason.NO_NODE_FITS)
         with pytest.raises(NotFound):
             await WaitExplainer(leader, POLICY).explain(ExplainRequest(id=uuid4()))

@@ -28,7 +28,7 @@ def an_action(number: int, *, granted: float, settled: float, cpu_milli: int = 1
             "kind": "exec",
             "state": "settled",
             "outcome": "ok",
-            "amounts": {"cpu_milli": cpu_milli},
+            "allocation": {"cpu_milli": cpu_milli},
             "created_at": BEGIN,
             "granted_at": BEGIN + timedelta(seconds=granted),
             "started_at": BEGIN + timedelta(seconds=granted),

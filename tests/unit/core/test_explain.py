@@ -108,7 +108,7 @@ class TestRule:
         assert (found.reason, found.unenforced) == (WaitReason.NO_NODE_FITS, {"limit:memory"})
 
     def test_a_closed_node_is_no_reason_to_give_up(self) -> None:
-        assert explained([of_task(1, 1)], a_pool(accepting=False)).reason is WaitReason.NO_NODE_OPEN
+        assert explained([of_task(1, 1)], a_pool(accepting=False)).reason is WaitReason.NO_SCHEDULABLE_NODE
 
     def test_it_would_go_to_an_open_node_that_lacks_more(self) -> None:
         assert explained([of_task(1, 1)], a_pool(1, accepting=False), replace(BUSY, node=2)).node == 2
@@ -147,9 +147,9 @@ class TestRule:
         limit = SPAR.constants.size_penalty_limit_s
         wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - limit - 1)
         pool = a_pool(cpu_milli=2000, free={"cpu_milli": 1000})
-        assert explained([wide, of_task(1, 2)], pool).reason is WaitReason.WAITS_BEHIND_OVERDUE
+        assert explained([wide, of_task(1, 2)], pool).reason is WaitReason.WAITS_BEHIND_RESERVATION
         elastic_one = an_action(2, cls=elastic(1, most=4), submitted=NOW)
-        assert explained([wide, elastic_one], pool).reason is WaitReason.WAITS_BEHIND_OVERDUE
+        assert explained([wide, elastic_one], pool).reason is WaitReason.WAITS_BEHIND_RESERVATION
 
     def test_what_is_over_before_the_one_for_whom_it_is_kept_could_start_does_not_wait_for_it(self) -> None:
         wide = an_action(1, cls=fixed(2, cores=2), submitted=NOW - SPAR.constants.size_penalty_limit_s - 1)
@@ -162,7 +162,7 @@ class TestRule:
             explained([wide, of_task(1, 2)], pool, running=[others], curves=learnt(c1=seconds, c3=600.0)).reason
             for seconds in (1.0, 600.0)
         ]
-        assert rules == [WaitReason.STARTS_NEXT_ROUND, WaitReason.WAITS_BEHIND_OVERDUE]
+        assert rules == [WaitReason.STARTS_NEXT_ROUND, WaitReason.WAITS_BEHIND_RESERVATION]
 
     def test_what_others_get_in_the_same_round_is_not_free_for_it(self) -> None:
         queued = [of_task(1, 1), of_task(1, 2), of_task(1, 3, submitted=NOW + 1)]
@@ -186,7 +186,7 @@ class TestChangesNothing:
         snapshot = replace(a_snapshot(queued=queued, pools=[a_pool(free={"cpu_milli": 1000})]), curves=learnt())
         SPAR.plan(snapshot)
         before = [bucket.size_penalty_token for bucket in snapshot.queue.buckets()]
-        assert explain(snapshot, queued[-1], SPAR).reason is WaitReason.WAITS_BEHIND_OVERDUE
+        assert explain(snapshot, queued[-1], SPAR).reason is WaitReason.WAITS_BEHIND_RESERVATION
         assert [bucket.size_penalty_token for bucket in snapshot.queue.buckets()] == before
 
 

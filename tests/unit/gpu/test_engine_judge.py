@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from arl_gpu.engines.engine_judge import EngineJudge, JudgeInputError
 from arl_wire.reward_services.judges import JudgeOptions
-from arl_wire.reward_services.service import RegisterServiceRequest
+from arl_wire.reward_services.service import RegisterRewardServiceRequest
 
 WORDS = {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"Good": 1, "bad": 0}}
 GRADES = {"prompt": "{response}", "json_field": "grade", "minimum": 0, "maximum": 10}
@@ -121,4 +121,6 @@ def test_what_would_never_judge_is_refused_when_it_is_registered(changed: dict[s
 def test_options_of_a_judge_are_a_judge_s() -> None:
     for kind, options in (("reranker", {"judge": WORDS}), ("judge", {"judge": WORDS, "max_tokens": 5})):
         with pytest.raises(ValidationError):
-            RegisterServiceRequest.model_validate({"name": "j", "kind": kind, "source": "engine", "options": options})
+            RegisterRewardServiceRequest.model_validate(
+                {"name": "j", "kind": kind, "source": "engine", "options": options}
+            )

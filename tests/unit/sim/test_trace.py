@@ -24,13 +24,13 @@ def a_recorded(submitted_s: float = 1000.0, *, run_s: float = 2.0, trajectory: s
     return RecordedAction(
         task="ai-coding",
         trajectory=trajectory,
-        alike="suite",
+        class_key="suite",
         submitted_s=submitted_s,
         ended_s=submitted_s + run_s,
         run_s=run_s,
-        had={"cpu_milli": 1000, "memory_mib": 512},
+        allocation={"cpu_milli": 1000, "memory_mib": 512},
         demand={"cpu_milli": 1000, "memory_mib": 512},
-        most=8000,
+        max_cpu_milli=8000,
         step=1000,
         parallel_fraction=0.9,
     )
@@ -57,19 +57,19 @@ def test_more_cores_make_it_as_fast_as_was_declared() -> None:
 
 
 def test_what_ran_on_several_cores_is_slower_on_one() -> None:
-    on_eight = replace(a_recorded(run_s=1.0), had={"cpu_milli": 8000})
+    on_eight = replace(a_recorded(run_s=1.0), allocation={"cpu_milli": 8000})
     (record,) = simulate(to_workload([on_eight]), "fcfs", ONE_NODE).records
     assert record.act_s == pytest.approx(START_S + 1.0 / (0.1 + 0.9 / 8))
 
 
 def test_a_score_is_a_call() -> None:
-    score = replace(a_recorded(), had={"slots:minilm": 1}, demand={"slots:minilm": 1}, most=0)
+    score = replace(a_recorded(), allocation={"slots:minilm": 1}, demand={"slots:minilm": 1}, max_cpu_milli=0)
     (rollout,) = to_workload([score]).trajectories
     assert rollout.actions[0].work.resource_kind is ResourceKind.API
 
 
 def test_what_fits_on_no_node_is_said_before_it_waits_for_ever() -> None:
-    wide = replace(a_recorded(), demand={"cpu_milli": 16000}, most=16000)
+    wide = replace(a_recorded(), demand={"cpu_milli": 16000}, max_cpu_milli=16000)
     with pytest.raises(DoesNotFitError, match="16 cores"):
         simulate(to_workload([wide]), "spar_m", ONE_NODE)
 
@@ -113,7 +113,9 @@ class TestBranches:
         assert max(record.ended for record in records) == pytest.approx(2 * (5.0 + START_S))
 
     def test_a_score_beside_an_action_in_the_environment_is_waited_for_by_neither(self) -> None:
-        score = replace(outside(1001.0, run_s=1.0), had={"slots:minilm": 1}, demand={"slots:minilm": 1}, most=0)
+        score = replace(
+            outside(1001.0, run_s=1.0), allocation={"slots:minilm": 1}, demand={"slots:minilm": 1}, max_cpu_milli=0
+        )
         (rollout,) = to_workload([a_recorded(run_s=5.0), score, a_recorded(1006.0)]).trajectories
         assert [rollout.dependencies_of(at) for at in range(3)] == [(), (), (0, 1)]
         assert rollout.has_environment

@@ -12,7 +12,7 @@ import pytest
 
 from arl_tangram.adapters import trl
 from arl_tangram.adapters.trl import TangramReward
-from arl_wire.errors import Internal, NotScored, ServiceUnknown, Unavailable
+from arl_wire.errors import Internal, NotScored, RewardServiceNotFound, Unavailable
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ItemError, Score, ScoreItem
 
 
@@ -161,8 +161,8 @@ async def test_trouble_of_the_services_is_none(client: Client, fault: Exception)
 
 
 async def test_a_service_that_is_not_there_is_an_error(client: Client) -> None:
-    client.fault = ServiceUnknown("no such service")
-    with pytest.raises(ServiceUnknown):
+    client.fault = RewardServiceNotFound("no such service")
+    with pytest.raises(RewardServiceNotFound):
         await rewards_of("a", rollout=["a"])
 
 

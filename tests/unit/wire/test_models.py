@@ -7,7 +7,7 @@ from pydantic import ValidationError
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import DemandImpossible, FieldError, NotFound, ProblemDetails, Unavailable, error_from_problem
 from arl_wire.internal.admission import AdmitItem, AdmitRequest, CoalescedCall, SnapshotSource, SubmissionMetadata
-from arl_wire.reward_services.service import RegisterServiceRequest
+from arl_wire.reward_services.service import RegisterRewardServiceRequest
 
 BASE: dict[str, Any] = {"task": "t", "argv": ["true"]}
 SESSION: dict[str, Any] = {
@@ -125,6 +125,6 @@ SPLIT = {"name": "s", "kind": "logprobs", "source": "model", "options": {"tensor
     ],
 )
 def test_what_is_computed_by_torch_may_be_split_and_nothing_else(changed: dict[str, Any], said: str) -> None:
-    assert RegisterServiceRequest.model_validate(SPLIT).options.tensor_parallel == 8
+    assert RegisterRewardServiceRequest.model_validate(SPLIT).options.tensor_parallel == 8
     with pytest.raises(ValidationError, match=said):
-        RegisterServiceRequest.model_validate(SPLIT | changed)
+        RegisterRewardServiceRequest.model_validate(SPLIT | changed)

@@ -59,7 +59,7 @@ def capacity(
 
 def capacity_table(plan: CapacityPlan) -> Table:
     """Return a table with a row for each figure and a column for each forecast."""
-    forecasts = [plan.as_is] if plan.changed is None else [plan.as_is, plan.changed]
+    forecasts = [plan.current] if plan.hypothetical is None else [plan.current, plan.hypothetical]
     table = Table(box=None, pad_edge=False)
     for heading in ("", "as it is", "changed")[: 1 + len(forecasts)]:
         table.add_column(heading, justify="right" if heading else "left")
@@ -86,13 +86,13 @@ def _format_forecast(forecast: CapacityForecast) -> tuple[str, ...]:
     return (
         str(forecast.nodes),
         f"{forecast.cpu_milli / 1000:g}",
-        str(forecast.waiting),
+        str(forecast.queued),
         str(forecast.simulated),
         str(forecast.starts_now),
         f"{least}{forecast.started}",
         _format_seconds(forecast.mean_wait_s),
         _format_seconds(forecast.p90_wait_s),
-        _format_seconds(forecast.drained_s),
+        _format_seconds(forecast.drain_s),
     )
 
 

@@ -101,7 +101,7 @@ def node_table(nodes: NodeListResponse) -> Table:
         table.add_column(heading, justify="left" if heading in ("node", "kind", "state") else "right")
     for node in nodes.items:
         has_cores = "cpu_milli" in node.capacity
-        cores = f"{node.held_cpu_milli / 1000:g}/{node.capacity['cpu_milli'] / 1000:g}" if has_cores else "-"
+        cores = f"{node.allocated_cpu_milli / 1000:g}/{node.capacity['cpu_milli'] / 1000:g}" if has_cores else "-"
         memory = f"{node.capacity['memory_mib'] / 1024:.1f}" if "memory_mib" in node.capacity else "-"
         table.add_row(node.name, node.kind, node_state(node), cores, str(node.running), str(node.environments), memory)
     return table

@@ -66,7 +66,7 @@ def set_queue_quota(
     directory: DirOption,
     task: Annotated[str, typer.Argument(help="As `queues list` shows it.")],
     running: Annotated[int | None, typer.Option(min=1, max=2**31 - 1, help="Actions that may run at once.")] = None,
-    service: Annotated[
+    reward_service: Annotated[
         list[str] | None, typer.Option(metavar="NAME=N", help="Of these, that a reward service scores; repeatable.")
     ] = None,
     endpoint: Annotated[
@@ -76,12 +76,12 @@ def set_queue_quota(
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Limit the running actions of a task, even if resources are free. Replaces the existing quota."""
-    if (running is None and not service and not endpoint) != none:
-        fail("give --running N, --service NAME=N or --endpoint NAME=N, or --none", EXIT_USAGE)
-    services, endpoints = _parse_limits(service or []), _parse_limits(endpoint or [])
+    if (running is None and not reward_service and not endpoint) != none:
+        fail("give --running N, --reward-service NAME=N or --endpoint NAME=N, or --none", EXIT_USAGE)
+    reward_services, endpoints = _parse_limits(reward_service or []), _parse_limits(endpoint or [])
     with connected_client(directory) as tangram:
         try:
-            changed = tangram.set_queue_quota(task, running, services, endpoints)
+            changed = tangram.set_queue_quota(task, running, reward_services, endpoints)
         except ValidationError as error:
             raise to_validation_failed(error) from None
         _print_queue(changed, output)
@@ -126,7 +126,7 @@ def _print_queue(queue: Queue, output: OutputFormat) -> None:
 def _format_queue(queue: Queue) -> str:
     limit = queue.max_queued if queue.max_queued is not None else "default"
     paused = "  paused" if queue.paused else ""
-    counts = f"waiting {queue.waiting}  running {queue.running}"
+    counts = f"queued {queue.queued}  running {queue.running}"
     return f"{queue.task}  {counts}  max-queued {limit}  weight {queue.weight:g}{_format_quota(queue.quota)}{paused}"
 
 
@@ -134,7 +134,7 @@ def _format_quota(quota: QueueQuota | None) -> str:
     if quota is None:
         return ""
     running = [] if quota.running is None else [str(quota.running)]
-    named = [*sorted(quota.services.items()), *sorted(quota.endpoints.items())]
+    named = [*sorted(quota.reward_services.items()), *sorted(quota.endpoints.items())]
     return "  quota " + " ".join([*running, *(f"{name}={most}" for name, most in named)])
 
 

@@ -49,8 +49,8 @@ def top(
 def _render(tangram: Tangram) -> RenderableType:
     nodes, queues = tangram.nodes(), tangram.queues()
     capacity = sum(node.capacity.get("cpu_milli", 0) for node in nodes.items if node.alive)
-    held = sum(node.held_cpu_milli for node in nodes.items if node.alive)
-    waiting, running = sum(queue.waiting for queue in queues), sum(queue.running for queue in queues)
+    held = sum(node.allocated_cpu_milli for node in nodes.items if node.alive)
+    waiting, running = sum(queue.queued for queue in queues), sum(queue.running for queue in queues)
     summary = f"{held / 1000:g} of {capacity / 1000:g} cores given to {running} actions · {waiting} waiting"
     shown: list[RenderableType] = [Text(summary), Text(), node_table(nodes), Text(), _queue_table(queues)]
     with suppress(Unavailable):
@@ -76,9 +76,9 @@ def _queue_table(queues: list[Queue]) -> Table:
     table = Table(box=None, pad_edge=False)
     for heading in ("task", "waiting", "running", "state"):
         table.add_column(heading, justify="right" if heading in ("waiting", "running") else "left")
-    busiest = sorted(queues, key=lambda queue: (-queue.waiting - queue.running, queue.task))
+    busiest = sorted(queues, key=lambda queue: (-queue.queued - queue.running, queue.task))
     for queue in busiest[:MAX_QUEUES_SHOWN]:
-        table.add_row(queue.task, str(queue.waiting), str(queue.running), "paused" if queue.paused else "open")
+        table.add_row(queue.task, str(queue.queued), str(queue.running), "paused" if queue.paused else "open")
     if len(busiest) > MAX_QUEUES_SHOWN:
         table.add_row(f"… {len(busiest) - MAX_QUEUES_SHOWN} more", "", "", "")
     return table

@@ -120,8 +120,9 @@ def _to_document(
 def _print_report(rows: ConsistencyReport | None, findings: list[ConsistencyFinding], compared: list[str]) -> None:
     if rows is not None:
         stdout.print("actions  ", ", ".join(f"{count} {state}" for state, count in sorted(rows.actions.items())))
-        for held in rows.held:
-            stdout.print(f"held      {held.node} {held.resource} {held.held} of {held.capacity}", markup=False)
+        for allocation in rows.allocations:
+            usage = f"{allocation.allocated} of {allocation.capacity}"
+            stdout.print(f"allocated {allocation.node} {allocation.resource} {usage}", markup=False)
     stdout.print(f"compared  {', '.join(compared)}")
     if not findings:
         stdout.print("clean" if rows is not None else "clean, as far as can be seen while the system is down")

@@ -255,7 +255,7 @@ class _SandboxAgent:
                 "status": status,
                 "peak_kib": peak_kib,
                 "cpu_us": _children_cpu_us() - action.cpu_us_before,
-                "left_behind": len(left) if self._setup.keeps_processes else 0,
+                "leftover_processes": len(left) if self._setup.keeps_processes else 0,
                 "message": message,
                 "limit_if_failed": limit,
                 "over_memory": action.is_over_memory,

@@ -220,7 +220,7 @@ class SandboxAttempt:
             run_us=int((time.monotonic() - self.started_at) * 1_000_000) if self.started_at is not None else 0,
             cpu_us=usage.cpu_us - self.usage_before.cpu_us or message.get("cpu_us", 0),
             peak_memory_kib=peak_kib or message.get("peak_kib", 0),
-            left_behind=message.get("left_behind", 0),
+            leftover_processes=message.get("leftover_processes", 0),
             environment_lost=lost,
             enforcement=enforcement,
         )

@@ -340,12 +340,12 @@ class SandboxEnvironment:
         with suppress(OSError):  # without a free descriptor the usage is unknown, but the end is still reported
             self._sandbox.usage = usage = self._sandbox.cgroup.usage()
             peak_kib = self._sandbox.cgroup.peak_kib()
-        self._has_leftovers |= bool(attempt.exit_message and attempt.exit_message.get("left_behind"))
+        self._has_leftovers |= bool(attempt.exit_message and attempt.exit_message.get("leftover_processes"))
         for capture in attempt.captures:
             if not capture.is_open:
                 continue
             self._host.loop.unwatch(capture.read_end)
-            if attempt.exit_message and attempt.exit_message.get("left_behind") and not lost:
+            if attempt.exit_message and attempt.exit_message.get("leftover_processes") and not lost:
                 self._keep_reading(capture)
             else:
                 capture.close()

@@ -216,7 +216,7 @@ class _SelfTest:
         left = self._run(_SPINNER)
         processes = self._node.processes(self._environment.id)
         # The last process is the agent. It may still be busy after its report.
-        is_frozen = left.left_behind == 1 and self._are_frozen([each.pid for each in processes[:-1]])
+        is_frozen = left.leftover_processes == 1 and self._are_frozen([each.pid for each in processes[:-1]])
         filler = self._run(_DISK_FLOOD) if self.counts_files else None
         self.end()
         alive = [each.pid for each in processes if os.path.exists(f"/proc/{each.pid}")]

@@ -31,7 +31,7 @@ from arl_wire.errors import (
     DemandImpossible,
     FieldError,
     GatewayTimeout,
-    TemplateUnknown,
+    TemplateNotFound,
     TooManyRequests,
     Unavailable,
     ValidationFailed,
@@ -122,7 +122,7 @@ class RunCodeParams(RolloutRef):
     "/run_code",
     operation_id="sandbox_fusion_run_code",
     response_model=RunCodeResponse,
-    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, DemandImpossible, TemplateUnknown, GatewayTimeout),
+    responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, DemandImpossible, TemplateNotFound, GatewayTimeout),
 )
 async def run_code(body: RunCodeRequest, caller: Writer, request: Request, response: Response) -> Response:
     """Run a program in a new sandbox. If it takes too long, returns 504 and continues; send the same request again to

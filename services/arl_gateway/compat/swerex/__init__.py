@@ -1,1 +1,1 @@
-"""SWE-ReX's runtime protocol, version 1.4.0, on kept environments and their sessions."""
+"""SWE-ReX's runtime protocol, version 1.4.0, on persistent environments and their sessions."""
