@@ -4,15 +4,15 @@ TangramError
 ├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, RequestTimeout 408,
 │   TooLarge 413, UnsupportedMediaType 415
 ├── Conflict 409
-│   ├── NotRunning              the action does not run yet, or no longer runs
-│   └── InputClosed             the action reads no input, or no more input
+│   ├── NotRunning              the action has not started or has ended
+│   └── InputClosed             the action accepts no input, or no more input
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run the action
 │   ├── RequirementNotEnforced  no node enforces what the action requires
-│   ├── TemplateNotFound         no node has the template
-│   ├── RewardServiceNotFound          no node has the reward service
-│   ├── EndpointNotFound         no broker has the endpoint
+│   ├── TemplateNotFound        no node has the template
+│   ├── RewardServiceNotFound   no node has the reward service
+│   ├── EndpointNotFound        no broker has the endpoint
 │   ├── NotScored               an item has no score
 │   ├── GangRefused             another action of the gang is refused
 │   └── IdempotencyKeyReused    same key, another body
@@ -69,7 +69,9 @@ __all__ = [
 class FieldError(BaseModel):
     """An error of one field."""
 
-    field: str = Field(description="Where it is, as a dotted path into the body, `query.` or `header.`")
+    field: str = Field(
+        description="Dotted path of the field in the body, or a path that begins with `query.` or `header.`"
+    )
     message: str
 
 
@@ -98,7 +100,9 @@ class ProblemDetails(BaseModel):
     code: str
     errors: list[FieldError] = Field(default_factory=list)
     trace_id: str | None = None
-    retry_after_s: int | None = Field(default=None, description="As in Retry-After, also for one item of a batch")
+    retry_after_s: int | None = Field(
+        default=None, description="Seconds after which to try again, as in the header Retry-After"
+    )
 
 
 class TangramError(Exception):
@@ -122,6 +126,7 @@ class TangramError(Exception):
         """Additional members of the problem document, for clients that expect another error format."""
 
     def to_problem(self, *, trace_id: str | None = None) -> ProblemDetails:
+        """Return the problem document for a response; `trace_id` is that of the request."""
         return ProblemDetails(
             title=self.title,
             status=self.status,
@@ -138,11 +143,11 @@ class BadRequest(TangramError):
 
 
 class Unauthenticated(TangramError):
-    code, status, title = "unauthenticated", 401, "Authentication needed"
+    code, status, title = "unauthenticated", 401, "Authentication required"
 
 
 class Forbidden(TangramError):
-    code, status, title = "forbidden", 403, "Not allowed"
+    code, status, title = "forbidden", 403, "Access denied"
 
 
 class NotFound(TangramError):
@@ -150,15 +155,15 @@ class NotFound(TangramError):
 
 
 class Conflict(TangramError):
-    code, status, title = "conflict", 409, "Conflicts with what is there"
+    code, status, title = "conflict", 409, "Conflict with the current state"
 
 
 class NotRunning(Conflict):
-    code, title = "not_running", "The action does not run"
+    code, title = "not_running", "The action is not running"
 
 
 class InputClosed(Conflict):
-    code, title = "input_closed", "The action reads no more input"
+    code, title = "input_closed", "The action accepts no more input"
 
 
 class TooLarge(TangramError):
@@ -166,11 +171,11 @@ class TooLarge(TangramError):
 
 
 class RequestTimeout(TangramError):
-    code, status, title = "request_timeout", 408, "The request came too slowly"
+    code, status, title = "request_timeout", 408, "The request was not received in time"
 
 
 class UnsupportedMediaType(TangramError):
-    code, status, title = "unsupported_media_type", 415, "The body is not in a format that is read here"
+    code, status, title = "unsupported_media_type", 415, "The format of the body is not supported"
 
 
 class Unprocessable(TangramError):
@@ -182,7 +187,7 @@ class ValidationFailed(Unprocessable):
 
 
 class DemandImpossible(Unprocessable):
-    code, title = "demand_impossible", "No node can ever satisfy this demand"
+    code, title = "demand_impossible", "No node can ever run this action"
 
 
 class RequirementNotEnforced(Unprocessable):
@@ -206,11 +211,11 @@ class NotScored(Unprocessable):
 
 
 class GangRefused(Unprocessable):
-    code, status, title = "gang_refused", 422, "Another of its gang is refused"
+    code, status, title = "gang_refused", 422, "Another action of the gang is refused"
 
 
 class IdempotencyKeyReused(Unprocessable):
-    code, title = "idempotency_key_reused", "Idempotency-Key was used with another body"
+    code, title = "idempotency_key_reused", "The Idempotency-Key was used with another body"
 
 
 class TooManyRequests(TangramError):
@@ -226,7 +231,7 @@ class RateLimited(TooManyRequests):
 
 
 class InputFull(TooManyRequests):
-    code, title = "input_full", "The program has not read what was sent before"
+    code, title = "input_full", "The program has not read the earlier input"
 
 
 class Unavailable(TangramError):
@@ -234,7 +239,7 @@ class Unavailable(TangramError):
 
 
 class GatewayTimeout(TangramError):
-    code, status, title = "gateway_timeout", 504, "It has not ended yet"
+    code, status, title = "gateway_timeout", 504, "The action has not ended yet"
 
 
 class Internal(TangramError):

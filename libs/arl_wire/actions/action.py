@@ -78,7 +78,7 @@ SANDBOX_FIELDS = (*PROGRAM_FIELDS, "env", "files", "fetch", "environment", "dema
 
 
 class CpuRange(StrictModel):
-    """A range of cores: at least `min`, up to `max` if there are spare ones."""
+    """A range of cores: the action needs at least `min` and can use up to `max`."""
 
     min: Cpu
     max: Cpu
@@ -86,7 +86,7 @@ class CpuRange(StrictModel):
     @model_validator(mode="after")
     def _check_order(self) -> "CpuRange":
         if self.max < self.min:
-            raise ValueError("max is below min")
+            raise ValueError("max must not be below min")
         return self
 
 
@@ -100,15 +100,20 @@ class DemandSpec(StrictModel):
     cpu: Annotated[
         Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
         Discriminator(_cpu_tag),
-        Field(description="Cores, or the least and the most of them"),
+        Field(
+            description='Number of cores, or a range `{"min": …, "max": …}` for an action that can use more cores than'
+            " it needs"
+        ),
     ] = 1
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
-    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory")
-    pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
+    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory in MiB")
+    pids: int = Field(
+        default=256, ge=1, le=1 << 20, description="Maximum number of processes and threads at the same time"
+    )
     resources: CustomResources = Field(
         default_factory=dict,
-        description="What else it needs while it runs, of what nodes say that they have: `network_mbps`, accelerators."
-        " Counted, and not confined: nobody else is granted it meanwhile",
+        description="Further resources that nodes declare, such as `network_mbps` or accelerators, in whole units. The"
+        " scheduler reserves them while the action runs; nothing limits their actual use",
     )
 
 
@@ -120,12 +125,15 @@ class EnvironmentSelector(StrictModel):
     without use. An `id` names an existing environment.
     """
 
-    id: UUID | None = Field(default=None, description="Of a living environment; instead of scope and trajectory")
+    id: UUID | None = Field(
+        default=None, description="Id of an existing environment; replaces `scope` and `trajectory`"
+    )
     scope: Literal["ephemeral", "trajectory"] = "ephemeral"
     template: TemplateName | None = Field(
         default=None,
-        description="What it begins with: `host`, the node's own read-only system directories, or the name of an image "
-        "imported there, all of which can be written. Left out: the trajectory's, or `host`",
+        description="Template of a new environment. `host`: the node's own system directories, read-only. Any other"
+        " name: an image that was imported on the node; all its files are writable. Absent: the template"
+        " of the trajectory's environment, or `host`",
     )
     idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
 
@@ -155,84 +163,121 @@ class SubmitActionRequest(StrictModel):
     )
 
     kind: Literal["exec", "score", "call", "environment.create", "environment.files", "environment.transfer"] = "exec"
-    task: Name = Field(description="The RL workload this belongs to")
-    trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
+    task: Name = Field(description="RL workload to which the action belongs")
+    trajectory: Name | None = Field(default=None, description="Rollout to which the action belongs")
     profile: ProfileName | None = Field(
         default=None,
-        description="What runs here, for those who learn how long it takes: a repository's test suite, say. Left out: "
-        "the program's name",
+        description="Name of the workload for duration estimates, such as the name of a repository whose tests run."
+        " Absent: the name of the program",
     )
-    step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
+    step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, used in metrics and reports")
     environment: EnvironmentSelector = EnvironmentSelector()
     argv: list[Argument] | None = Field(
-        default=None, min_length=1, max_length=4096, description="Program and arguments; no shell is involved"
+        default=None,
+        min_length=1,
+        max_length=4096,
+        description="Program and its arguments; they are not passed through a shell",
     )
     source: Text | None = Field(
-        default=None, max_length=8 << 20, description="A Python program, run as __main__; instead of argv"
+        default=None, max_length=8 << 20, description="Python program that runs as `__main__`; replaces `argv`"
     )
     session: SessionName | None = Field(
         default=None,
-        description="A bash of this name that stays open in the persistent environment, with its directory, variables and "
-        "jobs; it is opened at its first use and ends with `exit` or with the environment. It runs `command`",
+        description="Name of a bash session in the persistent environment that runs `command`. The session keeps its"
+        " directory, variables and jobs. Its first use opens it; `exit` or the end of the environment"
+        " closes it",
     )
     command: Text | None = Field(
         default=None,
         max_length=MAX_COMMAND_CHARACTERS,
-        description="Shell text, of any number of lines; with `session`, and instead of argv and source. `stdout` is "
-        "all that the session's terminal shows",
+        description="Shell text of any number of lines for `session`; replaces `argv` and `source`. `stdout` contains"
+        " everything that the session's terminal shows",
     )
     stdin: Text = Field(default="", max_length=8 << 20)
     stdin_open: bool = Field(
         default=False,
-        description="Standard input stays open after `stdin`, for what is sent to /v1/actions/{id}/input meanwhile",
+        description="True to keep standard input open after `stdin`, so that `POST /v1/actions/{id}/input` can send"
+        " more",
     )
     env: dict[VariableName, Argument] = Field(default_factory=dict, max_length=256)
-    cwd: RelativePath | None = Field(default=None, description="Below the working directory")
+    cwd: RelativePath | None = Field(
+        default=None, description="Directory in which the program starts, relative to the working directory"
+    )
     files: dict[RelativePath, Base64] = Field(
-        default_factory=dict, max_length=MAX_FILES, description="Written before the start; contents in base64"
+        default_factory=dict,
+        max_length=MAX_FILES,
+        description="Files to write before the program starts: path to content in base64",
     )
     fetch: list[RelativePath] = Field(
-        default_factory=list, max_length=MAX_FILES, description="Files to return, at most 8 MiB in all"
+        default_factory=list,
+        max_length=MAX_FILES,
+        description="Paths of files to return after the run, at most 8 MiB in total",
     )
     timeout_s: float = Field(
-        default=300, ge=1e-6, le=86400, allow_inf_nan=False, description="Counts from the start of execution"
+        default=300,
+        ge=1e-6,
+        le=86400,
+        allow_inf_nan=False,
+        description="Maximum run time in seconds, from the start of the program",
     )
     demand: DemandSpec = DemandSpec()
-    service: ServiceName | None = Field(default=None, description="Of kind `score`: see /v1/reward-services")
-    items: list[ScoreItem] = Field(
-        default_factory=list, max_length=MAX_ITEMS, description="Of kind `score`: what the kind of its service takes"
+    service: ServiceName | None = Field(
+        default=None, description="Reward service that scores `items`; only for kind `score`. See `/v1/reward-services`"
     )
-    endpoint: EndpointName | None = Field(default=None, description="Of kind `call`: see /v1/endpoints")
-    request: CallRequest | None = Field(default=None, description="Of kind `call`: what is sent to it")
+    items: list[ScoreItem] = Field(
+        default_factory=list,
+        max_length=MAX_ITEMS,
+        description="Items to score; only for kind `score`. The kind of the service determines their fields",
+    )
+    endpoint: EndpointName | None = Field(
+        default=None, description="Endpoint to call; only for kind `call`. See `/v1/endpoints`"
+    )
+    request: CallRequest | None = Field(
+        default=None, description="HTTP request to send to `endpoint`; only for kind `call`"
+    )
     elasticity: Annotated[AmdahlElasticity | TableElasticity | NoElasticity, Field(discriminator="model")] = (
         NoElasticity(model="none")
     )
-    priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first, among one task's")
+    priority: int = Field(
+        default=0, ge=-10, le=10, description="Order among the actions of the same task; a higher value goes first"
+    )
     deadline_s: float | None = Field(
         default=None,
         gt=0,
         le=30 * 86400,
         allow_inf_nan=False,
-        description="Of no use if it has not ended by then; counts from admission. Still queued then, or later than"
-        " actions of its class could end in time, it settles `deadline_in_queue`. It kills nothing that runs",
+        description="Seconds from admission within which the action must end to be useful. An action that is still"
+        " queued then, or that could no longer end in time, settles as `deadline_in_queue`. A running"
+        " action is never killed",
     )
-    retries: int = Field(default=0, ge=0, le=10, description="Attempts after an infra_error, and only after that")
+    retries: int = Field(
+        default=0,
+        ge=0,
+        le=10,
+        description="Maximum number of further attempts after an `infra_error`; no other outcome is retried",
+    )
     idempotent: bool = Field(
         default=False,
-        description="May be retried inside a trajectory's environment; of a call: may be sent again where it is not"
-        " known whether it was carried out",
+        description="True if the action may run twice. Then it may be retried in a trajectory's environment, and a"
+        " call may be sent again after a failure that leaves its effect unknown",
     )
     require: list[Literal["cpu", "memory", "pids", "disk"]] = Field(
-        default_factory=list, max_length=4, description="Limits that must be enforced, or the action is refused"
+        default_factory=list,
+        max_length=4,
+        description="Limits that must be enforced; the action is refused if no node enforces them",
     )
     labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64)
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "SubmitActionRequest":
         if self.kind != "score" and (self.service is not None or self.items):
-            raise ValueError(f"kind `{self.kind}` scores nothing; it takes no service and no items")
+            raise ValueError(
+                f"kind `{self.kind}` does not score items: remove `service` and `items`, or use kind `score`"
+            )
         if self.kind != "call" and (self.endpoint is not None or self.request is not None):
-            raise ValueError(f"kind `{self.kind}` calls nothing; it takes no endpoint and no request")
+            raise ValueError(
+                f"kind `{self.kind}` does not call an endpoint: remove `endpoint` and `request`, or use kind `call`"
+            )
         if self.kind in ("score", "call"):
             self._check_no_sandbox_fields()
             return self
@@ -242,54 +287,64 @@ class SubmitActionRequest(StrictModel):
             self._check_no_program()
         if self.environment.id is not None:
             if self.kind == "environment.create":
-                raise ValueError("environment.id names one that is there; one that is to be made has none yet")
+                raise ValueError(
+                    "environment.id must name an existing environment, and kind `environment.create` creates one: use"
+                    " scope `trajectory` and a trajectory"
+                )
         elif self.environment.scope == "trajectory" and self.trajectory is None:
             raise ValueError("environment.scope `trajectory` needs a trajectory")
         return self
 
     def _check_no_program(self) -> None:
         if given := [name for name in PROGRAM_FIELDS if getattr(self, name)]:
-            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no {' and no '.join(given)}")
+            raise ValueError(f"kind `{self.kind}` does not run a program: remove {' and '.join(given)}")
         if self.demand.resources:
-            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no demand.resources")
+            raise ValueError(f"kind `{self.kind}` does not run a program: remove demand.resources")
         if self.environment.scope != "trajectory" and self.environment.id is None:
             raise ValueError(
-                f"kind `{self.kind}` is about a persistent environment: environment.scope `trajectory`, or an id"
+                f"kind `{self.kind}` needs a persistent environment: set environment.scope to `trajectory`, or give an"
+                " environment.id"
             )
         if self.kind in ("environment.files", "environment.transfer") and self.env:
-            raise ValueError(f"kind `{self.kind}` runs nothing; it takes no env")
+            raise ValueError(f"kind `{self.kind}` does not run a program: remove env")
         if self.kind == "environment.transfer" and (self.files or self.fetch):
-            raise ValueError("kind `environment.transfer` takes no files; they come by a request of their own")
+            raise ValueError(
+                "kind `environment.transfer` does not accept files: upload them with `PUT"
+                " /v1/environments/{id}/archive`"
+            )
 
     def _check_no_sandbox_fields(self) -> None:
         if self.kind == "call" and (self.endpoint is None or self.request is None):
             raise ValueError("kind `call` needs an endpoint and a request")
         if self.request is not None and self.retries and not (self.idempotent or self.request.is_idempotent):
             raise ValueError(
-                f"retries of a {self.request.method} may carry it out twice; say `idempotent` if that is fine"
+                f"retries could send this {self.request.method} request twice: set `idempotent` to true if that is safe"
             )
         if self.kind == "score" and (self.service is None or not self.items):
             raise ValueError("kind `score` needs a service and items")
         if sum(item.characters for item in self.items) > MAX_CHARACTERS:
-            raise ValueError(f"the items have more than {MAX_CHARACTERS} characters; use several actions")
+            raise ValueError(f"items must have at most {MAX_CHARACTERS} characters in total: use several actions")
         if given := [name for name in SANDBOX_FIELDS if getattr(self, name) != _default_value(name)]:
-            raise ValueError(f"kind `{self.kind}` runs no program; it takes no {' and no '.join(given)}")
+            raise ValueError(f"kind `{self.kind}` does not run a program: remove {' and '.join(given)}")
 
     def _check_one_program(self) -> None:
         if [self.argv, self.source, self.session].count(None) != 2:
             raise ValueError("give exactly one of argv, source and session")
         if (self.session is None) != (self.command is None):
-            raise ValueError("session and command go together")
+            raise ValueError("session and command must be given together")
         if self.session is not None:
             self._check_session()
         if self.argv is not None and not self.argv[0]:
-            raise ValueError("argv.0 is empty; it names the program")
+            raise ValueError("argv.0 must not be empty: it is the name of the program")
 
     def _check_session(self) -> None:
         if self.cwd is not None or self.env:
-            raise ValueError("a session has its own directory and variables; change them by its commands")
+            raise ValueError("a session keeps its own directory and variables: change them in `command`")
         if self.environment.id is None and self.environment.scope != "trajectory":
-            raise ValueError("a session lives in a persistent environment: environment.scope `trajectory`, or an id")
+            raise ValueError(
+                "a session needs a persistent environment: set environment.scope to `trajectory`, or give an"
+                " environment.id"
+            )
 
 
 @cache
@@ -306,15 +361,21 @@ class ActionResult(BaseModel):
     signal: int | None = None
     stdout: OutputStream = OutputStream()
     stderr: OutputStream = OutputStream()
-    files: dict[str, str] = Field(default_factory=dict, description="Fetched files, contents in base64")
+    files: dict[str, str] = Field(default_factory=dict, description="Files of `fetch`: path to content in base64")
     missing_files: list[str] = Field(default_factory=list)
     cpu_s: float = 0.0
     peak_memory_mib: float = 0.0
-    leftover_processes: int = Field(default=0, description="Its processes still in the environment, frozen")
-    enforcement: dict[str, str] = Field(default_factory=dict, description="What held: enforced, best_effort, absent")
-    scores: list[Score] | None = Field(default=None, description="Of kind `score`: one for each item, in their order")
+    leftover_processes: int = Field(
+        default=0, description="Processes of the action that remain in the environment; they are frozen"
+    )
+    enforcement: dict[str, str] = Field(
+        default_factory=dict, description="Enforcement of each limit: `enforced`, `best_effort` or `absent`"
+    )
+    scores: list[Score] | None = Field(
+        default=None, description="Scores in the order of the items; only for kind `score`"
+    )
     response: CallResponse | None = Field(
-        default=None, description="Of kind `call`: what was answered, where there was an answer"
+        default=None, description="Response of the endpoint, if one arrived; only for kind `call`"
     )
 
 
@@ -333,8 +394,8 @@ class ElasticDemand(BaseModel):
     resource: str
     min: int
     max: int
-    step: int = Field(description="Between the amounts that it could be given")
-    elasticity: dict[str, Any] = Field(description="As it was declared, in amounts")
+    step: int = Field(description="Difference between two adjacent amounts that the action can get")
+    elasticity: dict[str, Any] = Field(description="Declared elasticity, in amounts of the resource")
     resizable: str = "none"
 
 
@@ -345,18 +406,24 @@ class Action(BaseModel):
     task: str
     trajectory: str | None = None
     kind: str
-    environment: UUID | None = Field(default=None, description="The persistent environment it was granted in")
+    environment: UUID | None = Field(default=None, description="Persistent environment in which the action was granted")
     state: ActionState
     outcome: ActionOutcome | None = None
-    reason: str | None = Field(default=None, description="The limit, or the cause of an infra_error")
+    reason: str | None = Field(
+        default=None, description="Limit that the action exceeded, or cause of its `infra_error`"
+    )
     message: str | None = None
     grant_no: int = 0
     failures: int = 0
     node: str | None = None
-    class_key: str = Field(default="", description="Actions with the same one are learnt from and scheduled together")
-    demand: dict[str, int] = Field(default_factory=dict, description="The least it asked for")
-    elastic: ElasticDemand | None = Field(default=None, description="Only where it can use more than that")
-    gang: UUID | None = Field(default=None, description="The same of all that start together with it")
+    class_key: str = Field(
+        default="", description="Key of the class of similar actions. Duration estimates and scheduling use the class"
+    )
+    demand: dict[str, int] = Field(default_factory=dict, description="Minimum amounts of the demand")
+    elastic: ElasticDemand | None = Field(
+        default=None, description="Elastic part of the demand. Absent if the demand is fixed"
+    )
+    gang: UUID | None = Field(default=None, description="Id that all actions of the same gang have")
     allocation: dict[str, int] | None = None
     cancel_requested: bool = False
     created_at: datetime

@@ -31,7 +31,7 @@ __all__ = [
 
 
 class SubmissionMetadata(BaseModel):
-    """The fields of an `AdmitItem` without its action.
+    """The fields of an `AdmitItem` except its action.
 
     `key` makes the submission idempotent within its project; `body_hash` identifies the body that used the key.
     """
@@ -143,7 +143,7 @@ class AffectedRowsResponse(BaseModel):
 
 
 class InternalChangeNodeRequest(BaseModel):
-    """A request to cordon, reopen or drain a node; a deadline drains it."""
+    """A request to cordon, reopen or drain a node. A deadline drains it."""
 
     name: str
     cordoned: bool
@@ -155,7 +155,7 @@ class RemoveNodeRequest(BaseModel):
 
 
 class RemoveNodeResponse(BaseModel):
-    """The result of removing a node: removed, or the reason against it; neither if the node does not exist."""
+    """The result of removing a node: `removed`, or the reason for refusing; neither if the node does not exist."""
 
     removed: bool
     kept_by: str | None = None

@@ -78,7 +78,9 @@ class ResizeBatchResponse(BaseModel):
 
 
 class ReadOutputRequest(BaseModel):
-    """A request for the output of an attempt beyond these offsets, answered as soon as there is news."""
+    """A request for the output of an attempt beyond these offsets. The response is sent as soon as there is more
+    output.
+    """
 
     id: UUID
     grant_no: int
