@@ -20,5 +20,6 @@ class ConsistencyService:
 
 
 def consistency_from_row(row: Row) -> ConsistencyReport:
+    """Return the report of a row of `check_consistency`."""
     parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
     return ConsistencyReport(at=row.at, **parts)

@@ -31,7 +31,7 @@ class CapacityService:
         async with self._store.read() as tx:
             ids = await node_queries.node_ids(tx, names)
         if unknown := sorted(set(names) - ids.keys()):
-            message = f"there is no node {unknown[0]!r}; `tangram nodes list` shows them"
+            message = f"node {unknown[0]!r} does not exist. `tangram nodes list` shows the nodes"
             raise ValidationFailed(message, errors=[FieldError(field="query.exclude_node", message=message)])
         return list(ids.values())
 
@@ -46,6 +46,7 @@ class StragglerService:
         self._scheduler_url = scheduler_url
 
     async def list(self, caller: Caller) -> StragglerListResponse:
+        """List the stragglers of the caller's project. Raises `Unavailable` while no scheduler leads."""
         content = await self._peers.call(
             f"{self._scheduler_url}/internal/stragglers", FindStragglersRequest(limit=MAX_STRAGGLERS)
         )

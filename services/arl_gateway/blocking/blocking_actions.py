@@ -59,6 +59,7 @@ class BlockingActions:
                 each.cancel()
 
     def run_in_background(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run the coroutine as a task that `drain` waits for."""
         task = asyncio.create_task(coroutine, name="held")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -91,4 +92,4 @@ class BlockingActions:
         try:
             await self._actions.cancel((await admitting).id, caller)
         except Exception as error:  # noqa: BLE001 - it was refused, or has already settled
-            log.info("an action for which nobody waits was not cancelled: %s", error)
+            log.info("an action without a waiting caller could not be cancelled: %s", error)

@@ -33,7 +33,7 @@ class CommandRunner:
         finally:
             self.waiting -= 1
         if settled is None:
-            raise Unavailable("this gateway is about to end, and the command with it", retry_after_s=1)
+            raise Unavailable("this gateway is stopping and has cancelled the command; try again", retry_after_s=1)
         return settled
 
     def stop(self) -> None:

@@ -30,7 +30,7 @@ class EndpointService:
         async with self._store.read() as tx:
             rows = await endpoints_by_node(tx, name=name)
         if not rows:
-            message = f"no broker has an endpoint {name!r}"
+            message = f"endpoint {name!r} does not exist. `tangram endpoints list` shows the endpoints"
             raise NotFound(message, errors=[FieldError(field="name", message=message)])
         return _build_endpoint(name, rows, caller)
 
