@@ -23,6 +23,7 @@ class SecretRedactor:
         self._pattern = re.compile("|".join(map(_word_pattern, longest_first)).encode()) if words else None
 
     def redact(self, content: bytes) -> bytes:
+        """Return the content with all secrets replaced."""
         return content if self._pattern is None else self._pattern.sub(REDACTED, content)
 
     def redact_truncated(self, content: bytes) -> bytes:

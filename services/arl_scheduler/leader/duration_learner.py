@@ -64,8 +64,9 @@ class DurationLearner:
         notified: frozenset[Fence],
         now: float,
     ) -> None:
-        """Learn from released allocations. `notified` are the fences whose end was notified; `runs` has their
-        durations.
+        """Learn from released allocations.
+
+        `notified` has the fences whose end was notified; `runs` has their durations.
         """
         for fence in self._missed.keys() & notified:
             missed = self._missed.pop(fence)
