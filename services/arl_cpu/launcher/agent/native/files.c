@@ -218,13 +218,13 @@ char *files_send(const struct order *order)
         if (fstat(file, &state) == 0 && S_ISREG(state.st_mode)) {
             if (state.st_size > left) {
                 free(message);
-                if (asprintf(&message, "fetch is limited to %lld bytes in all; '%s' has %lld", FETCH_LIMIT,
+                if (asprintf(&message, "fetch returns at most %lld bytes in total; '%s' has %lld", FETCH_LIMIT,
                              order->fetch.at[each].text, (long long)state.st_size) < 0)
                     _exit(1);
             } else {
                 left -= state.st_size;
                 if (!say_file(each, state.st_size, file) && !message)
-                    message = strdup("too many open files are on their way between processes of this user");
+                    message = strdup("too many open files are in transit between processes of this user");
             }
         }
         close(file);

@@ -99,7 +99,7 @@ static void report_unstarted(int failure, int standard_error)
     const char *name = action.order.argv.count ? action.order.argv.at[0].text : "";
 
     if (failure == EAGAIN) {
-        say_limit("pids", "no process left to start the action");
+        say_limit("pids", "the process limit was reached before the action could start");
     } else if (failure == ENOENT && order_is(&action.order, "source")) {
         say("{\"op\": \"exited\", \"no_interpreter\": true}");
     } else {
@@ -189,7 +189,7 @@ static void start(const int *files, int count)
         asprintf(&problem, "cwd '%s' is not a directory of the environment", action.order.directory.at[0].text) < 0)
         _exit(1);
     if (problem && is_full)
-        say_limit("disk", "its input files do not fit on disk");
+        say_limit("disk", "the input files do not fit on the disk of the environment");
     else if (problem)
         refuse(problem);
     if (problem)
@@ -241,7 +241,7 @@ static void hear_interpreter(void)
             bool is_end = WIFEXITED(answer.value) || WIFSIGNALED(answer.value);
             finish(is_end ? answer.value & 0xffff : SIGKILL, answer.peak_kib < 0 ? 0 : answer.peak_kib);
         } else {
-            say_limit("pids", "no process left to start the action");
+            say_limit("pids", "the process limit was reached before the action could start");
             forget_action();
         }
     }
