@@ -216,9 +216,7 @@ def _open_agent(agent_kind: str, driver: IsolationDriver, *, has_cgroup: bool) -
         return None, in_python(reason="TANGRAM_AGENT is python")
     try:
         if not driver.has_zygote_namespaces or not has_cgroup:
-            raise native.NativeAgentUnavailable(
-                "the C agent needs namespaces and a cgroup, which are not both available"
-            )
+            raise native.NativeAgentUnavailable("the C agent needs namespaces and a cgroup; one of them is missing")
         program = native.open_native_agent()
     except native.NativeAgentUnavailable as problem:
         if agent_kind != native.AUTO:

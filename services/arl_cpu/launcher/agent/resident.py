@@ -214,7 +214,7 @@ def show(error: BaseException) -> None:
 
 
 def end(code: int, known: "set[str]") -> int:
-    """End the source in the order of a normal end: threads, exit handlers, open files, buffers. Return the exit code."""
+    """End the source in the normal order: threads, exit handlers, open files, buffers. Return the exit code."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
