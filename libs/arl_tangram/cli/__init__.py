@@ -107,6 +107,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("TANGRAM_DEBUG"):
             raise
-        print_error({"detail": f"{type(error).__name__}: {error}"})
+        detail = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else repr(error)
+        print_error({"detail": detail})
         code = EXIT_FAILED
     raise SystemExit(code if isinstance(code, int) else 0)

@@ -112,7 +112,7 @@ def wants_json(arguments: list[str]) -> bool:
     """Return True if the arguments before `--` ask for JSON. They may be invalid, so they are not parsed."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
     pairs = zip(own, [*own[1:], ""], strict=True)
-    return any(
-        name in ("--json", "--output=json", "-ojson") or (name in ("-o", "--output") and value == "json")
-        for name, value in pairs
+    is_flag = own[:1] != ["submit"]  # `submit --json FILE` is a request, not an output format
+    return ("--json" in own and is_flag) or any(
+        name in ("--output=json", "-ojson") or (name in ("-o", "--output") and value == "json") for name, value in pairs
     )

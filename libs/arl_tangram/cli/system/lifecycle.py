@@ -17,6 +17,7 @@ from arl_tangram.cli.output import (
     EXIT_INTERRUPTED,
     EXIT_NO_SANDBOX,
     EXIT_NOT_RUNNING,
+    EXIT_USAGE,
     FormatOption,
     OutputFormat,
     fail,
@@ -56,7 +57,8 @@ def up(
     ] = False,
     host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(help="Port of the gateway.", show_default="8700 if free, otherwise any")
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the gateway.", show_default="8700 if free, otherwise any"),
     ] = None,
     cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
@@ -167,7 +169,12 @@ def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) 
 
     In the foreground, the supervisor also ends if this process ends.
     """
-    state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fail(
+            f"state directory {state.directory} cannot be created: {error.strerror}. Choose another: --dir", EXIT_USAGE
+        )
     with _startup_log(state).open("wb") as words:
         return subprocess.Popen(
             [sys.executable, "-m", "arl_local", *arguments, *(() if detach else ("--until-eof",))],
