@@ -69,7 +69,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--driver", choices=drivers, default=os.environ.get("TANGRAM_DRIVER", "auto"))
     parser.add_argument("--unsafe-local", action="store_const", const="unsafe-local", dest="driver")
     parser.add_argument("--until-eof", action="store_true", help="also stop when standard input ends")
-    parser.add_argument("--take-over", action="store_true", help="use the database even if another state directory owns it")
+    parser.add_argument("--take-over", action="store_true", help="use a database that another state directory owns")
     parser.add_argument("--purge", action="store_true", help="remove the state of a stopped system")
     chosen = parser.parse_args(arguments)
     if chosen.nodes < 1 or (chosen.nodes > 1 and chosen.driver != "simulated"):

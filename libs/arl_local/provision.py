@@ -65,7 +65,7 @@ def _main() -> None:
     parser = argparse.ArgumentParser(description="Migrate the database and write each service's secrets.")
     parser.add_argument("--state", type=Path, required=True, help="directory of the secrets")
     parser.add_argument("--to", type=Path, required=True, help="directory that receives one directory per service")
-    parser.add_argument("--take-over", action="store_true", help="use the database even if another state directory owns it")
+    parser.add_argument("--take-over", action="store_true", help="use a database that another state directory owns")
     chosen = parser.parse_args()
     settings = load_settings(ProvisionSettings)
     try:

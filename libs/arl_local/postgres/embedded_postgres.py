@@ -83,7 +83,7 @@ class EmbeddedPostgres:
             self._initialise()
         version = (self.paths.data / "PG_VERSION").read_text().strip()
         if version != _MAJOR:
-            raise EmbeddedPostgresError(f"{self.paths.data} was created by PostgreSQL {version}, but version {_MAJOR} is installed")
+            raise EmbeddedPostgresError(f"{self.paths.data} belongs to PostgreSQL {version}; installed is {_MAJOR}")
         replace_file(self.paths.hba_file, "local all all scram-sha-256\n", mode=0o644)
         settings = {**self._settings, "hba_file": str(self.paths.hba_file)}
         lines = [f"{name} = {_quote_setting(value)}\n" for name, value in settings.items()]
