@@ -214,7 +214,6 @@ class _RequestEnvelope:
         seen, complete, began = 0, False, 0.0
 
         async def bounded() -> Message:
-            """Receive the next message within the time limit of the body."""
             nonlocal seen, complete, began
             if complete:
                 # After the body, the only message is the client's disconnect. It needs no time limit.
@@ -360,7 +359,6 @@ async def _on_unexpected_error(request: Request, error: Exception) -> Response:
 def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
     @app.get("/livez", include_in_schema=False)
     async def livez() -> dict[str, str]:
-        """Report that the process is alive."""
         return {"status": "ok"}
 
     @app.get("/readyz", include_in_schema=False)
@@ -373,14 +371,12 @@ def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:
 
     @app.get("/version", include_in_schema=False)
     async def version() -> dict[str, str]:
-        """Report the version of the service."""
         return {"version": VERSION}
 
 
 def _add_metrics(app: FastAPI, metrics: Metrics, dependencies: Sequence[Any]) -> None:
     @app.get("/metrics", include_in_schema=False, dependencies=[Depends(each) for each in dependencies])
     async def scrape() -> Response:
-        """Return the metrics in the Prometheus text format."""
         return Response(await metrics.exposition(), headers={"content-type": CONTENT_TYPE})
 
 

@@ -43,13 +43,9 @@ class AttemptReport(Protocol):
     """The end of one attempt."""
 
     @property
-    def fence(self) -> Fence:
-        """Return the fence of the attempt."""
-
+    def fence(self) -> Fence: ...
     @property
-    def outcome(self) -> str:
-        """Return the outcome of the attempt."""
-
+    def outcome(self) -> str: ...
     @property
     def run_us(self) -> int:
         """Return the run time in microseconds."""

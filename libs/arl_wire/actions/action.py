@@ -9,20 +9,20 @@ from pydantic import (
     AfterValidator,
     BaseModel,
     ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
-    Tag,
     model_validator,
 )
 
-from arl_core.domain.states import ActionOutcome, ActionState
-from arl_wire.actions.elasticity import MAX_CPU_CORES, AmdahlElasticity, NoElasticity, TableElasticity
-from arl_wire.calls import CallRequest, CallResponse, EndpointName
-from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
+from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome, ActionState
+from arl_wire.actions.demand import MAX_MIB, Cpu, CpuRange, DemandSpec, EnvironmentSelector, TemplateName
+from arl_wire.actions.elasticity import AmdahlElasticity, NoElasticity, TableElasticity
+from arl_wire.actions.results import ActionResult, ActionTimes, ElasticDemand
+from arl_wire.calls import CallRequest, EndpointName
+from arl_wire.errors import NotSettled
+from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ScoreItem, ServiceName
 from arl_wire.validation import (
     Base64,
-    CustomResources,
     OutputStream,
     StrictModel,
     validate_argument,
@@ -32,11 +32,13 @@ from arl_wire.validation import (
 
 __all__ = [
     "HOST_TEMPLATE",
+    "MAX_MIB",
     "Action",
     "ActionListResponse",
     "ActionResult",
     "ActionTimes",
     "AmdahlElasticity",
+    "Cpu",
     "CpuRange",
     "DemandSpec",
     "ElasticDemand",
@@ -45,97 +47,30 @@ __all__ = [
     "OutputStream",
     "SubmitActionRequest",
     "TableElasticity",
+    "TemplateName",
     "WaitRequest",
     "WaitResponse",
 ]
 
 HOST_TEMPLATE = "host"
 """Name of the template that every node has."""
-MAX_MIB = 64 << 20
 MAX_FILES = 1000
 MAX_COMMAND_CHARACTERS = 256 << 10
-
-
-def _cpu_tag(value: Any) -> str:
-    return "range" if isinstance(value, (dict, CpuRange)) else "cores"
 
 
 Text = Annotated[str, AfterValidator(validate_no_nul)]
 Argument = Annotated[Text, AfterValidator(validate_argument)]
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", min_length=1, max_length=128)]
-TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 SessionName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
 ProfileName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@-]*$", max_length=64)]
 LabelKey = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", max_length=64)]
 LabelValue = Annotated[Text, StringConstraints(max_length=256)]
 VariableName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$", max_length=128)]
 RelativePath = Annotated[Text, StringConstraints(min_length=1, max_length=1024), AfterValidator(validate_relative_path)]
-Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU_CORES, allow_inf_nan=False)]
 
 
 PROGRAM_FIELDS = ("argv", "source", "session", "command", "cwd", "stdin", "stdin_open")
 SANDBOX_FIELDS = (*PROGRAM_FIELDS, "env", "files", "fetch", "environment", "demand", "elasticity", "require")
-
-
-class CpuRange(StrictModel):
-    """A range of cores: the action needs at least `min` and can use up to `max`."""
-
-    min: Cpu
-    max: Cpu
-
-    @model_validator(mode="after")
-    def _check_order(self) -> "CpuRange":
-        if self.max < self.min:
-            raise ValueError("max must not be below min")
-        return self
-
-
-class DemandSpec(StrictModel):
-    """The resources that the action needs while it runs.
-
-    Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a trajectory's
-    environment are set by its first action and stay allocated until the environment ends.
-    """
-
-    cpu: Annotated[
-        Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
-        Discriminator(_cpu_tag),
-        Field(
-            description='Number of cores, or a range `{"min": …, "max": …}` for an action that can use more cores than'
-            " it needs"
-        ),
-    ] = 1
-    memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
-    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory in MiB")
-    pids: int = Field(
-        default=256, ge=1, le=1 << 20, description="Maximum number of processes and threads at the same time"
-    )
-    resources: CustomResources = Field(
-        default_factory=dict,
-        description="Further resources that nodes declare, such as `network_mbps` or accelerators, in whole units. The"
-        " scheduler reserves them while the action runs; nothing limits their actual use",
-    )
-
-
-class EnvironmentSelector(StrictModel):
-    """The environment in which the action runs.
-
-    `ephemeral`: a new environment that ends with the action. `trajectory`: a persistent environment with files and
-    processes. The trajectory's first action creates it. It ends with the trajectory, or after `idle_ttl_s` seconds
-    without use. An `id` names an existing environment.
-    """
-
-    id: UUID | None = Field(
-        default=None, description="Id of an existing environment; replaces `scope` and `trajectory`"
-    )
-    scope: Literal["ephemeral", "trajectory"] = "ephemeral"
-    template: TemplateName | None = Field(
-        default=None,
-        description="Template of a new environment. `host`: the node's own system directories, read-only. Any other"
-        " name: an image that was imported on the node; all its files are writable. Absent: the template"
-        " of the trajectory's environment, or `host`",
-    )
-    idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
 
 
 class SubmitActionRequest(StrictModel):
@@ -353,52 +288,6 @@ def _default_value(name: str) -> Any:
     return SubmitActionRequest.model_fields[name].get_default(call_default_factory=True)
 
 
-class ActionResult(BaseModel):
-    """The result of the accepted attempt."""
-
-    grant_no: int
-    exit_code: int | None = None
-    signal: int | None = None
-    stdout: OutputStream = OutputStream()
-    stderr: OutputStream = OutputStream()
-    files: dict[str, str] = Field(default_factory=dict, description="Files of `fetch`: path to content in base64")
-    missing_files: list[str] = Field(default_factory=list)
-    cpu_s: float = 0.0
-    peak_memory_mib: float = 0.0
-    leftover_processes: int = Field(
-        default=0, description="Processes of the action that remain in the environment; they are frozen"
-    )
-    enforcement: dict[str, str] = Field(
-        default_factory=dict, description="Enforcement of each limit: `enforced`, `best_effort` or `absent`"
-    )
-    scores: list[Score] | None = Field(
-        default=None, description="Scores in the order of the items; only for kind `score`"
-    )
-    response: CallResponse | None = Field(
-        default=None, description="Response of the endpoint, if one arrived; only for kind `call`"
-    )
-
-
-class ActionTimes(BaseModel):
-    """The parts of the action completion time in seconds: act_s = queue_s + run_s + overhead_s."""
-
-    queue_s: float | None = None
-    run_s: float | None = None
-    overhead_s: float | None = None
-    act_s: float | None = None
-
-
-class ElasticDemand(BaseModel):
-    """The elastic resource of an action, its range and its elasticity."""
-
-    resource: str
-    min: int
-    max: int
-    step: int = Field(description="Difference between two adjacent amounts that the action can get")
-    elasticity: dict[str, Any] = Field(description="Declared elasticity, in amounts of the resource")
-    resizable: str = "none"
-
-
 class Action(BaseModel):
     """The current state of an action. A settled action never changes again."""
 
@@ -434,6 +323,42 @@ class Action(BaseModel):
     times: ActionTimes = ActionTimes()
     labels: dict[str, str] = Field(default_factory=dict)
     result: ActionResult | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if the outcome is `ok`. Raises `NotSettled`."""
+        return self._settled_outcome() is ActionOutcome.OK
+
+    @property
+    def masked(self) -> bool:
+        """True if the outcome says nothing about the program, so that its sample should be masked out of the loss.
+
+        These outcomes are `infra_error`, `cancelled` and `deadline_in_queue`. Raises `NotSettled`.
+        """
+        return self._settled_outcome() in MASKED_OUTCOMES
+
+    @property
+    def stdout(self) -> str:
+        """Standard output as text; empty if the program did not run. Raises `NotSettled`."""
+        self._settled_outcome()
+        return self.result.stdout.text if self.result is not None else ""
+
+    @property
+    def stderr(self) -> str:
+        """Standard error as text; empty if the program did not run. Raises `NotSettled`."""
+        self._settled_outcome()
+        return self.result.stderr.text if self.result is not None else ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the program; None if it did not run or died by a signal. Raises `NotSettled`."""
+        self._settled_outcome()
+        return self.result.exit_code if self.result is not None else None
+
+    def _settled_outcome(self) -> ActionOutcome:
+        if self.outcome is None:
+            raise NotSettled(f"action {self.id} is {self.state}. Wait for it with `wait` or `get(id, wait_s=...)`")
+        return self.outcome
 
 
 class ActionListResponse(BaseModel):

@@ -47,42 +47,22 @@ log = logging.getLogger(__name__)
 class EngineOwner(Protocol):
     """The owner of an engine's device. Responses contain the device's state, or an `error`. Raises `WorkerDied`."""
 
-    async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
-        """Keep an engine awake until it is released."""
-
-    async def release_engine(self, engine: str) -> dict[str, Any]:
-        """Release an engine, so that it may sleep."""
-
-    async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
-        """Check the memory state of an engine."""
+    async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
+    async def release_engine(self, engine: str) -> dict[str, Any]: ...
+    async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]: ...
 
 
 class JobSink(Protocol):
     """The source of score jobs, and the receiver of their entries."""
 
-    def start_run_time(self, job: ScoreJob) -> None:
-        """Start the run time and the timeout of a job, unless they have started."""
-
-    def complete_item(self, job: ScoreJob, item_index: int, entry: Entry) -> None:
-        """Record the entry of one item."""
-
-    def fail_job(self, job: ScoreJob, reason: str, message: str) -> None:
-        """Fail a job; a finished one is ignored."""
-
-    def fail_waiting(self, services: Collection[str], reason: str, message: str) -> None:
-        """Fail the waiting jobs of these services; jobs that have started continue."""
-
-    def is_finished(self, job: ScoreJob) -> bool:
-        """Return True if the job has been reported."""
-
-    def waiting_services(self, number: int) -> Sequence[str]:
-        """Return the services with work for a device, the most urgent first."""
-
-    def update_device(self, number: int, response: Mapping[str, Any]) -> None:
-        """Update the state of a device from a response of its worker."""
-
-    def wake_devices(self) -> None:
-        """Wake all devices, because any of them may have work."""
+    def start_run_time(self, job: ScoreJob) -> None: ...
+    def complete_item(self, job: ScoreJob, item_index: int, entry: Entry) -> None: ...
+    def fail_job(self, job: ScoreJob, reason: str, message: str) -> None: ...
+    def fail_waiting(self, services: Collection[str], reason: str, message: str) -> None: ...
+    def is_finished(self, job: ScoreJob) -> bool: ...
+    def waiting_services(self, number: int) -> Sequence[str]: ...
+    def update_device(self, number: int, response: Mapping[str, Any]) -> None: ...
+    def wake_devices(self) -> None: ...
 
 
 class EngineDispatcher:

@@ -54,34 +54,18 @@ class Cgroup(Protocol):
     worker_join_files: Sequence[str]
     """Files for a process that joins the accounting but not the freezer."""
 
-    def set_limits(self, *, memory_mib: int, pids: int) -> None:
-        """Limit memory and the number of processes."""
-
-    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        """Set the CPU quota and the cores. Without cores, all cores of the tree are allowed."""
-
+    def set_limits(self, *, memory_mib: int, pids: int) -> None: ...
+    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
     def freeze(self) -> bool:
         """Freeze the group. Return True once no process of it runs; the caller repeats until then."""
         ...
 
-    def thaw(self) -> None:
-        """Let the frozen processes run again."""
-
-    def usage(self) -> CgroupUsage:
-        """Return the counters of the group."""
-
-    def reset_peak(self) -> None:
-        """Start a new measurement of the peak memory, if the version supports it."""
-
-    def peak_kib(self) -> int:
-        """Return the peak memory in KiB."""
-
-    def processes(self) -> list[int]:
-        """Return the pids of the processes in the group."""
-
-    def kill(self) -> None:
-        """Kill all processes in the group."""
-
+    def thaw(self) -> None: ...
+    def usage(self) -> CgroupUsage: ...
+    def reset_peak(self) -> None: ...
+    def peak_kib(self) -> int: ...
+    def processes(self) -> list[int]: ...
+    def kill(self) -> None: ...
     def remove(self) -> bool:
         """Remove the group. Return False while it contains a process."""
         ...
@@ -92,15 +76,12 @@ class CgroupTree(Protocol):
 
     version: str
 
-    def make(self, name: str) -> Cgroup:
-        """Create a group below the tree. Raises `OSError`."""
-
+    def make(self, name: str) -> Cgroup: ...
     def sweep(self) -> None:
         """Kill and remove every group below, including those of earlier launchers."""
         ...
 
-    def remove(self) -> None:
-        """Remove the tree if it is empty."""
+    def remove(self) -> None: ...
 
 
 class NoCgroup:
