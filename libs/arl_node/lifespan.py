@@ -14,6 +14,8 @@ __all__ = ["make_lifespan", "make_readiness_check"]
 
 
 class NodeManager(Protocol):
+    """A manager that the lifespan starts and stops."""
+
     failed: str | None
     """Reason why the manager cannot work, or None."""
 

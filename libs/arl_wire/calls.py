@@ -199,4 +199,6 @@ class Endpoint(BaseModel):
 
 
 class EndpointListResponse(BaseModel):
+    """All endpoints, by name."""
+
     items: list[Endpoint]

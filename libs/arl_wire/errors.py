@@ -140,26 +140,38 @@ class TangramError(Exception):
 
 
 class BadRequest(TangramError):
+    """The request is malformed, such as a wrong cursor or header."""
+
     code, status, title = "bad_request", 400, "Bad request"
 
 
 class Unauthenticated(TangramError):
+    """The request has no API key, or one that is unknown, expired or revoked."""
+
     code, status, title = "unauthenticated", 401, "Authentication required"
 
 
 class Forbidden(TangramError):
+    """The API key lacks a scope, or belongs to another project than the operation needs."""
+
     code, status, title = "forbidden", 403, "Access denied"
 
 
 class NotFound(TangramError):
+    """The resource does not exist, or belongs to another project."""
+
     code, status, title = "not_found", 404, "Not found"
 
 
 class Conflict(TangramError):
+    """The state of the resource does not allow the operation."""
+
     code, status, title = "conflict", 409, "Conflict with the current state"
 
 
 class NotRunning(Conflict):
+    """The action has not started or has ended, so that it accepts no input."""
+
     code, title = "not_running", "The action is not running"
 
 
@@ -170,86 +182,128 @@ class NotSettled(Conflict):
 
 
 class InputClosed(Conflict):
+    """The action was submitted without `stdin_open`, or its input has ended."""
+
     code, title = "input_closed", "The action accepts no more input"
 
 
 class TooLarge(TangramError):
+    """The request, or the content that it asks for, exceeds a size limit."""
+
     code, status, title = "too_large", 413, "Request too large"
 
 
 class RequestTimeout(TangramError):
+    """The body of the request was not received in time."""
+
     code, status, title = "request_timeout", 408, "The request was not received in time"
 
 
 class UnsupportedMediaType(TangramError):
+    """The content type of the body is not the one that the route reads."""
+
     code, status, title = "unsupported_media_type", 415, "The format of the body is not supported"
 
 
 class Unprocessable(TangramError):
+    """The request is well-formed, but its content cannot be accepted."""
+
     code, status, title = "unprocessable", 422, "Unprocessable request"
 
 
 class ValidationFailed(Unprocessable):
+    """Fields of the request are invalid; `errors` lists them."""
+
     code, title = "validation_failed", "Invalid request"
 
 
 class DemandImpossible(Unprocessable):
+    """No node, even if idle, could ever run the action."""
+
     code, title = "demand_impossible", "No node can ever run this action"
 
 
 class RequirementNotEnforced(Unprocessable):
+    """No node enforces the limits that the action requires."""
+
     code, title = "requirement_not_enforced", "No node enforces what the action requires"
 
 
 class TemplateNotFound(Unprocessable):
+    """No node has the template of the environment."""
+
     code, title = "template_not_found", "No node has this template"
 
 
 class RewardServiceNotFound(Unprocessable):
+    """The reward service is neither registered nor on a node."""
+
     code, title = "reward_service_not_found", "No node has this reward service"
 
 
 class EndpointNotFound(Unprocessable):
+    """No broker has the endpoint."""
+
     code, title = "endpoint_not_found", "No broker has this endpoint"
 
 
 class NotScored(Unprocessable):
+    """An item has no score, and the protocol cannot express that in another way."""
+
     code, title = "not_scored", "An item has no score"
 
 
 class GangRefused(Unprocessable):
+    """The action is valid, but another action of its gang is refused."""
+
     code, status, title = "gang_refused", 422, "Another action of the gang is refused"
 
 
 class IdempotencyKeyReused(Unprocessable):
+    """The Idempotency-Key belongs to a request with another body."""
+
     code, title = "idempotency_key_reused", "The Idempotency-Key was used with another body"
 
 
 class TooManyRequests(TangramError):
+    """A limit is reached; try again after `retry_after_s`."""
+
     code, status, title = "too_many_requests", 429, "Too many requests"
 
 
 class QueueFull(TooManyRequests):
+    """The queue of the task has reached its maximum number of queued actions."""
+
     code, title = "queue_full", "The task's queue is full"
 
 
 class RateLimited(TooManyRequests):
+    """The API key has sent too many requests in its window."""
+
     code, title = "rate_limited", "Too many requests with this API key"
 
 
 class InputFull(TooManyRequests):
+    """The program has not read enough of its earlier input."""
+
     code, title = "input_full", "The program has not read the earlier input"
 
 
 class Unavailable(TangramError):
+    """A service or a node is temporarily unavailable; try again after `retry_after_s`."""
+
     code, status, title = "unavailable", 503, "Temporarily unavailable"
 
 
 class GatewayTimeout(TangramError):
+    """The action has not ended in time and continues; repeat the same request to wait further."""
+
     code, status, title = "gateway_timeout", 504, "The action has not ended yet"
 
 
 class Internal(TangramError):
+    """An internal error occurred; the logs have details under the trace id."""
+
     code, status, title = "internal", 500, "Internal error"
 
 

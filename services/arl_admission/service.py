@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 
 class AdmissionService:
+    """The operations of admission. Actions are checked, then inserted in batches."""
+
     def __init__(
         self,
         store: PostgresStore,

@@ -6,6 +6,8 @@ __all__ = ["AdmissionSettings"]
 
 
 class AdmissionSettings(ServiceSettings):
+    """The settings of admission."""
+
     scheduler_url: str = Field(description="Base URL of the scheduler, which is notified of new actions")
     default_max_queued: int = Field(
         default=100_000,

@@ -18,6 +18,8 @@ __all__ = ["EndpointBroker"]
 
 
 class EndpointBroker:
+    """A sender of calls to the endpoints of this node, with one queue for each endpoint."""
+
     def __init__(
         self,
         endpoints: Mapping[str, EndpointSettings],

@@ -15,6 +15,8 @@ MIN_SECRET_CHARACTERS = 4
 
 
 class SecretRedactor:
+    """A filter that hides secrets in responses."""
+
     def __init__(self, secrets: Iterable[str]) -> None:
         """Create a redactor of values of headers and parameters, as they are sent."""
         words = {part for secret in secrets for part in _secret_forms(secret) if len(part) >= MIN_SECRET_CHARACTERS}

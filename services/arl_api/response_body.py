@@ -20,6 +20,8 @@ class UnreadableBody(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyContent:
+    """The retained beginning of a response body and its total size."""
+
     prefix: bytes
     total_bytes: int
     """Decompressed bytes; if the body is too long, the bytes that were read."""

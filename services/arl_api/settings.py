@@ -145,6 +145,8 @@ class EndpointSettings(BaseModel):
 
 
 class ApiSettings(ManagerSettings):
+    """The settings of a broker node."""
+
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-api", min_length=1, max_length=128)
     endpoints: dict[EndpointName, EndpointSettings] = Field(
         default_factory=dict,

@@ -11,6 +11,8 @@ __all__ = ["CpuSettings"]
 
 
 class CpuSettings(ManagerSettings):
+    """The settings of a CPU node."""
+
     driver: Literal["auto", "namespaces", "landlock", "unsafe-local", "simulated"] = "auto"
     launcher_socket: Path | None = Field(
         default=None, description="Path of the launcher's socket; required unless the driver is `simulated`"

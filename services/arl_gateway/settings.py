@@ -6,6 +6,8 @@ __all__ = ["GatewaySettings"]
 
 
 class GatewaySettings(ServiceSettings):
+    """The settings of the gateway."""
+
     admission_url: str
     scheduler_url: str = Field(
         description="Base URL of the scheduler, which explains why actions wait. Nothing else depends on it"

@@ -68,6 +68,8 @@ class EngineSettings(BaseModel):
 
 
 class GpuSettings(ManagerSettings):
+    """The settings of a GPU node."""
+
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
     services: Annotated[tuple[str, ...], NoDecode] = Field(
         default=tuple(BUILT_IN_SERVICES),
@@ -164,7 +166,7 @@ class GpuSettings(ManagerSettings):
     def _check_known(cls, services: tuple[str, ...]) -> tuple[str, ...]:
         if unknown := set(services) - BUILT_IN_SERVICES.keys():
             raise ValueError(
-                f"{', '.join(sorted(unknown))}: does not exist. Available: {', '.join(sorted(BUILT_IN_SERVICES))}"
+                f"unknown: {', '.join(sorted(unknown))}. Available: {', '.join(sorted(BUILT_IN_SERVICES))}"
             )
         return services
 

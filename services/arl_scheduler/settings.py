@@ -7,6 +7,8 @@ __all__ = ["SchedulerSettings"]
 
 
 class SchedulerSettings(ServiceSettings):
+    """The settings of a scheduler."""
+
     cell: str = Field(default="default", description="Name of the cell; each cell has one leader")
     policy: PolicyName = Field(
         default=PolicyName.SPAR_M,

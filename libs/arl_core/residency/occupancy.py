@@ -42,6 +42,8 @@ class InvalidResidencyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServiceResidency:
+    """The residency of one service on a device."""
+
     state: ResidencyState = ResidencyState.COLD
     size: int = 0
     """Bytes on a device; known from state `host` on."""

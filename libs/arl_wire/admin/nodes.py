@@ -28,6 +28,8 @@ class NodeTemplate(BaseModel):
 
 
 class NodeInfo(BaseModel):
+    """A node with its capacity, liveness, load and enforced limits."""
+
     name: str
     kind: str
     driver: str
@@ -78,4 +80,6 @@ class ChangeNodeRequest(BaseModel):
 
 
 class NodeListResponse(BaseModel):
+    """All nodes, by name."""
+
     items: list[NodeInfo]

@@ -136,6 +136,8 @@ class ChangeProjectRequest(BaseModel):
 
 
 class Project(BaseModel):
+    """A project with its weight among all projects."""
+
     id: int
     name: str
     weight: float = Field(description="Share of the project relative to the other projects")

@@ -31,6 +31,8 @@ __all__ = [
 
 
 class EnvironmentState(StrEnum):
+    """The states of an environment."""
+
     LIVE = "live"
     ENDING = "ending"
     """A client ended the environment; no more actions start in it."""

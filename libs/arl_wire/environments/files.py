@@ -9,6 +9,8 @@ __all__ = ["FileEntry", "FileKind", "FileListResponse", "UploadArchiveResponse"]
 
 
 class FileKind(StrEnum):
+    """The kinds of entries in a file tree."""
+
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"

@@ -99,17 +99,23 @@ class AdmitResponse(BaseModel):
 
 
 class CancelActionsRequest(BaseModel):
+    """A request to cancel actions of a project."""
+
     project_id: int
     ids: list[UUID]
 
 
 class EndTrajectoryRequest(BaseModel):
+    """A request to cancel a trajectory's actions and to end its environment."""
+
     project_id: int
     task: str
     trajectory: str
 
 
 class DeleteSnapshotRequest(BaseModel):
+    """A request to delete a snapshot of a project."""
+
     project_id: int
     id: UUID
 
@@ -132,6 +138,8 @@ class InternalChangeQueueRequest(BaseModel):
 
 
 class InternalChangeProjectRequest(BaseModel):
+    """A change of a project's weight."""
+
     name: str
     weight: float
 
@@ -151,6 +159,8 @@ class InternalChangeNodeRequest(BaseModel):
 
 
 class RemoveNodeRequest(BaseModel):
+    """A request to remove a dead node."""
+
     name: str
 
 

@@ -157,6 +157,8 @@ class RewardService(BaseModel):
 
 
 class RewardServiceListResponse(BaseModel):
+    """All reward services, by name."""
+
     items: list[RewardService]
 
 

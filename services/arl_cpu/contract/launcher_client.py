@@ -154,6 +154,8 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 class LauncherFileOperation:
+    """A `FileOperation` on a connection to the launcher's worker process."""
+
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill: Callable[[], Awaitable[None]]
     ) -> None:

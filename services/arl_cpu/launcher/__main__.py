@@ -65,6 +65,8 @@ _FIRST_UNUSED_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSettings:
+    """The settings of the launcher, from environment variables."""
+
     socket_path: Path
     directory: Path
     driver: str

@@ -15,6 +15,8 @@ _NODE = 0
 
 @dataclass(frozen=True, slots=True)
 class AttemptAllocation:
+    """The allocation of one attempt."""
+
     fence: Fence
     resources: Resources
     environment: UUID | None

@@ -35,6 +35,8 @@ RESTORE_TIMEOUT_S = 600
 
 
 class NodeSnapshots:
+    """The snapshot files of this node, within a budget of bytes."""
+
     def __init__(
         self, directory: Path | None, *, node_name: str, max_mib: int, store: PostgresStore, executor: Executor
     ) -> None:

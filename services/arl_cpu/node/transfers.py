@@ -41,6 +41,8 @@ class _PendingTransfer:
 
 
 class FileTransfers:
+    """The pending and open transfers of this node, by action."""
+
     def __init__(self, executor: Executor, report: Callable[[ExecutionReport], None]) -> None:
         self._executor, self._report = executor, report
         self._transfers: dict[UUID, _PendingTransfer] = {}

@@ -16,6 +16,8 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 class ReadableStream(Protocol):
+    """A stream of bytes."""
+
     def read(self, size: int = -1, /) -> bytes:
         """Read up to `size` bytes; fewer only at the end."""
 

@@ -47,6 +47,8 @@ def read_archive(stream: BinaryIO, target: Path, budget: ImportBudget) -> int:
 
 
 class LayerUnpacker:
+    """An unpacker of archive members to a directory of one layer."""
+
     def __init__(self, target: Path, budget: ImportBudget) -> None:
         self.left_out = 0
         self._budget, self._owner = budget, layer_owner()

@@ -30,6 +30,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
+    """A layer of an image."""
+
     blob: str
     """Path of its archive in the image."""
     diff_id: str
@@ -40,6 +42,8 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class OciImage:
+    """The parts of an image that a template needs."""
+
     layers: tuple[ImageLayer, ...]
     """Layers, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)

@@ -15,6 +15,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
+    """The record of a template: its layers, variables and working directory."""
+
     name: str
     digest: str
     """Digest of the source. Two templates with the same digest have the same files."""

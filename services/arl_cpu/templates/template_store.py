@@ -48,6 +48,8 @@ class OpenTemplate:
 
 
 class TemplateStore:
+    """The template store of a node."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.records_dir, self.layers_dir = directory / "names", directory / "layers"

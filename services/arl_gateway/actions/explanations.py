@@ -17,6 +17,8 @@ __all__ = ["ExplanationService"]
 
 
 class ExplanationService:
+    """Explanations of actions, for clients."""
+
     def __init__(
         self, store: PostgresStore, actions: ActionService, peers: ServiceClient, *, scheduler_url: str
     ) -> None:

@@ -65,6 +65,8 @@ class AdmittedAction:
 
 
 class ActionService:
+    """The operations on actions that routes share."""
+
     def __init__(
         self,
         store: PostgresStore,

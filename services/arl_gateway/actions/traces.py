@@ -14,6 +14,8 @@ __all__ = ["TraceService"]
 
 
 class TraceService:
+    """Timelines of actions, for clients."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 

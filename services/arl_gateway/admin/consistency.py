@@ -10,6 +10,8 @@ __all__ = ["ConsistencyService", "consistency_from_row"]
 
 
 class ConsistencyService:
+    """The consistency check."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 

@@ -21,6 +21,8 @@ __all__ = ["NodeAdmin", "node_from_row"]
 
 
 class NodeAdmin:
+    """Administration of nodes. Changes need a key of the first project."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store = store
         self._peers = peers

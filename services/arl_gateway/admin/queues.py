@@ -13,6 +13,8 @@ __all__ = ["QueueAdmin"]
 
 
 class QueueAdmin:
+    """Administration of the queues of a project."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store = store
         self._peers = peers

@@ -14,6 +14,8 @@ __all__ = ["CapacityService", "StragglerService"]
 
 
 class CapacityService:
+    """Capacity plans, computed by the scheduler that leads."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, scheduler_url: str) -> None:
         self._store = store
         self._peers = peers
@@ -40,6 +42,8 @@ MAX_STRAGGLERS = 1000
 
 
 class StragglerService:
+    """Stragglers, found by the scheduler that leads."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, scheduler_url: str) -> None:
         self._store = store
         self._peers = peers

@@ -23,6 +23,8 @@ RETRY_PAUSE_S = 1.0
 
 
 class BlockingActions:
+    """Actions whose callers wait until they settle."""
+
     def __init__(self, actions: ActionService, *, retry_pause_s: float = RETRY_PAUSE_S) -> None:
         self._actions, self.retry_pause_s = actions, retry_pause_s
         self._tasks: set[asyncio.Task[Any]] = set()

@@ -75,6 +75,8 @@ class _InFlightRun:
 
 
 class CodeRunner:
+    """The runs of programs whose calls block, or can still be resumed."""
+
     def __init__(
         self, actions: ActionService, *, retry_pause_s: float = RETRY_PAUSE_S, resume_grace_s: float = RESUME_GRACE_S
     ) -> None:

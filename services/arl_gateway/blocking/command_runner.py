@@ -15,6 +15,8 @@ ADMISSION_RETRY_S = 60.0
 
 
 class CommandRunner:
+    """Commands whose calls block until they settle."""
+
     def __init__(self, actions: ActionService, *, admission_retry_s: float = ADMISSION_RETRY_S) -> None:
         self._actions, self._blocking, self._admission_retry_s = actions, BlockingActions(actions), admission_retry_s
         self._stopping = asyncio.Event()

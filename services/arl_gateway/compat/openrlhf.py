@@ -39,6 +39,8 @@ class RewardRequest(BaseModel):
 
 
 class RewardResponse(BaseModel):
+    """The rewards of the queries, in order; `scores` repeats them."""
+
     rewards: list[float]
     scores: list[float]
     extra_logs: dict[str, list[float]]

@@ -38,12 +38,16 @@ router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
 class SampleRequest(BaseModel):
+    """A sample of slime: a prompt, its response and its label."""
+
     prompt: str | list[PromptMessage]
     response: str
     label: Any = None
 
 
 class SamplingParams(BaseModel):
+    """SGLang's sampling parameters; only the number of new tokens matters."""
+
     max_new_tokens: int = Field(default=0, le=0, description="Must be 0: no tokens are generated")
 
 

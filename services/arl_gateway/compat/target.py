@@ -48,6 +48,8 @@ class RolloutRef(StrictModel):
 
 
 class TargetParams(RolloutRef):
+    """The parameters that select a service and the rollout of a request."""
+
     service: ServiceName | None = None
     task: Name = "score"
     unscored: float | None = Field(default=None, allow_inf_nan=False)

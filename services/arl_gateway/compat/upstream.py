@@ -41,6 +41,8 @@ FORWARDED_HEADERS = re.compile(
 
 
 class UpstreamParams(RolloutRef):
+    """Parameters of a proxied request, from headers `tangram-…`. Times are in seconds."""
+
     task: Name = "call"
     timeout_s: float = Field(default=300, gt=0, le=3600, allow_inf_nan=False)
     deadline_s: float = Field(default=600, gt=0, le=3600, allow_inf_nan=False)

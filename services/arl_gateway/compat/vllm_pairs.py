@@ -42,10 +42,14 @@ class PairScoreRequest(BaseModel):
 
 
 class RerankDocument(BaseModel):
+    """A document as an object with its text."""
+
     text: str
 
 
 class RerankRequest(BaseModel):
+    """Documents to sort by relevance to a query."""
+
     model: str | None = None
     query: str
     documents: list[str | RerankDocument] = Field(min_length=1)

@@ -15,6 +15,8 @@ __all__ = ["EndpointService"]
 
 
 class EndpointService:
+    """The endpoints of all brokers, for clients."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 

@@ -26,6 +26,8 @@ NO_RETRY_HEADERS = {"x-should-retry": "false"}
 
 
 class UpstreamProxy:
+    """Calls of endpoints whose clients wait for the response."""
+
     def __init__(self, store: PostgresStore, actions: ActionService) -> None:
         self._store, self._actions, self._blocking = store, actions, BlockingActions(actions)
         self._stopping = asyncio.Event()

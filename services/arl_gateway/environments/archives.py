@@ -35,6 +35,8 @@ MAX_CURSOR_LENGTH = 2 * 4096
 
 
 class ArchiveService:
+    """Transfers of file trees. Times are in seconds."""
+
     def __init__(
         self,
         environments: EnvironmentService,

@@ -47,6 +47,8 @@ SubmissionOrError = SubmitActionRequest | TangramError
 
 
 class EnvironmentService:
+    """The operations on persistent environments."""
+
     def __init__(self, store: PostgresStore, actions: ActionService) -> None:
         self._store = store
         self._actions = actions

@@ -18,6 +18,8 @@ __all__ = ["SnapshotService"]
 
 
 class SnapshotService:
+    """The operations on snapshots."""
+
     def __init__(
         self, store: PostgresStore, archives: ArchiveService, peers: ServiceClient, *, admission_url: str
     ) -> None:

@@ -17,6 +17,8 @@ MAX_CACHED_KEYS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
+    """The key of an authenticated request, with its project and scopes."""
+
     key_id: int
     project_id: int
     project: str

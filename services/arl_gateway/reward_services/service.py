@@ -32,6 +32,8 @@ __all__ = ["RewardServiceAdmin"]
 
 
 class RewardServiceAdmin:
+    """Listing and administration of reward services."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store, self._peers, self._admission_url = store, peers, admission_url
 

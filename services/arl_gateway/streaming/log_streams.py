@@ -96,6 +96,8 @@ class StreamLimiter:
 
 
 class LogStreams:
+    """Streams of output to clients, and input from them."""
+
     def __init__(
         self, store: PostgresStore, peers: ServiceClient, waiters: ActionWaiters, limiter: StreamLimiter
     ) -> None:

@@ -52,6 +52,8 @@ def is_chat(item: Item) -> bool:
 
 
 class EngineJudge:
+    """A judge: it builds requests to its engine and parses the verdicts."""
+
     def __init__(self, options: JudgeOptions | None) -> None:
         """Initialise the judge. If `options` is None, it only completes chats."""
         self._options = options

@@ -16,6 +16,8 @@ __all__ = ["Allocation", "AllocationTable"]
 
 
 class Allocation(NamedTuple):
+    """The allocation of one granted or running action. Times are seconds of the database's clock."""
+
     fence: Fence
     cls: ActionClass | None
     node: int

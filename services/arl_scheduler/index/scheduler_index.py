@@ -31,6 +31,8 @@ __all__ = ["EnvironmentName", "SchedulerIndex"]
 
 
 class SchedulerIndex:
+    """All queued actions, allocations and environments that the leader knows."""
+
     def __init__(
         self,
         policy: SchedulingPolicy | None = None,

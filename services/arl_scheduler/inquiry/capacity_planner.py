@@ -36,6 +36,8 @@ FORECAST_TIME_S = 4.0
 
 
 class CapacityPlanner:
+    """A planner that computes one capacity plan at a time."""
+
     def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy, *, work_s: float = FORECAST_TIME_S) -> None:
         """Plan with the leader's policy, with at most `ROUND_GRANTS` in a round."""
         self._loop = loop

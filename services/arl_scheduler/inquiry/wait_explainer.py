@@ -24,6 +24,8 @@ __all__ = ["WaitExplainer"]
 
 
 class WaitExplainer:
+    """Answers to questions about the leader's index."""
+
     def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy) -> None:
         self._loop = loop
         self._policy = policy

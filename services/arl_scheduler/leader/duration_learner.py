@@ -36,6 +36,8 @@ time left.
 
 
 class DurationLearner:
+    """The duration estimates of a leader, saved at intervals."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self.estimates = DurationEstimates()

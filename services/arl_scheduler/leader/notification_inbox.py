@@ -17,6 +17,8 @@ __all__ = ["NotificationInbox", "PendingNotifications", "notify_environment_ends
 
 @dataclass(slots=True)
 class PendingNotifications:
+    """The notifications since the last round."""
+
     admitted: list[QueuedActionRow] = field(default_factory=list)
     freed: list[Fence] = field(default_factory=list)
     requeued: set[Fence] = field(default_factory=set)
@@ -29,6 +31,8 @@ class PendingNotifications:
 
 
 class NotificationInbox:
+    """The inbox that requests fill and the leader's loop empties."""
+
     def __init__(self) -> None:
         self._pending = PendingNotifications()
         self._wakeup = asyncio.Event()

@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 
 class SchedulingLoop:
+    """The loop of a scheduler: it tries to lead, and runs rounds while it leads."""
+
     def __init__(
         self,
         store: PostgresStore,

@@ -58,6 +58,8 @@ _TEMPLATE, _NODE = "template:{}", "node:{}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
+    """A node with a heartbeat, as one poll read it."""
+
     id: int
     kind: str
     url: str
@@ -79,6 +81,8 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRow:
+    """A persistent environment, as one poll read it."""
+
     id: UUID
     queue_id: int
     trajectory: str
@@ -94,6 +98,8 @@ class EnvironmentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRow:
+    """A granted or running action, as one poll read it."""
+
     fence: Fence
     state: ActionState
     queue_id: int
@@ -114,6 +120,8 @@ class AllocationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollResult:
+    """One snapshot of all rows that the leader needs."""
+
     now: float
     checkpoint: int
     queued: tuple[QueuedActionRow, ...]

@@ -125,12 +125,12 @@ def test_a_query_is_said_by_names_or_as_it_is() -> None:
     [
         ({"endpoint": None}, "needs an endpoint and a request"),
         ({"request": None}, "needs an endpoint and a request"),
-        ({"argv": ["true"]}, "takes no argv"),
-        ({"environment": {"scope": "trajectory"}, "trajectory": "r"}, "takes no environment"),
-        ({"demand": {"cpu": 2}}, "takes no demand"),
-        ({"service": "minilm", "items": [{"text": "a"}]}, "scores nothing"),
-        ({"retries": 1}, "retries of a POST may carry it out twice"),
-        ({"kind": "exec", "argv": ["true"]}, "calls nothing"),
+        ({"argv": ["true"]}, "remove argv"),
+        ({"environment": {"scope": "trajectory"}, "trajectory": "r"}, "remove environment"),
+        ({"demand": {"cpu": 2}}, "remove demand"),
+        ({"service": "minilm", "items": [{"text": "a"}]}, "does not score items"),
+        ({"retries": 1}, "retries could send this POST request twice"),
+        ({"kind": "exec", "argv": ["true"]}, "does not call an endpoint"),
     ],
 )
 def test_what_belongs_to_other_kinds_is_refused(fields: dict[str, Any], said: str) -> None:
@@ -150,5 +150,5 @@ def test_the_sdk_takes_a_get_where_there_is_no_body() -> None:
         return request.method
 
     assert [method(), method(json_body={}), method(body="x"), method(method="PUT")] == ["GET", "POST", "POST", "PUT"]
-    with pytest.raises(ValidationFailed, match="timeout: there is no such option; is it timeout_s"):
+    with pytest.raises(ValidationFailed, match="timeout: unknown option. Did you mean timeout_s"):
         call_action("e", timeout=1)  # type: ignore[call-arg]

@@ -19,6 +19,8 @@ FALLBACKS = ("namespaces", "landlock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationDriver:
+    """A driver: its isolation and its properties."""
+
     name: str
     isolation: Callable[[], Isolation]
     has_zygote_namespaces: bool = False

@@ -68,6 +68,8 @@ class AgentSetup:
 
 
 class Isolation(Protocol):
+    """The isolation that an agent applies to itself and to the actions of its environment."""
+
     confines_actions: bool
     """True if `confine_action` has an effect."""
 

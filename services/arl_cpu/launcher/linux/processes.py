@@ -20,6 +20,8 @@ MAX_SWEEPS = 100
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessInfo:
+    """A process, identified by its pid and its start time."""
+
     pid: int
     start_time: int
     parent_pid: int

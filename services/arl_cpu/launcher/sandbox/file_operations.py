@@ -33,6 +33,8 @@ _WORKER_CPU_MILLI = 1000
 
 
 class FileOperationRunner:
+    """The file operations of all environments, at most one in each."""
+
     def __init__(self, host: SandboxHost) -> None:
         self._host = host
         self._operations: dict[Fence, _ActiveFileOperation] = {}

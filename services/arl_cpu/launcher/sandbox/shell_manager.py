@@ -30,6 +30,8 @@ _SHELL_RESPONSE_TIMEOUT_S = 1.0
 
 
 class ShellManager:
+    """The sessions of one environment, and the steps of the current command."""
+
     def __init__(
         self,
         loop: EventLoop,

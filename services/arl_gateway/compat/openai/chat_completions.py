@@ -31,11 +31,15 @@ router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
 
 
 class TextPart(BaseModel):
+    """A part of a message's content."""
+
     type: str = Field(pattern="^text$", description="Type of the part; only `text` is supported")
     text: str
 
 
 class ChatMessage(BaseModel):
+    """A message of a chat. Other fields than role and content are refused."""
+
     model_config = ConfigDict(extra="allow")
 
     role: str

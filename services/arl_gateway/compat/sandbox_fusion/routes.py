@@ -86,6 +86,8 @@ router = APIRouter(tags=["compatibility"], route_class=AdmissionRetryRoute)
 
 
 class RunCodeRequest(BaseModel):
+    """A program to run, with SandboxFusion's fields."""
+
     code: str
     language: str = Field(default="python", description=f"Language of the program: {', '.join(LANGUAGES)}")
     compile_timeout: Seconds = 10
@@ -99,6 +101,8 @@ class RunCodeRequest(BaseModel):
 
 
 class CommandRunResult(BaseModel):
+    """The result of compiling or running the program."""
+
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
     return_code: int | None = Field(
@@ -109,6 +113,8 @@ class CommandRunResult(BaseModel):
 
 
 class RunCodeResponse(BaseModel):
+    """The results of a program."""
+
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
     compile_result: CommandRunResult | None = None
@@ -118,6 +124,8 @@ class RunCodeResponse(BaseModel):
 
 
 class RunCodeParams(RolloutRef):
+    """Parameters of a run from the query or from headers `tangram-…`."""
+
     task: Name = "run_code"
     template: TemplateName | None = None
     cpu: float = 1

@@ -33,11 +33,15 @@ SessionName = Annotated[str, Field(description="Name of a session that `create_s
 
 
 class SwerexIsAliveResponse(BaseModel):
+    """The liveness of the runtime."""
+
     is_alive: bool
     message: str = Field(default="", description="Reason why the runtime is not alive; empty if it is alive")
 
 
 class SwerexCreateSessionRequest(BaseModel):
+    """A session to open."""
+
     session: SessionName = "default"
     session_type: Literal["bash"] = "bash"
     startup_source: list[str] = Field(
@@ -47,11 +51,15 @@ class SwerexCreateSessionRequest(BaseModel):
 
 
 class SwerexCreateSessionResponse(BaseModel):
+    """The output of the session's start-up."""
+
     output: str = ""
     session_type: Literal["bash"] = "bash"
 
 
 class SwerexBashAction(BaseModel):
+    """A command for a session."""
+
     action_type: Literal["bash"] = "bash"
     command: str
     session: SessionName = "default"
@@ -74,6 +82,8 @@ class SwerexBashAction(BaseModel):
 
 
 class SwerexBashInterruptAction(BaseModel):
+    """An interrupt of the command that runs in a session."""
+
     action_type: Literal["bash_interrupt"]
     session: SessionName = "default"
     timeout: Seconds = 0.2
@@ -88,6 +98,8 @@ class SwerexRunInSessionRequest(
 
 
 class SwerexBashObservation(BaseModel):
+    """The output and the exit code of a command in a session."""
+
     output: str = ""
     exit_code: int | None = None
     failure_reason: str = ""
@@ -96,15 +108,21 @@ class SwerexBashObservation(BaseModel):
 
 
 class SwerexCloseSessionRequest(BaseModel):
+    """A session to close."""
+
     session: SessionName = "default"
     session_type: Literal["bash"] = "bash"
 
 
 class SwerexCloseSessionResponse(BaseModel):
+    """The confirmation that a session is closed."""
+
     session_type: Literal["bash"] = "bash"
 
 
 class SwerexExecuteRequest(BaseModel):
+    """A program to run outside of sessions."""
+
     command: str | list[str] = Field(description="Program and its arguments; with `shell`, a text for /bin/sh")
     timeout: Seconds | None = Field(
         default=None, description="Maximum run time of the program in seconds, from its start. Absent: one day"
@@ -120,6 +138,8 @@ class SwerexExecuteRequest(BaseModel):
 
 
 class SwerexExecuteResponse(BaseModel):
+    """The output and the exit code of a program."""
+
     stdout: str = ""
     stderr: str = ""
     exit_code: int | None = Field(
@@ -128,33 +148,41 @@ class SwerexExecuteResponse(BaseModel):
 
 
 class SwerexReadFileRequest(BaseModel):
+    """A file to read as text."""
+
     path: str
     encoding: str | None = None
     errors: str | None = None
 
 
 class SwerexReadFileResponse(BaseModel):
+    """The text of a file."""
+
     content: str = ""
 
 
 class SwerexWriteFileRequest(BaseModel):
+    """A text file to write."""
+
     content: Annotated[str, AfterValidator(validate_unicode)]
     path: str
 
 
 class SwerexWriteFileResponse(BaseModel):
-    pass
+    """The confirmation that a file is written."""
 
 
 class SwerexUploadResponse(BaseModel):
-    pass
+    """The confirmation that an upload is complete."""
 
 
 class SwerexCloseResponse(BaseModel):
-    pass
+    """The confirmation that all sessions are closed."""
 
 
 class SwerexExceptionTransfer(BaseModel):
+    """An exception that the client constructs and raises."""
+
     message: str = ""
     class_path: str = Field(default="", description="Path of the exception class that the client raises")
     traceback: str = ""

@@ -39,6 +39,8 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class UploadedFile:
+    """The content of an upload form."""
+
     target: str
     content: bytes
     is_archive: bool

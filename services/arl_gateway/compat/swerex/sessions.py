@@ -218,7 +218,7 @@ def _raise_if_not_run(action: Action) -> None:
     message = action.message or ""
     was_refused = action.result is None or (action.result.exit_code is None and action.result.signal is None)
     if NOT_RUN_NOTE in message or (action.outcome is ActionOutcome.USER_ERROR and was_refused):
-        raise SwerexError(f"the command was not run: {message or action.outcome}", action=str(action.id))
+        raise SwerexError(f"session error: {message or action.outcome}", action=str(action.id))
 
 
 def _exit_code(action: Action) -> int:

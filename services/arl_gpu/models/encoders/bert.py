@@ -29,6 +29,8 @@ MIN_POOL_WEIGHT = np.float32(1e-9)
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
+    """The dimensions of a BERT encoder."""
+
     layers: int
     heads: int
     epsilon: float
