@@ -55,7 +55,9 @@ class ManagerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_advertise_url(self) -> Self:
         if self.host in WILDCARD_ADDRESSES and self.advertise_url is None:
-            raise ValueError(f"with TANGRAM_HOST={self.host} set TANGRAM_ADVERTISE_URL to where others reach this node")
+            raise ValueError(
+                f"TANGRAM_HOST={self.host} needs TANGRAM_ADVERTISE_URL, the node's address for other services"
+            )
         return self
 
     @property

@@ -81,7 +81,7 @@ class CudaDevice:
     def __init__(self, index: int = 0, *, capacity: int | None = None, shared: bool = False) -> None:
         if index >= torch.cuda.device_count():
             raise LookupError(
-                f"there is no cuda:{index}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
+                f"cuda:{index} does not exist: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
             )
         self._index = index
         torch.cuda.set_device(index)
