@@ -210,7 +210,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     assert [str(cell) for cell in capacity_table(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
     node = (await api.get("/v1/admin/nodes")).json()["items"][0]["name"]
     for change in ({"cores": "50%"}, {"exclude_node": [node]}):
-        (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["changed"]]
+        (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["hypothetical"]]
         assert without["started"] == 0
         assert "drain_s" not in without
     assert (await api.get(f"/v1/actions/{id}")).json()["state"] == "queued"

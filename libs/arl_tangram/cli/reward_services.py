@@ -197,7 +197,8 @@ def _format_score(entry: Score) -> str:
 def _rows(service: RewardService) -> list[tuple[str, ...]]:
     flags = ", ".join(name for name, is_set in (("pinned", service.pinned), ("drained", service.drained)) if is_set)
     head = (service.name, service.kind, flags or "-")
-    return [(*head, *_replica_cells(node)) for node in service.nodes] or [(*head, *"-----", "no node has it")]
+    elsewhere = "runs in sandboxes" if service.available else "no node has it"
+    return [(*head, *_replica_cells(node)) for node in service.nodes] or [(*head, *"-----", elsewhere)]
 
 
 def _replica_cells(node: ServiceReplica) -> tuple[str, ...]:
