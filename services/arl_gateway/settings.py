@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from pydantic import Field
 
 from arl_kit.settings import ServiceSettings
@@ -20,4 +22,8 @@ class GatewaySettings(ServiceSettings):
         default=2, ge=1, le=64, description="Score actions of one task and service at once that calls are put into"
     )
     max_pending_scores: int = Field(default=20_000, ge=1, description="Calls that wait for scores; beyond, 503")
+    docs_dir: Path | None = Field(
+        default=None,
+        description="Directory of the built documentation, served at `/docs`. The default is `site` in the checkout.",
+    )
     wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)
