@@ -37,8 +37,8 @@ td:first-child {{ width: 4.5rem; }}
 </head>
 <body>
 <h1>{title} API</h1>
-<p>The documentation is not built. Run <code>make docs</code> in the checkout, or set <code>TANGRAM_DOCS_DIR</code> to the
-directory of a built site.</p>
+<p>The documentation is not built. Run <code>make docs</code> in the checkout, or set <code>TANGRAM_DOCS_DIR</code>
+to the directory of a built site.</p>
 <p>The full description of the API is <a href="../openapi.json">openapi.json</a>.</p>
 {sections}
 </body>
