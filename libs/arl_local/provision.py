@@ -63,9 +63,9 @@ async def write_service_secrets(owner_url: str, state: StateDir, target: Path, *
 
 def _main() -> None:
     parser = argparse.ArgumentParser(description="Migrate the database and write each service's secrets.")
-    parser.add_argument("--state", type=Path, required=True, help="where secrets are kept")
-    parser.add_argument("--to", type=Path, required=True, help="a directory for each service is written there")
-    parser.add_argument("--take-over", action="store_true", help="the database may be another state's")
+    parser.add_argument("--state", type=Path, required=True, help="directory of the secrets")
+    parser.add_argument("--to", type=Path, required=True, help="directory that receives one directory per service")
+    parser.add_argument("--take-over", action="store_true", help="use a database that another state directory owns")
     chosen = parser.parse_args()
     settings = load_settings(ProvisionSettings)
     try:

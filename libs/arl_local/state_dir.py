@@ -127,7 +127,7 @@ def choose_ports(preferences_by_name: Mapping[str, tuple[str, tuple[int, ...]]],
                     continue
                 break
             else:
-                raise OSError(f"no port can be bound on {host}")
+                raise OSError(f"No port is free on address {host}. Check that the address belongs to this machine")
     return chosen
 
 

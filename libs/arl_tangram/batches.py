@@ -1,6 +1,7 @@
-"""Operations that submit many actions in few requests: independent actions and gangs."""
+"""Many actions at once: batches, gangs, and the order of their results."""
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from typing import cast
 from uuid import UUID, uuid4
 
 from pydantic import ValidationError
@@ -17,15 +18,64 @@ from arl_tangram.operations import (
     SdkResponse,
     call_with_retry,
 )
-from arl_tangram.options import to_validation_failed
-from arl_wire.actions.action import SubmitActionRequest
+from arl_tangram.options import ExecOptions, exec_action, to_validation_failed
+from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.batches import BatchItemResult, SubmitBatchRequest, SubmitBatchResponse
 from arl_wire.errors import TangramError, error_from_problem
 
-__all__ = ["submit_gang", "submit_many"]
+__all__ = ["ActionInput", "OrderedActions", "submit_gang", "submit_many", "to_action", "to_actions"]
 
 MAX_BATCH_BYTES = 32 << 20
 """Maximum estimated bytes of one request, half of the gateway's limit."""
+ActionInput = SubmitActionRequest | ExecOptions
+"""A request, or the options of `exec_action`."""
+
+
+class OrderedActions:
+    """The actions of `map` that were submitted and not yielded yet, in order."""
+
+    def __init__(self) -> None:
+        self._actions: dict[UUID, Action | None] = {}
+
+    @property
+    def pending(self) -> list[UUID]:
+        """Ids of the actions that have not settled."""
+        return [id for id, action in self._actions.items() if action is None]
+
+    def room(self, max_in_flight: int) -> int:
+        """Return how many more actions may be submitted."""
+        return max(0, max_in_flight - len(self._actions))
+
+    def add(self, ids: Iterable[UUID]) -> None:
+        """Append submitted actions."""
+        self._actions |= dict.fromkeys(ids)
+
+    def settle(self, action: Action) -> None:
+        """Store the result of an action."""
+        self._actions[action.id] = action
+
+    def ready(self) -> Iterator[Action]:
+        """Remove and yield the settled actions before the first unsettled one."""
+        for id, action in list(self._actions.items()):
+            if action is None:
+                return
+            del self._actions[id]
+            yield action
+
+
+def to_action(action: SubmitActionRequest | None, options: ExecOptions) -> SubmitActionRequest:
+    """Return the request, or the one that the options describe. Raises `TypeError` if both are given."""
+    if action is not None and options:
+        raise TypeError("give an action or options, not both")
+    return action if action is not None else exec_action(**options)
+
+
+def to_actions(actions: Iterable[ActionInput], shared: ExecOptions) -> list[SubmitActionRequest]:
+    """Return the requests. `shared` options apply to options, not to complete requests."""
+    return [
+        each if isinstance(each, SubmitActionRequest) else exec_action(**cast("ExecOptions", {**shared, **each}))
+        for each in actions
+    ]
 
 
 def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: float) -> Operation[list[UUID]]:

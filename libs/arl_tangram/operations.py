@@ -66,6 +66,7 @@ __all__ = [
     "list_all_pages",
     "list_environments",
     "parse_action_id",
+    "query_params",
     "run",
     "submit",
     "trace",
@@ -87,7 +88,7 @@ class WaitTimeout(TimeoutError):
     """A wait that timed out. The actions continue; `pending` lists them."""
 
     def __init__(self, pending: Sequence[UUID]) -> None:
-        super().__init__(f"{len(pending)} actions have not settled in time; they go on")
+        super().__init__(f"{len(pending)} actions have not settled in time. They continue")
         self.pending = tuple(pending)
 
 
@@ -98,7 +99,9 @@ class BatchRefused(TangramError):
 
     def __init__(self, accepted: Mapping[int, UUID], refused: Mapping[int, TangramError]) -> None:
         first = min(refused)
-        super().__init__(f"{len(refused)} of {len(refused) + len(accepted)} refused; item {first}: {refused[first]}")
+        super().__init__(
+            f"{len(refused)} of {len(refused) + len(accepted)} actions were refused. Item {first}: {refused[first]}"
+        )
         self.accepted = dict(accepted)
         self.refused = dict(refused)
 
@@ -152,7 +155,7 @@ Operation = Generator[SdkRequest | RetryDelay, SdkResponse | None, Value]
 def submit(
     action: SubmitActionRequest, *, wait_s: float, retry_timeout_s: float, key: str | None = None
 ) -> Operation[Action]:
-    """Submit an action. All tries use one idempotency key, so that only one action is created."""
+    """Submit an action. All attempts use one idempotency key, so that only one action is created."""
     call = SdkRequest(
         method="POST",
         path="/v1/actions",
@@ -243,7 +246,7 @@ def end_trajectory(task: str, trajectory: str, *, retry_timeout_s: float) -> Ope
 
 
 def create_environment(request: CreateEnvironmentRequest, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
-    """Create an environment and wait until it exists. Only one is created: all tries use one idempotency key."""
+    """Create an environment and wait until it exists. All attempts use one idempotency key."""
     headers = {"idempotency-key": uuid4().hex}
     while True:
         call = SdkRequest(
@@ -299,7 +302,7 @@ def _wait_once(
                 title="Not found",
                 status=404,
                 code="not_found",
-                detail=f"unknown actions: {_format_ids(answer.unknown)}",
+                detail=f"These actions do not exist in your project: {_format_ids(answer.unknown)}",
             )
         )
     return answer
@@ -328,7 +331,7 @@ def call_with_retry(
     while True:
         reply = yield call
         if reply is None:
-            raise RuntimeError("the driver sent no reply to a call")
+            raise RuntimeError("the driver sent no reply to a request")
         if 200 <= reply.status < 300:
             return reply.content
         if reply.status and reply.status not in RETRYABLE_STATUSES:
@@ -359,7 +362,12 @@ def parse_action_id(value: UUID | str) -> UUID:
     try:
         return value if isinstance(value, UUID) else UUID(str(value))
     except ValueError:
-        raise invalid_field("ids", f"{value!r} is no id of an action") from None
+        raise invalid_field("ids", f"{value!r} is not an action id (a UUID)") from None
+
+
+def query_params(**given: str | None) -> dict[str, str | int]:
+    """Return the query parameters that are not None."""
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _wait_chunk_s(remaining_s: float | None) -> float:

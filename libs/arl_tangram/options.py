@@ -3,15 +3,29 @@
 from base64 import b64encode
 from collections.abc import Collection, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, TypeVar, Unpack
 from uuid import UUID
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from arl_wire.actions.action import SubmitActionRequest
+from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
 from arl_wire.errors import FieldError, ValidationFailed
 
-__all__ = ["ExecOptions", "check_option_names", "exec_action", "file_action", "invalid_field", "to_validation_failed"]
+__all__ = [
+    "EnvironmentOptions",
+    "ExecOptions",
+    "check_option_names",
+    "environment_files_action",
+    "environment_request",
+    "exec_action",
+    "file_action",
+    "invalid_field",
+    "to_validation_failed",
+    "validate_request",
+]
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class ExecOptions(TypedDict, total=False):
@@ -64,6 +78,28 @@ class ExecOptions(TypedDict, total=False):
     labels: Mapping[str, str]
 
 
+class EnvironmentOptions(TypedDict, total=False):
+    """The fields of `CreateEnvironmentRequest`."""
+
+    task: str
+    trajectory: str
+    """Name of the trajectory; generated if absent."""
+    snapshot: UUID
+    """Id of a snapshot to start from, on the node that stores it."""
+    template: str
+    """Initial content: `host`, or an image imported by `tangram templates import`."""
+    memory_mib: int
+    disk_mib: int
+    pids: int
+    idle_ttl_s: int
+    """Seconds without use after which the environment ends."""
+    env: Mapping[str, str]
+    """Variables of every program in it."""
+    files: Mapping[str, bytes | str]
+    """Contents by path below the working directory."""
+    labels: Mapping[str, str]
+
+
 _DEMAND_FIELDS = ("memory_mib", "disk_mib", "pids", "resources")
 _TOP_LEVEL_FIELDS = (
     "task", "trajectory", "profile", "step", "source", "session", "command", "stdin", "stdin_open", "env", "cwd",
@@ -111,9 +147,38 @@ def file_action(
     return _validate_action({**body, "kind": "environment.files", "environment": {"scope": "trajectory"}})
 
 
+def environment_files_action(
+    info: EnvironmentInfo, *, files: Mapping[str, bytes | str] | None = None, fetch: Sequence[str] = ()
+) -> SubmitActionRequest:
+    """Build an action that transfers files of an existing environment."""
+    return _validate_action(
+        {
+            "kind": "environment.files",
+            "task": info.task,
+            "environment": {"id": info.id},
+            "files": _encode_files(files or {}),
+            "fetch": _to_list("fetch", fetch),
+        }
+    )
+
+
+def environment_request(options: EnvironmentOptions) -> CreateEnvironmentRequest:
+    """Build the request that these options describe. Raises `ValidationFailed` naming the field."""
+    check_option_names(options, EnvironmentOptions.__annotations__)
+    body: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+    if "files" in body:
+        body["files"] = _encode_files(body["files"])
+    return validate_request(CreateEnvironmentRequest, body)
+
+
 def _validate_action(body: dict[str, Any]) -> SubmitActionRequest:
+    return validate_request(SubmitActionRequest, body)
+
+
+def validate_request(model: type[Model], body: Mapping[str, Any]) -> Model:
+    """Return the request. Raises `ValidationFailed` naming the invalid fields."""
     try:
-        return SubmitActionRequest.model_validate(body)
+        return model.model_validate(body)
     except ValidationError as error:
         raise to_validation_failed(error) from None
 
@@ -123,8 +188,8 @@ def check_option_names(options: Collection[str], known: Collection[str]) -> None
     for name in options:
         if name not in known:
             near = get_close_matches(name, known, n=1) or [each for each in known if each.startswith(name)]
-            hint = f"; is it {near[0]}?" if near else f"; there is {', '.join(sorted(known))}"
-            raise invalid_field(name, f"there is no such option{hint}")
+            advice = f"Did you mean {near[0]}?" if near else f"Options: {', '.join(sorted(known))}"
+            raise invalid_field(name, f"unknown option. {advice}")
 
 
 def invalid_field(field: str, message: str) -> ValidationFailed:
@@ -133,19 +198,19 @@ def invalid_field(field: str, message: str) -> ValidationFailed:
 
 def _to_list(name: str, value: Any) -> list[Any]:
     if isinstance(value, str | bytes) or not isinstance(value, Collection):
-        raise invalid_field(name, f"a list of strings is expected, and not one {type(value).__name__}")
+        raise invalid_field(name, f"expected a list of strings, got {type(value).__name__}")
     return list(value)
 
 
 def _encode_files(given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping):
-        raise invalid_field("files", f"contents by path are expected, and not a {type(given).__name__}")
+        raise invalid_field("files", f"expected a mapping of paths to contents, got {type(given).__name__}")
     return {path: _encode_content(path, content) for path, content in given.items()}
 
 
 def _encode_content(path: Any, content: Any) -> str:
     if not isinstance(content, str | bytes | bytearray | memoryview):
-        raise invalid_field(f"files.{path}", f"its content is a {type(content).__name__}, and neither bytes nor a str")
+        raise invalid_field(f"files.{path}", f"expected bytes or str, got {type(content).__name__}")
     return b64encode(content.encode() if isinstance(content, str) else content).decode()
 
 

@@ -1,8 +1,7 @@
 """Shells that stay open in a persistent environment: each command sees the changes of the previous ones."""
 
-from typing import Unpack
+from typing import Protocol, Unpack
 
-from arl_tangram.client import AsyncTangram, Tangram
 from arl_tangram.options import ExecOptions
 from arl_wire.actions.action import Action
 from arl_wire.environments.environment import EnvironmentInfo
@@ -10,10 +9,24 @@ from arl_wire.environments.environment import EnvironmentInfo
 __all__ = ["AsyncEnvironmentSession", "EnvironmentSession"]
 
 
-class EnvironmentSession:
-    """A named session. Its first command opens it."""
+class SessionClient(Protocol):
+    """The methods of `Tangram` that a session uses."""
 
-    def __init__(self, tangram: Tangram, environment: EnvironmentInfo, name: str = "main") -> None:
+    def run(self, **options: Unpack[ExecOptions]) -> Action: ...
+    def submit(self, **options: Unpack[ExecOptions]) -> Action: ...
+
+
+class AsyncSessionClient(Protocol):
+    """The methods of `AsyncTangram` that a session uses."""
+
+    async def run(self, **options: Unpack[ExecOptions]) -> Action: ...
+    async def submit(self, **options: Unpack[ExecOptions]) -> Action: ...
+
+
+class EnvironmentSession:
+    """A shell that stays open in an environment. Its first command opens it."""
+
+    def __init__(self, tangram: SessionClient, environment: EnvironmentInfo, name: str = "main") -> None:
         self._tangram = tangram
         self._session_options: ExecOptions = {
             "task": environment.task,
@@ -22,21 +35,21 @@ class EnvironmentSession:
         }
 
     def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        """Run a command and return its outcome. `result.stdout` is the terminal output.
+        """Run a command and return its action. `stdout` is the output of the terminal.
 
-        `message` reports if the session started or ended.
+        `message` reports whether the session started or ended.
         """
         return self._tangram.run(**_merge_options(self._session_options, options, command))
 
     def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
-        """Submit a command without waiting. Follow it with `stream`; with `stdin_open`, answer it with `send_input`."""
+        """Submit a command without waiting. `follow` shows its output; `send_input` answers it."""
         return self._tangram.submit(**_merge_options(self._session_options, options, command))
 
 
 class AsyncEnvironmentSession:
-    """An asynchronous session. `EnvironmentSession` documents the methods."""
+    """The asynchronous form of `EnvironmentSession`."""
 
-    def __init__(self, tangram: AsyncTangram, environment: EnvironmentInfo, name: str = "main") -> None:
+    def __init__(self, tangram: AsyncSessionClient, environment: EnvironmentInfo, name: str = "main") -> None:
         self._tangram = tangram
         self._session_options: ExecOptions = {
             "task": environment.task,
@@ -45,9 +58,14 @@ class AsyncEnvironmentSession:
         }
 
     async def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+        """Run a command and return its action. `stdout` is the output of the terminal.
+
+        `message` reports whether the session started or ended.
+        """
         return await self._tangram.run(**_merge_options(self._session_options, options, command))
 
     async def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+        """Submit a command without waiting. `follow` shows its output; `send_input` answers it."""
         return await self._tangram.submit(**_merge_options(self._session_options, options, command))
 
 

@@ -1,5 +1,6 @@
 """A total timeout for an operation, which covers its calls, its delays and the waits of the server."""
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from math import inf
@@ -19,9 +20,11 @@ from arl_wire.actions.action import WaitRequest
 from arl_wire.errors import Unavailable
 from arl_wire.reward_services.service import ScoreRequest
 
-__all__ = ["RESPONSE_GRACE_S", "with_timeout"]
+__all__ = ["RESPONSE_GRACE_S", "RETRY_TIMEOUT_S", "deadline", "remaining_s", "with_timeout"]
 
 Value = TypeVar("Value")
+RETRY_TIMEOUT_S = 120.0
+"""Default of the seconds for which the clients retry a request while services restart."""
 RESPONSE_GRACE_S = 1.0
 """Seconds that a response may arrive late."""
 
@@ -67,3 +70,13 @@ def _limit_to_remaining(call: SdkRequest, remaining_s: float) -> SdkRequest:
     elif query is not None:
         query = {**query, "wait": min(WAIT_CHUNK_S, remaining_s)}
     return replace(call, body=body, query=query, timeout_s=min(call.timeout_s, remaining_s + RESPONSE_GRACE_S))
+
+
+def deadline(timeout_s: float | None) -> float | None:
+    """Return the monotonic time at which a timeout passes; None means never."""
+    return None if timeout_s is None else time.monotonic() + timeout_s
+
+
+def remaining_s(deadline: float | None) -> float | None:
+    """Return the seconds until a deadline, at least 0; None means no limit."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())

@@ -47,6 +47,7 @@ __all__ = [
     "NotFound",
     "NotRunning",
     "NotScored",
+    "NotSettled",
     "ProblemDetails",
     "QueueFull",
     "RateLimited",
@@ -155,6 +156,12 @@ class Conflict(TangramError):
 
 class NotRunning(Conflict):
     code, title = "not_running", "The action does not run"
+
+
+class NotSettled(Conflict):
+    """Raised by `Action.ok` and similar properties of the SDK; no service returns it."""
+
+    code, title = "not_settled", "The action has not settled yet"
 
 
 class InputClosed(Conflict):

@@ -64,7 +64,7 @@ async def until_nothing_is_held(client: httpx.AsyncClient) -> ConsistencyReport:
     async with asyncio.timeout(20):
         while True:
             audit = ConsistencyReport.model_validate_json((await client.get("/v1/admin/consistency")).content)
-            if not any(entry.allocated for entry in audit.held):
+            if not any(entry.allocated for entry in audit.allocations):
                 return audit
             await asyncio.sleep(0.05)
 

@@ -213,7 +213,7 @@ async def test_a_task_that_is_cancelled_takes_its_action_back(system: System) ->
 
 
 async def test_more_runs_than_connections_wait_together(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("arl_tangram.client.MAX_DEDICATED_WAITS", 2)
+    monkeypatch.setattr("arl_tangram.async_client.MAX_DEDICATED_WAITS", 2)
     async with AsyncTangram(system.url, API_KEY) as tangram:
 
         async def run(seconds: str, **options: Any) -> Action:

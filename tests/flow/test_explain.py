@@ -14,7 +14,6 @@ from arl_tangram.cli.admin.capacity import capacity_table
 from arl_tangram.cli.admin.top import stragglers_table
 from arl_tangram.cli.explain import sentences
 from arl_wire.actions.explanations import StragglerInfo
-from arl_wire.admin.capacity import CapacityPlanQuery
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -201,7 +200,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     id = await submit(api)
     await explained(api, id, "waits_for_capacity")
     async with AsyncTangram(system.url, API_KEY) as tangram:
-        found = await tangram.plan_capacity(CapacityPlanQuery(add_nodes=1, actions=3, cpu=0.5, seconds=60))
+        found = await tangram.plan_capacity(add_nodes=1, actions=3, cpu=0.5, seconds=60)
     before, after = found.current, found.hypothetical
     assert after is not None
     assert (before.nodes, before.cpu_milli, before.queued, before.starts_now) == (1, 1000, 1, 0)
@@ -211,7 +210,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     assert [str(cell) for cell in capacity_table(found).columns[2].cells][:5] == ["2", "2", "4", "4", "1"]
     node = (await api.get("/v1/admin/nodes")).json()["items"][0]["name"]
     for change in ({"cores": "50%"}, {"exclude_node": [node]}):
-        (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["changed"]]
+        (without,) = [(await api.get("/v1/admin/capacity", params=change)).json()["hypothetical"]]
         assert without["started"] == 0
         assert "drain_s" not in without
     assert (await api.get(f"/v1/actions/{id}")).json()["state"] == "queued"

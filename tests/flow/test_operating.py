@@ -204,7 +204,7 @@ async def test_a_paused_queue_starts_nothing_and_wakes_at_once(api: httpx.AsyncC
     assert (await submit(api, "true", wait=10))["outcome"] == "ok"
     states = [(await api.get(f"/v1/actions/{action['id']}")).json()["state"] for action in waiting]
     assert states == ["queued", "queued"]
-    assert (await api.patch(queue, json={"paused": True})).json()["waiting"] == 2
+    assert (await api.patch(queue, json={"paused": True})).json()["queued"] == 2
     # By the time of the answer they may have started.
     assert (await api.patch(queue, json={"paused": False})).json()["paused"] is False
     for action in waiting:
@@ -236,7 +236,7 @@ async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClien
         assert (await submit(api, "true", wait=10))["outcome"] == "ok"
         assert (await api.get(f"/v1/actions/{ids[1]}/explain")).json()["wait"]["reason"] == "task_at_quota"
         counts = (await api.patch(queue, json={"weight": 2})).json()
-        assert (counts["waiting"], counts["running"], counts["quota"]) == (
+        assert (counts["queued"], counts["running"], counts["quota"]) == (
             2,
             1,
             {"running": 1, "services": {}, "endpoints": {}},

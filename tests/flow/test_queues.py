@@ -55,12 +55,12 @@ async def test_a_limit_holds_from_its_answer_on_and_is_taken_back(rows: Rows, ap
     await rows.until_value("running", "select state from actions where id = $1", running)
     assert await submit(api, 3) == [None] * 3
     queue = await the_queue(api)
-    assert (queue["task"], queue["waiting"], queue["running"]) == ("ai/coding", 3, 1)
+    assert (queue["task"], queue["queued"], queue["running"]) == ("ai/coding", 3, 1)
     assert "max_queued" not in queue
     answer = await limit(api, {"max_queued": 4})
     assert (answer.status_code, answer.json()) == (200, queue | {"max_queued": 4})
     assert await submit(api, 2) == [None, "queue_full"]
-    assert (await limit(api, {"max_queued": 2})).json()["waiting"] == 4
+    assert (await limit(api, {"max_queued": 2})).json()["queued"] == 4
     assert await submit(api, 1) == ["queue_full"]
     assert "max_queued" not in (await limit(api, {"max_queued": None})).json()
     assert await submit(api, 2) == [None, None]

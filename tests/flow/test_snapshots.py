@@ -12,7 +12,6 @@ import pytest_asyncio
 
 from arl_store.migrate import ensure_api_key
 from arl_tangram import AsyncTangram
-from arl_wire.environments.environment import CreateEnvironmentRequest
 from support.conditions import eventually
 from support.postgres import Databases
 from support.system import API_KEY, System, running_system
@@ -175,7 +174,7 @@ async def test_the_client_takes_and_uses_them(system: System, api: httpx.AsyncCl
     await run(api, first, "echo 1 > f", task="client")
     async with AsyncTangram(system.url, API_KEY) as tangram:
         snapshot = await tangram.snapshot(UUID(first))
-        second = await tangram.create_environment(CreateEnvironmentRequest(task="client", snapshot=snapshot.id))
+        second = (await tangram.environment(task="client", snapshot=snapshot.id)).info
         assert (second.disk_mib, await tangram.snapshots(task="client")) == (16, [snapshot])
         await tangram.delete_snapshot(snapshot.id)
         assert await tangram.snapshots(task="client") == []

@@ -4,7 +4,6 @@ import json
 import shutil
 import signal
 import subprocess
-from base64 import b64encode
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
@@ -22,7 +21,7 @@ from arl_tangram import (
     scores_of,
 )
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NOT_RUNNING, EXIT_USAGE
-from arl_wire.environments.environment import CreateEnvironmentRequest
+from arl_tangram.options import EnvironmentOptions
 from support.builders import numbered
 from support.images import a_root, an_oci_layout, packed
 from support.machine import Machine, a_machine
@@ -62,7 +61,7 @@ class TestSubmit:
         id = done.stderr.splitlines()[-1].partition(" ")[0]
         again = machine.cli("logs", id, check=False)
         for shown in (done, again):
-            assert (shown.stdout, shown.returncode) == ("out\n", 1)
+            assert (shown.stdout, shown.returncode) == ("out\n", 3)
             assert shown.stderr.startswith("err\n")
             assert "user_error" in shown.stderr
 
@@ -73,10 +72,67 @@ class TestSubmit:
         (tmp_path / "note.txt").write_text("hello")
         assert machine.cli("submit", "--file", str(tmp_path / "note.txt"), "--", "cat", "note.txt").stdout == "hello"
 
-    def test_a_failing_program_is_exit_code_1(self, machine: Machine) -> None:
-        done = machine.cli("submit", "-o", "json", "--", "sh", "-c", "exit 3", check=False)
-        assert done.returncode == EXIT_FAILED
-        assert json.loads(done.stdout)["result"]["exit_code"] == 3
+    @pytest.mark.parametrize(
+        ("arguments", "code"),
+        [
+            (("--", "sh", "-c", "exit 3"), 3),
+            (("--", "sh", "-c", "kill -9 $$"), 137),
+            (("--timeout-s", "0.2", "--", "sleep", "60"), 124),
+            (("--", "/no/such/program"), 127),
+        ],
+    )
+    def test_submit_returns_the_exit_code_of_the_program(
+        self, machine: Machine, arguments: tuple[str, ...], code: int
+    ) -> None:
+        assert machine.cli("submit", *arguments, check=False).returncode == code
+
+    def test_submit_passes_every_field_of_an_action(self, machine: Machine, tmp_path: Path) -> None:
+        options = ("--env", "GREETING=hello", "--cpu", "0.5-1", "--retries", "2", "--priority", "3", "--label", "a=b")
+        program = (
+            "--fetch",
+            "out/x",
+            "--fetch-to",
+            str(tmp_path),
+            "--",
+            "sh",
+            "-c",
+            "mkdir out; echo $GREETING >out/x",
+        )
+        done = machine.cli("submit", "-o", "json", *options, *program)
+        assert json.loads(done.stdout)["labels"] == {"a": "b"}
+        assert json.loads(done.stdout)["elastic"]["max"] == 1000
+        assert (tmp_path / "out/x").read_text() == "hello\n"
+
+    def test_submit_reads_a_complete_request(self, machine: Machine, tmp_path: Path) -> None:
+        (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": ["echo", "from json"]}))
+        assert machine.cli("submit", "--json", str(tmp_path / "action.json")).stdout == "from json\n"
+        (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": "echo"}))
+        done = machine.cli("submit", "--json", str(tmp_path / "action.json"), check=False)
+        assert (done.returncode, "argv" in done.stderr, "Traceback" in done.stderr) == (EXIT_USAGE, True, False)
+
+    def test_submit_explains_a_long_wait(self, machine: Machine) -> None:
+        machine.cli("submit", "--task", "paused", "--", "true")
+        machine.cli("queues", "pause", "paused")
+        waiting = machine.begin("submit", "--task", "paused", "--", "echo", "done")
+        assert waiting.stderr is not None
+        said = waiting.stderr.readline()
+        machine.cli("queues", "resume", "paused")
+        out, _ = waiting.communicate(timeout=30)
+        assert ("queue_paused" in said, out, waiting.returncode) == (True, "done\n", 0)
+
+    @pytest.mark.parametrize(
+        "arguments",
+        [
+            ("submit", "--cpu", "many", "--", "true"),
+            ("get", "not-an-id"),
+            ("list", "--no-such-flag"),
+            ("score", "x", "y"),
+        ],
+    )
+    def test_an_error_is_json_if_json_is_asked_for(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+        done = machine.cli(arguments[0], "-o", "json", *arguments[1:], check=False)
+        assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+        assert json.loads(done.stderr)["detail"]
 
     def test_an_impossible_demand_names_the_field(self, machine: Machine) -> None:
         done = machine.cli("submit", "--cpu", "4000", "--", "true", check=False)
@@ -100,7 +156,13 @@ class TestSubmit:
         machine.cli("score", "minilm", "a trace", "of a score", "--task", "traced")
         [action] = json.loads(machine.cli("list", "--task", "traced", "-o", "json").stdout)["items"]
         id = action["id"]
-        assert machine.cli("list", "--task", "traced").stdout.startswith(f"{id}  traced  score  ok")
+        assert machine.cli("list", "--task", "traced").stdout.splitlines()[1].split()[:5] == [
+            id,
+            "traced",
+            "score",
+            "settled",
+            "ok",
+        ]
         lines = machine.cli("trace", id).stdout.splitlines()
         [process] = [line for line in lines if line.lstrip().startswith("process action")]
         [batch] = [line for line in lines if line.lstrip().startswith("batch")]
@@ -110,8 +172,9 @@ class TestSubmit:
         submit = ("submit", "--no-wait", "--task", "shown", "--", "true")
         one, other = (machine.cli(*submit).stdout.strip() for _ in range(2))
         lines = machine.cli("list", "--task", "shown").stdout.splitlines()
-        assert [line.split()[0] for line in lines] == [other, one]
-        assert len(machine.cli("list", "--task", "shown", "--limit", "1").stdout.splitlines()) == 1
+        assert [line.split()[0] for line in lines] == ["ID", other, one]
+        assert len(machine.cli("list", "--task", "shown", "--limit", "1").stdout.splitlines()) == 2
+        assert "tangram submit" in machine.cli("list", "--task", "none").stderr
         assert machine.cli("list", "--task", "shown", "--state", "gone", check=False).returncode == EXIT_USAGE
 
     def test_who_is_interrupted_learns_the_id_of_what_goes_on(self, machine: Machine) -> None:
@@ -147,7 +210,7 @@ class TestScores:
         machine.cli(
             "reward-services", "register", "reward", "sequence-classifier", "rewards/one", "--tensor-parallel", "2"
         )
-        assert "on no node yet" in machine.cli("reward-services", "list").stdout
+        assert "no node has it" in machine.cli("reward-services", "list").stdout
         assert "drained" in machine.cli("reward-services", "drain", "reward").stdout
         assert "drained" not in machine.cli("reward-services", "resume", "reward").stdout
         machine.cli("reward-services", "unregister", "reward")
@@ -246,8 +309,8 @@ class TestTemplates:
         made = json.loads(machine.cli("templates", "import", str(layout), "--name", "small", "-o", "json").stdout)
         assert made["usable"]
         assert machine.cli("submit", "--template", "small", "--", "cat", "which").stdout == "image\n"
-        assert machine.cli("templates", "list").stdout.startswith(f"small  {made['digest'][:19]}")
-        assert "templates besides host: small" in machine.cli("doctor").stdout
+        assert machine.cli("templates", "list").stdout.splitlines()[1].split()[:2] == ["small", made["digest"][:19]]
+        assert "imported templates: small" in machine.cli("doctor").stdout
         with machine.client() as tangram:
             kept = tangram.run(task="t", trajectory="imaged", argv=["sh", "-c", "echo x >>which"], template="small")
             refused = machine.cli("templates", "remove", "small", check=False)
@@ -281,11 +344,11 @@ class TestSdk:
             tangram.end_trajectory("t", "files")
 
     async def test_an_environment_is_made_listed_and_ended_by_either_client(self, machine: Machine) -> None:
-        wanted = CreateEnvironmentRequest(task="kept", memory_mib=64, disk_mib=8, files={"a": b64encode(b"1")})
+        wanted: EnvironmentOptions = {"task": "kept", "memory_mib": 64, "disk_mib": 8, "files": {"a": b"1"}}
         with machine.client() as tangram:
-            first = tangram.create_environment(wanted)
+            first = tangram.environment(**wanted)
         async with machine.async_client() as tangram:
-            second = await tangram.create_environment(wanted)
+            second = await tangram.environment(**wanted)
             assert {each.id for each in await tangram.environments(task="kept")} == {first.id, second.id}
             assert await tangram.get_files("kept", first.trajectory, ["a"]) == {"a": b"1"}
             inside = await tangram.run(task="kept", environment_id=second.id, argv=["cat", "a"])

@@ -44,6 +44,13 @@ class TestKeys:
         assert "Traceback" not in done.stderr
 
 
+def row_of(machine: Machine, task: str) -> list[str]:
+    """The cells of a task in `tangram queues list`."""
+    rows = [line.split() for line in machine.cli("queues", "list").stdout.splitlines()]
+    (row,) = [row for row in rows if row[0] == task]
+    return row
+
+
 class TestQueues:
     def queue(self, machine: Machine, *arguments: str) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(machine.cli("queues", *arguments, "-o", "json").stdout)
@@ -53,15 +60,15 @@ class TestQueues:
         machine.cli("submit", "--task", "limited", "--", "true")
         assert self.queue(machine, "set", "limited", "--max-queued", "7")["max_queued"] == 7
         (listed,) = [each for each in self.queue(machine, "list")["items"] if each["task"] == "limited"]
-        assert (listed["max_queued"], listed["waiting"], listed["running"]) == (7, 0, 0)
-        assert "max-queued 7" in machine.cli("queues", "list").stdout
+        assert (listed["max_queued"], listed["queued"], listed["running"]) == (7, 0, 0)
+        assert row_of(machine, "limited") == ["limited", "active", "0", "0", "7", "1", "-"]
         assert "max_queued" not in self.queue(machine, "set", "limited", "--default")
 
     def test_a_task_and_a_project_are_weighed(self, machine: Machine) -> None:
         machine.cli("submit", "--task", "weighed", "--", "true")
         assert self.queue(machine, "weight", "weighed", "2.5")["weight"] == 2.5
-        assert "weight 2.5" in machine.cli("queues", "list").stdout
-        assert "weight 0.5" in machine.cli("projects", "weight", "default", "0.5").stdout
+        assert row_of(machine, "weighed")[5] == "2.5"
+        assert "0.5" in machine.cli("projects", "weight", "default", "0.5").stdout
         listed = json.loads(machine.cli("projects", "list", "-o", "json").stdout)["items"]
         assert ("default", 0.5) in {(project["name"], project["weight"]) for project in listed}
         machine.cli("projects", "weight", "default", "1")
@@ -79,8 +86,8 @@ class TestQueues:
             "search=4",
         )
         said = self.queue(machine, "quota", "capped", *limits)["quota"]
-        assert said == {"running": 7, "services": {"judge": 2, "minilm": 3}, "endpoints": {"search": 4}}
-        assert "quota 7 judge=2 minilm=3" in machine.cli("queues", "list").stdout
+        assert said == {"running": 7, "reward_services": {"judge": 2, "minilm": 3}, "endpoints": {"search": 4}}
+        assert row_of(machine, "capped")[6:] == ["7", "judge=2", "minilm=3", "search=4"]
         assert "quota" not in self.queue(machine, "quota", "capped", "--none")
 
     @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ class TestPrepare:
     def test_data_of_another_version_is_left_alone(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         (server.paths.data / "PG_VERSION").write_text("17\n")
-        with pytest.raises(EmbeddedPostgresError, match="was made by PostgreSQL 17"):
+        with pytest.raises(EmbeddedPostgresError, match="belongs to PostgreSQL 17"):
             server.prepare()
 
 

@@ -27,9 +27,9 @@ from arl_bench.sandboxes import execution
 from arl_bench.sandboxes import resize as resizing_
 from arl_bench.sandboxes.execution import PeerSandbox, run_exec
 from arl_bench.sandboxes.false_timeouts import CLIENTS, run_false_timeouts
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, JsonOption, fail, print_progress, stderr
-from arl_tangram.client import AsyncTangram
 from arl_tangram.transport.connection import resolve_connection
 from arl_wire.errors import TangramError
 

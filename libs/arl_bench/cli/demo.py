@@ -30,10 +30,10 @@ from arl_bench.demo.rollout import DemoRollout
 from arl_bench.demo.run import run_demo
 from arl_bench.harness.bench_system import NoSandbox
 from arl_bench.harness.report import build_report
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.async_client import AsyncTangram
+from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_NO_SANDBOX, EXIT_USAGE, fail, print_json, stderr, stdout
-from arl_tangram.client import AsyncTangram
 from arl_tangram.transport.connection import resolve_connection
 from arl_wire.actions.action import Action
 from arl_wire.errors import TangramError, ValidationFailed

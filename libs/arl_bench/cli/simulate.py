@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, print_json, stderr, stdout
 

@@ -21,7 +21,7 @@ import httpx
 
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import tree_cpu_s
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import SubmitActionRequest
 

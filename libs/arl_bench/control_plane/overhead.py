@@ -17,7 +17,7 @@ from typing import Any
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import own_cpu_s
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import Action, SubmitActionRequest
 

@@ -13,7 +13,7 @@ import httpx
 
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 
 __all__ = ["RETENTION_SETTINGS", "run_soak"]

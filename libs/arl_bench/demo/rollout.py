@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from arl_bench.demo.attempts import TrajectoryPlan
 from arl_bench.demo.verdict import CODE_OUTCOMES, SolutionJudge, program_text
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_wire.actions.action import Action
 from arl_wire.errors import TangramError

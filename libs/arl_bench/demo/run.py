@@ -9,7 +9,7 @@ from uuid import uuid4
 from arl_bench.demo.attempts import TrajectoryPlan
 from arl_bench.demo.rollout import ENVIRONMENT_MEMORY_MIB, DemoRollout, run_rollout
 from arl_bench.demo.verdict import MODEL_KINDS, SolutionJudge
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_wire.actions.action import Action
 
 __all__ = ["max_concurrent_trajectories", "run_demo"]

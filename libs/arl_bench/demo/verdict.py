@@ -15,7 +15,7 @@ from importlib.resources import files
 
 from arl_bench.demo.problems import CodingProblem
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.operations import expect_ok, fetched_files
 from arl_tangram.resources.reward_services import score_action, scores_of
 from arl_wire.actions.action import Action

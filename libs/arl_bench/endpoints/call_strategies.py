@@ -13,7 +13,7 @@ import aiohttp
 from arl_bench.endpoints.call_load import EndpointBenchConfig
 from arl_core.control.rate_limits import RateLimit, TokenBucket
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.resources.endpoints import call_action
 from arl_wire.actions.action import Action
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from arl_bench.harness.process_usage import tree_cpu_s
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_wire.errors import Unavailable
 
 __all__ = ["BenchSystem", "NoSandbox", "bench_system"]

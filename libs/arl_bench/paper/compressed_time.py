@@ -33,17 +33,16 @@ from arl_sim.results import compute_statistics
 from arl_sim.sizing import POD_POLICIES, SimHardware, demand_mode_for, simulate
 from arl_sim.workload import ActionWork, SimTrajectory, SimWorkload, TrajectoryAction
 from arl_sim.workloads.synthetic_step import synthetic_step
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import Action, SubmitActionRequest
-from arl_wire.environments.environment import CreateEnvironmentRequest
 
 __all__ = ["ControlPlaneBenchConfig", "comparison_table", "run_control_plane"]
 
 POD_CORES = 4
 BASELINE_POLICY = PolicyName.FCFS
 """The policy under which no action waits for cores on the full hardware."""
-ENVIRONMENT_LIMITS = {"memory_mib": 64, "disk_mib": 16}
+MEMORY_MIB, DISK_MIB = 64, 16
 TIMEOUT_S = 3600.0
 _RESIZES_METRIC = re.compile(r"^tangram_resizes_total\{[^}]*\} (\S+)$", re.MULTILINE)
 
@@ -169,9 +168,8 @@ class _RolloutDriver:
         """Run a trajectory and return the end of its last action."""
         trajectory = f"rollout-{number}"
         await asyncio.sleep(rollout.starts_s / self._compression)
-        home = CreateEnvironmentRequest(task=rollout.task, trajectory=trajectory, **ENVIRONMENT_LIMITS)
         # A pod exists during its whole trajectory, including the thinking before the first action.
-        pod = asyncio.create_task(self._client.create_environment(home)) if self._has_pods else None
+        pod = asyncio.create_task(self._create_pod(rollout.task, trajectory)) if self._has_pods else None
         for turn in rollout.actions:
             await self._run_turn(turn, rollout.task, trajectory)
         ended = time.monotonic()
@@ -179,6 +177,9 @@ class _RolloutDriver:
             await pod
         await self._client.end_trajectory(rollout.task, trajectory)
         return ended
+
+    async def _create_pod(self, task: str, trajectory: str) -> None:
+        await self._client.environment(task=task, trajectory=trajectory, memory_mib=MEMORY_MIB, disk_mib=DISK_MIB)
 
     async def _run_turn(self, turn: TrajectoryAction, task: str, trajectory: str) -> None:
         began, think_s = time.monotonic(), turn.think_s / self._compression
@@ -190,7 +191,7 @@ class _RolloutDriver:
         seconds = work.seconds / self._compression
         argv = ("work", f"{seconds:.6f}", f"{work.parallel_fraction:.6f}", f"{work.choices[-1]:g}")
         common: dict[str, Any] = {"task": task, "trajectory": trajectory, "profile": work.cls, "argv": argv}
-        common |= {"timeout_s": TIMEOUT_S, **ENVIRONMENT_LIMITS}
+        common |= {"timeout_s": TIMEOUT_S, "memory_mib": MEMORY_MIB, "disk_mib": DISK_MIB}
         if self._demand_mode is DemandMode.FIXED or len(work.choices) == 1:
             return exec_action(
                 cpu=work.fixed_units if self._demand_mode is DemandMode.FIXED else work.choices[0], **common

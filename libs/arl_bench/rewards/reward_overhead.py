@@ -27,7 +27,7 @@ from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import own_cpu_s
 from arl_bench.rewards.noop_reward import score
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.resources.reward_services import score_action
 from arl_wire.actions.action import Action
 from arl_wire.errors import Unavailable

@@ -18,7 +18,7 @@ from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.sandboxes.plain_cgroup import PlainCgroup, plain_cgroup
 from arl_bench.sandboxes.resizable_action import ResizableAction, running_resizable_action
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 
 __all__ = ["CpuAllocationBenchConfig", "run_cpu_allocation"]

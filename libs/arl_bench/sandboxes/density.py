@@ -10,8 +10,8 @@ from typing import Any
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import descendants, pss_mib
 from arl_core.domain.states import ActionOutcome
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.cli.system.host_resources import HostResourceScanner
-from arl_tangram.client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import TangramError

@@ -20,7 +20,7 @@ from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.harness.process_usage import own_cpu_s
 from arl_bench.sandboxes.launcher_driver import LauncherDriverClient, running_launcher_driver
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import ExecOptions, exec_action
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import TangramError

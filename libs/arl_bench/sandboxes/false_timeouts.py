@@ -13,7 +13,7 @@ import time
 from statistics import median
 from typing import Any
 
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import Action, SubmitActionRequest
 

@@ -12,7 +12,7 @@ import httpx
 from arl_bench.harness.bench_system import BenchSystem
 from arl_bench.harness.process_usage import tree_run_s
 from arl_core.domain.states import ActionState
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_wire.actions.action import SubmitActionRequest
 from arl_wire.errors import Unavailable
 from arl_wire.internal.node import ResizeBatchRequest, ResizeBatchResponse, ResizePayload

@@ -17,7 +17,7 @@ from uuid import UUID
 from arl_bench.harness.bench_system import BenchSystem, bench_system
 from arl_bench.sandboxes.resizable_action import ResizeFailed, running_resizable_action
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.options import exec_action
 from arl_wire.actions.action import Action, SubmitActionRequest
 

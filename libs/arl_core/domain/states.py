@@ -10,6 +10,7 @@ from enum import StrEnum
 __all__ = [
     "COMPLETED_OUTCOMES",
     "MANAGER_ROLES",
+    "MASKED_OUTCOMES",
     "TRANSITIONS",
     "ActionOutcome",
     "ActionState",
@@ -39,6 +40,8 @@ class ActionOutcome(StrEnum):
 
 COMPLETED_OUTCOMES = frozenset({ActionOutcome.OK, ActionOutcome.USER_ERROR})
 """Outcomes after which the run time is used for duration estimates."""
+MASKED_OUTCOMES = frozenset({ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE})
+"""Outcomes that say nothing about the program: a trainer masks the sample instead of giving it a reward."""
 
 
 class ServiceRole(StrEnum):

@@ -83,7 +83,7 @@ class EmbeddedPostgres:
             self._initialise()
         version = (self.paths.data / "PG_VERSION").read_text().strip()
         if version != _MAJOR:
-            raise EmbeddedPostgresError(f"{self.paths.data} was made by PostgreSQL {version}; this is {_MAJOR}")
+            raise EmbeddedPostgresError(f"{self.paths.data} belongs to PostgreSQL {version}; installed is {_MAJOR}")
         replace_file(self.paths.hba_file, "local all all scram-sha-256\n", mode=0o644)
         settings = {**self._settings, "hba_file": str(self.paths.hba_file)}
         lines = [f"{name} = {_quote_setting(value)}\n" for name, value in settings.items()]
@@ -139,7 +139,7 @@ class EmbeddedPostgres:
     def purge(self) -> None:
         """Remove all files and shared memory of the server. It must have stopped."""
         if server_processes(self.paths.data):
-            raise EmbeddedPostgresError(f"a server still runs in {self.paths.data}; stop it first")
+            raise EmbeddedPostgresError(f"A server is still running in {self.paths.data}. Stop it first")
         remove_shared_memory(self.paths.data)
         self.paths.remove()
 

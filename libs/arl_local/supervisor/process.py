@@ -68,7 +68,7 @@ class SupervisedProcess:
                     return
                 deaths = 1 if time.monotonic() - started_at > _STABLE_AFTER_S else deaths + 1
                 delay_s = restart_delay_s(deaths, jitter=_jitter.random())
-                log.warning("%s ended (%s); starting it again in %.1f s", self.spec.name, self._last_exit, delay_s)
+                log.warning("%s ended (%s); restarting it in %.1f s", self.spec.name, self._last_exit, delay_s)
                 self._restarts += 1
                 self._set_state("restarting")
                 with suppress(TimeoutError):
@@ -132,7 +132,7 @@ class SupervisedProcess:
                 self.ready.set()
                 self._set_state("ready")
             elif not is_ready and self._state == "ready":
-                log.warning("%s is not ready any more", self.spec.name)
+                log.warning("%s is no longer ready", self.spec.name)
                 self._set_state("unready")
             await asyncio.sleep(self._probe_interval_s())
 
@@ -145,7 +145,7 @@ class SupervisedProcess:
         try:
             return await is_http_ok(ready) if isinstance(ready, str) else await ready()
         except Exception as error:  # noqa: BLE001 - the next check must follow any error
-            log.warning("whether %s is ready is not known: %s", self.spec.name, type(error).__name__)
+            log.warning("readiness of %s is unknown: %s", self.spec.name, type(error).__name__)
             return False
 
     def _set_state(self, state: _ProcessState) -> None:

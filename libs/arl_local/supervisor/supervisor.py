@@ -98,7 +98,7 @@ class Supervisor:
     async def _wait_ready_or_fail(self, process: SupervisedProcess) -> None:
         while not process.ready.is_set():
             if process.exits_before_ready and process.exit_code in process.spec.fatal_exit_codes:
-                raise StartFailed(process, "can not run on this machine")
+                raise StartFailed(process, "cannot run on this machine")
             if process.exits_before_ready >= _MAX_EXITS_BEFORE_READY:
                 raise StartFailed(process, f"ended {process.exits_before_ready} times before it was ready")
             await asyncio.sleep(0.02)
@@ -110,7 +110,7 @@ class Supervisor:
                 try:
                     process.log_file.rotate_if_full()
                 except OSError as error:
-                    log.warning("the log of %s can not be rotated: %s", process.spec.name, error)
+                    log.warning("the log of %s cannot be rotated: %s", process.spec.name, error)
 
     def _publish(self) -> None:
         seen = {
@@ -123,4 +123,4 @@ class Supervisor:
             replace_file(self._directory / "processes.json", json.dumps(seen, indent=1) + "\n", durable=False)
         except OSError as error:
             # `status` shows old data then. Processes must keep running if the disk is full.
-            log.warning("processes.json can not be written: %s", error)
+            log.warning("processes.json cannot be written: %s", error)

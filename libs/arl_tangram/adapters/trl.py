@@ -22,7 +22,7 @@ from arl_tangram.adapters.sample_text import (
     message_text,
     sanitize_text,
 )
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_tangram.operations import ActionFailed, WaitTimeout
 from arl_wire.errors import Internal, NotScored, Unavailable
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, TEXT_ERROR_CODES, PromptMessage, Score, ScoreItem

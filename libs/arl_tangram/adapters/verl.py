@@ -15,7 +15,7 @@ from functools import cache
 from typing import Any
 
 from arl_tangram.adapters.sample_text import as_text, sanitize_text
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_wire.errors import NotScored
 from arl_wire.scores import MAX_CHARACTERS, TEXT_ERROR_CODES, ScoreItem
 

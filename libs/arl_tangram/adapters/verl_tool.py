@@ -17,9 +17,9 @@ from typing import Any
 from verl.tools.base_tool import BaseTool  # type: ignore[import-not-found]
 from verl.tools.schemas import OpenAIFunctionToolSchema, ToolResponse  # type: ignore[import-not-found]
 
-from arl_core.domain.states import ActionOutcome
+from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome
 from arl_tangram.adapters.sample_text import sanitize_text
-from arl_tangram.client import AsyncTangram
+from arl_tangram.async_client import AsyncTangram
 from arl_wire.actions.action import Action
 from arl_wire.errors import ValidationFailed
 
@@ -39,7 +39,6 @@ SHELL_TOOL_SCHEMA = {
 }
 """The default tool schema that the model sees if the configuration has none."""
 CLIENT_OPTIONS = ("url", "api_key")
-INFRASTRUCTURE_OUTCOMES = (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE)
 
 
 class TangramTool(BaseTool):  # type: ignore[misc]
@@ -91,7 +90,7 @@ def _response_text(action: Action) -> str:
     written = result.stdout.text + result.stderr.text if result is not None else ""
     if action.outcome is ActionOutcome.OK:
         return written
-    if action.outcome in INFRASTRUCTURE_OUTCOMES:
+    if action.outcome in MASKED_OUTCOMES:
         return f"{written}\n[the tool failed, and not the command: {action.message or action.reason or action.outcome}]"
     ends = {
         ActionOutcome.USER_TIMEOUT: "[it took too long and was ended]",

@@ -3,7 +3,8 @@
 Another distribution adds a command with an entry point of the group `tangram.commands`. The entry point is a function
 that takes a Typer application and registers the command in it.
 
-Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 5 no sandbox works on this machine.
+Exit codes: 0 success, 1 failure, 2 usage error, 3 not running, 5 no sandbox works on this machine. Commands that run a
+program return its exit code; see `tangram submit --help`.
 """
 
 import os
@@ -14,16 +15,26 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from arl_tangram.cli import actions, endpoints, environments, explain, reward_services, templates, trace
+from arl_tangram.cli import (
+    actions,
+    endpoints,
+    environments,
+    explain,
+    reward_services,
+    snapshots,
+    submit,
+    templates,
+    trace,
+)
 from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, projects, queues, top
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, fail
+from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
 from arl_tangram.cli.system import consistency_check, doctor, lifecycle, process_logs
 
 __all__ = ["app", "main"]
 
 PLUGINS = "tangram.commands"
 """The entry point group of commands that other distributions add."""
-SERVER_COMMANDS = ("demo", "record", "simulate", "bench")
+SERVER_COMMANDS = ("quickstart", "demo", "record", "simulate", "bench")
 """Commands that the distribution arl-tangram-server adds, in the order of the help page."""
 
 
@@ -40,7 +51,9 @@ class _PluginGroup(TyperGroup):
             plugin = typer.Typer()
             plugin.callback()(lambda: None)  # a group, even if there is one command only
             entry_point.load()(plugin)
-            return typer.main.get_group(plugin).commands[cmd_name]
+            command = typer.main.get_group(plugin).commands[cmd_name]
+            command.rich_help_panel = command.rich_help_panel or "Measure"  # type: ignore[attr-defined]
+            return command
         if cmd_name in SERVER_COMMANDS:
             fail(f"`tangram {cmd_name}` is not installed: pip install 'arl-tangram-server[bench]'", EXIT_USAGE)
         return super().get_command(ctx, cmd_name)
@@ -54,10 +67,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 COMMAND_MODULES = (
-    *(lifecycle, top, process_logs, doctor, consistency_check),
-    *(actions, trace, explain, reward_services, endpoints, environments),
-    *(keys, queues, projects, nodes, capacity, audit_log, templates),
+    *(lifecycle, doctor),
+    *(submit, actions, environments, snapshots, reward_services, endpoints),
+    *(top, explain, trace, process_logs),
+    *(nodes, queues, projects, keys, capacity, audit_log, templates, consistency_check),
 )
+"""Modules in the order of the help page."""
 for module in COMMAND_MODULES:
     module.register(app)
 
@@ -71,17 +86,28 @@ def _print_version(wanted: bool) -> None:
 @app.callback(help="Action-level resource management for agentic reinforcement learning.")
 def _root_options(
     _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Say which version this is.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None: ...
 
 
 def main() -> None:
-    """Run the console script. An unexpected error is printed as one line; TANGRAM_DEBUG=1 shows its traceback."""
+    """Run the console script.
+
+    With `-o json`, errors are JSON too. An unexpected error is one line; TANGRAM_DEBUG=1 shows its traceback.
+    """
+    as_json = wants_json(sys.argv[1:])
     try:
-        app()
+        code = app(standalone_mode=not as_json)
+    except typer.TyperException as error:
+        print_error({"detail": error.format_message()})
+        code = error.exit_code
+    except typer.Abort:
+        code = EXIT_INTERRUPTED
     except Exception as error:
         if os.environ.get("TANGRAM_DEBUG"):
             raise
-        print(f"tangram: {type(error).__name__}: {error}", file=sys.stderr)
-        raise SystemExit(EXIT_FAILED) from None
+        detail = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else repr(error)
+        print_error({"detail": detail})
+        code = EXIT_FAILED
+    raise SystemExit(code if isinstance(code, int) else 0)

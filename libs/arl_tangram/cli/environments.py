@@ -1,4 +1,4 @@
-"""`environments`: list and end the persistent environments of this project, and copy their files."""
+"""`environments`: create, use, list and end persistent environments, and copy their files."""
 
 import sys
 from pathlib import Path
@@ -7,94 +7,230 @@ from uuid import UUID
 
 import typer
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
+from arl_tangram.cli.completion import complete_environment, complete_task, complete_template
+from arl_tangram.cli.environment_shell import run_shell
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
-from arl_wire.environments.environment import EnvironmentInfo, EnvironmentListResponse, EnvironmentState
+from arl_tangram.cli.output import (
+    EXIT_USAGE,
+    FormatOption,
+    OutputFormat,
+    fail,
+    print_json,
+    print_model,
+    print_rows,
+    stdout,
+)
+from arl_tangram.cli.pairs import parse_pairs
+from arl_tangram.cli.submit import (
+    CpuOption,
+    EnvOption,
+    FileOption,
+    FollowOption,
+    ProgramArgument,
+    TimeoutOption,
+    program_options,
+    run_action,
+)
+from arl_tangram.options import EnvironmentOptions, exec_action
+from arl_wire.environments.environment import (
+    EnvironmentInfo,
+    EnvironmentListResponse,
+    EnvironmentState,
+    SnapshotInfo,
+)
+from arl_wire.environments.files import FileListResponse
+from arl_wire.errors import ValidationFailed
 
 __all__ = ["register"]
 
-group = typer.Typer(no_args_is_help=True, help="Environments that outlive their actions.")
+EnvironmentArgument = Annotated[UUID, typer.Argument(help="Id of an environment.", autocompletion=complete_environment)]
+PathArgument = Annotated[str, typer.Argument(help="Path below the working directory; empty means all of it.")]
+
+group = typer.Typer(no_args_is_help=True, help="Create and use persistent environments.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.add_typer(group, name="environments")
+    app.add_typer(group, name="environments", rich_help_panel="Run")
+
+
+@group.command()
+def create(
+    directory: DirOption,
+    task: Annotated[str, typer.Option(help="RL workload of the environment.", autocompletion=complete_task)] = "cli",
+    trajectory: Annotated[str | None, typer.Option(help="Name of its trajectory; generated if absent.")] = None,
+    template: Annotated[
+        str | None, typer.Option(help="Initial content.", autocompletion=complete_template, show_default="host")
+    ] = None,
+    snapshot: Annotated[UUID | None, typer.Option(help="Start from this snapshot.")] = None,
+    memory_mib: Annotated[int | None, typer.Option(help="Memory in MiB.", show_default="512")] = None,
+    disk_mib: Annotated[int | None, typer.Option(help="Disk in MiB.", show_default="128")] = None,
+    pids: Annotated[int | None, typer.Option(help="Maximum processes and threads.", show_default="256")] = None,
+    idle_ttl_s: Annotated[
+        int | None, typer.Option(help="Seconds without use after which it ends.", show_default="3600")
+    ] = None,
+    env: EnvOption = None,
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """Create an environment and print its id."""
+    given = {
+        "task": task,
+        "trajectory": trajectory,
+        "template": template,
+        "snapshot": snapshot,
+        "memory_mib": memory_mib,
+        "disk_mib": disk_mib,
+        "pids": pids,
+        "idle_ttl_s": idle_ttl_s,
+        "env": dict(parse_pairs("--env", env)) or None,
+    }
+    options: EnvironmentOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    with connected_client(directory) as tangram:
+        environment = tangram.environment(**options)
+    if output is OutputFormat.JSON:
+        print_model(environment.info)
+    else:
+        sys.stdout.write(f"{environment.id}\n")
 
 
 @group.command("list")
 def list_environments(
     directory: DirOption,
-    task: Annotated[str | None, typer.Option(help="Of this task only.")] = None,
-    state: Annotated[EnvironmentState, typer.Option(help="Which ones.")] = EnvironmentState.LIVE,
+    task: Annotated[str | None, typer.Option(help="Only this task.", autocompletion=complete_task)] = None,
+    state: Annotated[EnvironmentState, typer.Option(help="Only this state.")] = EnvironmentState.LIVE,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List environments, newest first."""
     with connected_client(directory) as tangram:
         found = tangram.environments(task=task, state=state)
     if output is OutputFormat.JSON:
-        sys.stdout.write(EnvironmentListResponse(items=found).model_dump_json(indent=1, exclude_none=True) + "\n")
+        print_model(EnvironmentListResponse(items=found))
         return
-    for environment in found:
-        stdout.print(_format_environment(environment), markup=False)
+    headings = ("id", "task", "trajectory", "state", "node", "template", "memory MiB", "disk MiB", "last used")
+    empty = f"No environment is {state}. Create one: tangram environments create"
+    print_rows(headings, map(_row, found), empty=empty)
 
 
-@group.command("end")
-def end(
-    directory: DirOption, ids: Annotated[list[UUID], typer.Argument(help="As `environments list` shows them.")]
+@group.command()
+def run(
+    directory: DirOption,
+    id: EnvironmentArgument,
+    argv: ProgramArgument = None,
+    source: Annotated[Path | None, typer.Option(help="Python file to run instead; `-` reads standard input.")] = None,
+    cpu: CpuOption = "1",
+    timeout_s: TimeoutOption = 300.0,
+    file: FileOption = None,
+    env: EnvOption = None,
+    follow: FollowOption = False,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """End environments with all their files, and cancel the actions that wait for them."""
+    """Run a program in an environment. Exit codes as of `tangram submit`."""
+    options = program_options(argv=argv, source=source, cpu=cpu, file=file, env=env, timeout_s=timeout_s)
     with connected_client(directory) as tangram:
-        for id in ids:
-            tangram.end_environment(id)
+        environment = tangram.get_environment(id)
+        try:
+            wanted = exec_action(**options, task=environment.info.task, environment_id=id)
+        except ValidationFailed as error:
+            fail(str(error), EXIT_USAGE)
+        run_action(tangram, wanted, no_wait=False, follow=follow, output=output)
 
 
-@group.command("files")
+@group.command()
+def shell(
+    directory: DirOption,
+    id: EnvironmentArgument,
+    session: Annotated[str, typer.Option(help="Name of the shell. A shell of this name is resumed.")] = "main",
+) -> None:
+    """Open a shell in an environment. Each line is one action; `exit` or Ctrl-D leaves."""
+    with connected_client(directory) as tangram:
+        raise typer.Exit(run_shell(tangram, tangram.get_environment(id), session))
+
+
+@group.command()
 def files(
     directory: DirOption,
-    id: Annotated[UUID, typer.Argument(help="As `environments list` shows it.")],
-    path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
-    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="With all below.")] = False,
+    id: EnvironmentArgument,
+    path: PathArgument = "",
+    recursive: Annotated[bool, typer.Option("--recursive", "-r", help="Include all subdirectories.")] = False,
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """List the files in a directory of an environment."""
     with connected_client(directory) as tangram:
-        for entry in tangram.list_files(id, path, recursive=recursive):
-            leads = f" -> {_escape_name(entry.target)}" if entry.target is not None else ""
-            line = f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {_escape_name(entry.path)}{leads}"
-            stdout.print(line, markup=False, soft_wrap=True)
+        found = tangram.list_files(id, path, recursive=recursive)
+    if output is OutputFormat.JSON:
+        print_model(FileListResponse(items=found))
+        return
+    for entry in found:
+        target = f" -> {_escape_name(entry.target)}" if entry.target is not None else ""
+        line = f"{entry.type.value:9}  {entry.mode:04o}  {entry.size:>12}  {_escape_name(entry.path)}{target}"
+        stdout.print(line, markup=False, soft_wrap=True)
 
 
-@group.command("pull")
+@group.command()
 def pull(
     directory: DirOption,
-    id: Annotated[UUID, typer.Argument(help="As `environments list` shows it.")],
-    target: Annotated[Path, typer.Argument(help="A directory here; it is made if there is none.")],
-    path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
+    id: EnvironmentArgument,
+    path: Annotated[str, typer.Argument(help="File or directory in the environment; '' means all of it.")],
+    target: Annotated[Path, typer.Argument(help="Local directory; created if absent.")],
 ) -> None:
-    """Copy a directory or a file of an environment to this machine."""
+    """Copy files from an environment to this machine."""
     with connected_client(directory) as tangram:
         tangram.download_directory(id, target, path)
 
 
-@group.command("push")
+@group.command()
 def push(
     directory: DirOption,
-    id: Annotated[UUID, typer.Argument(help="As `environments list` shows it.")],
-    source: Annotated[Path, typer.Argument(help="A directory here, or a tar archive.", exists=True)],
-    path: Annotated[str, typer.Argument(help="Below the working directory.")] = "",
+    id: EnvironmentArgument,
+    source: Annotated[Path, typer.Argument(help="Local directory or tar archive.", exists=True)],
+    path: PathArgument = "",
+    output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Copy the content of a local directory or archive into a directory of an environment."""
+    """Copy a local directory or archive into a directory of an environment."""
     with connected_client(directory) as tangram:
-        upload = tangram.upload_directory if source.is_dir() else tangram.upload_archive
-        taken = upload(id, source, path)
-    stdout.print(f"{taken.members} members, {taken.bytes} bytes")
+        taken = tangram.get_environment(id).upload(source, path)
+    if output is OutputFormat.JSON:
+        print_model(taken)
+    else:
+        stdout.print(f"{taken.members} files and directories, {taken.bytes} bytes")
 
 
-def _format_environment(each: EnvironmentInfo) -> str:
-    where = f"{each.task} {each.trajectory}  on {each.node}"
-    size = f"{each.memory_mib} MiB memory  {each.disk_mib} MiB disk"
-    reason = f" ({each.end_reason})" if each.end_reason else ""
-    return f"{each.id}  {each.state}{reason}  {where}  {size}  last used {each.last_used_at:%Y-%m-%d %H:%M:%S}"
+@group.command()
+def snapshot(directory: DirOption, id: EnvironmentArgument, output: FormatOption = OutputFormat.TEXT) -> None:
+    """Save the files of an environment and print the id of the snapshot."""
+    with connected_client(directory) as tangram:
+        saved = tangram.snapshot(id)
+    if output is OutputFormat.JSON:
+        print_model(saved)
+    else:
+        sys.stdout.write(f"{saved.id}\n")
+
+
+@group.command()
+def end(
+    directory: DirOption,
+    ids: Annotated[list[UUID], typer.Argument(help="Ids of environments.", autocompletion=complete_environment)],
+    output: FormatOption = OutputFormat.TEXT,
+) -> None:
+    """End environments and delete their files. Queued actions of them are cancelled."""
+    with connected_client(directory) as tangram:
+        for id in ids:
+            tangram.end_environment(id)
+    if output is OutputFormat.JSON:
+        print_json({"ended": [str(id) for id in ids]})
+
+
+def _row(each: EnvironmentInfo) -> tuple[str, ...]:
+    state = f"{each.state} ({each.end_reason})" if each.end_reason else str(each.state)
+    used = f"{each.last_used_at:%Y-%m-%d %H:%M:%S}"
+    sizes = (str(each.memory_mib), str(each.disk_mib))
+    return (str(each.id), each.task, each.trajectory, state, each.node, each.template, *sizes, used)
+
+
+def _snapshot_row(each: SnapshotInfo) -> tuple[str, ...]:
+    created = f"{each.created_at:%Y-%m-%d %H:%M:%S}"
+    return (str(each.id), each.task, each.template, each.node, f"{each.bytes / (1 << 20):.1f}", created)
 
 
 def _escape_name(name: str) -> str:

@@ -1,6 +1,5 @@
 """`explain`: the reasons why an action waits, in sentences."""
 
-import sys
 from collections.abc import Iterator
 from typing import Annotated
 from uuid import UUID
@@ -8,12 +7,12 @@ from uuid import UUID
 import typer
 
 from arl_core.domain.states import EstimateBasis, WaitReason
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
+from arl_tangram.cli.output import FormatOption, OutputFormat, print_model, stdout
 from arl_wire.actions.explanations import ActionExplanation, AheadCounts, WaitExplanation
 
-__all__ = ["register", "sentences"]
+__all__ = ["register", "sentences", "wait_sentences"]
 
 WAIT_REASON_TEXTS = {
     WaitReason.QUEUE_PAUSED: "The queue of its task is paused. Resume it with `tangram queues resume TASK`.",
@@ -34,20 +33,20 @@ WAIT_REASON_TEXTS = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(explain)
+    """Add the command of this module."""
+    app.command(rich_help_panel="Inspect")(explain)
 
 
 def explain(
     directory: DirOption,
-    id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
+    id: Annotated[UUID, typer.Argument(help="Id of an action.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Explain why an action waits: missing resources, actions ahead of it, and estimates."""
     with connected_client(directory) as tangram:
         found = tangram.explain(id)
     if output is OutputFormat.JSON:
-        sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+        print_model(found)
         return
     for sentence in sentences(found):
         stdout.print(sentence, highlight=False, markup=False, soft_wrap=True)
@@ -57,11 +56,18 @@ def sentences(explanation: ActionExplanation) -> Iterator[str]:
     """Yield sentences about the action, the most important first."""
     if explanation.wait is None:
         yield from _granted_sentences(explanation)
-        return
-    yield f"Queued: {explanation.wait.reason}. {WAIT_REASON_TEXTS[explanation.wait.reason]}"
-    yield from _shortage_sentences(explanation.wait)
-    yield from _order_sentences(explanation.wait)
-    yield from _estimate_sentences(explanation.wait)
+    else:
+        yield from wait_sentences(explanation.wait)
+
+
+def wait_sentences(wait: WaitExplanation) -> list[str]:
+    """Return sentences about a queued action, the most important first."""
+    return [
+        f"Queued: {wait.reason}. {WAIT_REASON_TEXTS[wait.reason]}",
+        *_shortage_sentences(wait),
+        *_order_sentences(wait),
+        *_estimate_sentences(wait),
+    ]
 
 
 def _granted_sentences(explanation: ActionExplanation) -> Iterator[str]:

@@ -1,12 +1,16 @@
-"""Output formats, exit codes and error reporting that all commands share."""
+"""Output formats, tables, exit codes and error messages that all commands share."""
 
 import json
 import sys
+from collections.abc import Iterable, Sequence
 from enum import StrEnum
 from typing import Annotated, Any, NoReturn
 
 import typer
+from pydantic import BaseModel
 from rich.console import Console
+
+from arl_wire.errors import TangramError
 
 __all__ = [
     "EXIT_FAILED",
@@ -18,10 +22,15 @@ __all__ = [
     "JsonOption",
     "OutputFormat",
     "fail",
+    "fail_with",
+    "print_error",
     "print_json",
+    "print_model",
     "print_progress",
+    "print_rows",
     "stderr",
     "stdout",
+    "wants_json",
 ]
 
 EXIT_FAILED = 1
@@ -36,14 +45,16 @@ stderr = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
 class OutputFormat(StrEnum):
-    """A text for people, or JSON for programs."""
+    """Text for people, or JSON for programs."""
 
     TEXT = "text"
     JSON = "json"
 
 
-FormatOption = Annotated[OutputFormat, typer.Option("-o", "--output", help="Output format.")]
-JsonOption = Annotated[bool, typer.Option("--json", help="One JSON document on standard output.")]
+FormatOption = Annotated[
+    OutputFormat, typer.Option("-o", "--output", help="Output format. JSON also applies to error messages.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
 def print_json(value: Any) -> None:
@@ -52,12 +63,56 @@ def print_json(value: Any) -> None:
     sys.stdout.write("\n")
 
 
+def print_model(value: BaseModel) -> None:
+    """Write a response as one JSON document to standard output, without absent fields."""
+    sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")
+
+
+def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
+    """Print a table with aligned columns. No value is cut or wrapped, so that ids and addresses can be copied.
+
+    If there are no rows, print `empty` on standard error; it says what to do.
+    """
+    lines = [tuple(heading.upper() for heading in headings), *map(tuple, rows)]
+    if len(lines) == 1:
+        stderr.print(empty, markup=False)
+        return
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        print("  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip())
+
+
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:
     """End the command with a message on standard error."""
-    stderr.print(f"tangram: {message}", markup=False)
+    print_error({"detail": message})
     raise typer.Exit(code)
+
+
+def fail_with(error: TangramError, code: int, *, suffix: str = "") -> NoReturn:
+    """End the command with the message of an error. In JSON, the error is a problem document (RFC 9457)."""
+    problem = error.to_problem(trace_id=error.trace_id).model_dump(mode="json", exclude_none=True)
+    print_error(problem | {"detail": f"{error}{suffix}"})
+    raise typer.Exit(code)
+
+
+def print_error(problem: dict[str, Any]) -> None:
+    """Print an error on standard error, as text or as one JSON document."""
+    if wants_json(sys.argv[1:]):
+        sys.stderr.write(json.dumps(problem, indent=1) + "\n")
+    else:
+        stderr.print(f"tangram: {problem['detail']}", markup=False)
 
 
 def print_progress(line: str) -> None:
     """Print a progress line on standard error."""
     stderr.print(line, markup=False)
+
+
+def wants_json(arguments: list[str]) -> bool:
+    """Return True if the arguments before `--` ask for JSON. They may be invalid, so they are not parsed."""
+    own = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    pairs = zip(own, [*own[1:], ""], strict=True)
+    is_flag = own[:1] != ["submit"]  # `submit --json FILE` is a request, not an output format
+    return ("--json" in own and is_flag) or any(
+        name in ("--output=json", "-ojson") or (name in ("-o", "--output") and value == "json") for name, value in pairs
+    )

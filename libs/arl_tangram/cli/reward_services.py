@@ -1,7 +1,6 @@
 """`score` and `reward-services`: reward services from a terminal."""
 
 import json
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +8,24 @@ from threading import Timer
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ValidationError
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
+from arl_tangram.cli.completion import complete_reward_service, complete_task
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_progress, stdout
+from arl_tangram.cli.output import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    FormatOption,
+    OutputFormat,
+    fail,
+    print_json,
+    print_model,
+    print_progress,
+    print_rows,
+    stdout,
+)
 from arl_tangram.operations import ActionFailed
-from arl_tangram.options import to_validation_failed
 from arl_wire.reward_services.service import (
-    RegisterRewardServiceRequest,
     RewardService,
     RewardServiceListResponse,
     ServiceOperation,
@@ -28,22 +36,25 @@ from arl_wire.scores import Score
 __all__ = ["register", "report_long_wait"]
 
 WAIT_NOTICE_S = 5.0
-RewardServiceArgument = Annotated[str, typer.Argument(help="As `reward-services list` shows it.")]
-group = typer.Typer(no_args_is_help=True, help="Reward services: models that score items.")
+HEADINGS = ("service", "kind", "flags", "node", "device", "state", "in flight", "scores", "health")
+RewardServiceArgument = Annotated[
+    str, typer.Argument(help="Name of a reward service.", autocompletion=complete_reward_service)
+]
+group = typer.Typer(no_args_is_help=True, help="Register and manage models that score items.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(score)
-    app.add_typer(group, name="reward-services")
+    app.command(rich_help_panel="Run")(score)
+    app.add_typer(group, name="reward-services", rich_help_panel="Operate")
 
 
 def score(
     directory: DirOption,
-    service: Annotated[str, typer.Argument(help="As `reward-services list` shows it.")],
-    text: Annotated[str, typer.Argument(help="What is scored.")],
-    reference: Annotated[str | None, typer.Argument(help="What it is compared with, where its kind compares.")] = None,
-    task: Annotated[str, typer.Option(help="The RL workload it belongs to.")] = "cli",
+    service: RewardServiceArgument,
+    text: Annotated[str, typer.Argument(help="Text to score.")],
+    reference: Annotated[str | None, typer.Argument(help="Reference, if the kind of the service compares.")] = None,
+    task: Annotated[str, typer.Option(help="RL workload of the score.", autocompletion=complete_task)] = "cli",
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Score one text. Exit code 1 if there is no score."""
@@ -53,7 +64,7 @@ def score(
         except ActionFailed as failed:
             fail(str(failed))
     if output is OutputFormat.JSON:
-        _print_json(entry)
+        print_model(entry)
     else:
         stdout.print(_format_score(entry), markup=False)
     if entry.score is None:
@@ -63,7 +74,7 @@ def score(
 @contextmanager
 def report_long_wait(service: str, *, after_s: float = WAIT_NOTICE_S) -> Iterator[None]:
     """Print one notice if the wait takes longer than `after_s`."""
-    line = f"waiting for {service}; `tangram reward-services list` says where it is"
+    line = f"waiting for reward service {service}; its state: tangram reward-services list"
     timer = Timer(after_s, print_progress, [line])
     timer.daemon = True
     timer.start()
@@ -79,48 +90,44 @@ def list_reward_services(directory: DirOption, output: FormatOption = OutputForm
     with connected_client(directory) as tangram:
         services = tangram.reward_services()
     if output is OutputFormat.JSON:
-        _print_json(RewardServiceListResponse(items=services))
+        print_model(RewardServiceListResponse(items=services))
         return
-    for service in services:
-        _print_service(service, output)
+    rows = (row for service in services for row in _rows(service))
+    print_rows(HEADINGS, rows, empty="No reward service exists. Register one: tangram reward-services register --help")
 
 
 @group.command("register")
 def register_reward_service(
     directory: DirOption,
     name: RewardServiceArgument,
-    kind: Annotated[str, typer.Argument(help="sequence-classifier, reranker, logprobs, similarity, judge, ...")],
+    kind: Annotated[str, typer.Argument(help="Kind, such as sequence-classifier, reranker, logprobs or judge.")],
     source: Annotated[
         str,
-        typer.Argument(help="Directory of the model, below the nodes' TANGRAM_MODELS; of a judge, its engine's name."),
+        typer.Argument(help="Directory of the model below TANGRAM_MODELS; for a judge, the name of its engine."),
     ],
-    activation: Annotated[bool | None, typer.Option(help="Probabilities, or raw logits.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="An item is cut there.")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float32, bfloat16 or float16; else as the files have it.")] = None,
+    activation: Annotated[bool | None, typer.Option(help="Return probabilities, or raw logits.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Tokens after which an item is cut.")] = None,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, bfloat16 or float16.", show_default="as in the files")
+    ] = None,
     tensor_parallel: Annotated[
-        int | None, typer.Option(min=1, max=8, help="Devices of a node that have a part of its weights each.")
+        int | None, typer.Option(min=1, max=8, help="Number of devices of a node that share the weights.")
     ] = None,
     judge: Annotated[
         Path | None,
-        typer.Option(
-            exists=True, dir_okay=False, help="JSON file with what a judge is asked; without it, it only chats."
-        ),
+        typer.Option(exists=True, dir_okay=False, help="JSON file with the prompt of a judge."),
     ] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Offer a model on every node that has its files or its engine."""
+    """Register a model or a judge. Every node that has its files or its engine serves it."""
     options: dict[str, Any] = {"activation": activation, "max_tokens": max_tokens, "dtype": dtype}
     options["tensor_parallel"] = tensor_parallel
     if judge is not None:
         options["judge"] = _read_json(judge)
     options = {option: value for option, value in options.items() if value is not None}
-    given = {"name": name, "kind": kind, "source": source, "options": options}
     with connected_client(directory) as tangram:
-        try:
-            wanted = RegisterRewardServiceRequest.model_validate(given)
-        except ValidationError as error:
-            raise to_validation_failed(error) from None
-        _print_service(tangram.register_reward_service(wanted), output)
+        service = tangram.register_reward_service(name, kind=kind, source=source, options=options)
+        _print_service(service, output)
 
 
 @group.command()
@@ -131,40 +138,42 @@ def load(directory: DirOption, name: RewardServiceArgument, output: FormatOption
 
 @group.command()
 def pin(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Keep a service on its device: no other service may displace it."""
+    """Keep a service on its device, so that no other service evicts it."""
     _change_service(directory, name, ServiceOperation.PIN, output)
 
 
 @group.command()
 def unpin(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Allow other services to displace a service from its device again."""
+    """Allow the eviction of a service again."""
     _change_service(directory, name, ServiceOperation.UNPIN, output)
 
 
 @group.command()
 def drain(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Stop a service: it starts no more batches and leaves the device. New actions wait."""
+    """Stop a service and free its device. New actions wait."""
     _change_service(directory, name, ServiceOperation.DRAIN, output)
 
 
 @group.command()
 def resume(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Let a drained service score again."""
+    """Resume a drained service."""
     _change_service(directory, name, ServiceOperation.RESUME, output)
 
 
 @group.command()
-def unregister(directory: DirOption, name: RewardServiceArgument) -> None:
+def unregister(directory: DirOption, name: RewardServiceArgument, output: FormatOption = OutputFormat.TEXT) -> None:
     """Unregister a service. Refused while actions of it are queued or running."""
     with connected_client(directory) as tangram:
         tangram.unregister_reward_service(name)
+    if output is OutputFormat.JSON:
+        print_json({"unregistered": name})
 
 
 def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
     except ValueError as error:
-        fail(f"{path} is no JSON: {error}", EXIT_USAGE)
+        fail(f"{path} is not JSON: {error}", EXIT_USAGE)
 
 
 def _change_service(directory: Path, name: str, verb: ServiceOperation, output: OutputFormat) -> None:
@@ -174,35 +183,25 @@ def _change_service(directory: Path, name: str, verb: ServiceOperation, output: 
 
 def _print_service(service: RewardService, output: OutputFormat) -> None:
     if output is OutputFormat.JSON:
-        _print_json(service)
-        return
-    for line in _format_service(service):
-        stdout.print(line, markup=False)
+        print_model(service)
+    else:
+        print_rows(HEADINGS, _rows(service), empty="")
 
 
 def _format_score(entry: Score) -> str:
     if entry.error is not None:
         return f"{entry.error.code}: {entry.error.message}"
-    return f"{entry.score:.6f}" + ("  (only the beginning was read)" if entry.truncated else "")
+    return f"{entry.score:.6f}" + ("  (the text was truncated)" if entry.truncated else "")
 
 
-def _format_service(service: RewardService) -> list[str]:
-    head = f"{service.name}  {service.kind}" + (f"  {service.model}" if service.model is not None else "")
-    head += f"  up to {service.max_tokens} tokens of a text" if service.max_tokens is not None else ""
-    head += "" if service.nodes or service.available else "  on no node yet"
-    head += ("  pinned" if service.pinned else "") + ("  drained" if service.drained else "")
-    nodes = [
-        f"  {node.node}  {node.state} on {node.device}  in flight {node.in_flight} of {node.slots}"
-        f"  batches {node.batches}  scores {node.scores}  {_node_health(node)}"
-        for node in service.nodes
-    ]
-    return [head, *nodes]
+def _rows(service: RewardService) -> list[tuple[str, ...]]:
+    flags = ", ".join(name for name, is_set in (("pinned", service.pinned), ("drained", service.drained)) if is_set)
+    head = (service.name, service.kind, flags or "-")
+    elsewhere = "runs in sandboxes" if service.available else "no node has it"
+    return [(*head, *_replica_cells(node)) for node in service.nodes] or [(*head, *"-----", elsewhere)]
 
 
-def _node_health(node: ServiceReplica) -> str:
-    """Return the health of a replica, or "not available" if the node cannot offer the service."""
-    return node.health if node.available or not node.slots else "not available"
-
-
-def _print_json(value: BaseModel) -> None:
-    sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")
+def _replica_cells(node: ServiceReplica) -> tuple[str, ...]:
+    # A node without slots cannot offer the service; its health says why.
+    health = node.health if node.available or not node.slots else "not available"
+    return (node.node, node.device, str(node.state), f"{node.in_flight}/{node.slots}", str(node.scores), health)

@@ -13,9 +13,20 @@ from typing import Annotated, Any
 
 import typer
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
+from arl_tangram.cli.completion import complete_template
 from arl_tangram.cli.local_state import DirOption, LocalState
-from arl_tangram.cli.output import EXIT_FAILED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_json, stderr, stdout
+from arl_tangram.cli.output import (
+    EXIT_FAILED,
+    EXIT_USAGE,
+    FormatOption,
+    OutputFormat,
+    fail,
+    print_json,
+    print_rows,
+    stderr,
+    stdout,
+)
 from arl_wire.admin.nodes import NodeInfo
 
 __all__ = ["register"]
@@ -23,12 +34,12 @@ __all__ = ["register"]
 LISTING_TIMEOUT_S = 20.0
 LISTING_POLL_S = 0.25
 
-group = typer.Typer(no_args_is_help=True, help="What environments on this machine can begin with, besides `host`.")
+group = typer.Typer(no_args_is_help=True, help="Import images that environments on this machine start from.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.add_typer(group, name="templates")
+    app.add_typer(group, name="templates", rich_help_panel="Operate")
 
 
 @group.command("import")
@@ -38,9 +49,9 @@ def import_template(
         Path,
         typer.Argument(help="A root directory, an OCI image layout (directory or tar), or a `docker save` archive."),
     ],
-    name: Annotated[str, typer.Option(help="What actions call it.")],
-    max_mib: Annotated[int, typer.Option(min=1, help="Refuse what unpacks to more.")] = 32 << 10,
-    max_members: Annotated[int, typer.Option(min=1, help="Refuse what has more files.")] = 2_000_000,
+    name: Annotated[str, typer.Option(help="Name of the template.")],
+    max_mib: Annotated[int, typer.Option(min=1, help="Maximum unpacked size in MiB.")] = 32 << 10,
+    max_members: Annotated[int, typer.Option(min=1, help="Maximum number of files.")] = 2_000_000,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Unpack an image on this machine. Environments created from now on can start from it."""
@@ -51,9 +62,9 @@ def import_template(
         return
     stdout.print(_format_template(made), markup=False)
     if made["left_out"]:
-        stderr.print(f"{made['left_out']} devices and pipes of it were left out")
+        stderr.print(f"{made['left_out']} devices and pipes were skipped")
     if not seen:
-        stderr.print("the node does not list it yet: `tangram status` says whether the system is up", markup=False)
+        stderr.print("the node does not list the template yet; check the system: tangram status", markup=False)
 
 
 @group.command("list")
@@ -63,14 +74,24 @@ def list_templates(directory: DirOption, output: FormatOption = OutputFormat.TEX
     if output is OutputFormat.JSON:
         print_json(found)
         return
-    for template in found:
-        stdout.print(_format_template(template), markup=False)
+    rows = (
+        (
+            each["name"],
+            each["digest"][:19],
+            f"{each['bytes'] / (1 << 20):.1f}",
+            str(len(each["layers"])),
+            each["source"],
+        )
+        for each in found
+    )
+    empty = "No template is imported. Import one: tangram templates import IMAGE --name NAME"
+    print_rows(("template", "digest", "MiB", "layers", "source"), rows, empty=empty)
 
 
 @group.command()
 def remove(
     directory: DirOption,
-    name: Annotated[str, typer.Argument(help="As `templates list` shows it.")],
+    name: Annotated[str, typer.Argument(help="Name of a template.", autocompletion=complete_template)],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Remove a template and the layers that only it uses. Refused while a live environment started from it."""
@@ -84,7 +105,7 @@ def remove(
 
 def _run_template_store(directory: Path, *arguments: str) -> list[dict[str, Any]]:
     if importlib.util.find_spec("arl_cpu") is None:
-        fail("templates belong to a node; install arl-tangram-server there", EXIT_USAGE)
+        fail("templates need a node: pip install arl-tangram-server", EXIT_USAGE)
     store = os.environ.get("TANGRAM_TEMPLATES_DIR") or str(directory.absolute() / "templates")
     command = [sys.executable, "-P", "-m", "arl_cpu.templates", store, *arguments]
     done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,5 @@
 """`trace`: the waterfall of one action."""
 
-import sys
 from typing import Annotated
 from uuid import UUID
 
@@ -8,9 +7,9 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
+from arl_tangram.cli.output import FormatOption, OutputFormat, print_model, stdout
 from arl_wire.actions.traces import ActionTrace, TraceSpan
 
 __all__ = ["register"]
@@ -35,19 +34,19 @@ SHOWN_ATTRIBUTES = ("tangram.node", "tangram.service", "tangram.engine")
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(trace)
+    app.command(rich_help_panel="Inspect")(trace)
 
 
 def trace(
     directory: DirOption,
-    id: Annotated[UUID, typer.Argument(help="Id of an action, settled or not.")],
+    id: Annotated[UUID, typer.Argument(help="Id of an action.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Show where an action's time went: its queueing delay, every attempt, its run."""
+    """Show the timeline of an action: queueing delay, attempts and run."""
     with connected_client(directory) as tangram:
         found = tangram.trace(id)
     if output is OutputFormat.JSON:
-        sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+        print_model(found)
     else:
         stdout.print(_waterfall(found))
 

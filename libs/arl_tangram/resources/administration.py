@@ -1,10 +1,12 @@
 """Nodes and API keys, for both clients."""
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import TypeVar
 
-from arl_tangram import admin
 from arl_tangram.operations import Operation
+from arl_tangram.options import validate_request
+from arl_tangram.resources import admin_operations as admin
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 
@@ -19,17 +21,32 @@ class AdminMethods:
     _retry_timeout_s: float
 
     def nodes(self) -> NodeListResponse:
+        """List the nodes with their capacity, their usage and what they enforce."""
         return self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
-    def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
-        """Create a key. Its secret is returned only here. The request is not retried."""
-        return self._run(admin.create_key(request))
+    def create_key(
+        self,
+        *,
+        project: str | None = None,
+        scopes: Sequence[str] | None = None,
+        expires_in_s: int | None = None,
+    ) -> CreateKeyResponse:
+        """Create an API key. Only this response contains the key. The request is not retried.
+
+        Args:
+            project: Project of the key. None means the caller's project; a new name creates a project.
+            scopes: Permissions of the key, such as `actions:write`. None means `actions:write`.
+            expires_in_s: Seconds until the key expires. None means never.
+        """
+        wanted = {"project": project, "scopes": scopes and list(scopes), "expires_in_s": expires_in_s}
+        return self._run(admin.create_key(validate_request(CreateKeyRequest, wanted)))
 
     def keys(self) -> list[ApiKey]:
         """List the keys of this project, newest first."""
         return self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
 
     def revoke_key(self, id: int) -> ApiKey:
+        """Revoke a key. Requests with it fail within seconds."""
         return self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
     def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
@@ -46,27 +63,46 @@ class AdminMethods:
 
 
 class AsyncAdminMethods:
-    """Asynchronous methods for nodes and API keys. `AdminMethods` documents them."""
+    """Asynchronous methods for nodes and API keys."""
 
     _retry_timeout_s: float
 
     async def nodes(self) -> NodeListResponse:
+        """List the nodes with their capacity, their usage and what they enforce."""
         return await self._run(admin.list_nodes(retry_timeout_s=self._retry_timeout_s))
 
-    async def create_key(self, request: CreateKeyRequest) -> CreateKeyResponse:
-        return await self._run(admin.create_key(request))
+    async def create_key(
+        self,
+        *,
+        project: str | None = None,
+        scopes: Sequence[str] | None = None,
+        expires_in_s: int | None = None,
+    ) -> CreateKeyResponse:
+        """Create an API key. Only this response contains the key. The request is not retried.
+
+        Args:
+            project: Project of the key. None means the caller's project; a new name creates a project.
+            scopes: Permissions of the key, such as `actions:write`. None means `actions:write`.
+            expires_in_s: Seconds until the key expires. None means never.
+        """
+        wanted = {"project": project, "scopes": scopes and list(scopes), "expires_in_s": expires_in_s}
+        return await self._run(admin.create_key(validate_request(CreateKeyRequest, wanted)))
 
     async def keys(self) -> list[ApiKey]:
+        """List the keys of this project, newest first."""
         return await self._run(admin.list_keys(retry_timeout_s=self._retry_timeout_s))
 
     async def revoke_key(self, id: int) -> ApiKey:
+        """Revoke a key. Requests with it fail within seconds."""
         return await self._run(admin.revoke_key(id, retry_timeout_s=self._retry_timeout_s))
 
     async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
+        """Cordon or uncordon a node. With a deadline, in seconds from now, drain it until then."""
         wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
         return await self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     async def remove_node(self, name: str) -> None:
+        """Remove a node. Raises `Conflict` while it is alive or has allocations."""
         await self._run(admin.remove_node(name, retry_timeout_s=self._retry_timeout_s))
 
     @abstractmethod

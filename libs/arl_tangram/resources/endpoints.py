@@ -4,11 +4,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
-from pydantic import ValidationError
-
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run
-from arl_tangram.options import check_option_names, invalid_field, to_validation_failed
+from arl_tangram.options import check_option_names, invalid_field, validate_request
 from arl_tangram.timeouts import with_timeout
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.calls import CallResponse, Endpoint, EndpointListResponse
@@ -50,12 +48,8 @@ def call_action(endpoint: str, path: str = "", **options: Unpack[CallOptions]) -
     request = {name: given.pop(name) for name in REQUEST_FIELDS & given.keys()}
     has_body = not request.keys().isdisjoint(("json_body", "body"))
     request = {"path": path, "method": "POST" if has_body else "GET", **request}
-    try:
-        return SubmitActionRequest.model_validate(
-            {"task": "call", **given, "kind": "call", "endpoint": endpoint, "request": request}
-        )
-    except ValidationError as error:
-        raise to_validation_failed(error) from None
+    body = {"task": "call", **given, "kind": "call", "endpoint": endpoint, "request": request}
+    return validate_request(SubmitActionRequest, body)
 
 
 def response_of(action: Action) -> CallResponse:
@@ -70,6 +64,8 @@ def response_of(action: Action) -> CallResponse:
 
 
 class EndpointMethods:
+    """Methods for endpoints, the external APIs that brokers serve."""
+
     _retry_timeout_s: float
 
     def call(
@@ -90,18 +86,23 @@ class EndpointMethods:
 
 
 class AsyncEndpointMethods:
-    """Asynchronous methods for endpoints. `EndpointMethods` documents them."""
+    """Asynchronous methods for endpoints."""
 
     _retry_timeout_s: float
 
     async def call(
         self, endpoint: str, path: str = "", *, wait_timeout_s: float | None = None, **options: Unpack[CallOptions]
     ) -> CallResponse:
+        """Send a request and wait for the response, which can have any status below 500.
+
+        Raises `ActionFailed` if there is no response, and `WaitTimeout` if the call continues after `wait_timeout_s`.
+        """
         return await self._run(
             _call_endpoint(call_action(endpoint, path, **options), wait_timeout_s, self._retry_timeout_s)
         )
 
     async def endpoints(self) -> list[Endpoint]:
+        """List the external APIs that brokers serve."""
         return await self._run(_list_endpoints(self._retry_timeout_s))
 
     @abstractmethod
@@ -112,7 +113,7 @@ def _call_endpoint(
     action: SubmitActionRequest, wait_timeout_s: float | None, retry_timeout_s: float
 ) -> Operation[CallResponse]:
     if wait_timeout_s is not None and not wait_timeout_s > 0:
-        raise invalid_field("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
+        raise invalid_field("wait_timeout_s", f"must be more than 0, got {wait_timeout_s:g}")
     waiting = run(action, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
     return response_of((yield from with_timeout(waiting, wait_timeout_s)))
 

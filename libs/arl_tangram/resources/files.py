@@ -68,35 +68,43 @@ class FileMethods:
 
 
 class AsyncFileMethods:
-    """Asynchronous methods for files. `FileMethods` documents them."""
+    """Asynchronous methods for files."""
 
     _retry_timeout_s: float
 
     async def list_files(self, id: UUID, path: str = "", *, recursive: bool = False) -> list[FileEntry]:
+        """List the entries of a directory in order of their names."""
         return await self._run(_list_files(id, path, recursive, self._retry_timeout_s))
 
     async def upload_archive(self, id: UUID, archive: Path | str, path: str = "") -> UploadArchiveResponse:
+        """Unpack a tar archive, plain or gzip. If a member fails, the members before it remain."""
         return await self._run(_upload(id, Path(archive), path, self._retry_timeout_s))
 
     async def upload_directory(self, id: UUID, directory: Path | str, path: str = "") -> UploadArchiveResponse:
+        """Upload the files, directories and links of a directory. Existing entries remain."""
         with _pack(Path(directory)) as archive:
             return await self._run(_upload(id, archive, path, self._retry_timeout_s))
 
     async def download_archive(self, id: UUID, target: Path | str, path: str = "") -> None:
+        """Download a directory or a file as a tar archive."""
         await self._run(_download(id, Path(target), path, self._retry_timeout_s))
 
     async def download_directory(self, id: UUID, target: Path | str, path: str = "") -> None:
+        """Download a directory and unpack it into `target`. Raises `tarfile.FilterError` for links that leave it."""
         with _temporary_archive() as archive:
             await self._run(_download(id, archive, path, self._retry_timeout_s))
             _unpack(archive, Path(target))
 
     async def snapshot(self, id: UUID) -> SnapshotInfo:
+        """Save everything written in an environment. `CreateEnvironmentRequest.snapshot` starts others from it."""
         return await self._run(_create_snapshot(id, self._retry_timeout_s))
 
     async def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
+        """List all snapshots, newest first."""
         return await self._run(_list_snapshots(task, self._retry_timeout_s))
 
     async def delete_snapshot(self, id: UUID) -> None:
+        """Delete a snapshot. Environments that started from it continue."""
         await self._run(_delete_snapshot(id, self._retry_timeout_s))
 
     @abstractmethod

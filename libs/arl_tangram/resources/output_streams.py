@@ -1,6 +1,7 @@
 """Streaming of output and input of running actions. A broken stream resumes after its last event."""
 
 import asyncio
+import codecs
 import time
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterator
@@ -31,7 +32,15 @@ from arl_wire.actions.output_events import (
 )
 from arl_wire.errors import NotRunning
 
-__all__ = ["OutputData", "OutputEvent", "OutputEventReader", "send_input", "stream_output", "stream_output_async"]
+__all__ = [
+    "OutputData",
+    "OutputDecoder",
+    "OutputEvent",
+    "OutputEventReader",
+    "send_input",
+    "stream_output",
+    "stream_output_async",
+]
 
 STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)
 """Timeouts of a stream. The server sends data at least every 15 s."""
@@ -57,6 +66,20 @@ _EVENT_TYPES: dict[str, type[OutputTruncated] | type[OutputRestart] | type[Outpu
     "restart": OutputRestart,
     "end": OutputEnd,
 }
+
+
+class OutputDecoder:
+    """A decoder of output to text. A character that is split between two events is not broken."""
+
+    def __init__(self, stream: Literal["stdout", "stderr"] | None) -> None:
+        self._stream = stream
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+
+    def decode(self, event: OutputEvent) -> str:
+        """Return the text of an event; empty if it has none or belongs to another stream."""
+        if not isinstance(event, OutputData) or self._stream not in (None, event.stream):
+            return ""
+        return self._decoders[event.stream].decode(event.data)
 
 
 class OutputEventReader:
@@ -111,39 +134,39 @@ class _StreamRetry:
 
 def stream_output(http: httpx.Client, id: UUID, *, retry_timeout_s: float) -> Iterator[OutputEvent]:
     """Yield events up to and including the end."""
-    tries = _StreamRetry(id, retry_timeout_s)
-    while not tries.reader.ended:
+    retry = _StreamRetry(id, retry_timeout_s)
+    while not retry.reader.ended:
         try:
-            with http.stream("GET", tries.path, headers=tries.headers, timeout=STREAM_TIMEOUT) as response:
+            with http.stream("GET", retry.path, headers=retry.headers, timeout=STREAM_TIMEOUT) as response:
                 reply = SdkResponse(
                     response.status_code, b"" if response.is_success else response.read(), _retry_after_s(response)
                 )
                 for data in response.iter_bytes() if response.is_success else ():
-                    yield from tries.receive(data)
+                    yield from retry.receive(data)
         except httpx.TransportError as error:
             reply = SdkResponse(0, f"{type(error).__name__}: {error}".encode())
-        if not tries.reader.ended:
-            time.sleep(tries.delay_after(reply))
+        if not retry.reader.ended:
+            time.sleep(retry.delay_after(reply))
 
 
 async def stream_output_async(
     http: httpx.AsyncClient, id: UUID, *, retry_timeout_s: float
 ) -> AsyncIterator[OutputEvent]:
     """Yield events up to and including the end."""
-    tries = _StreamRetry(id, retry_timeout_s)
-    while not tries.reader.ended:
+    retry = _StreamRetry(id, retry_timeout_s)
+    while not retry.reader.ended:
         try:
-            async with http.stream("GET", tries.path, headers=tries.headers, timeout=STREAM_TIMEOUT) as response:
+            async with http.stream("GET", retry.path, headers=retry.headers, timeout=STREAM_TIMEOUT) as response:
                 content = b"" if response.is_success else await response.aread()
                 reply = SdkResponse(response.status_code, content, _retry_after_s(response))
                 if response.is_success:
                     async for data in response.aiter_bytes():
-                        for event in tries.receive(data):
+                        for event in retry.receive(data):
                             yield event
         except httpx.TransportError as error:
             reply = SdkResponse(0, f"{type(error).__name__}: {error}".encode())
-        if not tries.reader.ended:
-            await asyncio.sleep(tries.delay_after(reply))
+        if not retry.reader.ended:
+            await asyncio.sleep(retry.delay_after(reply))
 
 
 def send_input(

@@ -5,11 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 from urllib.parse import quote
 
-from pydantic import ValidationError
-
 from arl_core.domain.states import ActionOutcome
-from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run
-from arl_tangram.options import check_option_names, invalid_field, to_validation_failed
+from arl_tangram.batches import submit_many
+from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run, wait
+from arl_tangram.options import check_option_names, invalid_field, validate_request
 from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.reward_services.service import (
@@ -19,8 +18,9 @@ from arl_wire.reward_services.service import (
     ScoreRequest,
     ScoreResponse,
     ServiceOperation,
+    ServiceOptions,
 )
-from arl_wire.scores import Score, ScoreItem
+from arl_wire.scores import MAX_ITEMS, Score, ScoreItem
 
 __all__ = ["AsyncRewardServiceMethods", "RewardServiceMethods", "ScoreOptions", "score_action", "scores_of"]
 
@@ -52,18 +52,15 @@ def score_action(service: str, items: Sequence[ScoreInput], **options: Unpack[Sc
     check_option_names(options, ScoreOptions.__annotations__)
     body: dict[str, Any] = {"task": "score", **options, "kind": "score", "service": service}
     body["items"] = _normalize_items(items)
-    try:
-        return SubmitActionRequest.model_validate(body)
-    except ValidationError as error:
-        raise to_validation_failed(error) from None
+    return validate_request(SubmitActionRequest, body)
 
 
 def _normalize_items(items: Sequence[ScoreInput]) -> list[ScoreItem | Mapping[str, Any]]:
     if isinstance(items, str | bytes | Mapping | ScoreItem):
-        raise invalid_field("items", f"a list of items is expected, and not one {type(items).__name__}")
+        raise invalid_field("items", f"expected a list of items, got {type(items).__name__}")
     found = [_normalize_item(at, item) for at, item in enumerate(items)]
     if not found:
-        raise invalid_field("items", "there are none")
+        raise invalid_field("items", "is empty; give at least one item")
     return found
 
 
@@ -74,7 +71,7 @@ def _normalize_item(index: int, item: ScoreInput) -> ScoreItem | Mapping[str, An
         return item
     if len(item) != 2:
         raise invalid_field(
-            f"items.{index}", f"a tuple is a text and its reference, and this one has {len(item)} entries"
+            f"items.{index}", f"expected a pair of text and reference, got a tuple of {len(item)} entries"
         )
     return {"text": item[0], "reference": item[1]}
 
@@ -91,6 +88,8 @@ def scores_of(action: Action) -> list[Score]:
 
 
 class RewardServiceMethods:
+    """Methods for reward services."""
+
     _retry_timeout_s: float
 
     def score(
@@ -103,10 +102,20 @@ class RewardServiceMethods:
     ) -> list[Score]:
         """Score items, wait, and return an entry for each, in order. An entry without a score has an `error`.
 
-        Concurrent requests of the task are combined into one action. Raises `Unavailable` if the service fails or if
-        `wait_timeout_s` passes, all tries included; None means 600. If an option requires a separate action or the
-        wait is longer than 600 s, the items are one action. It raises `ActionFailed` if nothing was scored, and
-        `WaitTimeout` if the action continues.
+        Concurrent requests of the task are combined into one action. More than 256 items become several actions that
+        run concurrently. If an option requires a separate action, or the wait is longer than 600 s, the items are one
+        action.
+
+        Args:
+            service: Name of a reward service; `reward_services` lists them.
+            items: Texts, pairs of text and reference, or `ScoreItem`s.
+            wait_timeout_s: Maximum seconds to wait, with all retries; None means 600.
+            options: Fields of the action, such as `task` and `priority`.
+
+        Raises:
+            Unavailable: The service failed or `wait_timeout_s` passed.
+            ActionFailed: A separate action scored nothing, because of an infrastructure error for example.
+            WaitTimeout: A separate action continues after `wait_timeout_s`.
         """
         return self._run(_score(service, items, wait_timeout_s, self._retry_timeout_s, options))
 
@@ -114,9 +123,18 @@ class RewardServiceMethods:
         """List the reward services that nodes offer."""
         return self._run(_list_reward_services(self._retry_timeout_s))
 
-    def register_reward_service(self, request: RegisterRewardServiceRequest) -> RewardService:
-        """Offer a model on every node that has its files. Raises `Conflict` if the name is taken."""
-        return self._run(_register(request, self._retry_timeout_s))
+    def register_reward_service(
+        self, name: str, *, kind: str, source: str, options: ServiceOptions | Mapping[str, Any] | None = None
+    ) -> RewardService:
+        """Register a model or an engine; every node that has its files serves it. Raises `Conflict`.
+
+        Args:
+            name: Name that `score` uses.
+            kind: Kind of the service, such as `sequence-classifier` or `judge`.
+            source: Directory below the nodes' model directory; for a judge, the name of its engine.
+            options: Fields of `ServiceOptions`.
+        """
+        return self._run(_register(_registration(name, kind, source, options), self._retry_timeout_s))
 
     def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
         """Load, pin, unpin, drain or resume a service. Nodes apply the change at their next poll."""
@@ -131,7 +149,7 @@ class RewardServiceMethods:
 
 
 class AsyncRewardServiceMethods:
-    """Asynchronous methods for reward services. `RewardServiceMethods` documents them."""
+    """Asynchronous methods for reward services."""
 
     _retry_timeout_s: float
 
@@ -143,18 +161,48 @@ class AsyncRewardServiceMethods:
         wait_timeout_s: float | None = None,
         **options: Unpack[ScoreOptions],
     ) -> list[Score]:
+        """Score items, wait, and return an entry for each, in order. An entry without a score has an `error`.
+
+        Concurrent requests of the task are combined into one action. More than 256 items become several actions that
+        run concurrently. If an option requires a separate action, or the wait is longer than 600 s, the items are one
+        action.
+
+        Args:
+            service: Name of a reward service; `reward_services` lists them.
+            items: Texts, pairs of text and reference, or `ScoreItem`s.
+            wait_timeout_s: Maximum seconds to wait, with all retries; None means 600.
+            options: Fields of the action, such as `task` and `priority`.
+
+        Raises:
+            Unavailable: The service failed or `wait_timeout_s` passed.
+            ActionFailed: A separate action scored nothing, because of an infrastructure error for example.
+            WaitTimeout: A separate action continues after `wait_timeout_s`.
+        """
         return await self._run(_score(service, items, wait_timeout_s, self._retry_timeout_s, options))
 
     async def reward_services(self) -> list[RewardService]:
+        """List the reward services that nodes offer."""
         return await self._run(_list_reward_services(self._retry_timeout_s))
 
-    async def register_reward_service(self, request: RegisterRewardServiceRequest) -> RewardService:
-        return await self._run(_register(request, self._retry_timeout_s))
+    async def register_reward_service(
+        self, name: str, *, kind: str, source: str, options: ServiceOptions | Mapping[str, Any] | None = None
+    ) -> RewardService:
+        """Register a model or an engine; every node that has its files serves it. Raises `Conflict`.
+
+        Args:
+            name: Name that `score` uses.
+            kind: Kind of the service, such as `sequence-classifier` or `judge`.
+            source: Directory below the nodes' model directory; for a judge, the name of its engine.
+            options: Fields of `ServiceOptions`.
+        """
+        return await self._run(_register(_registration(name, kind, source, options), self._retry_timeout_s))
 
     async def change_reward_service(self, name: str, verb: ServiceOperation) -> RewardService:
+        """Load, pin, unpin, drain or resume a service. Nodes apply the change at their next poll."""
         return await self._run(_change(name, verb, self._retry_timeout_s))
 
     async def unregister_reward_service(self, name: str) -> None:
+        """Unregister a service. Raises `Conflict` while actions that name it have not settled."""
         await self._run(_unregister(name, self._retry_timeout_s))
 
     @abstractmethod
@@ -174,7 +222,9 @@ def _score(
     options: ScoreOptions,
 ) -> Operation[list[Score]]:
     if wait_timeout_s is not None and not wait_timeout_s > 0:
-        raise invalid_field("wait_timeout_s", f"{wait_timeout_s:g} is not more than 0")
+        raise invalid_field("wait_timeout_s", f"must be more than 0, got {wait_timeout_s:g}")
+    if isinstance(items, Sequence) and not isinstance(items, str | bytes) and len(items) > MAX_ITEMS:
+        return (yield from _score_in_parts(service, items, wait_timeout_s, retry_timeout_s, options))
     action = score_action(service, items, **options)
     within_s = MAX_SCORE_WAIT_S if wait_timeout_s is None else wait_timeout_s
     if within_s > MAX_SCORE_WAIT_S or not options.keys() <= COALESCABLE_OPTIONS:
@@ -185,6 +235,29 @@ def _score(
     return ScoreResponse.model_validate_json(
         (yield from with_timeout(call_with_retry(call, retry_timeout_s), within_s))
     ).scores
+
+
+def _score_in_parts(
+    service: str,
+    items: Sequence[ScoreInput],
+    wait_timeout_s: float | None,
+    retry_timeout_s: float,
+    options: ScoreOptions,
+) -> Operation[list[Score]]:
+    """Score more items than an action takes, in several actions that run concurrently."""
+    parts = [items[at : at + MAX_ITEMS] for at in range(0, len(items), MAX_ITEMS)]
+    actions = [score_action(service, part, **options) for part in parts]
+    ids = yield from with_timeout(submit_many(actions, retry_timeout_s=retry_timeout_s), wait_timeout_s)
+    waiting = wait(ids, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
+    settled = yield from with_timeout(waiting, wait_timeout_s)
+    return [score for action in settled for score in scores_of(action)]
+
+
+def _registration(
+    name: str, kind: str, source: str, options: ServiceOptions | Mapping[str, Any] | None
+) -> RegisterRewardServiceRequest:
+    body = {"name": name, "kind": kind, "source": source, "options": options if options is not None else {}}
+    return validate_request(RegisterRewardServiceRequest, body)
 
 
 def _register(request: RegisterRewardServiceRequest, retry_timeout_s: float) -> Operation[RewardService]:

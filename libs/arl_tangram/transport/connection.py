@@ -42,9 +42,11 @@ def resolve_connection(
         api_key = _local_api_key(local)
     url = url or here
     if url is None:
-        raise Unavailable("no system found: run `tangram up`, or set TANGRAM_URL and TANGRAM_API_KEY")
+        raise Unavailable(
+            "No system is running here. Start one with `tangram up -d`, or set TANGRAM_URL and TANGRAM_API_KEY"
+        )
     if api_key is None:
-        raise Unauthenticated(f"no API key: set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
+        raise Unauthenticated(f"No API key was found. Set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
     return ConnectionConfig(url, api_key)
 
 
@@ -58,7 +60,7 @@ def _validate_url(url: str | None) -> str | None:
     except ValueError:
         good = False
     if not good:
-        message = f"{url!r} is no address of a gateway; one is http://127.0.0.1:8700, for instance"
+        message = f"{url!r} is not the address of a gateway. Example: http://127.0.0.1:8700"
         raise ValidationFailed(f"url: {message}", errors=[FieldError(field="url", message=message)])
     return url.strip().rstrip("/")
 
@@ -69,7 +71,7 @@ def _validate_key(key: str | None) -> str | None:
         return None
     key = key.strip()
     if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise Unauthenticated("the API key is empty, or has characters that no key has; set TANGRAM_API_KEY anew")
+        raise Unauthenticated("The API key is empty or has invalid characters. Set TANGRAM_API_KEY again")
     return key
 
 

@@ -16,9 +16,10 @@ from pydantic import (
     model_validator,
 )
 
-from arl_core.domain.states import ActionOutcome, ActionState
+from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome, ActionState
 from arl_wire.actions.elasticity import MAX_CPU_CORES, AmdahlElasticity, NoElasticity, TableElasticity
 from arl_wire.calls import CallRequest, CallResponse, EndpointName
+from arl_wire.errors import NotSettled
 from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, Score, ScoreItem, ServiceName
 from arl_wire.validation import (
     Base64,
@@ -172,7 +173,7 @@ class SubmitActionRequest(StrictModel):
     )
     session: SessionName | None = Field(
         default=None,
-        description="A bash of this name that stays open in the persistent environment, with its directory, variables and "
+        description="A bash of this name that stays open in the environment, with its directory, variables and "
         "jobs; it is opened at its first use and ends with `exit` or with the environment. It runs `command`",
     )
     command: Text | None = Field(
@@ -367,6 +368,42 @@ class Action(BaseModel):
     times: ActionTimes = ActionTimes()
     labels: dict[str, str] = Field(default_factory=dict)
     result: ActionResult | None = None
+
+    @property
+    def ok(self) -> bool:
+        """True if the outcome is `ok`. Raises `NotSettled`."""
+        return self._settled_outcome() is ActionOutcome.OK
+
+    @property
+    def masked(self) -> bool:
+        """True if the outcome says nothing about the program, so that its sample should be masked out of the loss.
+
+        These outcomes are `infra_error`, `cancelled` and `deadline_in_queue`. Raises `NotSettled`.
+        """
+        return self._settled_outcome() in MASKED_OUTCOMES
+
+    @property
+    def stdout(self) -> str:
+        """Standard output as text; empty if the program did not run. Raises `NotSettled`."""
+        self._settled_outcome()
+        return self.result.stdout.text if self.result is not None else ""
+
+    @property
+    def stderr(self) -> str:
+        """Standard error as text; empty if the program did not run. Raises `NotSettled`."""
+        self._settled_outcome()
+        return self.result.stderr.text if self.result is not None else ""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of the program; None if it did not run or died by a signal. Raises `NotSettled`."""
+        self._settled_outcome()
+        return self.result.exit_code if self.result is not None else None
+
+    def _settled_outcome(self) -> ActionOutcome:
+        if self.outcome is None:
+            raise NotSettled(f"action {self.id} is {self.state}. Wait for it with `wait` or `get(id, wait_s=...)`")
+        return self.outcome
 
 
 class ActionListResponse(BaseModel):

@@ -107,7 +107,7 @@ class FindStragglersRequest(BaseModel):
 
 class StragglerPayload(BaseModel):
     id: UUID
-    amounts: dict[str, int]
+    allocation: dict[str, int]
     elapsed_s: float
     limit_s: float
 

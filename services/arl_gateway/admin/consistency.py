@@ -20,5 +20,5 @@ class ConsistencyService:
 
 
 def consistency_from_row(row: Row) -> ConsistencyReport:
-    parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "held", "findings")}
+    parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "allocations", "findings")}
     return ConsistencyReport(at=row.at, **parts)

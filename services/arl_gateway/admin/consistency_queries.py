@@ -29,7 +29,8 @@ CONSISTENCY_CHECK = text("""
         select node_id, 'disk_mib', disk_mib from homes
     ), ledger as (
         select n.name as node, c.key as resource, c.value::bigint as capacity,
-               coalesce((select sum(amount) from amounts where node_id = n.id and resource = c.key), 0)::bigint as held
+               coalesce((select sum(amount) from amounts where node_id = n.id and resource = c.key), 0)::bigint
+                   as allocated
           from nodes as n, jsonb_each_text(n.capacity) as c
          order by n.name, c.key
     ), findings as (
@@ -77,9 +78,9 @@ CONSISTENCY_CHECK = text("""
           from homes as h join nodes as n on n.id = h.node_id
          where h.node_epoch <> n.epoch
      union all
-        select 'overbooked', node || ' ' || resource, 'held ' || held || ' of ' || capacity
+        select 'overbooked', node || ' ' || resource, 'allocated ' || allocated || ' of ' || capacity
           from ledger
-         where held > capacity
+         where allocated > capacity
     )
     select now() as at,
            (select coalesce(json_object_agg(state, total), '{}')::text
@@ -90,7 +91,7 @@ CONSISTENCY_CHECK = text("""
                            (select count(*) from homes where node_id = nodes.id) as environments
                       from nodes
                      order by name) as u) as nodes,
-           (select coalesce(json_agg(ledger), '[]')::text from ledger) as held,
+           (select coalesce(json_agg(ledger), '[]')::text from ledger) as allocations,
            (select coalesce(json_agg(f), '[]')::text
               from (select * from findings order by "check", subject limit 1000) as f) as findings
 """)

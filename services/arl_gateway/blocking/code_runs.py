@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
-from arl_core.domain.states import ActionOutcome
+from arl_core.domain.states import MASKED_OUTCOMES, ActionOutcome
 from arl_gateway.actions.service import ActionService, AdmittedAction, RequestTrace
 from arl_gateway.blocking.blocking_actions import RETRY_PAUSE_S, BlockingActions
 from arl_gateway.http.auth import Caller
@@ -24,7 +24,6 @@ MAX_PENDING = 20_000
 MAX_PENDING_BYTES = 1 << 30
 RESUME_GRACE_S = 30.0
 """Seconds that a run waits to be resumed after a 504. verl retries after one or two seconds."""
-INFRA_OUTCOMES = (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED, ActionOutcome.DEADLINE_IN_QUEUE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +69,7 @@ class _InFlightRun:
         if not self.task.done():
             return True
         ended_well = not self.task.cancelled() and self.task.exception() is None
-        return ended_well and not any(each.outcome in INFRA_OUTCOMES for each in self.task.result().settled_actions)
+        return ended_well and not any(each.outcome in MASKED_OUTCOMES for each in self.task.result().settled_actions)
 
 
 class CodeRunner:

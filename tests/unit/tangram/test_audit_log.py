@@ -2,8 +2,8 @@
 
 import json
 
-from arl_tangram import admin
 from arl_tangram.operations import SdkRequest, SdkResponse
+from arl_tangram.resources import admin_operations as admin
 
 NEWEST = 2500
 ENTRY = {"at": "2026-03-02T09:15:00Z", "verb": "key.create", "target": "key:1", "detail": {}}

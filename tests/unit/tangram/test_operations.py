@@ -124,7 +124,7 @@ def test_ids_may_be_texts_and_what_is_none_is_refused() -> None:
     ids = [str(numbered(1))]
     value, _, _ = drive(operations.wait(ids, timeout_s=None, retry_timeout_s=1), replies(answer))
     assert [action.id for action in value] == [numbered(1)]
-    with pytest.raises(ValidationFailed, match="'zz' is no id"):
+    with pytest.raises(ValidationFailed, match="'zz' is not an action id"):
         drive(operations.wait(["zz"], timeout_s=None, retry_timeout_s=1), replies())
 
 

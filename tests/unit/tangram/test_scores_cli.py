@@ -28,7 +28,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
 def test_who_waits_long_for_a_score_is_told_where_to_look(heard: Heard) -> None:
     with report_long_wait("minilm", after_s=0):
         assert heard.something.wait(30)
-    assert heard.lines == ["waiting for minilm; `tangram reward-services list` says where it is"]
+    assert heard.lines == ["waiting for reward service minilm; its state: tangram reward-services list"]
 
 
 def test_who_has_a_score_at_once_is_told_nothing_and_nothing_is_left_running(heard: Heard) -> None:

@@ -1,14 +1,13 @@
 """`audit-log`: changes with their time and API key."""
 
 import json
-import sys
 from typing import Annotated
 
 import typer
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import FormatOption, OutputFormat, stdout
+from arl_tangram.cli.output import FormatOption, OutputFormat, print_model, print_rows
 from arl_wire.admin.audit_log import AuditLogEntry, AuditLogResponse
 
 __all__ = ["register"]
@@ -16,7 +15,7 @@ __all__ = ["register"]
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command("audit-log")(audit_log)
+    app.command("audit-log", rich_help_panel="Operate")(audit_log)
 
 
 def audit_log(
@@ -30,21 +29,19 @@ def audit_log(
     with connected_client(directory) as tangram:
         entries = tangram.audit_log(limit=limit, verb=verb, project=project)
     if output is OutputFormat.JSON:
-        sys.stdout.write(AuditLogResponse(items=entries).model_dump_json(indent=1, exclude_none=True) + "\n")
+        print_model(AuditLogResponse(items=entries))
         return
-    for entry in entries:
-        stdout.print(_format_entry(entry), markup=False, soft_wrap=True)
+    headings = ("id", "time (UTC)", "project", "key", "verb", "target", "detail")
+    print_rows(headings, map(_row, entries), empty="No entry matches.")
 
 
-def _format_entry(entry: AuditLogEntry) -> str:
-    key = f"key {entry.api_key_id}" if entry.api_key_id is not None else "no key"
-    columns = (
+def _row(entry: AuditLogEntry) -> tuple[str, ...]:
+    return (
         str(entry.id),
         f"{entry.at:%Y-%m-%d %H:%M:%S}",
         entry.project or "-",
-        key,
+        str(entry.api_key_id) if entry.api_key_id is not None else "-",
         entry.verb,
         entry.target,
         json.dumps(entry.detail, ensure_ascii=False),
     )
-    return "  ".join(columns)

@@ -1,58 +1,56 @@
 """`capacity`: the queueing delay under a hypothetical capacity or workload."""
 
-import sys
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.table import Table
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
+from arl_tangram.cli.completion import complete_node
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, stdout
-from arl_wire.admin.capacity import CapacityForecast, CapacityPlan, CapacityPlanQuery
+from arl_tangram.cli.output import FormatOption, OutputFormat, print_model, stdout
+from arl_tangram.resources.queues import CapacityOptions
+from arl_wire.admin.capacity import CapacityForecast, CapacityPlan
 
 __all__ = ["capacity_table", "register"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(capacity)
+    app.command(rich_help_panel="Operate")(capacity)
 
 
 def capacity(
     directory: DirOption,
-    cores: Annotated[str | None, typer.Option(help="`75%` of the cores there are, or so many.")] = None,
-    add_nodes: Annotated[int, typer.Option(help="More nodes like the largest.")] = 0,
+    cores: Annotated[str | None, typer.Option(help="Total cores of all nodes, or a percentage such as 75%.")] = None,
+    add_nodes: Annotated[int, typer.Option(help="Number of additional nodes like the largest.")] = 0,
     exclude_node: Annotated[
-        list[str] | None, typer.Option(help="A node that takes no new actions. May be repeated.")
+        list[str] | None, typer.Option(help="Node that takes no new actions; repeatable.", autocompletion=complete_node)
     ] = None,
-    actions: Annotated[int, typer.Option(help="So many more actions come now.")] = 0,
-    cpu: Annotated[float, typer.Option(help="Cores that each of them needs.")] = 1.0,
-    cpu_max: Annotated[float | None, typer.Option(help="Cores that each of them can use.")] = None,
-    memory_mib: Annotated[int, typer.Option(help="Memory of each.")] = 512,
-    seconds: Annotated[float, typer.Option(help="How long each takes on --cpu cores.")] = 1.0,
+    actions: Annotated[int, typer.Option(help="Number of additional actions that arrive now.")] = 0,
+    cpu: Annotated[float, typer.Option(help="Cores of each additional action.")] = 1.0,
+    cpu_max: Annotated[float | None, typer.Option(help="Maximum cores of each additional action.")] = None,
+    memory_mib: Annotated[int, typer.Option(help="Memory of each additional action in MiB.")] = 512,
+    seconds: Annotated[float, typer.Option(help="Run time of each additional action on --cpu cores.")] = 1.0,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Estimate the queueing delay under a hypothetical capacity or workload. Needs a key with `admin:read`."""
-    try:
-        question = CapacityPlanQuery(
-            cores=cores,
-            add_nodes=add_nodes,
-            exclude_node=exclude_node or [],
-            actions=actions,
-            cpu=cpu,
-            cpu_max=cpu_max,
-            memory_mib=memory_mib,
-            seconds=seconds,
-        )
-    except ValidationError as error:
-        said = (f"{_option_name(each['loc'])}{each['msg'].removeprefix('Value error, ')}" for each in error.errors())
-        fail("; ".join(said), EXIT_USAGE)
+    options: CapacityOptions = {
+        "add_nodes": add_nodes,
+        "exclude_node": exclude_node or [],
+        "actions": actions,
+        "cpu": cpu,
+        "memory_mib": memory_mib,
+        "seconds": seconds,
+    }
+    if cores is not None:
+        options["cores"] = cores
+    if cpu_max is not None:
+        options["cpu_max"] = cpu_max
     with connected_client(directory) as tangram:
-        found = tangram.plan_capacity(question)
+        found = tangram.plan_capacity(**options)
     if output is OutputFormat.JSON:
-        sys.stdout.write(found.model_dump_json(indent=1, exclude_none=True) + "\n")
+        print_model(found)
     else:
         stdout.print(capacity_table(found))
 
@@ -61,7 +59,7 @@ def capacity_table(plan: CapacityPlan) -> Table:
     """Return a table with a row for each figure and a column for each forecast."""
     forecasts = [plan.current] if plan.hypothetical is None else [plan.current, plan.hypothetical]
     table = Table(box=None, pad_edge=False)
-    for heading in ("", "as it is", "changed")[: 1 + len(forecasts)]:
+    for heading in ("", "current", "hypothetical")[: 1 + len(forecasts)]:
         table.add_column(heading, justify="right" if heading else "left")
     for name, figures in zip(_ROW_NAMES, zip(*map(_format_forecast, forecasts), strict=True), strict=True):
         table.add_row(name, *figures)
@@ -71,13 +69,13 @@ def capacity_table(plan: CapacityPlan) -> Table:
 _ROW_NAMES = (
     "nodes",
     "cores",
-    "waiting",
+    "queued",
     "simulated",
     "start now",
-    "start at all",
+    "start eventually",
     "mean wait",
     "p90 wait",
-    "drained in",
+    "queue empty after",
 )
 
 
@@ -98,7 +96,3 @@ def _format_forecast(forecast: CapacityForecast) -> tuple[str, ...]:
 
 def _format_seconds(seconds: float | None) -> str:
     return f"{seconds:.1f} s" if seconds is not None else "-"
-
-
-def _option_name(location: tuple[int | str, ...]) -> str:
-    return f"--{str(location[0]).replace('_', '-')}: " if location else ""

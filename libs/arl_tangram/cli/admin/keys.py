@@ -5,56 +5,52 @@ from datetime import UTC, datetime
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ValidationError
 
-from arl_tangram.cli.actions import connected_client
+from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, stderr, stdout
-from arl_wire.admin.keys import ApiKey, CreateKeyRequest, KeyListResponse
+from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, print_model, print_rows, stderr
+from arl_wire.admin.keys import ApiKey, KeyListResponse
 
 __all__ = ["register"]
 
 DAY_S = 86400
+HEADINGS = ("id", "key", "project", "scopes", "state", "expires")
 
-group = typer.Typer(no_args_is_help=True, help="API keys of a project.")
+group = typer.Typer(no_args_is_help=True, help="Create, list and revoke API keys.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.add_typer(group, name="keys")
+    app.add_typer(group, name="keys", rich_help_panel="Operate")
 
 
 @group.command()
 def create(
     directory: DirOption,
-    project: Annotated[str | None, typer.Option(help="A new project; without it the key is for our own.")] = None,
+    project: Annotated[
+        str | None, typer.Option(help="Project of the key; a new name creates a project.", show_default="own project")
+    ] = None,
     scope: Annotated[
         list[str] | None,
         typer.Option(
-            help="May be repeated: actions:read, actions:write (default), admin:*, … A new project's first: all."
+            help="Permission: actions:read, actions:write, actions:*, admin:read, admin:write or admin:*; repeatable.",
+            show_default="actions:write; all for the first key of a new project",
         ),
     ] = None,
-    expires_days: Annotated[int | None, typer.Option(min=1, max=3650, help="Without it: never.")] = None,
+    expires_days: Annotated[
+        int | None, typer.Option(min=1, max=3650, help="Days until the key expires.", show_default="never")
+    ] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Create a key and show it this once. A new project requires a key with `admin:*` of the project `default`."""
-    wanted = {
-        "project": project,
-        **({"scopes": scope} if scope else {}),
-        "expires_in_s": expires_days * DAY_S if expires_days is not None else None,
-    }
-    try:
-        request = CreateKeyRequest.model_validate(wanted)
-    except ValidationError as error:
-        problem = error.errors(include_url=False, include_input=False)[0]
-        fail(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}", EXIT_USAGE)
+    """Create a key and print it once. A new project requires a key with `admin:*` of the project `default`."""
+    expires_in_s = expires_days * DAY_S if expires_days is not None else None
     with connected_client(directory) as tangram:
-        created = tangram.create_key(request)
+        created = tangram.create_key(project=project, scopes=scope or None, expires_in_s=expires_in_s)
     if output is OutputFormat.JSON:
-        _print_json(created)
+        print_model(created)
     else:
         sys.stdout.write(created.key + "\n")
-        stderr.print(f"{_format_key(created)}; it is not shown again", markup=False)
+        stderr.print(f"Key {created.id} of project {created.project}. It is not shown again.", markup=False)
 
 
 @group.command("list")
@@ -63,16 +59,15 @@ def list_keys(directory: DirOption, output: FormatOption = OutputFormat.TEXT) ->
     with connected_client(directory) as tangram:
         keys = tangram.keys()
     if output is OutputFormat.JSON:
-        _print_json(KeyListResponse(items=keys))
+        print_model(KeyListResponse(items=keys))
         return
-    for key in keys:
-        stdout.print(_format_key(key), markup=False)
+    print_rows(HEADINGS, map(_row, keys), empty="No key exists. Create one: tangram keys create")
 
 
 @group.command()
 def revoke(
     directory: DirOption,
-    key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="As `keys list` shows it.")],
+    key: Annotated[str, typer.Argument(metavar="PREFIX_OR_ID", help="Prefix or id of a key.")],
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Revoke a key permanently."""
@@ -81,9 +76,9 @@ def revoke(
             int(key) if key.isascii() and key.isdigit() else _resolve_key_id(key, tangram.keys())
         )
     if output is OutputFormat.JSON:
-        _print_json(revoked)
+        print_model(revoked)
     else:
-        stdout.print(_format_key(revoked), markup=False)
+        print_rows(HEADINGS, [_row(revoked)], empty="")
 
 
 def _resolve_key_id(prefix: str, keys: list[ApiKey]) -> int:
@@ -91,20 +86,17 @@ def _resolve_key_id(prefix: str, keys: list[ApiKey]) -> int:
     found = [key for key in keys if key.prefix == prefix]
     chosen = [key for key in found if key.revoked_at is None] or found
     if not chosen:
-        fail(f"no key of this project begins with {prefix}; `tangram keys list` shows them", EXIT_USAGE)
+        fail(f"No key of this project starts with {prefix}. List the keys: tangram keys list", EXIT_USAGE)
     if len(chosen) > 1:
-        fail(f"several keys begin with {prefix}; use an id: {', '.join(str(key.id) for key in chosen)}", EXIT_USAGE)
+        fail(f"Several keys start with {prefix}. Use an id: {', '.join(str(key.id) for key in chosen)}", EXIT_USAGE)
     return chosen[0].id
 
 
-def _format_key(key: ApiKey) -> str:
-    ends = f"  expires {key.expires_at:%Y-%m-%d %H:%M} UTC" if key.expires_at is not None else ""
+def _row(key: ApiKey) -> tuple[str, ...]:
+    state = "active"
     if key.revoked_at is not None:
-        ends = f"  revoked {key.revoked_at:%Y-%m-%d %H:%M} UTC"
+        state = f"revoked {key.revoked_at:%Y-%m-%d %H:%M} UTC"
     elif key.expires_at is not None and key.expires_at <= datetime.now(UTC):
-        ends = "  expired"
-    return f"{key.id:>4}  {key.prefix}…  {key.project}  {','.join(key.scopes)}{ends}"
-
-
-def _print_json(value: BaseModel) -> None:
-    sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")
+        state = "expired"
+    expires = f"{key.expires_at:%Y-%m-%d %H:%M} UTC" if key.expires_at is not None else "never"
+    return (str(key.id), f"{key.prefix}…", key.project, ",".join(key.scopes), state, expires)

@@ -21,11 +21,11 @@ _SCAN_INTERVAL_S = 0.5
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(check)
+    app.command(rich_help_panel="Operate")(check)
 
 
 def check(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Compare rows, processes, cgroups, mounts, files and amounts. Exit code 1 if they are inconsistent.
+    """Check that rows, processes, cgroups, mounts, files and allocations agree. Exit code 1 if not.
 
     Transient differences are ignored: only differences seen by four scans within two seconds are reported.
     Environments on this machine are compared by count, and only if no action is granted or running. If the system is
@@ -93,13 +93,13 @@ def _find_dead_processes(state: LocalState) -> list[ConsistencyFinding]:
 def _fetch_report(state: LocalState) -> ConsistencyReport:
     gateway, key = state.service_urls().get("gateway"), state.api_key()
     if gateway is None or key is None:
-        fail("the system is not ready yet; `tangram status` says more")
+        fail("the system is not ready yet; see `tangram status`")
     try:
         answer = httpx.get(f"{gateway}/v1/admin/consistency", headers={"authorization": f"Bearer {key}"}, timeout=30)
         answer.raise_for_status()
         return ConsistencyReport.model_validate_json(answer.content)
     except (httpx.HTTPError, ValueError) as error:
-        fail(f"the gateway can't say: {error}; `tangram system logs gateway` says more")
+        fail(f"the gateway does not answer: {error}; see `tangram system logs gateway`")
 
 
 def _finding_key(finding: ConsistencyFinding) -> tuple[str, str]:
@@ -125,7 +125,7 @@ def _print_report(rows: ConsistencyReport | None, findings: list[ConsistencyFind
             stdout.print(f"allocated {allocation.node} {allocation.resource} {usage}", markup=False)
     stdout.print(f"compared  {', '.join(compared)}")
     if not findings:
-        stdout.print("clean" if rows is not None else "clean, as far as can be seen while the system is down")
+        stdout.print("clean" if rows is not None else "clean; the system is down, so only leftovers were checked")
         return
     table = Table("check", "subject", "detail", box=None, pad_edge=False)
     for finding in findings:

@@ -26,7 +26,7 @@ _DRIVERS = ("namespaces", "landlock")
 
 def register(app: typer.Typer) -> None:
     """Add the command of this module."""
-    app.command()(doctor)
+    app.command(rich_help_panel="Start")(doctor)
 
 
 def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
@@ -41,10 +41,10 @@ def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
     else:
         stdout.print(_findings_table(findings))
         for node in (node for node in nodes if node.get("enforced")):
-            stdout.print(f"\nwhat confines actions on {node.get('name', '?')}", markup=False)
+            stdout.print(f"\nlimits and isolation on {node.get('name', '?')}", markup=False)
             stdout.print(_capabilities_table(node.get("enforced") or []))
             if names := [template["name"] for template in node.get("templates") or []]:
-                stdout.print(f"templates besides host: {', '.join(names)}", markup=False)
+                stdout.print(f"imported templates: {', '.join(names)}", markup=False)
     if any(f.level is FindingLevel.FAIL for f in findings):
         raise typer.Exit(EXIT_FAILED)
 
@@ -63,7 +63,7 @@ def _check_drivers() -> tuple[list[dict[str, Any]], list[MachineFinding]]:
             findings.append(MachineFinding(f"driver {driver}", FindingLevel.INFO, reason))
             continue
         works.add(driver)
-        findings.append(MachineFinding(f"driver {driver}", FindingLevel.OK, "works here"))
+        findings.append(MachineFinding(f"driver {driver}", FindingLevel.OK, "works on this machine"))
         nodes.append({"name": f"this machine with the {driver} driver", "enforced": json.loads(checked.stdout)})
     findings.append(_driver_finding(works))
     return nodes, findings
@@ -72,10 +72,14 @@ def _check_drivers() -> tuple[list[dict[str, Any]], list[MachineFinding]]:
 def _driver_finding(working: set[str]) -> MachineFinding:
     chosen = next((driver for driver in _DRIVERS if driver in working), None)
     if chosen is None:
-        fix = "tangram up --unsafe-local runs code that you trust"
-        return MachineFinding("sandbox", FindingLevel.FAIL, f"neither {' nor '.join(_DRIVERS)} works here", fix)
+        fix = "tangram up --unsafe-local runs trusted code without isolation"
+        return MachineFinding(
+            "sandbox", FindingLevel.FAIL, f"neither {' nor '.join(_DRIVERS)} works on this machine", fix
+        )
     if chosen != _DRIVERS[0]:
-        return MachineFinding("sandbox", FindingLevel.WARN, f"{chosen}, since {_DRIVERS[0]} does not work here")
+        return MachineFinding(
+            "sandbox", FindingLevel.WARN, f"{chosen}, because {_DRIVERS[0]} does not work on this machine"
+        )
     return MachineFinding("sandbox", FindingLevel.OK, chosen)
 
 
@@ -90,7 +94,9 @@ def _fetch_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[MachineF
         body = answer.json()
     except (httpx.HTTPError, ValueError) as error:
         return [], [
-            MachineFinding("nodes", FindingLevel.WARN, f"the gateway can't say: {error}", "tangram system logs gateway")
+            MachineFinding(
+                "nodes", FindingLevel.WARN, f"the gateway does not answer: {error}", "tangram system logs gateway"
+            )
         ]
     listed = body if isinstance(body, list) else body.get("nodes", body.get("items", []))
     return [node for node in listed if isinstance(node, dict)], []

@@ -52,7 +52,7 @@ def run_in_foreground(state: LocalState, supervisor: subprocess.Popen[bytes]) ->
 
     The supervisor also drains if this process is killed, because its standard input ends.
     """
-    stderr.print("Ctrl-C stops it")
+    stderr.print("Ctrl-C stops the system")
     restarts: dict[str, int] = {}
     with _forward_stop_signals(supervisor):
         while True:
@@ -64,7 +64,7 @@ def run_in_foreground(state: LocalState, supervisor: subprocess.Popen[bytes]) ->
             break
     if code != 0:
         stderr.print(
-            f"tangram: the supervisor ended with code {code}; see tangram system logs supervisor", markup=False
+            f"tangram: the supervisor ended with code {code}; see `tangram system logs supervisor`", markup=False
         )
         return EXIT_FAILED
     stderr.print("stopped")
@@ -90,4 +90,4 @@ def _report_restarts(state: LocalState, reported: dict[str, int]) -> None:
     for name, process in state.processes().get("processes", {}).items():
         if process["restarts"] > reported.get(name, 0):
             reported[name] = process["restarts"]
-            stderr.print(f"{name} ended ({process['last_exit']}); started again", markup=False)
+            stderr.print(f"{name} ended ({process['last_exit']}) and was restarted", markup=False)

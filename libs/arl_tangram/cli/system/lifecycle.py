@@ -17,6 +17,7 @@ from arl_tangram.cli.output import (
     EXIT_INTERRUPTED,
     EXIT_NO_SANDBOX,
     EXIT_NOT_RUNNING,
+    EXIT_USAGE,
     FormatOption,
     OutputFormat,
     fail,
@@ -44,27 +45,33 @@ class DriverChoice(StrEnum):
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.command()(up)
-    app.command()(down)
-    app.command()(status)
+    app.command(rich_help_panel="Start")(up)
+    app.command(rich_help_panel="Start")(down)
+    app.command(rich_help_panel="Start")(status)
 
 
 def up(
     directory: DirOption,
-    detach: Annotated[bool, typer.Option("-d", "--detach", help="Return when it is ready; keep it running.")] = False,
-    host: Annotated[str, typer.Option(help="Address the gateway listens on.")] = "127.0.0.1",
-    port: Annotated[int | None, typer.Option(help="Port of the gateway; 8700 if free, else any.")] = None,
-    cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use; default all.")] = None,
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Return when the system is ready, and keep it running.")
+    ] = False,
+    host: Annotated[str, typer.Option(help="Address of the gateway.")] = "127.0.0.1",
+    port: Annotated[
+        int | None,
+        typer.Option(min=1, max=65535, help="Port of the gateway.", show_default="8700 if free, otherwise any"),
+    ] = None,
+    cores: Annotated[int | None, typer.Option(min=1, help="Cores that actions may use.", show_default="all")] = None,
     unsafe_local: Annotated[bool, typer.Option(help="Run actions without any isolation.")] = False,
     driver: Annotated[
-        DriverChoice | None, typer.Option(help="What confines actions; by default the best that works here.")
+        DriverChoice | None, typer.Option(help="Driver that confines actions.", show_default="the best that works here")
     ] = None,
     take_over: Annotated[
-        bool, typer.Option(help="Use the database even if it is another state directory's, whose services lose it.")
+        bool,
+        typer.Option(help="Use the database even if another state directory owns it; the services of that one stop."),
     ] = False,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
-    """Start Postgres, the services and the sandbox launcher. If the system is up in this directory, attach to it."""
+    """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
     _require_server()
     state = LocalState(directory)
     if state.supervisor_pid() is None:
@@ -93,7 +100,7 @@ def down(
     if was_up:
         _drain(state)
     elif not purge:
-        fail(f"not running in {state.directory}", EXIT_NOT_RUNNING)
+        fail(f"No system is running in {state.directory}. Start one: tangram up -d", EXIT_NOT_RUNNING)
     purged = purge and state.directory.exists()
     if purged:
         _purge(state)
@@ -104,7 +111,7 @@ def down(
 
 
 def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> None:
-    """Show the processes. Exit code 0: all are ready; 1: at least one is not ready; 3: not running."""
+    """Show the processes of the system. Exit code 0: all ready; 1: at least one not ready; 3: not running."""
     state = LocalState(directory)
     pid = state.supervisor_pid()
     seen = state.processes()
@@ -124,7 +131,7 @@ def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
             }
         )
     elif pid is None:
-        stderr.print(f"not running in {state.directory}", markup=False)
+        stderr.print(f"No system is running in {state.directory}. Start one: tangram up -d", markup=False)
         if seen.get("phase") == "failed":
             stderr.print(f"the last start failed: {seen['message']}", markup=False)
     else:
@@ -140,10 +147,10 @@ def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
 
 def _require_server() -> None:
     if not sys.platform.startswith("linux"):
-        fail("the system runs on Linux only; from here you can use one that runs elsewhere")
+        fail("the system runs on Linux only. To use a remote system, set TANGRAM_URL and TANGRAM_API_KEY")
     missing = [name for name in _SERVER_MODULES if importlib.util.find_spec(name) is None]
     if missing:
-        fail(f"the server's parts are missing ({', '.join(missing)}): pip install 'arl-tangram-server'")
+        fail(f"the server is not installed (missing: {', '.join(missing)}): pip install arl-tangram-server")
 
 
 def _supervisor_arguments(
@@ -162,7 +169,12 @@ def _spawn_supervisor(state: LocalState, arguments: list[str], *, detach: bool) 
 
     In the foreground, the supervisor also ends if this process ends.
     """
-    state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        state.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        fail(
+            f"state directory {state.directory} cannot be created: {error.strerror}. Choose another: --dir", EXIT_USAGE
+        )
     with _startup_log(state).open("wb") as words:
         return subprocess.Popen(
             [sys.executable, "-m", "arl_local", *arguments, *(() if detach else ("--until-eof",))],
@@ -191,7 +203,7 @@ def _wait_until_up(state: LocalState, supervisor: subprocess.Popen[bytes]) -> bo
         except KeyboardInterrupt:
             supervisor.terminate()
             supervisor.wait()
-            fail("interrupted; stopped again", EXIT_INTERRUPTED)
+            fail("interrupted; the system was stopped", EXIT_INTERRUPTED)
     return True
 
 
@@ -202,7 +214,7 @@ def _wait_for_running_system(state: LocalState) -> None:
             if progress.show_phase(pid=pid) == "ready":
                 return
             time.sleep(_POLL_INTERVAL_S)
-    fail(f"it stopped while starting: {state.processes().get('message') or 'see tangram system logs'}")
+    fail(f"the system stopped during its start: {state.processes().get('message') or 'see `tangram system logs`'}")
 
 
 def _print_started(state: LocalState, output: OutputFormat, message: str) -> None:
@@ -220,7 +232,7 @@ def _drain(state: LocalState) -> None:
     with stderr.status("draining"):
         while state.supervisor_pid() is not None:
             if time.monotonic() > deadline:
-                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see tangram system logs supervisor")
+                fail(f"still running after {_DRAIN_TIMEOUT_S:.0f} s; see `tangram system logs supervisor`")
             time.sleep(_POLL_INTERVAL_S)
 
 

@@ -16,26 +16,26 @@ __all__ = ["register"]
 
 _POLL_INTERVAL_S = 0.2
 
-group = typer.Typer(no_args_is_help=True, help="The processes of the system on this machine.")
+group = typer.Typer(no_args_is_help=True, help="Inspect the processes of the system on this machine.")
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module."""
-    app.add_typer(group, name="system")
+    app.add_typer(group, name="system", rich_help_panel="Inspect")
 
 
 @group.command()
 def logs(
     directory: DirOption,
-    service: Annotated[str | None, typer.Argument(help="One process; default all.")] = None,
-    follow: Annotated[bool, typer.Option("-f", "--follow", help="Go on with what is being written.")] = False,
-    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Last lines of each.")] = 50,
+    service: Annotated[str | None, typer.Argument(help="Name of a process.", show_default="all")] = None,
+    follow: Annotated[bool, typer.Option("-f", "--follow", help="Follow new lines.")] = False,
+    lines: Annotated[int, typer.Option("-n", "--lines", min=0, help="Number of last lines per process.")] = 50,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Show the logs of the services, of Postgres and of the supervisor."""
     known = LocalState(directory).logs()
     if not known:
-        fail(f"nothing was ever started in {directory}", EXIT_NOT_RUNNING)
+        fail(f"No system was started in {directory}. Start one: tangram up -d", EXIT_NOT_RUNNING)
     if service is not None and service not in known:
         fail(f"Process {service!r} has no log. Available: {', '.join(known)}.", EXIT_USAGE)
     chosen = [service] if service else list(known)

@@ -1,0 +1,89 @@
+"""The output of an action on a terminal, and the exit code that it stands for."""
+
+import sys
+from uuid import UUID
+
+from arl_core.domain.states import ActionOutcome
+from arl_tangram.cli.output import EXIT_FAILED, OutputFormat, print_model, stderr, stdout
+from arl_tangram.client import Tangram
+from arl_tangram.resources.output_streams import OutputData
+from arl_wire.actions.action import Action
+from arl_wire.actions.output_events import OutputRestart, OutputTruncated
+
+__all__ = ["exit_code_of", "print_action", "stream_action"]
+
+EXIT_TIMEOUT = 124
+"""Exit code after a timeout, as of timeout(1)."""
+EXIT_DID_NOT_RUN = 125
+"""Exit code if the program did not run or hit a limit, as of docker-run(1)."""
+
+
+def exit_code_of(action: Action) -> int:
+    """Return the exit code of the program, or the code of the outcome if the program has none. 0 means success."""
+    if action.outcome is None or action.ok:
+        return 0
+    if action.outcome is ActionOutcome.USER_TIMEOUT:
+        return EXIT_TIMEOUT
+    if action.outcome is not ActionOutcome.USER_ERROR:
+        return EXIT_DID_NOT_RUN
+    if action.result is not None and action.result.signal is not None:
+        return 128 + action.result.signal
+    return action.exit_code or EXIT_FAILED
+
+
+def stream_action(tangram: Tangram, id: UUID) -> Action:
+    """Show the output of an action live, then its outcome. Return the settled action."""
+    for event in tangram.stream_logs(id):
+        match event:
+            case OutputData(stream="stdout"):
+                sys.stdout.buffer.write(event.data)
+                sys.stdout.buffer.flush()
+            case OutputData():
+                sys.stderr.buffer.write(event.data)
+                sys.stderr.buffer.flush()
+            case OutputTruncated():
+                stderr.print(f"{event.stream} truncated: {event.kept_bytes} bytes are kept", markup=False)
+            case OutputRestart():
+                stderr.print("the action starts again: new attempt", markup=False)
+    action = tangram.get(id)
+    _print_outcome(action)
+    return action
+
+
+def print_action(action: Action, output: OutputFormat) -> None:
+    """Print an action: its output and outcome, or everything as JSON."""
+    if output is OutputFormat.JSON:
+        print_model(action)
+        return
+    _print_result(action)
+    if action.settled_at is None:
+        stdout.print(f"{action.id} {action.state}", markup=False)
+    else:
+        _print_outcome(action)
+
+
+def _print_result(action: Action) -> None:
+    if action.result is None:
+        return
+    sys.stdout.write(action.result.stdout.text)
+    sys.stdout.flush()
+    sys.stderr.write(action.result.stderr.text)
+    sys.stderr.flush()
+    for name, stream in (("stdout", action.result.stdout), ("stderr", action.result.stderr)):
+        if stream.truncated:
+            stderr.print(f"{name} truncated: the program wrote {stream.total_bytes} bytes", markup=False)
+    if action.result.response is not None:
+        sys.stdout.write(action.result.response.body.text)
+    for score in action.result.scores or ():
+        stdout.print(score.error.code if score.error is not None else f"{score.score:.6f}", markup=False)
+
+
+def _print_outcome(action: Action) -> None:
+    times = action.times
+    detail = f" ({action.reason})" if action.reason else ""
+    message = f": {action.message}" if action.message else ""
+    stderr.print(
+        f"{action.id} {action.outcome}{detail}{message}  queue {times.queue_s or 0:.3f} s  run {times.run_s or 0:.3f} s"
+        f"  overhead {times.overhead_s or 0:.3f} s",
+        markup=False,
+    )

@@ -1,0 +1,102 @@
+"""The SDK against a system brought up by `tangram up`: environments, many actions, live output."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from arl_tangram import ActionOutcome, BatchRefused, NotFound, NotSettled, ScoreItem
+from support.machine import Machine, a_machine
+
+SMALL = {"memory_mib": 64, "disk_mib": 8}
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with a_machine(tmp_path_factory.mktemp("sdk") / "state") as machine:
+        yield machine
+
+
+def test_an_action_gives_its_result_as_properties(machine: Machine) -> None:
+    with machine.client() as tangram:
+        action = tangram.run(task="t", argv=["sh", "-c", "echo out; echo err >&2; exit 3"])
+        assert (action.ok, action.masked, action.exit_code) == (False, False, 3)
+        assert (action.stdout, action.stderr) == ("out\n", "err\n")
+        queued = tangram.submit(task="t", argv=["sleep", "60"])
+        for name in ("ok", "masked", "stdout", "stderr", "exit_code"):
+            with pytest.raises(NotSettled, match=str(queued.id)):
+                getattr(queued, name)
+        tangram.cancel(queued.id)
+        [cancelled] = tangram.wait([queued.id])
+        assert (cancelled.ok, cancelled.masked, cancelled.stdout) == (False, True, "")
+
+
+def test_many_actions_come_back_in_order(machine: Machine) -> None:
+    with machine.client() as tangram:
+        sleeps = [{"argv": ["sh", "-c", f"sleep {s}; echo {s}"]} for s in ("0.4", "0", "0.2")]
+        assert [each.stdout for each in tangram.run_many(sleeps, task="many", cpu=0.1)] == ["0.4\n", "0\n", "0.2\n"]
+        counted = tangram.map(({"argv": ["echo", str(n)]} for n in range(7)), max_in_flight=3, task="many", cpu=0.1)
+        assert [each.stdout for each in counted] == [f"{n}\n" for n in range(7)]
+        with pytest.raises(BatchRefused) as refused:
+            tangram.run_many([{"argv": ["true"]}, {"argv": ["true"], "cpu": 4000}], task="many")
+        assert (list(refused.value.refused), len(refused.value.accepted)) == ([1], 1)
+
+
+async def test_many_actions_come_back_in_order_from_the_async_client(machine: Machine) -> None:
+    async with machine.async_client() as tangram:
+        found = await tangram.run_many([{"argv": ["echo", str(n)]} for n in range(3)], task="many", cpu=0.1)
+        assert [each.stdout for each in found] == ["0\n", "1\n", "2\n"]
+        actions = ({"argv": ["echo", str(n)]} for n in range(5))
+        assert [each.stdout async for each in tangram.map(actions, max_in_flight=2, task="many", cpu=0.1)] == [
+            f"{n}\n" for n in range(5)
+        ]
+
+
+def test_an_environment_ends_with_its_block(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "local.txt").write_text("local")
+    with machine.client() as tangram:
+        with tangram.environment(task="t", files={"a.txt": "first"}, **SMALL) as env:
+            assert env.run(argv=["cat", "a.txt"]).stdout == "first"
+            env.files.write("b/c.bin", b"\x00\xff")
+            assert env.files.read("b/c.bin") == b"\x00\xff"
+            with pytest.raises(NotFound, match="none"):
+                env.files.read("none")
+            env.upload(tmp_path / "tree", "up")
+            assert [each.path for each in env.files.list("up")] == ["local.txt"]
+            shell = env.shell()
+            shell.run("cd up; NAME=tangram")
+            assert shell.run("echo $NAME; ls").stdout.splitlines() == ["tangram", "local.txt"]
+            env.download("up", tmp_path / "down")
+            saved = env.snapshot()
+        assert tangram.get_environment(env.id).info.state in ("ending", "ended")
+        with tangram.environment(task="t", snapshot=saved.id) as copy:
+            assert copy.files.read("a.txt") == b"first"
+            tangram.end_environment(copy.id)
+    assert [path.name for path in (tmp_path / "down").rglob("*.txt")] == ["local.txt"]
+
+
+async def test_an_environment_ends_with_its_block_of_the_async_client(machine: Machine) -> None:
+    async with machine.async_client() as tangram:
+        async with tangram.environment(task="t", **SMALL) as env:
+            await env.files.write_many({"a": "1", "b": "2"})
+            assert [each.path for each in await env.files.list()] == ["a", "b"]
+            assert (await env.shell().run("cat a b")).stdout == "12"
+        assert (await tangram.get_environment(env.id)).info.state in ("ending", "ended")
+        kept = await tangram.environment(task="t", **SMALL)
+        assert (await kept.run(argv=["true"])).outcome is ActionOutcome.OK
+        await kept.end()
+
+
+def test_output_is_followed_as_text(machine: Machine) -> None:
+    with machine.client() as tangram:
+        action = tangram.submit(task="t", argv=["sh", "-c", "printf '\\303'; sleep 0.1; printf '\\251'; echo err >&2"])
+        assert "".join(tangram.follow(action.id, stream="stdout")) == "é"
+        assert "".join(tangram.follow(action.id, stream="stderr")) == "err\n"
+
+
+def test_more_items_than_an_action_takes_are_scored_in_order(machine: Machine) -> None:
+    with machine.client() as tangram:
+        items = [ScoreItem(text=f"{n}", reference="299") for n in range(300)]
+        scores = tangram.score("exact", items, task="t")
+        assert [each.score for each in scores] == [0.0] * 299 + [1.0]
