@@ -14,18 +14,19 @@ __all__ = ["commands", "render"]
 INTRO = """\
 # Command line
 
-`tangram COMMAND -h` shows the same text. `tangram --install-completion` completes commands and options in your shell.
+`tangram COMMAND -h` shows the same text. `tangram --install-completion` completes commands, options and names in your
+shell.
 
-The exit codes are the same for all commands:
-
-| code | meaning |
+| Exit code | Meaning |
 |---|---|
 | 0 | The command succeeded. |
-| 1 | The command failed. Each command says below what counts as a failure. |
+| 1 | The command failed. |
 | 2 | The command line is wrong. |
 | 3 | The system is not running. |
 | 5 | No sandbox works on this machine. |
 | 130 | The command was interrupted. Submitted actions continue. |
+
+Commands that run a program return its exit code, see [`tangram submit`](#tangram-submit).
 """
 SHARED_OPTIONS = {
     "--dir": "State directory. One system per directory. "
@@ -88,13 +89,16 @@ def _help(command: Any) -> str:
 
 
 def _subcommands(name: str, command: Any, context: Any) -> str:
-    rows = []
+    """Return a table of the commands for each panel of the help page, or one table if there are no panels."""
+    panels: dict[str, list[list[str]]] = {}
     for sub in command.list_commands(context):
         found = command.get_command(context, sub)
         if found is not None and not found.hidden:
             link = f"[`{sub}`](#{f'{name} {sub}'.replace(' ', '-')})"
-            rows.append([link, cell(_help(found).split("\n\n")[0])])
-    return table(["Command", "Description"], rows)
+            panel = found.rich_help_panel if isinstance(found.rich_help_panel, str) else ""
+            panels.setdefault(panel, []).append([link, cell(_help(found).split("\n\n")[0])])
+    header = ["Command", "Description"]
+    return "\n".join((f"**{panel}**\n\n" if panel else "") + table(header, rows) for panel, rows in panels.items())
 
 
 def _parameter(parameter: Any, context: Any) -> list[str]:
