@@ -115,7 +115,9 @@ async def until_nothing_is_held(system: System) -> None:
         while True:
             answer = await client.get("/v1/admin/consistency")
             audit = ConsistencyReport.model_validate_json(answer.content)
-            if not any(entry.allocated for entry in audit.allocations) and not any(node.environments for node in audit.nodes):
+            if not any(entry.allocated for entry in audit.allocations) and not any(
+                node.environments for node in audit.nodes
+            ):
                 break
             await asyncio.sleep(0.1)
     assert audit.actions == {"settled": ACTIONS}

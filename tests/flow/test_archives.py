@@ -332,7 +332,7 @@ async def test_the_command_line_moves_directories(system: System, home: str, tmp
     id = home.rpartition("/")[2]
     await tangram("push", id, str(tmp_path), "in")
     assert "in/f" in await tangram("files", id, "--recursive")
-    await tangram("pull", id, str(tmp_path / "back"), "in")
+    await tangram("pull", id, "in", str(tmp_path / "back"))
     assert (tmp_path / "back" / "f").read_text() == "content"
 
 

@@ -124,7 +124,8 @@ async def run_cli(system: System, *arguments: str) -> str:
 
 async def test_command_line_prints_text_and_json(system: System) -> None:
     query = ("--limit", "1", "--verb", "project.change")
-    [line] = (await run_cli(system, *query)).splitlines()
+    headings, line = (await run_cli(system, *query)).splitlines()
+    assert headings.split() == ["ID", "TIME", "(UTC)", "PROJECT", "KEY", "VERB", "TARGET", "DETAIL"]
     assert "project.change  project:labs/other" in line
     assert line.endswith('{"weight": 4.0}')
     [entry] = json.loads(await run_cli(system, *query, "-o", "json"))["items"]

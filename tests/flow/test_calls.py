@@ -72,7 +72,7 @@ async def test_a_key_that_is_not_good_enough_is_our_trouble(site: Site) -> None:
 async def test_an_endpoint_that_is_not_there_is_said_and_never_an_empty_answer(site: Site) -> None:
     action = await site.call(endpoint="away")
     assert (action["outcome"], action["reason"]) == ("infra_error", "endpoint_unreachable")
-    assert "after 2 tries" in action["message"]
+    assert "after 2 attempts" in action["message"]
     assert "response" not in action["result"]
 
 

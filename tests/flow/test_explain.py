@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from arl_core.durations.estimates import MIN_STRAGGLER_RUNS
 from arl_tangram import AsyncTangram, BatchRefused, exec_action
+from arl_tangram.cli.actions.explain import sentences
 from arl_tangram.cli.admin.capacity import capacity_table
 from arl_tangram.cli.admin.top import stragglers_table
-from arl_tangram.cli.explain import sentences
 from arl_wire.actions.explanations import StragglerInfo
 from support.conditions import eventually
 from support.postgres import Databases

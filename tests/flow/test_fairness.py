@@ -98,7 +98,5 @@ async def test_the_flood_of_one_task_does_not_double_how_long_another_waits(data
         beside = await p99()
         print("ALONE", alone, "BESIDE", beside)
         waiting = (await api.get("/v1/admin/queues")).json()["items"]
-        assert next(queue["queued"] for queue in waiting if queue["task"] == "flood") > 0, (
-            "the flood was over too soon"
-        )
+        assert next(queue["queued"] for queue in waiting if queue["task"] == "flood") > 0, "the flood was over too soon"
         assert beside <= 2 * alone

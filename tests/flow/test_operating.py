@@ -225,7 +225,7 @@ async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClien
     await submit(api, "true", task="capped", wait=10)
     assert (await api.patch(queue, json={"quota": {"running": 1}})).json()["quota"] == {
         "running": 1,
-        "services": {},
+        "reward_services": {},
         "endpoints": {},
     }
     try:
@@ -239,7 +239,7 @@ async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClien
         assert (counts["queued"], counts["running"], counts["quota"]) == (
             2,
             1,
-            {"running": 1, "services": {}, "endpoints": {}},
+            {"running": 1, "reward_services": {}, "endpoints": {}},
         )
         assert "quota" not in (await api.patch(queue, json={"quota": None})).json()
         for id in ids:

@@ -247,7 +247,7 @@ class TestCrash:
         server = a_server(state_dir)
         async with started(server):
             key = (server.paths.data / "postmaster.pid").read_text().splitlines()[6].split()[0]
-            with pytest.raises(EmbeddedPostgresError, match="still runs"):
+            with pytest.raises(EmbeddedPostgresError, match="still running"):
                 server.purge()
         await gone(server.paths.data)
         server.purge()

@@ -80,12 +80,12 @@ async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(data
         await rows.execute("update queues set paused_at = now() where task = 'halted'")
         await until_known(leader, 4)
         planning = CapacityPlanner(leader, SparPolicy())
-        found = (await planning.plan(asked(cores="4"))).changed
+        found = (await planning.plan(asked(cores="4"))).hypothetical
         assert found is not None
         assert (found.nodes, found.cpu_milli, found.queued, found.simulated) == (1, 4000, 4, 3), (
             "what is paused waits and does not start"
         )
-        closed = (await planning.plan(asked(without=[node]))).changed
+        closed = (await planning.plan(asked(without=[node]))).hypothetical
         assert closed is not None
         assert (closed.nodes, closed.started) == (0, 2), "what lives there goes on"
 
