@@ -59,7 +59,7 @@ def on_post_template(output_content: str, *, template_name: str, config: MkDocsC
     """Make the links of the error page absolute below the mount point: it is shown for pages of any depth."""
     if template_name != "404.html":
         return output_content
-    return re.sub(r'(href|src)="/(?!/)', rf'\1="{MOUNT}', output_content).replace('"base": "/"', f'"base": "{MOUNT}"')
+    return re.sub(r'"/(?!/)', f'"{MOUNT}', output_content)
 
 
 def _title(page: Path) -> str:

@@ -51,7 +51,10 @@ def render() -> str:
     parts = [INTRO, openapi["info"]["description"], ERRORS_NOTE]
     for tag in openapi["tags"]:
         found = [each for each in operations(openapi) if tag["name"] in each[2]["tags"]]
-        parts += [f"## {tag['name']} {anchor('tag-' + tag['name'])}\n", f"{tag['description']}.\n"]
+        parts += [
+            f"## {_tag_title(tag['name'])} {anchor('tag-' + tag['name'])}\n",
+            f"{tag['description'].rstrip('.')}.\n",
+        ]
         parts.append(_overview(found))
         parts += [_operation(method, path, operation, schemas) for method, path, operation in found]
     parts += [f"## Schemas {anchor('schemas')}\n"]
@@ -60,6 +63,10 @@ def render() -> str:
         parts += [f"{schema['description']}\n"] if "description" in schema else []
         parts.append(fields_table(schema))
     return "\n".join(parts)
+
+
+def _tag_title(name: str) -> str:
+    return name.replace("-", " ").capitalize()
 
 
 def _overview(found: list[tuple[str, str, dict[str, Any]]]) -> str:
