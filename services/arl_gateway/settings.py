@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from pydantic import Field
 
 from arl_kit.settings import ServiceSettings
@@ -43,5 +45,9 @@ class GatewaySettings(ServiceSettings):
     )
     max_pending_scores: int = Field(
         default=20_000, ge=1, description="Maximum number of calls that wait for scores; further ones get 503"
+    )
+    docs_dir: Path | None = Field(
+        default=None,
+        description="Directory of the built documentation, served at `/docs`. The default is `site` in the checkout.",
     )
     wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)
