@@ -124,7 +124,7 @@ def create_metrics(service: str, store: PostgresStore) -> Metrics:
     """Return the metrics that every service has; the service adds its specific metrics."""
     metrics = Metrics()
     metrics.describe_process(service=service, version=VERSION)
-    failures = metrics.counter("pool_acquire_failures", "Times that there was no database connection to be had")
+    failures = metrics.counter("pool_acquire_failures", "Failed attempts to get a database connection in time")
     metrics.track_total(failures, lambda: store.acquire_failures)
     return metrics
 
@@ -138,7 +138,7 @@ def provided_deps(app: FastAPI, cls: type[DepsT]) -> DepsT:
     """Return the dependencies that `provide_deps` attached. Raises `TypeError` if they are of another class."""
     deps = getattr(app.state, _DEPS, None)
     if not isinstance(deps, cls):
-        raise TypeError(f"the application has no {cls.__name__}")
+        raise TypeError(f"the application has no dependencies of type {cls.__name__}")
     return deps
 
 
@@ -148,7 +148,7 @@ async def require_json(request: Request) -> None:
     is_json = given == "application/json" or (given.startswith("application/") and given.endswith("+json"))
     if not is_json and await request.body():
         message = f"is {_printable(given)!r}" if given else "is missing"
-        detail = f"the body is read as application/json, and its content-type {message}"
+        detail = f"the body must be application/json, and its content-type {message}"
         raise UnsupportedMediaType(detail, errors=[FieldError(field="header.Content-Type", message=message)])
 
 
@@ -224,7 +224,9 @@ class _RequestEnvelope:
                 async with asyncio.timeout(max(0.0, left_s)):
                     message = await receive()
             except TimeoutError:
-                raise HTTPException(RequestTimeout.status, "the body came too slowly; send it again") from None
+                raise HTTPException(
+                    RequestTimeout.status, "the body was not received in time; send the request again"
+                ) from None
             complete = not message.get("more_body", False)
             seen += len(message.get("body", b""))
             if seen > max_bytes:
@@ -236,7 +238,7 @@ class _RequestEnvelope:
 
 
 def _too_large(max_bytes: int) -> TangramError:
-    return _body_error(TooLarge, f"the body is larger than {max_bytes} bytes; send fewer or smaller files")
+    return _body_error(TooLarge, f"the body must have at most {max_bytes} bytes: send fewer or smaller files")
 
 
 def _body_error(cls: type[TangramError], detail: str) -> TangramError:
@@ -258,12 +260,14 @@ class _ResponseRecorder:
         self._started_at = time.monotonic()
 
     async def send(self, message: Message) -> None:
+        """Send a message; the trace context is added to the headers of the response."""
         if message["type"] == "http.response.start":
             self._status = message["status"]
             message["headers"] = [*message["headers"], (b"traceparent", self._traceparent.encode())]
         await self._send(message)
 
     def record(self, metrics: Metrics, scope: Scope) -> None:
+        """Record the request in the metrics under its route template."""
         template = getattr(scope.get("route"), "path", "none")
         seconds = time.monotonic() - self._started_at
         metrics.observe_request(method=scope["method"], route=template, status=self._status, seconds=seconds)
@@ -339,7 +343,7 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
     """
     if not is_temporary(error):
         return await _on_unexpected_error(request, error)
-    what = "all connections to the database are in use" if isinstance(error, PoolBusy) else _DATABASE_UNREACHABLE
+    what = "all database connections are in use" if isinstance(error, PoolBusy) else _DATABASE_UNREACHABLE
     log.warning("%s: %s", what, type(error).__name__)
     return _respond(Unavailable(f"{what}; try again", retry_after_s=1), current_traceparent.get())
 
@@ -348,7 +352,7 @@ async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     # This handler runs outside the envelope. Restore the trace context so that the trace id finds this log line.
     current_traceparent.set(request.scope.get(_TRACEPARENT))
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
-    detail = "something went wrong on our side; the trace id finds it in the logs"
+    detail = "an internal error occurred; the logs of the service have details under this trace_id"
     return _respond(Internal(detail), request.scope.get(_TRACEPARENT))
 
 

@@ -46,9 +46,10 @@ class Batcher(Generic[Item, Result]):
         return await self.enqueue(item, weight=weight)
 
     def enqueue(self, item: Item, *, weight: int = 0) -> "asyncio.Future[Result]":
+        """Queue `item` and return the future of its result, which is `Unavailable` if the queue is full."""
         future: asyncio.Future[Result] = asyncio.get_running_loop().create_future()
         if self._is_full():
-            future.set_exception(Unavailable("too much waits for its turn already; try again", retry_after_s=1))
+            future.set_exception(Unavailable("too many requests are waiting; try again", retry_after_s=1))
             return future
         self._waiting.append((item, weight, future))
         self._waiting_weight += weight
@@ -88,7 +89,7 @@ class Batcher(Generic[Item, Result]):
         try:
             answers: Sequence[Result | Exception] = await self._flush(items)
             if len(answers) != len(items):
-                raise RuntimeError(f"{len(items)} items got {len(answers)} answers")
+                raise RuntimeError(f"flush returned {len(answers)} results for {len(items)} items")
         except Exception as error:  # noqa: BLE001 - raised to every submitter of this batch
             answers = [error] * len(items)
         for future, answer in zip(futures, answers, strict=True):

@@ -48,6 +48,7 @@ class RequestBodyDrainer:
         has_length = False
 
         async def sent(message: Message) -> None:
+            """Send a message; drain the request body before the last one if the response has a known length."""
             nonlocal has_length
             if message["type"] == "http.response.start":
                 has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
@@ -66,11 +67,13 @@ class _RequestBody:
         self.has_ended = False
 
     async def receive(self) -> Message:
+        """Receive the next message and note whether the body has ended."""
         message = await self._receive()
         self.has_ended = not message.get("more_body")
         return message
 
     async def drain(self) -> None:
+        """Read and discard the rest of the body, at most for `DRAIN_TIMEOUT_S`."""
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_TIMEOUT_S):
                 while not self.has_ended:

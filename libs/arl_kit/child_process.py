@@ -82,6 +82,7 @@ async def wait_for_exit(process: subprocess.Popen[bytes]) -> None:
 
 def _parent_death_hook(parent: int, before_exec: Callable[[], None] | None) -> Callable[[], None]:
     def arm() -> None:
+        """Set the death signal in the child; exit if the parent has already ended."""
         if before_exec is not None:
             before_exec()
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)

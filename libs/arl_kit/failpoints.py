@@ -21,9 +21,10 @@ class Failpoints:
         self._armed = dict(_parse_failpoint(part) for part in setting.split(",") if part.strip())
         self._hits = dict.fromkeys(self._armed, 0)
         if self._armed:
-            log.warning("failpoints are armed: %s", setting)
+            log.warning("failpoints are active: %s", setting)
 
     def hit(self, name: str) -> None:
+        """Count a hit of this failpoint; send its signal to this process if the hit is due."""
         if name not in self._armed:
             return
         number, count = self._armed[name]
@@ -37,5 +38,5 @@ def _parse_failpoint(part: str) -> tuple[str, tuple[signal.Signals, int]]:
     name, _, what = part.strip().partition("=")
     action, _, count = what.partition(":")
     if not name or action not in _SIGNALS or not count.isdecimal() or int(count) < 1:
-        raise ValueError(f"{part.strip()!r} is no failpoint; write name=kill:N or name=stop:N with N from 1")
+        raise ValueError(f"{part.strip()!r} is not a failpoint: write name=kill:N or name=stop:N with N of at least 1")
     return name, (_SIGNALS[action], int(count))

@@ -52,10 +52,12 @@ class FastRoute(APIRoute):
         return found
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler that FastAPI calls; it reads the body itself."""
         endpoint: Callable[..., Awaitable[Response]] = self.endpoint
         resolved, model = super().get_route_handler(), self.model()
 
         async def handle(request: Request) -> Response:
+            """Admit the caller, read the body and run the endpoint."""
             arguments = self.arguments(request)
             if arguments is None:
                 return await resolved(request)
@@ -80,7 +82,7 @@ def serve_by_path(app: FastAPI, routes: Iterable[BaseRoute]) -> None:
     for route in routes:
         if isinstance(route, FastRoute) and route.methods == {"POST"} and "{" not in route.path:
             if route.path in fast:
-                raise ValueError(f"{route.path}: more than one route has this path")
+                raise ValueError(f"{route.path}: several fast routes have this path; give each its own")
             fast[route.path] = route
     # The last middleware is the innermost, so the app's other middleware also wraps fast routes.
     app.user_middleware.append(Middleware(_FastPaths, routes=fast, handlers=app.exception_handlers))

@@ -46,6 +46,7 @@ class InternalApi:
         """
 
         async def serve(asked: Any, caller: str, request: Request, response: Response) -> Response:
+            """Run the handler and return its model as JSON."""
             answered = await (cancel_on_disconnect(request, handler(asked)) if long_poll else handler(asked))
             if answered is None:
                 return Response(status_code=204)
@@ -57,6 +58,7 @@ class InternalApi:
         """Add `POST path` with a streamed body and a streamed response."""
 
         async def checked(request: Request) -> Response:
+            """Check the caller, then run the handler."""
             request.scope["route"] = route
             self._check_caller(request)
             return await handler(request)
@@ -69,7 +71,7 @@ class InternalApi:
         scheme, _, token = request.headers.get("authorization", "").partition(" ")
         caller = self._settings.caller_of(token) if scheme.lower() == "bearer" else None
         if caller is None or caller not in self._allowed_callers:
-            raise Unauthenticated("this route is for other services of this installation")
+            raise Unauthenticated("this route accepts only other services of this installation")
         return caller
 
 
@@ -85,9 +87,11 @@ class _HopRoute(FastRoute):
         super().__init__(path, endpoint, methods=["POST"], response_model=None, include_in_schema=False)
 
     async def admit(self, request: Request, response: Response) -> str:
+        """Return the calling service. Raises `Unauthenticated`."""
         return self._check(request)
 
     def model(self) -> type[BaseModel]:
+        """Return the class of the body."""
         return self._body
 
 

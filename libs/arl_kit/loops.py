@@ -57,9 +57,11 @@ class PollLoop:
         self._signal.set()
 
     def start(self) -> None:
+        """Start the loop in the running event loop."""
         self._task = asyncio.create_task(self._run_forever(), name=self._name)
 
     async def stop(self) -> None:
+        """Cancel the loop and wait until it has ended. Does nothing if it was not started."""
         if self._task is None:
             return
         self._task.cancel()

@@ -25,22 +25,29 @@ class Metrics:
         self.registry = CollectorRegistry()
         self._scrape_hooks: list[ScrapeHook] = []
         route = ("method", "route", "status")
-        self._requests = self.counter("http_requests", "Requests answered, by route template", *route)
+        self._requests = self.counter("http_requests", "HTTP requests by method, route template and status", *route)
         self._metrics_by_labels: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         """Counters and histograms by labels. Looking labels up takes longer than counting."""
         self._durations = self.histogram(
-            "http_request_duration_seconds", "Until the last byte", SECONDS_BUCKETS, *route[:2]
+            "http_request_duration_seconds",
+            "Seconds from the start of a request to the last byte of its response",
+            SECONDS_BUCKETS,
+            *route[:2],
         )
 
     def describe_process(self, *, service: str, version: str) -> None:
         """Add `tangram_build_info`, and memory, CPU time and open files of this process."""
-        self.gauge("build_info", "1; the labels say what runs", "service", "version").labels(service, version).set(1)
+        self.gauge("build_info", "Always 1; the labels have the service and its version", "service", "version").labels(
+            service, version
+        ).set(1)
         ProcessCollector(namespace=_PREFIX, registry=self.registry)
 
     def counter(self, name: str, documentation: str, *labels: str) -> Counter:
+        """Return a new counter; `name` without the prefix and the suffix `_total`."""
         return Counter(name, documentation, labels, namespace=_PREFIX, registry=self.registry)
 
     def gauge(self, name: str, documentation: str, *labels: str) -> Gauge:
+        """Return a new gauge; `name` without the prefix."""
         return Gauge(name, documentation, labels, namespace=_PREFIX, registry=self.registry)
 
     def gauge_function(self, name: str, documentation: str, value: Callable[[], float]) -> None:
@@ -50,6 +57,7 @@ class Metrics:
     def histogram(
         self, name: str, documentation: str, buckets: Sequence[float] = SECONDS_BUCKETS, *labels: str
     ) -> Histogram:
+        """Return a new histogram; `name` without the prefix, `buckets` as upper bounds in its unit."""
         return Histogram(name, documentation, labels, namespace=_PREFIX, buckets=buckets, registry=self.registry)
 
     def track_total(self, counter: Counter, total: Callable[[], int]) -> None:
@@ -57,6 +65,7 @@ class Metrics:
         counted = 0
 
         async def catch_up() -> None:
+            """Add the difference to the counter."""
             nonlocal counted
             now = total()
             counter.inc(now - counted)

@@ -56,10 +56,12 @@ class _DrainingServer(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start the server in the running event loop."""
         self._loop = asyncio.get_running_loop()
         await super().startup(sockets)
 
     async def main_loop(self) -> None:
+        """Run until the server should exit, with one tick per second."""
         while not await self.on_tick(0):
             try:
                 async with asyncio.timeout(TICK_INTERVAL_S):
@@ -68,6 +70,7 @@ class _DrainingServer(uvicorn.Server):
                 continue
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Handle a signal as uvicorn does, and start to drain."""
         super().handle_exit(sig, frame)
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._drain)

@@ -36,6 +36,7 @@ class ServiceClient:
         self._notifications: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
+        """Open the connections. Must run in the event loop that uses them."""
         self._session = aiohttp.ClientSession(
             headers={"authorization": f"Bearer {self._token}", "content-type": "application/json"},
             timeout=self._timeout,
@@ -48,6 +49,7 @@ class ServiceClient:
         )
 
     async def stop(self) -> None:
+        """Cancel pending notifications and close the connections."""
         for task in tuple(self._notifications):
             task.cancel()
         await asyncio.gather(*self._notifications, return_exceptions=True)
@@ -64,7 +66,7 @@ class ServiceClient:
         first.
         """
         if self._session is None:
-            raise RuntimeError("start() was not called")
+            raise RuntimeError("call() needs start() first")
         content = body if isinstance(body, str) else body.model_dump_json()
         try:
             async with self._session.post(url, data=content.encode(), headers=context_headers()) as response:
@@ -73,7 +75,7 @@ class ServiceClient:
                     return answer
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Unavailable(
-                f"a service is not reachable ({type(error).__name__}); try again", retry_after_s=1
+                f"a service of this installation is not reachable ({type(error).__name__}); try again", retry_after_s=1
             ) from error
         raise _error_from_response(answer, response.status)
 
@@ -86,7 +88,7 @@ class ServiceClient:
         Raises as `call` does, also while the response is read, and any error from reading `body`.
         """
         if self._stream_session is None:
-            raise RuntimeError("start() was not called")
+            raise RuntimeError("stream() needs start() first")
         raised: list[BaseException] = []
         sent = _record_errors(body, raised) if body is not None else None
         try:
@@ -97,7 +99,10 @@ class ServiceClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             if raised:
                 raise raised[0] from None
-            raise Unavailable(f"a service broke off ({type(error).__name__}); try again", retry_after_s=1) from error
+            raise Unavailable(
+                f"a service of this installation ended the connection ({type(error).__name__}); try again",
+                retry_after_s=1,
+            ) from error
 
     def notify(self, url: str, body: BaseModel) -> None:
         """Send a notification in the background, best effort. A lost one delays the receiver until its next poll."""
@@ -110,7 +115,7 @@ class ServiceClient:
             async with asyncio.timeout(NOTIFY_TIMEOUT_S):
                 await self.call(url, body)
         except Exception as error:  # noqa: BLE001 - the receiver's poll is the fallback
-            log.debug("notification to %s lost: %s", url, error)
+            log.debug("notification to %s failed: %s", url, error)
 
 
 async def _record_errors(body: AsyncIterator[bytes], raised: list[BaseException]) -> AsyncIterator[bytes]:
@@ -133,14 +138,17 @@ def _error_from_response(content: bytes, status: int) -> Exception:
             "another service rejects this service's token: compare TANGRAM_SERVICE_TOKEN here"
             " with TANGRAM_CALLER_TOKEN_HASHES there"
         )
-        return Unavailable("services of this installation do not know each other; its logs say more", retry_after_s=5)
+        return Unavailable(
+            "services of this installation reject each other's tokens; the administrator finds details in their logs",
+            retry_after_s=5,
+        )
     try:
         return error_from_problem(ProblemDetails.model_validate_json(content))
     except ValueError:
         detail: dict[str, Any] = {
             "title": "Error",
             "status": status,
-            "detail": f"a service answered {status}",
+            "detail": f"a service of this installation answered with status {status}",
             "code": "error",
         }
         return error_from_problem(ProblemDetails(**detail))

@@ -25,14 +25,19 @@ class ServiceSettings(BaseSettings):
 
     host: str = "127.0.0.1"
     port: int = Field(ge=1, le=65535)
-    database_url: SecretStr = Field(description="postgresql://… with the role of this service")
-    service_token: SecretStr = Field(min_length=16, description="With which this service calls others")
+    database_url: SecretStr = Field(description="Database URL `postgresql://…` with the role of this service")
+    service_token: SecretStr = Field(min_length=16, description="Token with which this service calls other services")
     caller_token_hashes: dict[str, str] = Field(
-        default_factory=dict, description="Caller name to SHA-256 (hex) of its token; nobody else is answered"
+        default_factory=dict,
+        description="SHA-256 (hex) of the token of each service that may call this one, by name. All other callers"
+        " are refused",
     )
     pool_size: int = Field(default=6, ge=1, le=100)
     log_level: str = "INFO"
-    failpoints: str = Field(default="", description="For tests: `name=kill:N,…`, where this process ends itself")
+    failpoints: str = Field(
+        default="",
+        description="Failpoints for tests: `name=kill:N,…` ends this process at these points. Empty in production",
+    )
 
     @field_validator("failpoints")
     @classmethod
@@ -63,7 +68,7 @@ def load_settings(cls: type[SettingsT], *, fallback: SettingsT | None = None) ->
     except SettingsError as error:
         # The JSON of a list or an object cannot be parsed. The error text names the field.
         named = re.search(r'"(\w+)"', str(error))
-        why = f"is no JSON: {error.__cause__}" if isinstance(error.__cause__, ValueError) else str(error)
+        why = f"is not valid JSON: {error.__cause__}" if isinstance(error.__cause__, ValueError) else str(error)
         _print_error((named[1],) if named is not None else (), why)
         raise SystemExit(2) from None
 

@@ -44,15 +44,15 @@ class AttemptReport(Protocol):
 
     @property
     def fence(self) -> Fence: ...
-
     @property
     def outcome(self) -> str: ...
+    @property
+    def run_us(self) -> int:
+        """Return the run time in microseconds."""
 
     @property
-    def run_us(self) -> int: ...
-
-    @property
-    def cpu_us(self) -> int: ...
+    def cpu_us(self) -> int:
+        """Return the processor time in microseconds."""
 
     @property
     def weight(self) -> int:
@@ -186,6 +186,7 @@ class GrantLifecycle(Generic[ReportT]):
         self.notify_freed([], requeued=[])
 
     async def stop_polling(self) -> None:
+        """Stop polling; grants from notifications are still accepted."""
         await self._poll_loop.stop()
 
     async def stop(self) -> None:
@@ -273,6 +274,7 @@ class GrantLifecycle(Generic[ReportT]):
             await self._backend.kill(new)
 
     def is_killed(self, fence: Fence) -> bool:
+        """Return True if the attempt was killed by this process."""
         return fence in self._killed
 
     async def settle(self, report: ReportT) -> None:
@@ -281,18 +283,20 @@ class GrantLifecycle(Generic[ReportT]):
             try:
                 await self._settle_batcher.submit(report, weight=report.weight)
             except Exception as error:  # noqa: BLE001 - the report is kept until the database accepts it
-                log.warning("settle of %s failed, trying again: %r", report.fence, error)
+                log.warning("settling of %s failed, trying again: %r", report.fence, error)
                 await asyncio.sleep(SETTLE_RETRY_S)
             else:
                 return
 
     def notify_freed(self, fences: Iterable[Fence], *, requeued: Iterable[Fence], runs: Iterable[ReportT] = ()) -> None:
+        """Notify the scheduler that the resources of these attempts are free, best effort."""
         body = ResourcesFreedNotification(
             fences=_fence_bodies(fences), requeued=_fence_bodies(requeued), runs=[_run_body(report) for report in runs]
         )
         self._service_client.notify(f"{self._settings.scheduler_url}/internal/freed", body)
 
     def run_in_background(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine as a task that is kept until it ends; its failure is logged."""
         task = asyncio.create_task(work)
         self._background_tasks.add(task)
         task.add_done_callback(self._on_background_done)
@@ -372,6 +376,7 @@ class GrantLifecycle(Generic[ReportT]):
 
 
 def fence_of(grant: GrantPayload) -> Fence:
+    """Return the fence of a grant."""
     return Fence(grant.id, grant.grant_no)
 
 

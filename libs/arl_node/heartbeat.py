@@ -25,8 +25,8 @@ CONNECT_TIMEOUT_S = 5.0
 log = logging.getLogger(__name__)
 
 _FENCED_MESSAGE = (
-    "this node's lease belongs to another epoch, of whoever registered under its name since, or it was removed; nothing"
-    " more is started: see that each node has a name of its own (TANGRAM_NODE_NAME), and start this one again"
+    "this node lost its lease: another node registered with its name, or it was removed. It starts no more actions."
+    " Give each node a unique name (TANGRAM_NODE_NAME) and start this node again"
 )
 
 
@@ -52,9 +52,11 @@ class LeaseHeartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
     def stop(self) -> None:
+        """Stop the thread and wait for it, at most `CONNECT_TIMEOUT_S`."""
         self._stopping.set()
         self._thread.join(timeout=CONNECT_TIMEOUT_S)
 
@@ -73,7 +75,7 @@ class LeaseHeartbeat:
             try:
                 await self._renew_on_connection()
             except Exception as error:  # noqa: BLE001 - the heartbeat must survive any error
-                log.warning("beat failed: %s", type(error).__name__)
+                log.warning("renewal of the lease failed: %s", type(error).__name__)
                 self._stopping.wait(0.5)
 
     async def _renew_on_connection(self) -> None:
@@ -113,7 +115,9 @@ async def wait_until_name_is_free(
             return
         if seen is None:
             seen = holder.last_beat
-            log.warning("%s had the name %s a moment ago; waiting for it to be free", holder.url, node["name"])
+            log.warning(
+                "%s used the name %s until a moment ago; waiting until its lease expires", holder.url, node["name"]
+            )
         elif holder.last_beat > seen:
             taken = repository.NodeNameTaken(node["name"], holder.url)
             log.critical("%s", taken)

@@ -14,20 +14,27 @@ __all__ = ["make_lifespan", "make_readiness_check"]
 
 
 class NodeManager(Protocol):
+    """A manager that the lifespan starts and stops."""
+
     failed: str | None
     """Reason why the manager cannot work, or None."""
 
     @property
-    def fenced(self) -> str | None: ...
+    def fenced(self) -> str | None:
+        """Return the reason why the node may not start actions; None if it may."""
 
-    async def start(self) -> None: ...
+    async def start(self) -> None:
+        """Register the node and start its loops."""
 
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        """Settle ended attempts and stop the loops."""
 
 
 def make_lifespan(
     manager: NodeManager, *, store: PostgresStore, service_client: ServiceClient, notifier: WakeNotifier
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+    """Return a lifespan that starts the connections and the manager, and stops them in reverse order."""
+
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         await service_client.start()
@@ -43,6 +50,8 @@ def make_lifespan(
 
 
 def make_readiness_check(manager: NodeManager, *, store: PostgresStore) -> Callable[[float], Awaitable[str | None]]:
+    """Return a readiness check: it pings the database and returns the manager's failure, or None."""
+
     async def ready(within_s: float) -> str | None:
         await store.ping(within_s=within_s)
         return manager.failed or manager.fenced

@@ -163,8 +163,8 @@ class NodeNameTaken(RuntimeError):
 
     def __init__(self, name: str, url: str) -> None:
         super().__init__(
-            f"the node at {url} lives under the name {name}; give this one a name of its own (TANGRAM_NODE_NAME),"
-            " or stop that one first"
+            f"another live node at {url} has the name {name}. Give this node a unique name (TANGRAM_NODE_NAME), or"
+            " stop the other one first"
         )
 
 
@@ -184,14 +184,16 @@ async def register(tx: WriteTx, node: Mapping[str, Any], *, ttl_s: float) -> int
         raise NodeNameTaken(node["name"], holder.url)
     row = await tx.first(REGISTER, dict(node))
     if row is None:
-        raise RuntimeError("a node's upsert returned no row")
+        raise RuntimeError("the upsert of the node returned no row")
     await tx.execute(FIRST_BEAT, {"node_id": row.id, "epoch": node["epoch"]})
     return int(row.id)
 
 
 async def refuse(tx: WriteTx, fences: Sequence[Fence], *, epoch: UUID) -> int:
+    """Re-queue granted actions that this node refuses; return the number of changed rows."""
     return await tx.execute(REFUSE, {**fence_columns(fences), "epoch": epoch})
 
 
 def fence_columns(fences: Sequence[Fence]) -> dict[str, Any]:
+    """Return the fences as the parameters `ids` and `grant_nos`."""
     return {"ids": [fence.action_id for fence in fences], "grant_nos": [fence.grant_no for fence in fences]}

@@ -13,9 +13,9 @@ def _check_url(url: str) -> str:
     try:
         port, host = urlsplit(url).port, urlsplit(url).hostname
     except ValueError as error:
-        raise ValueError(f"is no address: {error}") from None
+        raise ValueError(f"is not a valid address: {error}") from None
     if not host or port == 0:
-        raise ValueError("is no address: it lacks a host, or its port is 0")
+        raise ValueError("is not a valid address: the host is missing, or the port is 0")
     return url
 
 
@@ -23,7 +23,7 @@ def _check_header_value(key: SecretStr) -> SecretStr:
     """Return the key without surrounding whitespace, such as the last newline of a file."""
     stripped = key.get_secret_value().strip()
     if not stripped or not (stripped.isascii() and stripped.isprintable()):
-        raise ValueError("has to be printable ASCII, and not empty")
+        raise ValueError("must be printable ASCII and not empty")
     return SecretStr(stripped)
 
 
@@ -44,7 +44,9 @@ class ManagerSettings(ServiceSettings):
 
     scheduler_url: str = Field(description="Base URL of the scheduler, which is notified of freed resources")
     node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)
-    advertise_url: str | None = Field(default=None, description="How the scheduler reaches this manager")
+    advertise_url: str | None = Field(
+        default=None, description="Base URL at which the scheduler reaches this manager. Absent: its host and port"
+    )
     node_ttl_s: float = Field(default=10.0, gt=0)
     beat_s: float = Field(default=2.0, gt=0)
     poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
@@ -53,9 +55,12 @@ class ManagerSettings(ServiceSettings):
     @model_validator(mode="after")
     def _check_advertise_url(self) -> Self:
         if self.host in WILDCARD_ADDRESSES and self.advertise_url is None:
-            raise ValueError(f"with TANGRAM_HOST={self.host} set TANGRAM_ADVERTISE_URL to where others reach this node")
+            raise ValueError(
+                f"TANGRAM_HOST={self.host} needs TANGRAM_ADVERTISE_URL, the node's address for other services"
+            )
         return self
 
     @property
     def url(self) -> str:
+        """Return the address of this manager for other services."""
         return self.advertise_url or f"http://{self.host}:{self.port}"

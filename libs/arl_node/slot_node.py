@@ -29,14 +29,17 @@ class SlotNode(Generic[ReportT]):
 
     @property
     def node_id(self) -> int:
+        """Return the number of the node in the database."""
         return self._grants.node_id
 
     @property
     def epoch(self) -> UUID:
+        """Return the epoch of this registration."""
         return self._grants.epoch
 
     @property
     def fenced(self) -> str | None:
+        """Return the reason why this node may not start actions, or None."""
         return self._grants.fenced
 
     async def accept_grants(self, grants: Iterable[GrantPayload], *, epoch: UUID) -> None:
@@ -45,21 +48,26 @@ class SlotNode(Generic[ReportT]):
 
     @property
     def fences(self) -> frozenset[Fence]:
+        """Return the attempts with an allocation."""
         return frozenset(self._resources_by_fence)
 
     def has(self, fence: Fence) -> bool:
+        """Return True if this attempt has an allocation."""
         return fence in self._resources_by_fence
 
     def allocate(self, grant: GrantPayload) -> bool:
+        """Allocate the counters of a grant. Return False if they do not fit."""
         if not fits(grant.amounts, self._ledger.available(_LEDGER_NODE)):
             return False
         self._allocate(grant)
         return True
 
     def readopt(self, row: ActiveActionRow) -> None:
+        """Allocate the counters of a running row, even beyond the capacity."""
         self._allocate(grant_of(row))
 
     def release(self, fence: Fence) -> None:
+        """Release the counters of an attempt. A second call is harmless."""
         self._resources_by_fence.pop(fence, None)
         self._ledger.release(fence)
 
@@ -75,6 +83,7 @@ class SlotNode(Generic[ReportT]):
 
     @property
     def capacity(self) -> Resources:
+        """Return the total amounts of the node."""
         return self._ledger.capacity(_LEDGER_NODE)
 
     def _allocate(self, grant: GrantPayload) -> None:

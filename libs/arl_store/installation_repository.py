@@ -23,9 +23,9 @@ class ForeignInstallation(RuntimeError):
 
     def __init__(self) -> None:
         super().__init__(
-            "the database belongs to another installation, which would be locked out of it: bring that one down and"
-            " start from its state directory (--dir, TANGRAM_DIR), choose another database, or, if nobody needs that"
-            " installation any more, take the database over with --take-over"
+            "the database belongs to another installation. Stop that installation first and start from its state"
+            " directory (--dir or TANGRAM_DIR), or choose another database. If the other installation is no longer"
+            " needed, take its database over with --take-over"
         )
 
 

@@ -72,9 +72,9 @@ async def upgrade(owner_url: str, passwords: Mapping[str, str], *, take_over: bo
                     raise
                 if not tries_left:
                     raise RuntimeError(
-                        "tables are locked by somebody else, a backup perhaps; try again later"
+                        "another session, such as a backup, has locked the tables; try again later"
                     ) from None
-            log.warning("tables are locked by somebody else; trying again")
+            log.warning("another session has locked the tables; trying again")
             await asyncio.sleep(LOCK_PAUSE_S)
     finally:
         await engine.dispose()
@@ -115,15 +115,18 @@ async def can_create_roles(owner_url: str) -> bool:
 async def _upgrade_locked(connection: AsyncConnection, passwords: Mapping[str, str], *, take_over: bool) -> None:
     server = (await connection.execute(SELECT_SERVER)).one()
     if server.version < MINIMUM_SERVER:
-        raise RuntimeError(f"PostgreSQL 15 or newer is needed; this server is {server.version // 10000}")
+        raise RuntimeError(f"PostgreSQL 15 or newer is required; this server has version {server.version // 10000}")
     if server.encoding != "UTF8":
-        raise RuntimeError(f"the database {server.database} has the encoding {server.encoding}; it has to be UTF8")
+        raise RuntimeError(f"the database {server.database} has the encoding {server.encoding}; it must be UTF8")
     await connection.run_sync(_run_alembic)
     await claim_database(connection, passwords, take_over=take_over)
     if server.may_create_roles:
         await _ensure_roles(connection, server.database, passwords)
     else:
-        log.warning("no right to create roles: writers are not told apart")
+        log.warning(
+            "the owner may not create roles: all services use the owner, and the database cannot check which service"
+            " writes"
+        )
     for statement in edge_trigger_statements(server.database, single_role=not server.may_create_roles):
         await connection.exec_driver_sql(statement)
     await connection.execute(ENSURE_PARTITIONS, {"days": PARTITIONS_AHEAD + 1})
@@ -161,7 +164,9 @@ def _run_alembic(connection: Connection) -> None:
     try:
         command.upgrade(config, "head")
     except CommandError as error:
-        raise RuntimeError(f"the database is of another, probably newer version of ARL-Tangram: {error}") from None
+        raise RuntimeError(
+            f"the database belongs to another, probably newer, version of ARL-Tangram: {error}"
+        ) from None
 
 
 def _migrations_directory() -> Path:

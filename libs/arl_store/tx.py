@@ -51,10 +51,12 @@ class ReadTx:
         self._connection = connection
 
     async def fetch(self, statement: ClauseElement, parameters: Parameters | None = None) -> Sequence[Row]:
+        """Return all rows of the statement."""
         sql, values = _bind(statement, parameters)
         return list(await self._connection.fetch(sql, *values))
 
     async def first(self, statement: ClauseElement, parameters: Parameters | None = None) -> Row | None:
+        """Return the first row, or None."""
         sql, values = _bind(statement, parameters)
         row: Row | None = await self._connection.fetchrow(sql, *values)
         return row
@@ -88,11 +90,13 @@ class PostgresStore:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[ReadTx]:
+        """Use a connection outside a transaction. Raises `PoolBusy`."""
         async with self._slot(), self._connection() as connection:
             yield ReadTx(connection)
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[WriteTx]:
+        """Open a transaction that commits at the end of the block and rolls back on an error. Raises `PoolBusy`."""
         async with self._slot(), self._connection() as connection, connection.transaction():
             yield WriteTx(connection)
 
@@ -118,6 +122,7 @@ class PostgresStore:
             raise asyncpg.ReadOnlySQLTransactionError("the database is read-only")
 
     async def close(self) -> None:
+        """Close all connections at once, also those in use."""
         if self._pool is not None:
             self._pool.terminate()
 
@@ -240,6 +245,7 @@ def engine_for(url: str) -> AsyncEngine:
     """
 
     async def open_connection() -> asyncpg.Connection:
+        """Connect for SQLAlchemy."""
         return await asyncpg.connect(url)
 
     return create_async_engine("postgresql+asyncpg://", async_creator=open_connection, hide_parameters=True)
@@ -266,7 +272,7 @@ def _bind(statement: ClauseElement, parameters: Parameters | None) -> tuple[str,
 def _compile(statement: ClauseElement) -> SQLCompiler:
     compiled = statement.compile(dialect=_DIALECT)
     if not isinstance(compiled, SQLCompiler):
-        raise TypeError(f"{type(statement).__name__} is no statement with parameters")
+        raise TypeError(f"{type(statement).__name__} cannot take parameters")
     return compiled
 
 

@@ -13,7 +13,7 @@ from asyncpg.pgproto import pgproto
 __all__ = ["parse_uuid", "storable", "storable_json", "to_driver_uuid", "uuid7"]
 
 UNSTORABLE = re.compile("[\0\ud800-\udfff]")
-"""No text in Postgres has one of these."""
+"""Characters that no text in Postgres can contain."""
 
 
 def to_driver_uuid(id: UUID) -> UUID:

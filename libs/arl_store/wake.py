@@ -30,9 +30,11 @@ class _DedicatedConnection:
         self._task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Start the task that keeps the connection."""
         self._task = asyncio.create_task(self._run_forever(), name=self._name)
 
     async def stop(self) -> None:
+        """End the task and close the connection."""
         if self._task is None:
             return
         self._task.cancel()
@@ -69,6 +71,7 @@ class WakeNotifier(_DedicatedConnection):
         self._requested = asyncio.Event()
 
     def notify(self) -> None:
+        """Request a notification. Calls before it is sent become one."""
         self._requested.set()
 
     async def _use(self, connection: asyncpg.Connection) -> None:

@@ -96,11 +96,14 @@ class Exporter:
         self._looks_back = False
         self._pause_s = 0.0
         self._task: asyncio.Task[None] | None = None
-        self._sent = metrics.counter("spans_exported", "Spans that the exporters took")
-        self._lost = metrics.counter("spans_lost", "Spans that were not sent, or actions whose spans were not", "why")
-        self._failures = metrics.counter("span_export_failures", "Exports that failed; most are tried again")
+        self._sent = metrics.counter("spans_exported", "Spans accepted by the exporters")
+        self._lost = metrics.counter(
+            "spans_lost", "Spans that were not exported, or actions whose spans were not exported, by reason", "why"
+        )
+        self._failures = metrics.counter("span_export_failures", "Failed exports; most are tried again")
 
     async def start(self) -> None:
+        """Start the export thread and the task that reads rows."""
         self._thread.start()
         self._task = asyncio.create_task(self._forever(), name="span export")
 
@@ -113,7 +116,7 @@ class Exporter:
                 async with asyncio.timeout(STOP_S):
                     await self._task
         if self._ids or self._rounds:
-            log.warning("spans of %d actions are not exported: the process ends", len(self._ids))
+            log.warning("spans of %d actions are not exported because the process ends", len(self._ids))
             self._lost.labels("stopped").inc(len(self._ids) + len(self._rounds))
         self._thread.stop()
         await asyncio.to_thread(self._pipeline.shut_down, within_s=SHUT_DOWN_S)
@@ -127,6 +130,7 @@ class Exporter:
             self._woken.set()
 
     def round(self, done: Round) -> None:
+        """Queue a round for export. Beyond the limits, the oldest rounds are dropped."""
         self._rounds.append((time.monotonic(), done))
         for id, grant_no in done.granted:
             self._round_of.setdefault(id, {})[grant_no] = done
@@ -167,16 +171,16 @@ class Exporter:
         except ExportFailed as error:
             self._failures.inc()
             if not self._pause_s:
-                log.warning("spans are not exported; trying again for %.0f s: %s", RETRY_S, error)
+                log.warning("export of spans failed; trying again for %.0f s: %s", RETRY_S, error)
             self._pause_s = min(2 * self._pause_s or 1.0, LONGEST_PAUSE_S) * random.uniform(0.8, 1.0)  # noqa: S311
             self._woken.set()
         except Exception as error:  # noqa: BLE001 - traces are never worth an outage
-            log.warning("spans are not exported: %r", error)
+            log.warning("export of spans failed: %r", error)
             self._pause_s = LONGEST_PAUSE_S
             self._woken.set()
         else:
             if self._pause_s:
-                log.warning("spans are exported again")
+                log.warning("export of spans works again")
             self._pause_s = 0.0
 
     async def _flush(self) -> None:

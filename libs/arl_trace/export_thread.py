@@ -25,6 +25,7 @@ class ExportThread:
         self._reasons = _LastMessage()
 
     def start(self) -> None:
+        """Start the thread."""
         # The SDK's exporters log every attempt and return only success or failure: their last message is the reason.
         logger = logging.getLogger("opentelemetry.exporter")
         logger.addHandler(self._reasons)
@@ -74,6 +75,7 @@ class _LastMessage(logging.Handler):
         self.last: str | None = None
 
     def emit(self, record: logging.LogRecord) -> None:
+        """Keep the message of the record."""
         self.last = record.getMessage()
 
 

@@ -105,10 +105,12 @@ class ActionHistory(NamedTuple):
 
     @property
     def context(self) -> TraceContext:
+        """Return the trace context of the action."""
         return context_of(self.id, self.traceparent, self.tracestate)
 
     @property
     def attempts(self) -> tuple[AttemptRecord, ...]:
+        """Return all attempts in order, the current or settling one last."""
         return (
             (*self.earlier_attempts, self.current_attempt)
             if self.current_attempt is not None

@@ -59,6 +59,7 @@ class SpanBuilder:
         return self._sampler.should_sample(around, int.from_bytes(context.trace_id, "big"), name, SpanKind.PRODUCER)
 
     def is_sampled(self, context: TraceContext, *, name: str) -> bool:
+        """Return True if the sampler takes this trace. `name` is the name of its first span."""
         return self.sample(context, name=name).decision is Decision.RECORD_AND_SAMPLE
 
     def action_spans(

@@ -68,10 +68,12 @@ async def recently_settled(tx: ReadTx, *, settled_s: float, admitted_s: float, l
 
 
 async def traceparents(tx: ReadTx, ids: Collection[UUID]) -> Sequence[Row]:
+    """Return the id and the trace context of these actions, of any project."""
     return await tx.fetch(TRACEPARENTS, {"ids": list(ids)})
 
 
 def history_of(row: Row) -> ActionHistory:
+    """Return the history of an action from a row of `histories`."""
     # By key and not by attribute: attribute access looks up twice, and this runs for every action.
     earlier = tuple(map(_parse_attempt, json.loads(row["earlier"]))) if row["earlier"] is not None else ()
     outcome = row["outcome"]

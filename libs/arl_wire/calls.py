@@ -55,10 +55,10 @@ def validate_endpoint_path(path: str) -> str:
     while (once := unquote(decoded)) != decoded:
         decoded = once
     if _FORBIDDEN_IN_PATH.search(path) or "\\" in decoded or any(ord(each) < ord(" ") for each in decoded):
-        raise ValueError("is no path: write other characters as %XX, and parameters into `query`")
+        raise ValueError("has characters that are not allowed: write them as %XX, and put parameters into `query`")
     # Some servers drop the text after a semicolon before they resolve these segments, and some accept invalid UTF-8.
     if {".", ".."}.intersection(part.partition(";")[0] for part in decoded.split("/")) or "\ufffd" in decoded:
-        raise ValueError("must stay below the endpoint's address: no segment is `.` or `..`, and all of it is UTF-8")
+        raise ValueError("must stay below the endpoint's address: use valid UTF-8 without `.` and `..` segments")
     if not path.isascii():
         raise ValueError("must be ASCII: write other characters as %XX")
     return path
@@ -67,15 +67,17 @@ def validate_endpoint_path(path: str) -> str:
 def _check_headers(headers: dict[str, str]) -> dict[str, str]:
     for name in headers:
         if CREDENTIAL_HEADERS.search(name):
-            raise ValueError(f"`{name}` would be kept with the action; a broker has its endpoint's key, and adds it")
+            raise ValueError(
+                f"`{name}` would be stored with the action: remove it; the broker adds the endpoint's own key"
+            )
         if name.lower() in CONNECTION_HEADERS:
-            raise ValueError(f"`{name}` is made by whoever sends the request")
+            raise ValueError(f"`{name}` is set by the broker: remove it")
     return headers
 
 
 def _reject_fragment(query: str) -> str:
     if "#" in query:
-        raise ValueError("has a `#`: write it as %23")
+        raise ValueError("must not contain `#`: write it as %23")
     return query
 
 
@@ -85,9 +87,9 @@ RawQuery = Annotated[str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$
 class CallRequest(StrictModel):
     """An HTTP request to an endpoint."""
 
-    method: Method = Field(default="POST", description="One that the endpoint allows")
+    method: Method = Field(default="POST", description="HTTP method; the endpoint must allow it")
     path: Annotated[str, StringConstraints(max_length=4096), AfterValidator(validate_endpoint_path)] = Field(
-        default="", description="Below the endpoint's address"
+        default="", description="Path relative to the endpoint's address"
     )
     query: dict[_QueryText, _QueryText | list[_QueryText]] = Field(
         default_factory=dict, max_length=MAX_QUERY_PARAMETERS
@@ -95,31 +97,32 @@ class CallRequest(StrictModel):
     headers: Annotated[dict[HeaderName, HeaderValue], AfterValidator(_check_headers)] = Field(
         default_factory=dict,
         max_length=64,
-        description="Beside the endpoint's own, which go first; none that is for credentials",
+        description="Additional headers. Headers of the endpoint take precedence, and headers for credentials are"
+        " refused",
     )
     raw_query: Annotated[
         str, StringConstraints(max_length=16384, pattern=r"^[!-~]*$"), AfterValidator(_reject_fragment)
-    ] = Field(default="", description="What follows `?`, as it is; instead of `query`")
-    json_body: Any = Field(default=None, description="Sent as JSON; instead of `body`, by which null alone can be sent")
+    ] = Field(default="", description="Query string without `?`, sent unchanged; replaces `query`")
+    json_body: Any = Field(default=None, description="Body to send as JSON. To send `null` alone, use `body`")
     body: Annotated[str, AfterValidator(validate_unicode)] | None = Field(
         default=None,
         max_length=MAX_BODY_BYTES,
-        description="Sent as UTF-8; of type text/plain, if no header names another",
+        description="Body to send as UTF-8 text; the content type is `text/plain` unless a header sets it",
     )
     base64: Base64 | None = Field(
-        default=None, max_length=MAX_BODY_BYTES, description="Sent as the bytes that they are; instead of `body`"
+        default=None, max_length=MAX_BODY_BYTES, description="Body to send as bytes, in base64; replaces `body`"
     )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if [self.json_body, self.body, self.base64].count(None) < 2:
-            raise ValueError("give one of json_body, body and base64")
+            raise ValueError("give at most one of json_body, body and base64")
         if self.query and self.raw_query:
-            raise ValueError("give one of query and raw_query")
+            raise ValueError("give at most one of query and raw_query")
         if self.method == "HEAD" and self.content:
-            raise ValueError("a HEAD has no body")
+            raise ValueError("a HEAD request must not have a body")
         if len(self.content) > MAX_BODY_BYTES:
-            raise ValueError(f"the body has {len(self.content)} bytes; {MAX_BODY_BYTES} are allowed")
+            raise ValueError(f"the body has {len(self.content)} bytes; at most {MAX_BODY_BYTES} are allowed")
         return self
 
     @property
@@ -130,7 +133,7 @@ class CallRequest(StrictModel):
         if self.json_body is None:
             return (self.body or "").encode()
         if is_too_deep(self.json_body):
-            raise ValueError("json_body is nested too deep")
+            raise ValueError("json_body has too many nested levels")
         return validate_unicode(json.dumps(self.json_body, ensure_ascii=False, allow_nan=False)).encode()
 
     @property
@@ -149,32 +152,37 @@ class CallRequest(StrictModel):
 class CallResponse(BaseModel):
     """The response of an endpoint to the last try."""
 
-    status: int = Field(description="Of HTTP")
+    status: int = Field(description="HTTP status code")
     headers: dict[str, str] = Field(
-        default_factory=dict, description="In lower case and ASCII, without cookies; those of one name are together"
+        default_factory=dict,
+        description="Headers with names in lower case and values in ASCII, without cookies. Values of the same"
+        " name are joined",
     )
     body: OutputStream = Field(
         default=OutputStream(),
-        description="Unpacked; the first MiB, if not more is kept, and how much there was",
+        description="Decompressed body: its first MiB, or less if the broker stores less, and its total size",
     )
-    attempts: int = Field(default=1, description="Requests that were sent, this one too")
+    attempts: int = Field(default=1, description="Number of requests that were sent, this one included")
 
 
 class EndpointReplica(BaseModel):
     """The state of an endpoint at one broker."""
 
     node: str
-    available: bool = Field(description="The node lives, and takes new actions")
-    concurrency: int = Field(description="Calls in flight at once, at most")
+    available: bool = Field(description="True if the broker is alive and accepts new actions")
+    concurrency: int = Field(description="Maximum number of concurrent calls")
     window: int = Field(
-        description="As many as may be in flight now: fewer for a while after the endpoint said that it is too much"
+        description="Number of concurrent calls that are allowed now. It is lower for a while after the endpoint"
+        " reported overload"
     )
-    per_s: float | None = Field(default=None, description="Requests a second, where that is limited")
-    burst: int | None = Field(default=None, description="Requests at once after a pause, where `per_s` is limited")
+    per_s: float | None = Field(default=None, description="Maximum number of requests per second. Absent: no limit")
+    burst: int | None = Field(
+        default=None, description="Maximum number of requests in a burst after a pause. Present if `per_s` is"
+    )
     in_flight: int
-    requests: int = Field(description="Sent since the broker started, tries counted one by one")
-    throttled: int = Field(description="Of these, those that were too much for it: 429, 503, 529")
-    health: str = Field(description="`ok`, or the code of what went wrong last, and after a colon what was said of it")
+    requests: int = Field(description="Requests sent since the broker started; each attempt counts")
+    throttled: int = Field(description="Requests that the endpoint refused because of overload (429, 503, 529)")
+    health: str = Field(description="`ok`, or the code of the last error, followed by a colon and details")
 
 
 class Endpoint(BaseModel):
@@ -183,11 +191,14 @@ class Endpoint(BaseModel):
     name: EndpointName
     methods: list[str]
     url: str | None = Field(
-        default=None, description="Only for keys of project `default` with `admin:read`; others need not know it"
+        default=None,
+        description="Address of the endpoint. Present only for keys of project `default` with `admin:read`",
     )
-    available: bool = Field(description="A broker with it lives; otherwise actions wait for one")
+    available: bool = Field(description="True if a broker of the endpoint is alive. Otherwise its actions are queued")
     nodes: list[EndpointReplica]
 
 
 class EndpointListResponse(BaseModel):
+    """All endpoints, by name."""
+
     items: list[Endpoint]

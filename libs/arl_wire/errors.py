@@ -4,15 +4,15 @@ TangramError
 ├── BadRequest 400, Unauthenticated 401, Forbidden 403, NotFound 404, RequestTimeout 408,
 │   TooLarge 413, UnsupportedMediaType 415
 ├── Conflict 409
-│   ├── NotRunning              the action does not run yet, or no longer runs
-│   └── InputClosed             the action reads no input, or no more input
+│   ├── NotRunning              the action has not started or has ended
+│   └── InputClosed             the action accepts no input, or no more input
 ├── Unprocessable 422
 │   ├── ValidationFailed        errors[] name the fields
 │   ├── DemandImpossible        no node could ever run the action
 │   ├── RequirementNotEnforced  no node enforces what the action requires
-│   ├── TemplateNotFound         no node has the template
-│   ├── RewardServiceNotFound          no node has the reward service
-│   ├── EndpointNotFound         no broker has the endpoint
+│   ├── TemplateNotFound        no node has the template
+│   ├── RewardServiceNotFound   no node has the reward service
+│   ├── EndpointNotFound        no broker has the endpoint
 │   ├── NotScored               an item has no score
 │   ├── GangRefused             another action of the gang is refused
 │   └── IdempotencyKeyReused    same key, another body
@@ -70,7 +70,9 @@ __all__ = [
 class FieldError(BaseModel):
     """An error of one field."""
 
-    field: str = Field(description="Where it is, as a dotted path into the body, `query.` or `header.`")
+    field: str = Field(
+        description="Dotted path of the field in the body, or a path that begins with `query.` or `header.`"
+    )
     message: str
 
 
@@ -99,7 +101,9 @@ class ProblemDetails(BaseModel):
     code: str
     errors: list[FieldError] = Field(default_factory=list)
     trace_id: str | None = None
-    retry_after_s: int | None = Field(default=None, description="As in Retry-After, also for one item of a batch")
+    retry_after_s: int | None = Field(
+        default=None, description="Seconds after which to try again, as in the header Retry-After"
+    )
 
 
 class TangramError(Exception):
@@ -123,6 +127,7 @@ class TangramError(Exception):
         """Additional members of the problem document, for clients that expect another error format."""
 
     def to_problem(self, *, trace_id: str | None = None) -> ProblemDetails:
+        """Return the problem document for a response; `trace_id` is that of the request."""
         return ProblemDetails(
             title=self.title,
             status=self.status,
@@ -135,27 +140,39 @@ class TangramError(Exception):
 
 
 class BadRequest(TangramError):
+    """The request is malformed, such as a wrong cursor or header."""
+
     code, status, title = "bad_request", 400, "Bad request"
 
 
 class Unauthenticated(TangramError):
-    code, status, title = "unauthenticated", 401, "Authentication needed"
+    """The request has no API key, or one that is unknown, expired or revoked."""
+
+    code, status, title = "unauthenticated", 401, "Authentication required"
 
 
 class Forbidden(TangramError):
-    code, status, title = "forbidden", 403, "Not allowed"
+    """The API key lacks a scope, or belongs to another project than the operation needs."""
+
+    code, status, title = "forbidden", 403, "Access denied"
 
 
 class NotFound(TangramError):
+    """The resource does not exist, or belongs to another project."""
+
     code, status, title = "not_found", 404, "Not found"
 
 
 class Conflict(TangramError):
-    code, status, title = "conflict", 409, "Conflicts with what is there"
+    """The state of the resource does not allow the operation."""
+
+    code, status, title = "conflict", 409, "Conflict with the current state"
 
 
 class NotRunning(Conflict):
-    code, title = "not_running", "The action does not run"
+    """The action has not started or has ended, so that it accepts no input."""
+
+    code, title = "not_running", "The action is not running"
 
 
 class NotSettled(Conflict):
@@ -165,86 +182,128 @@ class NotSettled(Conflict):
 
 
 class InputClosed(Conflict):
-    code, title = "input_closed", "The action reads no more input"
+    """The action was submitted without `stdin_open`, or its input has ended."""
+
+    code, title = "input_closed", "The action accepts no more input"
 
 
 class TooLarge(TangramError):
+    """The request, or the content that it asks for, exceeds a size limit."""
+
     code, status, title = "too_large", 413, "Request too large"
 
 
 class RequestTimeout(TangramError):
-    code, status, title = "request_timeout", 408, "The request came too slowly"
+    """The body of the request was not received in time."""
+
+    code, status, title = "request_timeout", 408, "The request was not received in time"
 
 
 class UnsupportedMediaType(TangramError):
-    code, status, title = "unsupported_media_type", 415, "The body is not in a format that is read here"
+    """The content type of the body is not the one that the route reads."""
+
+    code, status, title = "unsupported_media_type", 415, "The format of the body is not supported"
 
 
 class Unprocessable(TangramError):
+    """The request is well-formed, but its content cannot be accepted."""
+
     code, status, title = "unprocessable", 422, "Unprocessable request"
 
 
 class ValidationFailed(Unprocessable):
+    """Fields of the request are invalid; `errors` lists them."""
+
     code, title = "validation_failed", "Invalid request"
 
 
 class DemandImpossible(Unprocessable):
-    code, title = "demand_impossible", "No node can ever satisfy this demand"
+    """No node, even if idle, could ever run the action."""
+
+    code, title = "demand_impossible", "No node can ever run this action"
 
 
 class RequirementNotEnforced(Unprocessable):
+    """No node enforces the limits that the action requires."""
+
     code, title = "requirement_not_enforced", "No node enforces what the action requires"
 
 
 class TemplateNotFound(Unprocessable):
+    """No node has the template of the environment."""
+
     code, title = "template_not_found", "No node has this template"
 
 
 class RewardServiceNotFound(Unprocessable):
+    """The reward service is neither registered nor on a node."""
+
     code, title = "reward_service_not_found", "No node has this reward service"
 
 
 class EndpointNotFound(Unprocessable):
+    """No broker has the endpoint."""
+
     code, title = "endpoint_not_found", "No broker has this endpoint"
 
 
 class NotScored(Unprocessable):
+    """An item has no score, and the protocol cannot express that in another way."""
+
     code, title = "not_scored", "An item has no score"
 
 
 class GangRefused(Unprocessable):
-    code, status, title = "gang_refused", 422, "Another of its gang is refused"
+    """The action is valid, but another action of its gang is refused."""
+
+    code, status, title = "gang_refused", 422, "Another action of the gang is refused"
 
 
 class IdempotencyKeyReused(Unprocessable):
-    code, title = "idempotency_key_reused", "Idempotency-Key was used with another body"
+    """The Idempotency-Key belongs to a request with another body."""
+
+    code, title = "idempotency_key_reused", "The Idempotency-Key was used with another body"
 
 
 class TooManyRequests(TangramError):
+    """A limit is reached; try again after `retry_after_s`."""
+
     code, status, title = "too_many_requests", 429, "Too many requests"
 
 
 class QueueFull(TooManyRequests):
+    """The queue of the task has reached its maximum number of queued actions."""
+
     code, title = "queue_full", "The task's queue is full"
 
 
 class RateLimited(TooManyRequests):
+    """The API key has sent too many requests in its window."""
+
     code, title = "rate_limited", "Too many requests with this API key"
 
 
 class InputFull(TooManyRequests):
-    code, title = "input_full", "The program has not read what was sent before"
+    """The program has not read enough of its earlier input."""
+
+    code, title = "input_full", "The program has not read the earlier input"
 
 
 class Unavailable(TangramError):
+    """A service or a node is temporarily unavailable; try again after `retry_after_s`."""
+
     code, status, title = "unavailable", 503, "Temporarily unavailable"
 
 
 class GatewayTimeout(TangramError):
-    code, status, title = "gateway_timeout", 504, "It has not ended yet"
+    """The action has not ended in time and continues; repeat the same request to wait further."""
+
+    code, status, title = "gateway_timeout", 504, "The action has not ended yet"
 
 
 class Internal(TangramError):
+    """An internal error occurred; the logs have details under the trace id."""
+
     code, status, title = "internal", 500, "Internal error"
 
 

@@ -58,11 +58,11 @@ _TokenId = Annotated[int, Field(ge=0, le=2**31 - 1)]
 
 def _check_chat_fields(chat: dict[str, Any]) -> dict[str, Any]:
     if wrong := RESERVED_CHAT_FIELDS & chat.keys():
-        raise ValueError(f"{', '.join(sorted(wrong))}: not given here")
+        raise ValueError(f"{', '.join(sorted(wrong))}: not allowed in chat. Messages have their own field")
     if wrong := ENGINE_ONLY_FIELDS & chat.keys():
-        raise ValueError(f"{', '.join(sorted(wrong))}: the engine's own, and no client's to set")
+        raise ValueError(f"{', '.join(sorted(wrong))}: not allowed; the engine's administrator sets it")
     if (choices := chat.get("n")) is not None and not (type(choices) is int and 1 <= choices <= MAX_CHOICES):
-        raise ValueError(f"n: from 1 to {MAX_CHOICES}")
+        raise ValueError(f"n: must be from 1 to {MAX_CHOICES}")
     return validate_small_json(chat)
 
 
@@ -77,26 +77,31 @@ class ScoreItem(StrictModel):
     """The input of one score. The kind of the service determines the allowed fields; see /v1/reward-services."""
 
     text: _ScoredText | None = None
-    reference: _ScoredText | None = Field(default=None, description="What `text` is compared with: an answer, a query")
-    prompt: _ScoredText | None = Field(default=None, description="What `text` answers, for a judge")
+    reference: _ScoredText | None = Field(
+        default=None, description="Text to compare `text` with, such as a reference answer or a query"
+    )
+    prompt: _ScoredText | None = Field(default=None, description="Prompt that `text` answers; for a judge")
     messages: list[PromptMessage] | None = Field(default=None, min_length=1, max_length=MAX_MESSAGES)
     chat: Annotated[dict[str, Any], AfterValidator(_check_chat_fields)] | None = Field(
         default=None,
-        description="`messages` are to be answered by a judge's engine and not scored, with these fields of OpenAI's"
-        " chat completions besides",
+        description="Further fields of OpenAI chat completions. If present, the engine of a judge answers `messages`"
+        " instead of scoring them",
     )
     token_ids: list[_TokenId] | None = Field(
-        default=None, min_length=1, max_length=MAX_TOKEN_IDS, description="Of the service's own tokenizer"
+        default=None, min_length=1, max_length=MAX_TOKEN_IDS, description="Token ids of the service's own tokenizer"
     )
 
     top_logprobs: int | None = Field(
         default=None,
         ge=1,
         le=MAX_TOP_LOGPROBS,
-        description="Of `logprobs`: so many of the likeliest tokens of each position, too",
+        description="Number of the likeliest tokens to return for each position; for kind `logprobs`",
     )
     label_token_ids: list[_TokenId] | None = Field(
-        default=None, min_length=1, max_length=1024, description="Of `logprobs`: `values` are these as the next token's"
+        default=None,
+        min_length=1,
+        max_length=1024,
+        description="Token ids whose log-probabilities as the next token are returned in `values`; for kind `logprobs`",
     )
 
     @property
@@ -131,25 +136,27 @@ class Score(BaseModel):
     """
 
     score: float | None = None
-    truncated: bool = Field(default=False, description="The model read only the beginning of a text")
+    truncated: bool = Field(default=False, description="True if the model read only the beginning of a text")
     error: ItemError | None = None
     values: list[float] | None = Field(
-        default=None, description="Of a classifier with several labels, or of `label_token_ids`: one for each"
+        default=None, description="One value for each label of a classifier, or for each of `label_token_ids`"
     )
-    token_ids: list[int] | None = Field(default=None, description="What `logprobs` are of")
+    token_ids: list[int] | None = Field(default=None, description="Token ids to which `logprobs` belong")
     logprobs: list[float | None] | None = Field(
-        default=None, description="Of each token, given those before it; null for the first, which has none"
+        default=None, description="Log-probability of each token given the tokens before it; null for the first token"
     )
     ranks: list[int | None] | None = Field(
-        default=None, description="With `top_logprobs`: which of the likeliest each token is, the first being 1"
+        default=None,
+        description="Rank of each token among the likeliest of its position; the likeliest has rank 1. Present if"
+        " `top_logprobs` was requested",
     )
     top_token_ids: list[list[int]] | None = Field(
-        default=None, description="The likeliest tokens of each position, the likeliest first; none for the first one"
+        default=None, description="Likeliest tokens of each position, the likeliest first; empty for the first position"
     )
-    top_logprobs: list[list[float]] | None = Field(default=None, description="Of `top_token_ids`")
+    top_logprobs: list[list[float]] | None = Field(default=None, description="Log-probabilities of `top_token_ids`")
     completion: dict[str, Any] | None = Field(
-        default=None, description="Of a chat: the engine's answer, in OpenAI's form"
+        default=None, description="Answer of the engine to a chat, in the format of OpenAI"
     )
     details: dict[str, Any] | None = Field(
-        default=None, description=f"What else the service says, at most {MAX_DETAILS_BYTES >> 10} KiB"
+        default=None, description=f"Further output of the service, at most {MAX_DETAILS_BYTES >> 10} KiB"
     )

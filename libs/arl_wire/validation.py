@@ -45,33 +45,35 @@ MAX_AMOUNT = 1 << 40
 
 
 def validate_no_nul(text: str) -> str:
+    """Return the text; raise ValueError if it contains a NUL character or lone surrogates."""
     if "\x00" in text:
-        raise ValueError("NUL characters are not allowed")
+        raise ValueError("must not contain NUL characters")
     return validate_unicode(text)
 
 
 def validate_unicode(text: str) -> str:
+    """Return the text; raise ValueError if it cannot be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise ValueError("must be valid Unicode; lone surrogates are not") from None
+        raise ValueError("must be valid Unicode without lone surrogates") from None
     return text
 
 
 def validate_argument(text: str) -> str:
     """Return the argument or variable value; raise ValueError if it exceeds MAX_ARG_STRLEN of Linux (execve(2))."""
     if (length := len(text.encode())) > MAX_ARGUMENT_BYTES:
-        raise ValueError(f"has {length} bytes; Linux takes no more than {MAX_ARGUMENT_BYTES}, use files or stdin")
+        raise ValueError(f"has {length} bytes; Linux accepts at most {MAX_ARGUMENT_BYTES}: use files or stdin")
     return text
 
 
 def validate_small_json(document: dict[str, Any]) -> dict[str, Any]:
     """Return the document if Postgres can store it and it has at most 64 KiB; raise ValueError otherwise."""
     if is_too_deep(document):
-        raise ValueError(f"is nested more than {MAX_DEPTH} deep")
+        raise ValueError(f"has more than {MAX_DEPTH} nested levels")
     written = json.dumps(document, ensure_ascii=False, allow_nan=False)
     if len(written) > MAX_JSON_CHARACTERS:
-        raise ValueError(f"has {len(written)} characters as JSON; {MAX_JSON_CHARACTERS} are allowed")
+        raise ValueError(f"has {len(written)} characters as JSON; at most {MAX_JSON_CHARACTERS} are allowed")
     _validate_storable(document)
     return document
 
@@ -99,6 +101,7 @@ def _validate_storable(value: Any) -> None:
 
 
 def validate_relative_path(path: str) -> str:
+    """Return the path; raise ValueError if it is absolute or leaves the working directory."""
     if path.startswith("/") or ".." in path.split("/") or posixpath.normpath(path) == ".":
         raise ValueError("must be a relative path below the working directory, without `..`")
     return path
@@ -109,13 +112,17 @@ class StrictBase64(EncoderProtocol):
 
     @classmethod
     def decode(cls, data: bytes) -> bytes:
+        """Return the decoded bytes; raise a validation error for any invalid character."""
         try:
             return b64decode(data, validate=True)
         except binascii.Error as error:
-            raise PydanticCustomError("base64_decode", "is not base64: {reason}", {"reason": str(error)}) from None
+            raise PydanticCustomError(
+                "base64_decode", "is not valid base64: {reason}", {"reason": str(error)}
+            ) from None
 
     @classmethod
     def encode(cls, value: bytes) -> bytes:
+        """Return the bytes as standard base64 with padding."""
         return b64encode(value)
 
     @classmethod
@@ -134,7 +141,7 @@ class StrictModel(BaseModel):
 
 def _check_not_reserved(name: str) -> str:
     if name in RESERVED_NAMES:
-        raise ValueError(f"`{name}` is a resource with a field of its own; name another")
+        raise ValueError(f"`{name}` is a built-in resource with its own field: use another name")
     return name
 
 
@@ -150,7 +157,9 @@ CustomResources = Annotated[dict[ResourceName, Annotated[int, Field(ge=1, le=MAX
 class OutputStream(BaseModel):
     """The first MiB of a stream, and its total size."""
 
-    text: str = Field(default="", description="UTF-8; bytes that are not are written as \\xNN")
-    base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
+    text: str = Field(default="", description="Text as UTF-8. Invalid bytes are written as \\xNN")
+    base64: str | None = Field(
+        default=None, description="The same bytes in base64. Present only if they are not valid UTF-8"
+    )
     total_bytes: int = 0
     truncated: bool = False

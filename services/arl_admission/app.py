@@ -23,6 +23,7 @@ POOL_WAIT_S = 1.0
 
 
 def build(settings: AdmissionSettings) -> FastAPI:
+    """Build the application. It connects to nothing before its lifespan starts."""
     store = open_store(
         settings.database_url.get_secret_value(),
         name="admission",
@@ -37,6 +38,7 @@ def build(settings: AdmissionSettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Run the connections and retention while the application runs."""
         await peers.start()
         retention.start()
         yield
@@ -46,6 +48,7 @@ def build(settings: AdmissionSettings) -> FastAPI:
         await store.close()
 
     async def ready(within_s: float) -> str | None:
+        """Check the database."""
         await store.ping(within_s=within_s)
         return None
 

@@ -7,9 +7,10 @@ __all__ = ["AdmissionMetrics", "add_table_metrics"]
 
 def add_table_metrics(metrics: Metrics, store: PostgresStore) -> None:
     """Add gauges of the sizes of tables that grow with the actions, with indexes. Retention keeps them bounded."""
-    size = metrics.gauge("table_bytes", "Size on disk with indexes and all partitions", "table")
+    size = metrics.gauge("table_bytes", "Size on disk in bytes, by table, with indexes and all partitions", "table")
 
     async def measure() -> None:
+        """Read the sizes."""
         async with store.read() as tx:
             rows = await queries.table_sizes(tx)
         for row in rows:
@@ -22,5 +23,7 @@ class AdmissionMetrics:
     """The counters of admitted and refused actions."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.admitted = metrics.counter("actions_admitted", "Actions made durable; a repeated request is none")
-        self.refused = metrics.counter("actions_refused", "Actions refused, by the code of the problem", "code")
+        self.admitted = metrics.counter(
+            "actions_admitted", "Actions admitted; a repeated request with the same Idempotency-Key does not count"
+        )
+        self.refused = metrics.counter("actions_refused", "Actions refused, by error code", "code")

@@ -81,9 +81,9 @@ async def remove_node(tx: WriteTx, name: str) -> str | None:
         raise LookupError(name)
     left = await tx.first(COUNT_NODE_USE, {"id": node.id})
     if left is not None and left.actions:
-        return f"{left.actions} actions there have not settled"
+        return f"it has {left.actions} unsettled actions"
     if left is not None and left.environments:
-        return f"{left.environments} environments there are not lost"
+        return f"it has {left.environments} environments that are not lost"
     if not await tx.execute(REMOVE_DEAD_NODE, {"id": node.id, "ttl_s": NODE_TTL_S}):
         return "it is alive"
     await tx.execute(CLEAR_NODE_REQUESTS, {"id": node.id})

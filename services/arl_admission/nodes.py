@@ -22,6 +22,7 @@ class NodeOperations:
         self._store, self._fleet, self._notify = store, fleet, notify
 
     async def change(self, request: InternalChangeNodeRequest) -> AffectedRowsResponse:
+        """Cordon, drain or reopen a node. The count is 0 if it does not exist."""
         async with self._store.write() as tx:
             count = await node_queries.change_node(tx, request)
         self._notify(count)

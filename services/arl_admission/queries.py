@@ -310,6 +310,7 @@ async def insert_actions(tx: WriteTx, actions: Sequence[NewAction], *, retention
 
 
 async def request_cancel(tx: WriteTx, *, project_id: int, ids: Sequence[UUID]) -> int:
+    """Request the cancellation of actions of the project. Return the number of changed rows."""
     return await tx.execute(REQUEST_CANCEL, {"project_id": project_id, "ids": sorted(ids)})
 
 
@@ -339,6 +340,7 @@ async def environments_by_name(
 
 
 async def table_sizes(tx: ReadTx) -> Sequence[Row]:
+    """Return the size in bytes of each table that grows with the actions."""
     return await tx.fetch(SELECT_TABLE_SIZES)
 
 
@@ -364,10 +366,12 @@ async def remove_actions(tx: WriteTx, ids: Sequence[UUID]) -> None:
 
 
 async def request_snapshot_delete(tx: WriteTx, *, project_id: int, id: UUID) -> int:
+    """Request the deletion of a snapshot. Return 0 if the project has no such snapshot."""
     return await tx.execute(REQUEST_SNAPSHOT_DELETE, {"project_id": project_id, "id": id})
 
 
 async def expire_snapshots(tx: WriteTx, *, retention_s: float, limit: int, now: datetime | None) -> int:
+    """Request the deletion of old snapshots. Return the number of changed rows."""
     return await tx.execute(EXPIRE_SNAPSHOTS, {"retention_s": retention_s, "limit": limit, "now": now})
 
 
@@ -377,4 +381,5 @@ async def forget_environments(tx: WriteTx, *, retention_s: float, limit: int, no
 
 
 async def drop_empty_partitions(tx: WriteTx, *, retention_s: float, now: datetime | None) -> None:
+    """Drop old partitions without rows."""
     await tx.first(DROP_EMPTY_PARTITIONS, {"retention_s": retention_s, "now": now})

@@ -38,9 +38,11 @@ class RetentionLoop:
         self._loop = PollLoop("retention", self.step, busy_s=BUSY_S, idle_s=IDLE_S, start_idle=True)
 
     def start(self) -> None:
+        """Start the loop in the running event loop."""
         self._loop.start()
 
     async def stop(self) -> None:
+        """Stop the loop."""
         await self._loop.stop()
 
     async def step(self, *, now: datetime | None = None) -> bool:

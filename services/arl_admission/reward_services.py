@@ -35,6 +35,7 @@ class RewardServiceRegistry:
         return AffectedRowsResponse(count=count)
 
     async def change(self, request: ServiceOperationRequest) -> AffectedRowsResponse:
+        """Change the requested operation of a service. The count is 0 if it does not exist."""
         async with self._store.write() as tx:
             count = await reward_service_queries.change_service(tx, request)
         return AffectedRowsResponse(count=count)

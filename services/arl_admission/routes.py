@@ -26,6 +26,7 @@ def add_internal_routes(api: InternalApi, admission: AdmissionService) -> None:
     """Add the routes that the gateway calls."""
 
     async def admit(request: AdmitRequest) -> AdmitResponse:
+        """Admit single actions, or all actions of a gang together."""
         return await (admission.admit_gang if request.gang else admission.admit)(request.items)
 
     api.add_route("/internal/admit", AdmitRequest, admit)

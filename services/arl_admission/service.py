@@ -53,6 +53,8 @@ log = logging.getLogger(__name__)
 
 
 class AdmissionService:
+    """The operations of admission. Actions are checked, then inserted in batches."""
+
     def __init__(
         self,
         store: PostgresStore,
@@ -114,17 +116,19 @@ class AdmissionService:
         except TangramError as error:
             refused, refusals = error, []
         self._metrics.refused.labels(refused.code).inc(len(items))
-        others = GangRefused(f"all of a gang start or none does, and of this one another is refused: {refused.detail}")
+        others = GangRefused(f"all actions of a gang are refused because one of them is refused: {refused.detail}")
         answers = [own or others for own in refusals] if any(refusals) else [refused] * len(items)
         return AdmitResponse(items=[AdmitItemResult(problem=answer.to_problem()) for answer in answers])
 
     async def cancel(self, request: CancelActionsRequest) -> AffectedRowsResponse:
+        """Request the cancellation of actions; settled ones do not change."""
         async with self._store.write() as tx:
             count = await queries.request_cancel(tx, project_id=request.project_id, ids=request.ids)
         self._notify_rows_changed(count)
         return AffectedRowsResponse(count=count)
 
     async def end_trajectory(self, request: EndTrajectoryRequest) -> AffectedRowsResponse:
+        """Request the cancellation of a trajectory's actions and the end of its environment."""
         async with self._store.write() as tx:
             count = await queries.end_trajectory(
                 tx, project_id=request.project_id, task=request.task, trajectory=request.trajectory
@@ -149,12 +153,14 @@ class AdmissionService:
         return AffectedRowsResponse(count=1)
 
     async def change_project(self, request: InternalChangeProjectRequest) -> AffectedRowsResponse:
+        """Change a project. The count is 0 if it does not exist."""
         async with self._store.write() as tx:
             count = await queries.change_project(tx, request)
         self._notify_rows_changed(count)
         return AffectedRowsResponse(count=count)
 
     async def drain(self) -> None:
+        """Wait until all inserts in progress have finished."""
         await self._inserts.drain()
         await self._gangs.drain()
 
@@ -223,8 +229,10 @@ class AdmissionService:
                 raise
             if len(items) > 1:
                 return [await self._insert_single(item) for item in items]
-            log.exception("an action was not inserted")
-            return [Internal("the action could not be stored; please report this")]
+            log.exception("the insert of an action failed")
+            return [
+                Internal("an internal error occurred while storing the action; the logs of the service have details")
+            ]
 
     async def _insert_single(self, item: AdmitItem) -> AdmitItemResult | Exception:
         """Insert one item and return its result or error, so that the results of other items remain."""
@@ -277,7 +285,9 @@ class AdmissionService:
             new = [normalise(item, id=uuid7(), queue_id=self._queue_of(item), gang=gang) for item in items]
             rows = await queries.insert_actions(tx, new, retention_s=self._settings.idempotency_key_retention_s)
             if len(rows) < len(new):
-                raise Unavailable("this Idempotency-Key is used by others this very moment; try again", retry_after_s=1)
+                raise Unavailable(
+                    "another request with this Idempotency-Key is in progress; try again", retry_after_s=1
+                )
         self._failpoints.hit("admission.after_commit")
         self._announce(new, rows)
         return [AdmitItemResult(id=action.id, created=True) for action in new]
@@ -313,7 +323,7 @@ class AdmissionService:
         try:
             self._notify_admitted([_queued_row(action, rows[action.id]) for action in inserted])
         except Exception:
-            log.exception("the scheduler was not notified of %d actions; its poll finds them", len(inserted))
+            log.exception("the scheduler could not be notified of %d actions; its next poll reads them", len(inserted))
 
     async def _query_bound_keys(
         self, tx: ReadTx, items: Sequence[AdmitItem]
@@ -356,7 +366,10 @@ class AdmissionService:
 
 
 def _queue_full_error(task: str, limit: int) -> QueueFull:
-    message = f"{limit} actions of task {task!r} wait already; try again when some have started"
+    message = (
+        f"the queue of task {task!r} has {limit} actions, its maximum; try again when some have started, or raise the"
+        " limit with `tangram queues set`"
+    )
     return QueueFull(message, errors=[FieldError(field="task", message=message)], retry_after_s=QUEUE_FULL_RETRY_S)
 
 

@@ -18,6 +18,7 @@ MAX_BODY_BYTES = 16 << 20
 
 
 def build(settings: ApiSettings) -> FastAPI:
+    """Build the application. It connects to nothing before its lifespan starts."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="api", pool_size=settings.pool_size)
     peers = ServiceClient(settings.service_token.get_secret_value())

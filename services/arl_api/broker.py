@@ -18,6 +18,8 @@ __all__ = ["EndpointBroker"]
 
 
 class EndpointBroker:
+    """A sender of calls to the endpoints of this node, with one queue for each endpoint."""
+
     def __init__(
         self,
         endpoints: Mapping[str, EndpointSettings],
@@ -110,7 +112,7 @@ class EndpointBroker:
         async with lane.acquire_slot(is_retry=call.first_sent_at is not None):
             if not self._can_send():
                 return RequestResult(
-                    verdict=CallVerdict.UNREACHABLE, message="this broker has lost its lease, and sends nothing"
+                    verdict=CallVerdict.UNREACHABLE, message="this broker has lost its lease and sends no requests"
                 )
             sent = time.monotonic()
             if call.first_sent_at is None:
@@ -143,10 +145,13 @@ def _timeout_result(call: EndpointCall, last: RequestResult | None) -> RequestRe
     if call.first_sent_at is None:
         if last is not None:
             return last
-        said = f"its turn did not come within {call.timeout_s:g} s: {call.endpoint} takes no more"
+        said = (
+            f"the request could not be sent within {call.timeout_s:g} s, because the limits of endpoint"
+            f" {call.endpoint} were reached"
+        )
         return RequestResult(verdict=CallVerdict.THROTTLED, message=said)
-    before = f"; before that {last.message}" if last is not None else ""
-    said = f"no answer within {call.timeout_s:g} s{before}"
+    before = f"; before that, {last.message}" if last is not None else ""
+    said = f"no response within {call.timeout_s:g} s{before}"
     return RequestResult(
         verdict=CallVerdict.TIMED_OUT, message=said, response=last.response if last is not None else None
     )

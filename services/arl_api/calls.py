@@ -43,6 +43,7 @@ class CallReport:
 
     @property
     def weight(self) -> int:
+        """Return the size in bytes of the report in the statement that settles it."""
         return len(self.endpoint_response.body) if self.endpoint_response is not None else 0
 
     @property

@@ -72,11 +72,13 @@ class ApiManager(SlotNode[CallReport]):
         self.failed = None
 
     async def stop(self) -> None:
+        """Stop polling, wait for calls in flight and stop the heartbeat."""
         await self._grants.stop_polling()
         await self._broker.stop(self._settings.grace_s)
         await self._grants.stop()
 
     async def poll(self) -> bool:
+        """Publish changes, then start new grants and cancel calls. Return True if there is work."""
         await self._publish_changes()
         before, lapses = self.fences, self._grants.lease_lapses
         async with self._store.read() as tx:
@@ -87,14 +89,17 @@ class ApiManager(SlotNode[CallReport]):
         return bool(held)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
+        """Commit `granted -> running` and return the rows that changed."""
         async with self._store.statement() as tx:
             return await repository.start(tx, fences, epoch=self.epoch)
 
     async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        """Return running rows of this node."""
         async with self._store.read() as tx:
             return await repository.load(tx, ids, epoch=self.epoch)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        """Send calls that are running by their rows. A call that cannot be sent is reported."""
         for fence, row in rows.items():
             if fence not in self._resources_by_fence:
                 continue
@@ -104,7 +109,7 @@ class ApiManager(SlotNode[CallReport]):
             try:
                 call = call_from_row(row)
             except (LookupError, TypeError, ValueError) as error:
-                message = f"its request can't be read: {type(error).__name__}"
+                message = f"the request of the call cannot be parsed: {type(error).__name__}"
                 self._settle_in_background(
                     CallReport(fence=fence, outcome="infra_error", reason="setup_failed", message=message)
                 )
@@ -115,9 +120,11 @@ class ApiManager(SlotNode[CallReport]):
                 self._broker.add(call)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
+        """Cancel calls; each still reports."""
         self._broker.cancel(fences)
 
     async def settle(self, reports: Sequence[CallReport]) -> SettleResult:
+        """Commit outcomes and return the settled and the re-queued fences."""
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 
@@ -132,10 +139,10 @@ class ApiManager(SlotNode[CallReport]):
         """
         endpoint = self._endpoints.get(call.endpoint)
         if endpoint is None:
-            message = f"this broker has no endpoint {call.endpoint!r} any more"
+            message = f"this broker no longer has endpoint {call.endpoint!r}"
             return CallReport(fence=call.fence, outcome="infra_error", reason="endpoint_gone", message=message)
         if call.method not in endpoint.methods:
-            message = f"{call.endpoint} takes {', '.join(endpoint.methods)}, and no {call.method}"
+            message = f"endpoint {call.endpoint} does not allow {call.method}. Allowed: {', '.join(endpoint.methods)}"
             return CallReport(fence=call.fence, outcome="user_error", message=message)
         return None
 

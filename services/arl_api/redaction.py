@@ -15,6 +15,8 @@ MIN_SECRET_CHARACTERS = 4
 
 
 class SecretRedactor:
+    """A filter that hides secrets in responses."""
+
     def __init__(self, secrets: Iterable[str]) -> None:
         """Create a redactor of values of headers and parameters, as they are sent."""
         words = {part for secret in secrets for part in _secret_forms(secret) if len(part) >= MIN_SECRET_CHARACTERS}
@@ -23,6 +25,7 @@ class SecretRedactor:
         self._pattern = re.compile("|".join(map(_word_pattern, longest_first)).encode()) if words else None
 
     def redact(self, content: bytes) -> bytes:
+        """Return the content with all secrets replaced."""
         return content if self._pattern is None else self._pattern.sub(REDACTED, content)
 
     def redact_truncated(self, content: bytes) -> bytes:

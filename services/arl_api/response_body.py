@@ -20,6 +20,8 @@ class UnreadableBody(Exception):
 
 @dataclass(frozen=True, slots=True)
 class BodyContent:
+    """The retained beginning of a response body and its total size."""
+
     prefix: bytes
     total_bytes: int
     """Decompressed bytes; if the body is too long, the bytes that were read."""
@@ -29,7 +31,7 @@ async def read_body(response: aiohttp.ClientResponse, *, max_bytes: int) -> Body
     """Read a body. Raises `UnreadableBody`, or aiohttp's errors if the connection breaks off."""
     packing = response.headers.get("Content-Encoding", "").strip().lower() or "identity"
     if packing not in ("identity", *CONTENT_ENCODINGS):
-        raise UnreadableBody(f"its answer is packed as {packing[:32]!r}, which nobody asked for")
+        raise UnreadableBody(f"the response has the encoding {packing[:32]!r}, which was not requested")
     unpacking = BodyDecompressor(packing) if packing in CONTENT_ENCODINGS else None
     kept, total = bytearray(), 0
     async for chunk in response.content.iter_chunked(CHUNK_BYTES):
@@ -40,7 +42,7 @@ async def read_body(response: aiohttp.ClientResponse, *, max_bytes: int) -> Body
                 response.close()
                 return BodyContent(bytes(kept), total)
     if unpacking is not None and not unpacking.has_ended:
-        raise UnreadableBody("its answer ends before its end")
+        raise UnreadableBody("the compressed response is incomplete")
     return BodyContent(bytes(kept), total)
 
 
@@ -57,6 +59,7 @@ class BodyDecompressor:
 
     @property
     def has_ended(self) -> bool:
+        """Return True if the compressed data is complete, or if the body is not compressed."""
         return self._is_empty or self._decompressor is None or self._decompressor.eof
 
     def decompress(self, chunk: bytes) -> Iterator[bytes]:
@@ -67,12 +70,12 @@ class BodyDecompressor:
             try:
                 yield unpacker.decompress(chunk, CHUNK_BYTES)
             except zlib.error:
-                raise UnreadableBody("its answer is not packed as it says") from None
+                raise UnreadableBody("the response is not compressed as its Content-Encoding says") from None
             chunk = unpacker.unconsumed_tail
             if unpacker.eof and unpacker.unused_data:
                 chunk, self._decompressor = unpacker.unused_data.lstrip(b"\0"), None
                 if chunk and self._encoding == "deflate":
-                    raise UnreadableBody("its answer goes on after its end")
+                    raise UnreadableBody("the response has data after its compressed content")
 
     def _start_member(self, chunk: bytes) -> "zlib._Decompress":
         has_no_head = self._encoding == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED

@@ -68,39 +68,43 @@ class EndpointSender:
                 return self._build_result(response, await read_body(response, max_bytes=self._settings.max_body_bytes))
         except aiohttp.ClientConnectorError as error:
             return RequestResult(
-                verdict=CallVerdict.UNREACHABLE, message=f"no connection: {_connection_error_text(error)}"
+                verdict=CallVerdict.UNREACHABLE,
+                message=f"the endpoint is not reachable: {_connection_error_text(error)}",
             )
         except aiohttp.ClientHttpProxyError as error:
             return RequestResult(
-                verdict=CallVerdict.UNREACHABLE, message=f"no connection: the proxy answered {error.status}"
+                verdict=CallVerdict.UNREACHABLE,
+                message=f"the endpoint is not reachable: the proxy returned status {error.status}",
             )
         except aiohttp.ConnectionTimeoutError:
             return RequestResult(
-                verdict=CallVerdict.UNREACHABLE, message=f"no connection within {CONNECT_TIMEOUT_S:g} s"
+                verdict=CallVerdict.UNREACHABLE,
+                message=f"the endpoint is not reachable: no connection within {CONNECT_TIMEOUT_S:g} s",
             )
         except aiohttp.InvalidURL:
             return RequestResult(
-                verdict=CallVerdict.USER_ERROR, message="the path or the query is none that can be sent"
+                verdict=CallVerdict.USER_ERROR, message="the path or the query of the request is invalid"
             )
         except UnreadableBody as error:
             return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=str(error))
         except _ConnectionLost as error:
-            return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {error}")
+            return RequestResult(verdict=CallVerdict.CONNECTION_LOST, message=f"the connection was lost: {error}")
         except Exception as error:  # noqa: BLE001 - after any error the request may have been sent
             return RequestResult(
-                verdict=CallVerdict.CONNECTION_LOST, message=f"the connection broke off: {type(error).__name__}"
+                verdict=CallVerdict.CONNECTION_LOST, message=f"the connection was lost: {type(error).__name__}"
             )
 
     async def close(self) -> None:
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
     def _build_result(self, response: aiohttp.ClientResponse, content: BodyContent) -> RequestResult:
-        verdict, said = verdict_for_status(response.status), f"it answered {response.status}"
+        verdict, said = verdict_for_status(response.status), f"the endpoint returned status {response.status}"
         if verdict is CallVerdict.CONNECTION_LOST:
-            return RequestResult(verdict=verdict, message=f"{said}, which is no status of an answer")
+            return RequestResult(verdict=verdict, message=f"{said}, which is not a final status")
         if verdict is CallVerdict.REFUSED:
-            said += "; see to the endpoint's key and its budget"
+            said += "; check the endpoint's key and its budget"
         asked_for = None
         if verdict is CallVerdict.THROTTLED:
             asked_for = parse_retry_after_s(response.headers.get("Retry-After"), now=datetime.now(UTC))
@@ -176,9 +180,9 @@ async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHand
 def _connection_error_text(error: aiohttp.ClientConnectorError) -> str:
     """Return the error without the address, which belongs to the operator."""
     if isinstance(error, aiohttp.ClientConnectorDNSError):
-        return "its name is not known"
+        return "the host name cannot be resolved"
     if isinstance(error, aiohttp.ClientSSLError):
-        return "its certificate is not accepted, or it speaks no TLS"
+        return "the certificate is not accepted, or the server does not use TLS"
     number = error.os_error.errno
     return os.strerror(number).lower() if number is not None and number > 0 else type(error.os_error).__name__
 

@@ -19,31 +19,50 @@ class EndpointSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    url: UpstreamUrl = Field(description="All requests go below it")
-    key: UpstreamKey | None = Field(default=None, description="Sent as `Authorization: Bearer`")
-    key_file: Path | None = Field(default=None, description="That has the key; instead of `key`")
+    url: UpstreamUrl = Field(description="Base URL of the API; all requests go below it")
+    key: UpstreamKey | None = Field(default=None, description="API key, sent as `Authorization: Bearer`")
+    key_file: Path | None = Field(default=None, description="File that contains the API key; replaces `key`")
     headers: dict[HeaderName, str] = Field(
-        default_factory=dict, description="Sent with every request, whatever the action says"
+        default_factory=dict, description="Headers of every request; they replace headers of the action"
     )
-    query: dict[str, str] = Field(default_factory=dict, description="Parameters, likewise")
+    query: dict[str, str] = Field(
+        default_factory=dict, description="Query parameters of every request; they replace parameters of the action"
+    )
     secret_headers: dict[HeaderName, SecretStr] = Field(
-        default_factory=dict, description="As `headers`, and hidden in whatever repeats them"
+        default_factory=dict, description="Like `headers`, but hidden in responses"
     )
     secret_query: dict[str, SecretStr] = Field(
-        default_factory=dict, description="As `query`, likewise, for what wants its key there"
+        default_factory=dict,
+        description="Like `query`, but hidden in responses, for APIs that expect their key in the query",
     )
     methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("GET", "HEAD", "POST")
-    concurrency: int = Field(default=16, ge=1, le=4096, description="Calls in flight at once, at most")
+    concurrency: int = Field(default=16, ge=1, le=4096, description="Maximum number of concurrent calls")
     rate_per_s: float | None = Field(
-        default=None, gt=0, le=1e6, allow_inf_nan=False, description="Requests a second, at most; left out, any number"
+        default=None,
+        gt=0,
+        le=1e6,
+        allow_inf_nan=False,
+        description="Maximum number of requests per second. Absent: no limit",
     )
     burst: int | None = Field(
-        default=None, ge=1, le=10**6, description="Requests at once after a pause; left out, those of a second"
+        default=None,
+        ge=1,
+        le=10**6,
+        description="Maximum number of requests in a burst after a pause. Absent: the requests of one second",
     )
-    max_attempts: int = Field(default=4, ge=1, le=10, description="Requests for one attempt of an action, at most")
-    max_body_kib: int = Field(default=1024, ge=1, le=16 << 10, description="Of an answer's body; the rest is counted")
+    max_attempts: int = Field(
+        default=4, ge=1, le=10, description="Maximum number of requests for one attempt of an action"
+    )
+    max_body_kib: int = Field(
+        default=1024,
+        ge=1,
+        le=16 << 10,
+        description="Maximum size of a stored response body in KiB; further bytes are only counted",
+    )
     idempotent: bool = Field(
-        default=False, description="No request does harm when it is sent again, whatever its method: searches, say"
+        default=False,
+        description="True if any request may be sent twice without harm, regardless of its method, for example for"
+        " searches",
     )
 
     @field_validator("headers", "query", "secret_headers", "secret_query")
@@ -52,7 +71,7 @@ class EndpointSettings(BaseModel):
         for name, value in values.items():
             text = _reveal(value)
             if not (text.isascii() and text.isprintable()):
-                raise ValueError(f"{name} has to be printable ASCII")
+                raise ValueError(f"{name} must be printable ASCII")
         return values
 
     @field_validator("headers", "secret_headers")
@@ -61,20 +80,20 @@ class EndpointSettings(BaseModel):
         cls, headers: dict[str, str] | dict[str, SecretStr]
     ) -> dict[str, str] | dict[str, SecretStr]:
         if wrong := [name for name in headers if name.lower() in CONNECTION_HEADERS]:
-            raise ValueError(f"{', '.join(wrong)}: made by whoever sends the request")
+            raise ValueError(f"{', '.join(wrong)}: set by the broker; remove it")
         return headers
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         if self.key is not None and self.key_file is not None:
-            raise ValueError("give one of key and key_file")
+            raise ValueError("give only one of key and key_file")
         if self.burst is not None and self.rate_per_s is None:
-            raise ValueError("burst is of a rate; give rate_per_s too")
+            raise ValueError("burst needs rate_per_s")
         names = [*map(str.lower, self.headers), *map(str.lower, self.secret_headers)]
         if self.key is not None or self.key_file is not None:
             names.append("authorization")
         if twice := {name for name in names if names.count(name) > 1} | (self.query.keys() & self.secret_query.keys()):
-            raise ValueError(f"{', '.join(sorted(twice))}: given twice; a key is sent as `Authorization`")
+            raise ValueError(f"{', '.join(sorted(twice))}: given twice. A key is sent as `Authorization`")
         return self
 
     @property
@@ -85,6 +104,7 @@ class EndpointSettings(BaseModel):
 
     @property
     def own_query(self) -> dict[str, str]:
+        """Return the configured query parameters, with the credentials."""
         return {**self.query, **_reveal_all(self.secret_query)}
 
     @property
@@ -100,6 +120,7 @@ class EndpointSettings(BaseModel):
 
     @property
     def rate(self) -> RateLimit | None:
+        """Return the rate limit, or None if the rate is not limited."""
         if self.rate_per_s is None:
             return None
         return RateLimit(self.rate_per_s, self.burst or max(1, math.ceil(self.rate_per_s)))
@@ -115,20 +136,26 @@ class EndpointSettings(BaseModel):
             with self.key_file.open() as file:
                 said = file.read(MAX_KEY_FILE_CHARACTERS)
         except (OSError, UnicodeDecodeError) as error:
-            raise ValueError(f"key_file {self.key_file}: {type(error).__name__}: it can't be read") from None
+            raise ValueError(f"key_file {self.key_file} cannot be read: {type(error).__name__}") from None
         fields = {name: getattr(self, name) for name in self.model_fields_set - {"key_file"}}
         try:
             return EndpointSettings(**fields, key=SecretStr(said))
         except ValidationError:
-            raise ValueError(f"key_file {self.key_file}: its key has to be printable ASCII, and not empty") from None
+            raise ValueError(f"key_file {self.key_file}: the key must be printable ASCII and not empty") from None
 
 
 class ApiSettings(ManagerSettings):
+    """The settings of a broker node."""
+
     node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-api", min_length=1, max_length=128)
     endpoints: dict[EndpointName, EndpointSettings] = Field(
-        default_factory=dict, max_length=256, description="As a JSON object by the names that actions have for them"
+        default_factory=dict,
+        max_length=256,
+        description="Endpoints as a JSON object: name to settings. Actions use these names",
     )
-    grace_s: float = Field(default=10.0, ge=0, le=20, description="What is under way has so long to end when it stops")
+    grace_s: float = Field(
+        default=10.0, ge=0, le=20, description="Seconds that calls in flight have to end when the broker stops"
+    )
 
     @field_validator("endpoints")
     @classmethod

@@ -25,6 +25,7 @@ MAX_ARCHIVE_BYTES = 1 << 40
 
 
 def build(settings: CpuSettings) -> FastAPI:
+    """Build the application. It connects to nothing before its lifespan starts."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="cpu", pool_size=settings.pool_size)
     peers = ServiceClient(settings.service_token.get_secret_value())
@@ -54,5 +55,5 @@ def _create_executor(settings: CpuSettings) -> Executor:
     if settings.driver == "simulated":
         return SimulatedExecutor()
     if settings.launcher_socket is None:
-        raise ValueError("a launcher socket is needed")
+        raise ValueError("TANGRAM_LAUNCHER_SOCKET must be set")
     return LauncherClient(settings.launcher_socket)

@@ -11,25 +11,43 @@ __all__ = ["CpuSettings"]
 
 
 class CpuSettings(ManagerSettings):
+    """The settings of a CPU node."""
+
     driver: Literal["auto", "namespaces", "landlock", "unsafe-local", "simulated"] = "auto"
-    launcher_socket: Path | None = Field(default=None, description="Where the launcher listens; not for `simulated`")
-    templates_dir: Path | None = Field(default=None, description="This node's templates; without it there is `host`")
-    snapshots_dir: Path | None = Field(default=None, description="Where snapshots lie; without it none are taken")
-    snapshots_mib: int = Field(default=10_240, ge=0, description="How much they may be, all of them")
-    cpu_cores: int | None = Field(default=None, ge=1, le=4096, description="Offer this many cores instead of all")
-    policy: PolicyName = Field(
-        default=PolicyName.SPAR_M, description="Under `overcommitted` all actions share all cores"
+    launcher_socket: Path | None = Field(
+        default=None, description="Path of the launcher's socket; required unless the driver is `simulated`"
     )
-    cpu_reserve: int | None = Field(default=None, ge=0, description="Cores kept for the services")
-    memory_mib: int | None = Field(default=None, ge=64, description="Offer this much memory instead of nine tenths")
+    templates_dir: Path | None = Field(
+        default=None, description="Directory of this node's templates. Absent: only `host` is available"
+    )
+    snapshots_dir: Path | None = Field(
+        default=None, description="Directory of snapshots. Absent: no snapshots can be taken"
+    )
+    snapshots_mib: int = Field(default=10_240, ge=0, description="Maximum size of all snapshots in MiB")
+    cpu_cores: int | None = Field(
+        default=None, ge=1, le=4096, description="Number of cores to offer. Absent: all cores except the reserve"
+    )
+    policy: PolicyName = Field(
+        default=PolicyName.SPAR_M, description="Scheduling policy; under `overcommitted`, all actions share all cores"
+    )
+    cpu_reserve: int | None = Field(
+        default=None,
+        ge=0,
+        description="Cores reserved for the services. Absent: one core if the node has at least 8, else none",
+    )
+    memory_mib: int | None = Field(
+        default=None, ge=64, description="Memory to offer in MiB. Absent: nine tenths of the memory"
+    )
     resources: CustomResources = Field(
-        default_factory=dict, description='What else the node has, as JSON: {"npu": 4}. Counted, and not confined'
+        default_factory=dict,
+        description='Further resources of the node as JSON, such as {"npu": 4}. They are counted; nothing limits'
+        " their actual use",
     )
 
     @model_validator(mode="after")
     def _check_launcher_socket(self) -> "CpuSettings":
         if self.driver != "simulated" and self.launcher_socket is None:
-            raise ValueError("TANGRAM_LAUNCHER_SOCKET is needed unless TANGRAM_DRIVER is `simulated`")
+            raise ValueError("TANGRAM_LAUNCHER_SOCKET must be set unless TANGRAM_DRIVER is `simulated`")
         return self
 
     @property

@@ -69,10 +69,12 @@ def build(settings: GatewaySettings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Run the dependencies while the application runs."""
         async with deps.running():
             yield
 
     async def ready(within_s: float) -> str | None:
+        """Check the database."""
         await store.ping(within_s=within_s)
         return None
 

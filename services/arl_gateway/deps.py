@@ -101,12 +101,14 @@ class GatewayDeps:
         """Add the gauges of requests in flight."""
         gauge = metrics.gauge_function
         gauge("waiting_requests", "Requests that wait for an action to settle", lambda: self.waiters.waiting)
-        gauge("pending_score_calls", "Calls that wait for their scores", lambda: self.scores.waiting)
-        gauge("pending_code_runs", "Calls of /run_code that have no answer yet", lambda: self.code_runner.waiting)
+        gauge("pending_score_calls", "Requests that wait for scores", lambda: self.scores.waiting)
+        gauge("pending_code_runs", "Requests to /run_code that wait for their result", lambda: self.code_runner.waiting)
         gauge(
-            "pending_swerex_commands", "Calls of SWE-ReX's that have no answer yet", lambda: self.command_runner.waiting
+            "pending_swerex_commands",
+            "SWE-ReX requests that wait for their result",
+            lambda: self.command_runner.waiting,
         )
-        gauge("log_streams", "Streams of live output", lambda: self.stream_limiter.active)
+        gauge("log_streams", "Open streams of live output", lambda: self.stream_limiter.active)
 
 
 def build_deps(settings: GatewaySettings, store: PostgresStore) -> GatewayDeps:

@@ -1,11 +1,11 @@
-"""Examples of request and response bodies in the OpenAPI document, by operation id. A test validates each of them."""
+"""Examples of request bodies in the OpenAPI document, by operation id. A test validates each of them."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from arl_gateway.compat.examples import EXAMPLES as COMPATIBLE
 
-__all__ = ["EXAMPLES", "RESPONSE_EXAMPLES"]
+__all__ = ["EXAMPLES"]
 
 COMMAND_EXAMPLE: dict[str, Any] = {
     "task": "ai-coding",
@@ -38,8 +38,11 @@ EXAMPLE_ID = "01920000-0000-7000-8000-000000000000"
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "submit_action": {
         "command": {"summary": "A command in a fresh environment", "value": COMMAND_EXAMPLE},
-        "trajectory": {"summary": "Tests in a rollout's own environment, on 1 to 4 cores", "value": TRAJECTORY_EXAMPLE},
-        "program": {"summary": "A Python program with a file beside it", "value": PROGRAM_EXAMPLE},
+        "trajectory": {
+            "summary": "Tests in the environment of a rollout, on 1 to 4 cores",
+            "value": TRAJECTORY_EXAMPLE,
+        },
+        "program": {"summary": "A Python program with an input file", "value": PROGRAM_EXAMPLE},
     },
     "register_reward_service": {
         "reward": {
@@ -52,7 +55,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             },
         },
         "judge": {
-            "summary": "A judge that an engine of the nodes answers for",
+            "summary": "A judge that uses an engine of the nodes",
             "value": {
                 "name": "judge",
                 "kind": "judge",
@@ -73,29 +76,29 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "submit_actions": {
         "two": {"summary": "Two actions", "value": {"actions": [COMMAND_EXAMPLE, PROGRAM_EXAMPLE]}},
         "gang": {
-            "summary": "Two that start in one moment or not at all",
+            "summary": "A gang of two actions",
             "value": {"actions": [COMMAND_EXAMPLE, COMMAND_EXAMPLE], "gang": True},
         },
     },
     "wait_for_actions": {
         "any": {
-            "summary": "Whichever settles first",
+            "summary": "Wait for the first of several actions",
             "value": {"ids": [EXAMPLE_ID], "until": "any", "timeout_s": 30},
         }
     },
     "send_input": {
-        "line": {"summary": "A line, and nothing after it", "value": {"text": "6 * 7\n", "offset": 0, "end": True}}
+        "line": {"summary": "A line, then end of input", "value": {"text": "6 * 7\n", "offset": 0, "end": True}}
     },
     "change_node": {
         "drain": {
-            "summary": "Empty it: what lives there has an hour to end",
+            "summary": "Drain the node; trajectories have one hour to end",
             "value": {"cordoned": True, "drain_deadline_s": 3600},
         },
-        "open": {"summary": "Open it again", "value": {"cordoned": False}},
+        "open": {"summary": "Reopen the node", "value": {"cordoned": False}},
     },
     "create_environment": {
         "repository": {
-            "summary": "With a file and a variable of every action in it",
+            "summary": "An environment with a file and a variable",
             "value": {
                 "task": "ai-coding",
                 "trajectory": "s12-p3-r5",
@@ -106,25 +109,26 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
             },
         }
     },
+    "write_file": {"program": {"summary": "A Python program", "value": "print(42)\n"}},
     "create_key": {
         "reader": {
-            "summary": "One that only reads, for a month",
+            "summary": "A read-only key for 30 days",
             "value": {"scopes": ["actions:read"], "expires_in_s": 2592000},
         }
     },
     "change_queue": {
-        "limit": {"summary": "At most 5000 may wait", "value": {"max_queued": 5000}},
-        "default": {"summary": "As many as this installation allows", "value": {"max_queued": None}},
-        "pause": {"summary": "Nothing of it starts", "value": {"paused": True}},
+        "limit": {"summary": "Limit the queue to 5000 actions", "value": {"max_queued": 5000}},
+        "default": {"summary": "Reset the limit to the default of the installation", "value": {"max_queued": None}},
+        "pause": {"summary": "Pause the queue", "value": {"paused": True}},
         "weight": {"summary": "Twice the share of a queue with weight 1", "value": {"weight": 2}},
         "quota": {
-            "summary": "At most 64 run at once, 8 of them scored by the service `judge`",
+            "summary": "Run at most 64 actions, 8 of them scored by `judge`",
             "value": {"quota": {"running": 64, "reward_services": {"judge": 8}}},
         },
     },
     "score_items": {
         "two": {
-            "summary": "Two answers and what is right",
+            "summary": "Two answers and a reference",
             "value": {
                 "service": "minilm",
                 "task": "qa",
@@ -139,35 +143,3 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     **COMPATIBLE,
     "change_project": {"weight": {"summary": "Half the share of a project with weight 1", "value": {"weight": 0.5}}},
 }
-
-RESPONSE_EXAMPLES: Mapping[str, Mapping[str, Any]] = {
-    "list_audit_log": {
-        "changes": {
-            "summary": "A queue that was limited, and a key that was created before",
-            "value": {
-                "items": [
-                    {
-                        "id": 8,
-                        "at": "2026-03-02T09:15:00Z",
-                        "project": "default",
-                        "api_key_id": 1,
-                        "verb": "queue.change",
-                        "target": "queue:ai-coding",
-                        "detail": {"max_queued": 5000},
-                    },
-                    {
-                        "id": 7,
-                        "at": "2026-03-02T09:00:00Z",
-                        "project": "default",
-                        "api_key_id": 1,
-                        "verb": "key.create",
-                        "target": "key:2",
-                        "detail": {"project": "default", "prefix": "tk_AbCdE", "scopes": ["actions:read"]},
-                    },
-                ],
-                "next_before": 7,
-            },
-        }
-    },
-}
-"""Bodies of successful responses, by operation id."""

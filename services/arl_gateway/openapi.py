@@ -5,50 +5,72 @@
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI
 
-from arl_gateway.examples import EXAMPLES, RESPONSE_EXAMPLES
+from arl_gateway.examples import EXAMPLES
+from arl_gateway.response_examples import RESPONSE_EXAMPLES
 
 __all__ = ["customize_openapi"]
 
 DESCRIPTION = """\
-Schedules single actions of agents in training: run a command, get its outcome.
+Schedule the external actions of agents in reinforcement learning: run commands in sandboxes, score items with reward
+services and call external APIs.
 
-An error is an RFC 9457 problem (`application/problem+json`): act on its `code`, which is stable; `errors` names the
-fields, `trace_id` is that of the request, by which the error behind a 500 is found in our logs. 429 and 503 say in
-`Retry-After` when to come back. A path that has no such method answers 405 with `Allow`. With an `Idempotency-Key` a
-submission may be sent again after any of them.
+**Errors.** An error is an RFC 9457 problem (`application/problem+json`). Its `code` is stable, and `errors` lists the
+invalid fields. For a 500, search the logs for its `trace_id`. For 429 and 503, try again after the seconds in
+`Retry-After`. A method that a path does not support returns 405 with `Allow`. A submission with an `Idempotency-Key`
+can be repeated after any error.
 
-What is not there is absent and never null. A list has `next_cursor` while there is more of it; give it as `cursor`.
-Within `/v1` paths, fields, codes and values of enumerations are only added; ignore those that you do not know.
+**Absent fields.** A field without a value is absent, not null. A list has `next_cursor` if more items follow; pass it
+as `cursor` to get the next page.
+
+**Compatibility.** Within `/v1`, later versions only add paths, fields, codes and enumeration values. Clients must
+ignore those that they do not know.
 """
 TAGS = [
-    {"name": "actions", "description": "Submit bounded commands, wait for their outcomes, follow and cancel them"},
-    {"name": "trajectories", "description": "Rollouts: what belongs to one ends with it"},
-    {"name": "environments", "description": "Sandboxes that are kept between actions, and the files in them"},
-    {"name": "snapshots", "description": "What was written in an environment, for others to begin with"},
-    {"name": "reward-services", "description": "Reward models that score actions are answered by, and where they are"},
-    {"name": "endpoints", "description": "External APIs that actions of kind `call` are answered by, and their quotas"},
+    {"name": "actions", "description": "Submit actions, wait for their outcomes, follow their output and cancel them"},
+    {"name": "trajectories", "description": "End rollouts, with all their actions and their environment"},
+    {"name": "environments", "description": "Create and delete persistent sandboxes, and read and write their files"},
+    {"name": "snapshots", "description": "Save the files of an environment and start other environments from them"},
+    {"name": "reward-services", "description": "Score items, and register, list and operate reward services"},
+    {"name": "endpoints", "description": "List the external APIs for actions of kind `call`, with their quotas"},
     {
         "name": "compatibility",
-        "description": "Protocols that trainers and agents speak already, for rewards, programs and environments; each "
-        "also below `/t/{task}`, `/reward-services/{name}` and both, and with `service`, `task`, `trajectory` and "
-        "`step` in the query; SWE-ReX's runtime also below `/t/{task}/trajectories/{trajectory}/swerex`, for an "
-        "environment that its first use makes",
+        "description": "Protocols that trainers and agents already use, for rewards, programs, environments and"
+        " external APIs. Each route also exists below `/t/{task}`, `/reward-services/{name}` and both, and accepts"
+        " `service`, `task`, `trajectory` and `step` in the query. SWE-ReX's runtime also exists below"
+        " `/t/{task}/trajectories/{trajectory}/swerex`; the first use creates the environment",
     },
     {
         "name": "admin",
-        "description": "Nodes, keys, projects, queues, the audit log and the consistency check; takes a key with "
-        "an `admin` scope",
+        "description": "Administer nodes, keys, projects and queues; read the audit log and the consistency check."
+        " Requires a key with an `admin` scope",
     },
 ]
 SERVERS = [
-    {"url": "/", "description": "The gateway that this document comes from"},
-    {"url": "http://127.0.0.1:8700", "description": "`tangram up` on this machine"},
+    {"url": "/", "description": "The gateway that serves this document"},
+    {"url": "http://127.0.0.1:8700", "description": "A local system started with `tangram up`"},
 ]
+PARAMETER_DESCRIPTIONS = {
+    "cursor": "Value of `next_cursor` in the previous page. Absent: the first page",
+    "disk_mib": "Disk of each additional action in MiB",
+    "endpoint": "Name of the endpoint",
+    "id": "Id of the resource",
+    "limit": "Maximum number of items in the response",
+    "memory_mib": "Memory of each additional action in MiB",
+    "name": "Name of the resource",
+    "path": "Path relative to the address of the endpoint",
+    "state": "Return only items in this state",
+    "task": "Return only items of this task",
+    "trajectory": "Return only items of this trajectory",
+    "verb": "Operation to apply",
+}
+"""Descriptions of parameters that have none of their own, by name."""
+PATH_PARAMETER_DESCRIPTIONS = {"task": "Name of the task", "trajectory": "Name of the trajectory"}
+"""The same for parameters in a path, where the meaning differs."""
 
 Json = dict[str, Any]
 NULL_SCHEMA = {"type": "null"}
@@ -96,10 +118,22 @@ def _postprocess(document: Json) -> None:
     for operation in (each for path in document["paths"].values() for each in path.values()):
         for parameter in operation.get("parameters", []):
             parameter["schema"] = _without_null(parameter["schema"])
+            parameter.setdefault("description", _parameter_description(parameter))
         if examples := EXAMPLES.get(operation["operationId"]):
-            operation["requestBody"]["content"]["application/json"]["examples"] = examples
-        if examples := RESPONSE_EXAMPLES.get(operation["operationId"]):
-            operation["responses"]["200"]["content"]["application/json"]["examples"] = examples
+            _add_examples(operation["requestBody"], examples)
+        for status, response in operation["responses"].items():
+            if examples := RESPONSE_EXAMPLES.get((operation["operationId"], status)):
+                _add_examples(response, examples)
+
+
+def _add_examples(body: Json, examples: Mapping[str, Any]) -> None:
+    for media_type in body["content"].values():
+        media_type["examples"] = examples
+
+
+def _parameter_description(parameter: Json) -> str:
+    found = PATH_PARAMETER_DESCRIPTIONS.get(parameter["name"]) if parameter["in"] == "path" else None
+    return found or PARAMETER_DESCRIPTIONS.get(parameter["name"]) or parameter["schema"].get("description", "")
 
 
 def _without_null(schema: Json) -> Json:

@@ -8,20 +8,44 @@ __all__ = ["GatewaySettings"]
 
 
 class GatewaySettings(ServiceSettings):
+    """The settings of the gateway."""
+
     admission_url: str
-    scheduler_url: str = Field(description="Asked why actions wait; nothing else depends on it")
-    key_cache_s: float = Field(default=10.0, ge=0, description="How long a revoked key may still be taken")
-    max_body_mib: int = Field(default=64, ge=1, le=1024)
-    max_archive_mib: int = Field(default=1024, ge=1, le=1 << 20, description="Of an environment's files, either way")
-    rate_limit: int = Field(default=20_000, ge=1, description="Requests of one key in a window, at once if it likes")
-    rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
-    body_timeout_s: float = Field(default=30, gt=0, description="For a body, besides a second for each 64 KiB of it")
-    max_log_streams: int = Field(default=256, ge=0, description="Outputs that are followed at once; beyond, 503")
-    max_log_streams_per_project: int = Field(default=128, ge=0, description="Of these for one project")
-    max_inflight_score_batches: int = Field(
-        default=2, ge=1, le=64, description="Score actions of one task and service at once that calls are put into"
+    scheduler_url: str = Field(
+        description="Base URL of the scheduler, which explains why actions wait. Nothing else depends on it"
     )
-    max_pending_scores: int = Field(default=20_000, ge=1, description="Calls that wait for scores; beyond, 503")
+    key_cache_s: float = Field(
+        default=10.0, ge=0, description="Maximum seconds for which a revoked key may still be accepted"
+    )
+    max_body_mib: int = Field(default=64, ge=1, le=1024)
+    max_archive_mib: int = Field(
+        default=1024,
+        ge=1,
+        le=1 << 20,
+        description="Maximum MiB of an archive of an environment's files, in both directions",
+    )
+    rate_limit: int = Field(
+        default=20_000, ge=1, description="Maximum number of requests of one key in a window; all may arrive at once"
+    )
+    rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
+    body_timeout_s: float = Field(
+        default=30, gt=0, description="Seconds to receive a body, plus one second for each 64 KiB of it"
+    )
+    max_log_streams: int = Field(
+        default=256, ge=0, description="Maximum number of output streams; further ones get 503"
+    )
+    max_log_streams_per_project: int = Field(
+        default=128, ge=0, description="Maximum number of output streams of one project; further ones get 503"
+    )
+    max_inflight_score_batches: int = Field(
+        default=2,
+        ge=1,
+        le=64,
+        description="Maximum number of unsettled score actions of one task and service that combine calls",
+    )
+    max_pending_scores: int = Field(
+        default=20_000, ge=1, description="Maximum number of calls that wait for scores; further ones get 503"
+    )
     docs_dir: Path | None = Field(
         default=None,
         description="Directory of the built documentation, served at `/docs`. The default is `site` in the checkout.",

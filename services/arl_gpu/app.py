@@ -25,6 +25,7 @@ MAX_BODY = 16 << 20
 
 
 def build(settings: GpuSettings) -> FastAPI:
+    """Build the application. It connects to nothing and starts no worker before its lifespan starts."""
     url = settings.database_url.get_secret_value()
     store = open_store(url, name="gpu", pool_size=settings.pool_size)
     peers = ServiceClient(settings.service_token.get_secret_value())

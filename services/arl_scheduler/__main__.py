@@ -9,14 +9,15 @@ from arl_scheduler.settings import SchedulerSettings
 
 
 def _pipeline() -> TracePipeline | None:
-    """Open the pipeline of spans. Print invalid settings instead of failing: the variables may be meant for another
-    program.
+    """Open the pipeline of spans.
+
+    Invalid settings are printed and do not stop the process: the variables may be meant for another program.
     """
     otel = load_settings(OtelSettings, fallback=OtelSettings.model_construct(disabled=True))
     try:
         return open_pipeline(otel, service="scheduler", version=VERSION)
     except ValueError as error:
-        print(f"{error}; no spans are exported", file=sys.stderr)  # noqa: T201 - logging is not set up yet
+        print(f"{error}; spans are not exported", file=sys.stderr)  # noqa: T201 - logging is not set up yet
         return None
 
 

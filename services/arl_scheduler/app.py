@@ -42,6 +42,7 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        """Run the connections, the exporter and the loop while the application runs."""
         await peers.start()
         await notifier.start()
         if exporter is not None:
@@ -56,6 +57,7 @@ def build(settings: SchedulerSettings, pipeline: TracePipeline | None = None) ->
         await store.close()
 
     async def ready(within_s: float) -> str | None:
+        """Check the database."""
         await store.ping(within_s=within_s)
         return None
 

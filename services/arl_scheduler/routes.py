@@ -21,10 +21,14 @@ __all__ = ["add_notification_routes", "add_query_routes"]
 
 
 def add_notification_routes(api: InternalApi, inbox: NotificationInbox) -> None:
+    """Add the routes of best-effort notifications from admission and node managers."""
+
     async def admitted(hint: ActionsAdmittedNotification) -> None:
+        """Receive admitted actions."""
         inbox.admitted(hint.actions)
 
     async def freed(hint: ResourcesFreedNotification) -> None:
+        """Receive freed resources."""
         runs = {_to_fence(run): RunDuration(run.run_us, run.cpu_us) for run in hint.runs}
         inbox.freed([*map(_to_fence, hint.fences), *runs], requeued=map(_to_fence, hint.requeued), runs=runs)
 
@@ -33,6 +37,7 @@ def add_notification_routes(api: InternalApi, inbox: NotificationInbox) -> None:
 
 
 def add_query_routes(api: InternalApi, explainer: WaitExplainer, planner: CapacityPlanner) -> None:
+    """Add the routes of explanations, stragglers and capacity plans, for the gateway."""
     api.add_route("/internal/explain", ExplainRequest, explainer.explain)
     api.add_route("/internal/stragglers", FindStragglersRequest, explainer.stragglers)
     api.add_route("/internal/plan", CapacityPlanRequest, planner.plan)

@@ -71,6 +71,7 @@ class DeviceGroupFitter:
         return None if group is None else self.grant_group(action, group)
 
     def grant_group(self, action: QueuedAction, group: DeviceGroup) -> Grant:
+        """Grant the action's minimum on this group; deduct devices and amounts, and drop the evicted services."""
         grant = _make_grant(action, group)
         self._available_devices[group.node].difference_update(group.devices)
         for resource, amount in grant.resources.items():

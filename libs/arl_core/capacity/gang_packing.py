@@ -28,6 +28,8 @@ class SearchBudget:
 
 @dataclass(frozen=True, slots=True)
 class PackingItem:
+    """A demand and the nodes that could run it."""
+
     resources: Resources
     nodes: tuple[int, ...]
     """Suitable nodes, regardless of their free amounts."""

@@ -38,6 +38,7 @@ class ResourceLedger:
         self._available[node] = free
 
     def capacity(self, node: int) -> Resources:
+        """Return a copy of the node's capacity; empty for an unknown node."""
         return dict(self._capacity.get(node, {}))
 
     def available(self, node: int) -> dict[str, int]:

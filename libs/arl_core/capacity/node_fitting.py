@@ -66,6 +66,7 @@ class NodeFitter:
 
     @classmethod
     def from_nodes(cls, nodes: Mapping[int, NodeResources]) -> "NodeFitter":
+        """Return a fitter with copies of the nodes' available amounts."""
         free: dict[int, dict[str, int]] = {}
         environments: dict[int, int] = {}
         levels: list[tuple[int, int]] = []

@@ -56,6 +56,7 @@ class LoadCalculator:
         self._queued: dict[int | None, dict[str | None, tuple[int, float]]] = {}
 
     def load_of(self, node: int, resource: str | None) -> NodeLoad:
+        """Return the load of a node on a resource, without the queued actions that this round has started."""
         if self._applied_starts < len(self.started):
             self._apply_starts()
         key = (node, resource)

@@ -20,6 +20,7 @@ class _RateState:
         """Tokens at the last refill, minus the tokens spent since."""
 
     def spend(self, amount: int, *, now: float) -> None:
+        """Spend tokens now; the visible tokens may become negative."""
         self.bucket.take(amount, now=now)
         self.visible_tokens -= amount
 
@@ -66,6 +67,7 @@ class RateLimitedLedger(ResourceLedger):
         return capacity
 
     def available(self, node: int) -> dict[str, int]:
+        """Return capacity minus allocations, and at most the visible tokens of each rate-limited resource."""
         free = super().available(node)
         for name, tokens in self._rate_states.get(node, _NO_RATES).items():
             free[name] = min(free.get(name, tokens.visible_tokens), tokens.visible_tokens)
@@ -93,6 +95,7 @@ class RateLimitedLedger(ResourceLedger):
         return moment if moment < float("inf") else None
 
     def allocate(self, holder: Hashable, node: int, resources: Resources) -> None:
+        """Allocate as the base class does, and spend the tokens of rate-limited resources."""
         if node in self._rate_states:
             self._spend_tokens(holder, node, resources)
         # Called directly: `super()` would cost more than the rest of this method, and every grant runs it.

@@ -45,6 +45,7 @@ class RunningIndex:
         return len(self._node_of)
 
     def on_node(self, node: int) -> Mapping[UUID, RunningAction]:
+        """Return the running actions of the node by id. The mapping is live."""
         return self._by_node.get(node, _NOTHING)
 
     def shrinkable_amount(self, node: int) -> int:
@@ -79,6 +80,7 @@ class RunningIndex:
         self._count(running, 1)
 
     def discard(self, action_id: UUID) -> None:
+        """Remove an action and mark its node as changed. An unknown id is ignored."""
         node = self._node_of.pop(action_id, None)
         if node is not None:
             self._dirty_nodes.add(node)

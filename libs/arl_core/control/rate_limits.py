@@ -20,7 +20,7 @@ class RateLimit:
 
     def __post_init__(self) -> None:
         if self.per_s <= 0 or self.burst < 1:
-            raise ValueError("a rate is above 0, and its burst at least 1")
+            raise ValueError("a rate must be above 0 and its burst at least 1")
 
 
 def rate_at_sender(rate: RateLimit, *, max_delay_s: float) -> RateLimit:
@@ -51,6 +51,7 @@ class TokenBucket:
         return int((self._level(now) + _ROUNDING) // 1)
 
     def take(self, amount: int, *, now: float) -> None:
+        """Take tokens, even more than available. The level then is negative until they refill."""
         self._tokens = self._level(now) - amount
         self._updated_at = max(self._updated_at, now)
 
@@ -84,7 +85,7 @@ class ConcurrencyWindow:
 
     def __init__(self, max_size: int) -> None:
         if max_size < 1:
-            raise ValueError("at least one call at once")
+            raise ValueError("the concurrency limit must be at least 1")
         self._max_size = max_size
         self._size = float(max_size)
         self._changed = float("-inf")

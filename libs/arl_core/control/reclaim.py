@@ -26,6 +26,8 @@ class NodeLease:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActiveAttempt:
+    """A granted or running attempt, as one poll read it."""
+
     fence: Fence
     state: ActionState
     node: int

@@ -18,6 +18,7 @@ class NoScaling:
     """A model in which more of the resource has no effect."""
 
     def relative_duration(self, amount: int, *, base: int) -> float:
+        """Return 1: the duration does not depend on the amount."""
         return 1.0
 
 
@@ -29,9 +30,10 @@ class AmdahlScaling:
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.parallel_fraction <= 1.0:
-            raise ValueError("parallel_fraction lies in 0..1")
+            raise ValueError("parallel_fraction must be from 0 to 1")
 
     def relative_duration(self, amount: int, *, base: int) -> float:
+        """Return the duration with `amount`, relative to the duration with `base`."""
         return (1.0 - self.parallel_fraction) + self.parallel_fraction * base / amount
 
 
@@ -44,15 +46,17 @@ class DurationTable:
     def __post_init__(self) -> None:
         amounts = [amount for amount, _ in self.seconds]
         if not self.seconds or amounts != sorted(set(amounts)) or amounts[0] <= 0:
-            raise ValueError("a table needs at least one amount, each once, in rising order")
+            raise ValueError("a duration table needs at least one amount; amounts must be distinct and in rising order")
         if any(seconds <= 0 for _, seconds in self.seconds):
-            raise ValueError("durations in a table are above 0")
+            raise ValueError("durations in a table must be above 0")
 
     @classmethod
     def from_mapping(cls, seconds: Mapping[int, float]) -> "DurationTable":
+        """Return a table of these seconds by amount, in any order."""
         return cls(tuple(sorted(seconds.items())))
 
     def relative_duration(self, amount: int, *, base: int) -> float:
+        """Return the duration with `amount`, relative to the duration with `base`, within `MAX_RATIO`."""
         return min(MAX_RATIO, max(1 / MAX_RATIO, self._seconds_at(amount) / self._seconds_at(base)))
 
     def _seconds_at(self, amount: int) -> float:

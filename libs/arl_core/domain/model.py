@@ -86,6 +86,7 @@ def call_resource(endpoint: str) -> str:
 
 
 def is_slot_resource(resource: str) -> bool:
+    """Return True if the resource is a slot of a reward service."""
     return resource.startswith(_SLOT_PREFIX)
 
 
@@ -124,7 +125,7 @@ class ElasticResource:
 
     def __post_init__(self) -> None:
         if not self.amounts or list(self.amounts) != sorted(set(self.amounts)):
-            raise ValueError("the amounts of an elastic resource are distinct and in rising order")
+            raise ValueError("the amounts of an elastic resource must be distinct and in rising order")
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,9 +137,9 @@ class ResourceDemand:
 
     def __post_init__(self) -> None:
         if any(amount < 0 for amount in self.minimum.values()):
-            raise ValueError("amounts are never negative")
+            raise ValueError("amounts must not be negative")
         if self.elastic is not None and self.minimum.get(self.elastic.resource) != self.elastic.amounts[0]:
-            raise ValueError("the smallest elastic amount is the minimum of its resource")
+            raise ValueError("the smallest elastic amount must be the minimum of its resource")
 
 
 @dataclass(frozen=True, slots=True)

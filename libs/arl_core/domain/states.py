@@ -22,6 +22,8 @@ __all__ = [
 
 
 class ActionState(StrEnum):
+    """The states of an action, in order."""
+
     QUEUED = "queued"  # admitted and durable; no resources allocated
     GRANTED = "granted"  # the scheduler allocated amounts on a node; nothing has started
     RUNNING = "running"  # its manager committed to run it
@@ -29,8 +31,10 @@ class ActionState(StrEnum):
 
 
 class ActionOutcome(StrEnum):
-    OK = "ok"  # exit code 0
-    USER_ERROR = "user_error"  # its code failed: exit code other than 0, or it died by a signal
+    """The outcomes of a settled action."""
+
+    OK = "ok"  # the program ended with exit code 0
+    USER_ERROR = "user_error"  # the program failed: an exit code other than 0, or a signal
     USER_TIMEOUT = "user_timeout"  # it ran longer than its timeout_s
     LIMIT_EXCEEDED = "limit_exceeded"  # the reason names the limit: memory, pids, disk or output
     INFRA_ERROR = "infra_error"  # an infrastructure failure; the reason names it

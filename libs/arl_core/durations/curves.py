@@ -51,6 +51,7 @@ class DeclaredDurations:
     prior_s: float = 1.0
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
+        """Return the declared duration with this amount, as a multiple of `prior_s`."""
         elastic = cls.demand.elastic
         if elastic is None:
             return self.prior_s
@@ -109,6 +110,7 @@ class DurationCurve:
 
 
 def to_units(resource: str | None, amount: int) -> float:
+    """Convert an amount to units: milli-cores to cores, other resources unchanged."""
     return amount / _MILLI_PER_CORE if resource == _CORES else float(amount)
 
 
@@ -149,6 +151,7 @@ class CurveCache:
         """True if an expired curve was rebuilt since then."""
 
     def curve_for(self, cls: ActionClass) -> DurationCurve:
+        """Return the duration curve of a class, from the cache while it is valid."""
         known = self._cached.get(cls.key)
         if known is not None and self.now < known[0]:
             return known[2]

@@ -118,7 +118,7 @@ class DurationEstimates:
         Raises ValueError if `q` is not between 0 and 1.
         """
         if not 0.0 < q < 1.0:
-            raise ValueError("a quantile lies between 0 and 1")
+            raise ValueError("a quantile must lie between 0 and 1")
         curve = self._curve_for(cls)
         if curve is None:
             width = NormalDist().inv_cdf(q) * PRIOR_LOG_DEVIATION * math.sqrt(2.0)
@@ -240,11 +240,13 @@ class _ScalingFit:
 
     @classmethod
     def fit(cls, elastic: ElasticResource, runs: Sequence[RunObservation]) -> "_ScalingFit":
+        """Fit the declared elasticity of a class to its runs."""
         base = elastic.amounts[0]
         fraction, trust = _fit_parallel_fraction(_durations_by_amount(runs), base)
         return cls(elastic.elasticity, base, fraction, trust, _useful_amount(elastic, runs))
 
     def relative_duration(self, amount: int) -> float:
+        """Return the blended duration with `amount`, relative to the duration with the smallest amount."""
         if self.useful_amount is not None:
             amount = min(amount, max(self.useful_amount, self.base))
         declared = self.elasticity.relative_duration(amount, base=self.base)

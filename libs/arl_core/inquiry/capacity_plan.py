@@ -47,6 +47,7 @@ class BaselineDurations:
         self._cache: dict[tuple[int, int], float] = {}
 
     def seconds(self, cls: ActionClass, amount: int) -> float:
+        """Return the expected seconds; later calls for the same class and amount return the same value."""
         known = self._cache.get((cls.key, amount))
         if known is None:
             known = self._cache[cls.key, amount] = self._query(cls, amount)

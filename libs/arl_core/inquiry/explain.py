@@ -61,6 +61,8 @@ class ActionsAhead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueExplanation:
+    """The explanation of a queued action. Amounts are in units of their resources, times in seconds."""
+
     reason: WaitReason
     node: int | None
     """Node of its environment, else the node that lacks least; None if no node could ever run it."""

@@ -74,6 +74,7 @@ class _BucketCursor:
         self.head = next(self._actions, None)
 
     def advance(self) -> None:
+        """Move to the next action of the bucket; the head becomes None at the end."""
         self.head = next(self._actions, None)
 
 
@@ -93,6 +94,7 @@ class _DeviceRound:
         self._charged: dict[int, float] = {}
 
     def plan(self, limit: int) -> list[Grant]:
+        """Grant actions one by one, each time the one with the best rank, until none fits or `limit` is reached."""
         grants: list[Grant] = []
         lines = list(filter(self._can_start, self._cursors))
         while lines and self._fitter.available_count and len(grants) < limit:

@@ -249,7 +249,7 @@ class ElasticResizer:
         Raises ValueError if the class is unknown.
         """
         if each.cls is None:
-            raise ValueError(f"the class of {each.fence} is not known")
+            raise ValueError(f"the class of {each.fence} is unknown")
         widths, held = self._snapshot.curves.curve_for(each.cls).options, each.resources[_CORES]
         if any(width.amount == held for width in widths):
             return widths

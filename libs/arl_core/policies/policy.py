@@ -56,6 +56,7 @@ class FirstComeFirstServed:
 
     @property
     def has_pods(self) -> bool:
+        """Return False: actions are granted one by one."""
         return False
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
@@ -76,9 +77,11 @@ class FirstComeFirstServed:
         return SchedulingPlan(grants=tuple(grants))
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
+        """Return the memory and disk of the first action; they stay allocated until the environment ends."""
         return environment_resources(resources)
 
     def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> Resources:
+        """Return all amounts, without memory and disk if an environment already occupies them."""
         return action_resources(resources) if in_environment else resources
 
 

@@ -41,15 +41,19 @@ class ReferencePolicy:
 
     @property
     def has_pods(self) -> bool:
+        """Return False: actions are granted one by one."""
         return False
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
+        """Plan one round by dynamic programming over the earliest arrivals that fit."""
         return _ReferenceRound(snapshot).plan()
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
+        """Return the memory and disk of the first action; they stay allocated until the environment ends."""
         return environment_resources(resources)
 
     def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> dict[str, int]:
+        """Return all amounts, without memory and disk if an environment already occupies them."""
         return action_resources(resources) if in_environment else dict(resources)
 
 
@@ -63,6 +67,7 @@ class _ReferenceRound:
         self._room = snapshot.quotas.room()
 
     def plan(self) -> SchedulingPlan:
+        """Plan device groups first, then the longest fitting prefix of each node."""
         buckets = list(self._snapshot.queue.buckets())
         grants = self._plan_devices([bucket for bucket in buckets if bucket.cls.shape is ResourceShape.GROUP])
         candidates = self._prefix_candidates(
@@ -184,6 +189,7 @@ def _evict_candidates(
     """Return the options of the candidates that are not evicted."""
 
     def total_s(first: int) -> float:
+        """Return the sum over all candidates if only the `first` ones start now."""
         started = min([width.seconds for width in allocation.chosen_options(first)] + [first_end_s])
         return allocation.total_s(first) + sum(started + widths[-1].seconds for widths in choices[first:])
 

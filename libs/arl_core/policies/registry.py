@@ -11,6 +11,8 @@ __all__ = ["PolicyName", "create_policy"]
 
 
 class PolicyName(StrEnum):
+    """The names of the scheduling policies."""
+
     SPAR = "spar"  # shortest priced area first, fair between tasks
     SPAR_M = "spar_m"  # like `spar`; running actions that allow it are resized
     REFERENCE = "reference"  # first come, first served with dynamic programming and eviction: our reconstruction

@@ -41,7 +41,8 @@ _PlacementKey = tuple[frozenset[str], int | None, bool]
 class _QuantileModel(Protocol):
     """A duration model that can return quantiles."""
 
-    def quantile(self, cls: ActionClass, q: float, amount: int) -> float: ...
+    def quantile(self, cls: ActionClass, q: float, amount: int) -> float:
+        """Return the duration in seconds that a run exceeds with probability 1 - `q`."""
 
 
 @dataclass(slots=True)

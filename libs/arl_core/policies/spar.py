@@ -69,6 +69,7 @@ class SparPolicy:
 
     @property
     def has_pods(self) -> bool:
+        """Return False: actions are granted one by one."""
         return False
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
@@ -76,9 +77,11 @@ class SparPolicy:
         return _SparRound(self, snapshot).plan()
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
+        """Return the memory and disk of the first action; they stay allocated until the environment ends."""
         return environment_resources(resources)
 
     def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> Resources:
+        """Return all amounts, without memory and disk if an environment already occupies them."""
         return action_resources(resources) if in_environment else resources
 
 
@@ -126,6 +129,7 @@ class _SparRound:
         )
 
     def plan(self) -> SchedulingPlan:
+        """Plan device groups first, then walk the queue in fair order until `limit` or until nothing more can start."""
         room = self._snapshot.quotas.room()
         grants = grant_device_groups(self._snapshot, limit=self._limit, constants=self._groups, room=room)
         walk = fair_cursor(self._snapshot, self._snapshot.queue.by_task(), self._constants, room)

@@ -41,9 +41,11 @@ class StaticPods:
 
     @property
     def has_pods(self) -> bool:
+        """Return True: cores belong to the pods of trajectories."""
         return True
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
+        """Plan one round in arrival order; each trajectory needs a node with a whole free pod."""
         free = NodeFitter.from_nodes(snapshot.nodes)
         pods = dict(snapshot.pods)
         grants: list[Grant] = []
@@ -71,9 +73,11 @@ class StaticPods:
         return SchedulingPlan(grants=tuple(grants))
 
     def environment_allocation(self, resources: Resources) -> dict[str, int]:
+        """Return the memory and disk of the first action and, unless overcommitted, the cores of the pod."""
         return environment_resources(resources) | ({} if self.is_overcommitted else {_CORES: self.cpu_milli})
 
     def action_allocation(self, resources: Resources, *, in_environment: bool, in_pod: bool) -> dict[str, int]:
+        """Return the amounts that neither the environment nor the pod occupies already."""
         held = action_resources(resources) if in_environment else dict(resources)
         if in_environment or in_pod or self.is_overcommitted:
             held.pop(_CORES, None)

@@ -158,6 +158,7 @@ class ActionBucket:
         return None
 
     def add(self, action: QueuedAction) -> QueueEntry:
+        """Add an action in arrival order and return its entry. An action behind all others is appended in O(1)."""
         entry, pieces = QueueEntry(effective_arrival(action), action.id, self._self_ref, action), self._chunks
         last = pieces[-1][-1] if pieces else None
         if (
@@ -304,6 +305,7 @@ class QueueIndex:
         return action_id in self._entries
 
     def bucket_of(self, action_id: UUID) -> ActionBucket | None:
+        """Return the bucket of a queued action; None if the action is unknown."""
         entry = self._entries.get(action_id)
         return entry.bucket() if entry is not None else None
 
@@ -316,6 +318,7 @@ class QueueIndex:
         return iter(self._by_node.get(node, {}).values())
 
     def buckets(self) -> Iterator[ActionBucket]:
+        """Yield all buckets, in no particular order."""
         return (bucket for buckets in self._by_node.values() for bucket in buckets.values())
 
     def on_devices(self) -> Collection[ActionBucket]:
@@ -338,6 +341,7 @@ class QueueIndex:
             walk.advance()
 
     def add(self, action: QueuedAction) -> None:
+        """Add a queued action, or replace a known one with the same id."""
         if action.id in self._entries:
             self.discard(action.id)
         environment = action.environment
@@ -353,6 +357,7 @@ class QueueIndex:
         self._entries[action.id] = bucket.add(action)
 
     def discard(self, action_id: UUID) -> None:
+        """Remove an action; an unknown id is ignored."""
         entry = self._entries.pop(action_id, None)
         if entry is None:
             return

@@ -21,6 +21,7 @@ class TaskQuota:
 
     @property
     def limits(self) -> dict[str, int]:
+        """Return the limits by resource; the limit of all actions has the key `ALL_ACTIONS`."""
         return {**self.resources, **({} if self.actions is None else {ALL_ACTIONS: self.actions})}
 
 
@@ -44,10 +45,12 @@ class QuotaUsage:
             self.add_usage(task, amounts)
 
     def add_usage(self, task: int, resources: Resources) -> None:
+        """Count an action that was granted; tasks without a quota are ignored."""
         if (held := self._usage.get(task)) is not None:
             _add_counts(held, resources, +1)
 
     def remove_usage(self, task: int, resources: Resources) -> None:
+        """Stop counting an action that has ended or was re-queued."""
         if (held := self._usage.get(task)) is not None:
             _add_counts(held, resources, -1)
 

@@ -32,6 +32,7 @@ class DecayedUseCount:
     updated_at: float = 0.0
 
     def incremented(self, now: float) -> "DecayedUseCount":
+        """Return the count after one more use at `now`, in seconds of any monotonic clock."""
         return replace(self, count=self._decayed(now) + 1, updated_at=now)
 
     def rate(self, now: float) -> float:

@@ -42,6 +42,8 @@ class InvalidResidencyError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ServiceResidency:
+    """The residency of one service on a device."""
+
     state: ResidencyState = ResidencyState.COLD
     size: int = 0
     """Bytes on a device; known from state `host` on."""
@@ -64,6 +66,7 @@ class ServiceResidency:
 
     @property
     def bytes_on_device(self) -> int:
+        """Return the bytes allocated on the device: its size while restoring or resident, otherwise 0."""
         return self.size if self.state in (ResidencyState.RESTORING, ResidencyState.RESIDENT) else 0
 
     @property
@@ -82,10 +85,12 @@ class DeviceOccupancy:
 
     @property
     def used(self) -> int:
+        """Return the bytes of all services on the device."""
         return sum(each.bytes_on_device for each in self.services.values())
 
     @property
     def available(self) -> int:
+        """Return the free bytes; negative if the device is overfull."""
         return self.capacity - self.used
 
     @property
@@ -94,6 +99,7 @@ class DeviceOccupancy:
         return sum(each.bytes_on_device for each in self.services.values() if not each.is_retained) > self.capacity
 
     def residency_of(self, name: str) -> ServiceResidency:
+        """Return the state of a service; a cold one for an unknown name."""
         return self.services.get(name, ServiceResidency())
 
     def evictions_for(
@@ -186,6 +192,7 @@ class DeviceOccupancy:
         return self._transitioned(name, ResidencyState.HOST, ResidencyState.RESTORING)
 
     def restored(self, name: str, *, restore_s: float = 0.0) -> "DeviceOccupancy":
+        """Mark a restore as finished. Raises `InvalidResidencyError` unless the service is restoring."""
         turn = self.use_clock + 1
         held = replace(
             self._require_state(name, ResidencyState.RESTORING), state=ResidencyState.RESIDENT, restore_s=restore_s
@@ -213,9 +220,10 @@ class DeviceOccupancy:
         return self._with_service(name, replace(self._require_state(name, ResidencyState.RESIDENT), users=users))
 
     def released(self, name: str) -> "DeviceOccupancy":
+        """Remove a user of a service. Raises `InvalidResidencyError` if it has none."""
         held = self._require_state(name, ResidencyState.RESIDENT)
         if not held.users:
-            raise InvalidResidencyError(f"nobody uses {name}")
+            raise InvalidResidencyError(f"{name} has no users")
         return self._with_service(name, replace(held, users=held.users - 1))
 
     def _transitioned(self, name: str, old: ResidencyState, new: ResidencyState) -> "DeviceOccupancy":

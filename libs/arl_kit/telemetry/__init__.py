@@ -14,11 +14,13 @@ current_traceparent: ContextVar[str | None] = ContextVar("traceparent", default=
 
 
 def new_traceparent() -> str:
+    """Return a new W3C `traceparent` with random ids; it is sampled."""
     trace, span = (drawn := secrets.token_hex(24))[:32], drawn[32:]
     return f"00-{trace}-{span}-01"
 
 
 def trace_id_of(traceparent: str | None) -> str | None:
+    """Return the trace id of a `traceparent`; None if there is no `traceparent`."""
     return traceparent.split("-")[1] if traceparent else None
 
 
@@ -31,6 +33,7 @@ class _JsonLines(logging.Formatter):
         self._service = service
 
     def format(self, record: logging.LogRecord) -> str:
+        """Return the record as one JSON line."""
         line: dict[str, Any] = {
             "at": self.formatTime(record, "%Y-%m-%dT%H:%M:%S") + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),

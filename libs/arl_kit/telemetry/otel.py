@@ -48,18 +48,18 @@ class OtelSettings(BaseSettings):
         env_ignore_empty=True,  # as the specification requires
     )
 
-    disabled: bool = Field(default=False, validation_alias="OTEL_SDK_DISABLED", description="Export nothing")
+    disabled: bool = Field(default=False, validation_alias="OTEL_SDK_DISABLED", description="True to export no spans")
     exporters: str | None = Field(
         default=None,
         validation_alias="OTEL_TRACES_EXPORTER",
-        description="otlp, console, none or the name of an installed exporter; several are separated by commas",
+        description="Exporters, separated by commas: `otlp`, `console`, `none`, or names of installed exporters",
     )
     endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
     traces_endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
     protocol: Literal["http/protobuf", "grpc"] = Field(
         default="http/protobuf",
         validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
-        description="Protocol of the exporter otlp",
+        description="Protocol of the exporter `otlp`",
     )
     sampler: str = Field(default="parentbased_always_on", validation_alias="OTEL_TRACES_SAMPLER")
     sampler_arg: str | None = Field(default=None, validation_alias="OTEL_TRACES_SAMPLER_ARG")

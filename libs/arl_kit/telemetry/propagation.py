@@ -23,10 +23,12 @@ class _RawHeaderGetter(Getter[RawHeaders]):
     """A reader of ASGI headers for propagators."""
 
     def get(self, carrier: RawHeaders, key: str) -> list[str] | None:
+        """Return the values of a header; None if it is missing."""
         content = carrier.get(key.lower().encode("latin-1"))
         return None if content is None else [content.decode("latin-1")]
 
     def keys(self, carrier: RawHeaders) -> list[str]:
+        """Return the names of all headers."""
         return [name.decode("latin-1") for name in carrier]
 
 

@@ -12,11 +12,12 @@ __all__ = ["GANG_DESCRIPTION", "MAX_GANG_SIZE", "BatchItemResult", "SubmitBatchR
 
 MAX_GANG_SIZE = 256
 GANG_DESCRIPTION = (
-    "All of them start in one moment, or none does: 2 to 256 actions of kind `exec`, of one task and priority, each in"
-    " a fresh environment. They are also refused together; and while they wait, one that is cancelled or whose deadline"
-    " passes takes the others with it (`gang_cancelled`, `gang_deadline`). Granted, each goes its own way: one whose"
-    " grant is lost, even before its program starts, is queued again and starts by itself, as late as any other, while"
-    " the others run; programs that wait for each other need a time limit of their own"
+    "True if all actions must start at the same time or not at all. A gang has 2 to 256 actions of kind `exec` with"
+    " the same task and priority, each in a fresh environment. If one is refused, all are refused. While they are"
+    " queued, a cancellation or a passed deadline of one ends all of them (`gang_cancelled`, `gang_deadline`). After"
+    " the grant, each action is independent. If one grant is lost, even before its program starts, that action is"
+    " queued again and starts alone while the others run. Programs that wait for each other therefore need their own"
+    " time limit"
 )
 
 

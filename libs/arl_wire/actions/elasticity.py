@@ -14,8 +14,9 @@ MAX_CPU_CORES = 4096
 class _ResizableElasticity(StrictModel):
     resizable: Literal["none", "grow", "any"] = Field(
         default="none",
-        description="Whether its cores may change while it runs. `any`: it starts workers for its maximum and goes on "
-        "with fewer cores. `grow`: only more of them help it",
+        description="Changes of the number of cores that the running action can use. `any`: it starts workers for its"
+        " maximum and continues with fewer cores. `grow`: it benefits only from more cores. `none`: no"
+        " change",
     )
 
 
@@ -42,7 +43,7 @@ class TableElasticity(_ResizableElasticity):
             except ValueError:
                 ok = False
             if not ok:
-                raise ValueError(f"{cores!r} is not a number of cores")
+                raise ValueError(f'{cores!r} is not a number of cores: use keys such as "1", "2" and "4"')
         return self
 
 

@@ -26,11 +26,14 @@ MAX_INPUT_BYTES = 1 << 20
 class OutputChunk(BaseModel):
     """The next bytes of a stream, as event `stdout` or `stderr`. Characters are never split."""
 
-    offset: int = Field(description="Of the first byte in its stream")
-    text: str = Field(description="UTF-8; bytes that are not are written as \\xNN")
-    base64: str | None = Field(default=None, description="The same bytes, only where they are not valid UTF-8")
+    offset: int = Field(description="Position of the first byte in its stream")
+    text: str = Field(description="Bytes as UTF-8 text. Invalid bytes are written as \\xNN")
+    base64: str | None = Field(
+        default=None, description="The same bytes in base64. Present only if they are not valid UTF-8"
+    )
 
     def content(self) -> bytes:
+        """Return the bytes of the chunk."""
         return b64decode(self.base64) if self.base64 is not None else self.text.encode()
 
 
@@ -39,7 +42,7 @@ class OutputTruncated(BaseModel):
 
     stream: Literal["stdout", "stderr"]
     kept_bytes: int
-    total_bytes: int = Field(description="So far; the event `end` has the last count")
+    total_bytes: int = Field(description="Bytes of the stream so far; the event `end` has the final number")
 
 
 class OutputRestart(BaseModel):
@@ -65,29 +68,30 @@ class SendInputRequest(StrictModel):
     """Bytes for the standard input of a running action, as `text` or as `base64`."""
 
     text: Text | None = Field(default=None, max_length=MAX_INPUT_BYTES)
-    base64: Base64 | None = Field(default=None, description="Instead of `text`, for any bytes")
+    base64: Base64 | None = Field(default=None, description="Bytes in base64; replaces `text` and allows any bytes")
     offset: int | None = Field(
         default=None,
         ge=0,
         le=2**62,
-        description="How many bytes were sent to this attempt before; what it has already is not given to it again, "
-        "so that a repeated request is harmless. Left out: they come after all others",
+        description="Number of bytes that were sent to this attempt before. Bytes that the attempt already has are"
+        " ignored, so a request can be repeated safely. Absent: the bytes are appended to all earlier ones",
     )
-    end: bool = Field(default=False, description="Nothing comes after these bytes: the program reads to the end")
+    end: bool = Field(default=False, description="True if no bytes follow; the program then reads end of file")
 
     @model_validator(mode="after")
     def _check_size(self) -> "SendInputRequest":
         if self.text is not None and self.base64 is not None:
-            raise ValueError("give one of text and base64")
+            raise ValueError("give only one of text and base64")
         if len(self.content()) > MAX_INPUT_BYTES:
-            raise ValueError(f"more than {MAX_INPUT_BYTES} bytes; send them in parts")
+            raise ValueError(f"more than {MAX_INPUT_BYTES} bytes: send the input in several requests")
         return self
 
     def content(self) -> bytes:
+        """Return the bytes to write; empty if the request only closes the input."""
         return self.base64 if self.base64 is not None else (self.text or "").encode()
 
 
 class SendInputResponse(BaseModel):
     """The accepted input. The program receives it as soon as it reads."""
 
-    offset: int = Field(description="Bytes sent to this attempt so far; the `offset` of what comes next")
+    offset: int = Field(description="Bytes sent to this attempt so far; use it as `offset` of the next request")

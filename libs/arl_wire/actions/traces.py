@@ -39,14 +39,17 @@ class TraceSpan(BaseModel):
     kind: Literal["internal", "producer", "consumer"]
     span_id: str = Field(description="16 hexadecimal digits, as in an exported span")
     parent_span_id: str | None = Field(
-        default=None, description="Of `create action`: the client's span, if it sent one"
+        default=None,
+        description="Id of the parent span. For `create action`, it is the client's span, if the client sent one",
     )
-    attempt: int | None = Field(default=None, description="The grant_no that it belongs to")
+    attempt: int | None = Field(
+        default=None, description="Grant number (`grant_no`) of the attempt to which the span belongs"
+    )
     started_at: datetime
-    ended_at: datetime | None = Field(default=None, description="Absent while it lasts")
-    offset_ms: float = Field(description="Since the action was created")
+    ended_at: datetime | None = Field(default=None, description="End of the span. Absent while it is open")
+    offset_ms: float = Field(description="Milliseconds from the creation of the action to the start of the span")
     duration_ms: float | None = None
-    error: str | None = Field(default=None, description="The reason, where it is one of an error")
+    error: str | None = Field(default=None, description="Reason of the failure. Present only if the span failed")
     attributes: dict[str, str] = Field(default_factory=dict)
 
 
@@ -54,8 +57,10 @@ class ActionTrace(BaseModel):
     """The waterfall of an action, computed from database rows; it needs no tracing backend."""
 
     id: UUID
-    trace_id: str = Field(description="32 hexadecimal digits; the client's, if it sent a traceparent")
+    trace_id: str = Field(description="32 hexadecimal digits; the client's trace id if it sent a `traceparent` header")
     state: ActionState
     outcome: ActionOutcome | None = None
-    duration_ms: float | None = Field(default=None, description="Of the whole; absent while it is not settled")
-    spans: list[TraceSpan] = Field(description="`create action` first, then in order of their beginning")
+    duration_ms: float | None = Field(
+        default=None, description="Milliseconds from the creation of the action until it settled. Absent until then"
+    )
+    spans: list[TraceSpan] = Field(description="Spans in order of their start; the first is `create action`")

@@ -14,7 +14,7 @@ AuditVerb = Annotated[str, StringConstraints(min_length=3, max_length=64, patter
 class AuditLogEntry(BaseModel):
     """A change by an administrator."""
 
-    id: int = Field(description="Ids grow with time")
+    id: int = Field(description="Id of the entry; a later entry has a higher id")
     at: datetime = Field(description="Time of the change, by the database's clock")
     project: str | None = Field(default=None, description="Name of the project that the change belongs to")
     api_key_id: int | None = Field(default=None, description="The API key that made the change")

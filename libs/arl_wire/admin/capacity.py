@@ -23,7 +23,7 @@ CORES_PATTERN = r"^[0-9]{1,8}(\.[0-9]{1,3})?%?$"
 
 def _check_cores(given: object) -> object:
     if isinstance(given, str) and not re.fullmatch(CORES_PATTERN, given):
-        raise ValueError("is a number of cores, or a part of those that there are, such as 75%")
+        raise ValueError("must be a number of cores, or a percentage of the current cores such as 75%")
     return given
 
 
@@ -35,31 +35,44 @@ class CapacityPlanQuery(StrictModel):
 
     cores: CoresText | None = Field(
         default=None,
-        description="What all nodes that take something new have together: `75%` of what they have, or so many cores."
-        " Each node gets its part",
+        description="Total cores of all schedulable nodes: a number, or a percentage of the current cores such as"
+        " `75%`. Each node gets a proportional part",
     )
-    add_nodes: int = Field(default=0, ge=0, le=MAX_NODES, description="More nodes like the one with most cores")
+    add_nodes: int = Field(
+        default=0, ge=0, le=MAX_NODES, description="Number of additional nodes like the node with the most cores"
+    )
     exclude_node: list[NodeName] = Field(
-        default_factory=list, max_length=MAX_NODE_NAMES, description="Names of nodes that take nothing new"
+        default_factory=list, max_length=MAX_NODE_NAMES, description="Names of nodes to treat as cordoned"
     )
-    actions: int = Field(default=0, ge=0, le=MAX_EXTRA_ACTIONS, description="So many more, alike, that come now")
-    cpu: Cpu = Field(default=1, description="Cores that each of them needs")
-    cpu_max: Cpu | None = Field(default=None, description="Cores that each of them can use; left out: as many as `cpu`")
+    actions: int = Field(
+        default=0, ge=0, le=MAX_EXTRA_ACTIONS, description="Number of additional identical actions that arrive now"
+    )
+    cpu: Cpu = Field(default=1, description="Cores that each additional action needs")
+    cpu_max: Cpu | None = Field(
+        default=None, description="Maximum cores that each additional action can use. Absent: `cpu`"
+    )
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
     disk_mib: int = Field(default=128, ge=1, le=MAX_MIB)
     seconds: float = Field(
-        default=1.0, gt=0, le=86400, allow_inf_nan=False, description="How long each takes on `cpu` cores"
+        default=1.0,
+        gt=0,
+        le=86400,
+        allow_inf_nan=False,
+        description="Run time of each additional action on `cpu` cores, in seconds",
     )
     parallel_fraction: float = Field(
-        default=1.0, ge=0, le=1, description="Of its work, that more cores make shorter (Amdahl)"
+        default=1.0,
+        ge=0,
+        le=1,
+        description="Fraction of the work of each additional action that more cores speed up (Amdahl's law); 0 to 1",
     )
 
     @model_validator(mode="after")
     def _check_consistency(self) -> "CapacityPlanQuery":
         if self.cpu_max is not None and self.cpu_max < self.cpu:
-            raise ValueError("cpu_max is below cpu")
+            raise ValueError("cpu_max must not be below cpu")
         if self.cores is not None and float(self.cores.rstrip("%")) > self._max_cores:
-            raise ValueError(f"cores are at most {MAX_CORES:.0f}, or {MAX_PERCENT:.0f}% of what there is")
+            raise ValueError(f"cores must be at most {MAX_CORES:.0f}, or {MAX_PERCENT:.0f}% of the current cores")
         return self
 
     @property
@@ -68,6 +81,7 @@ class CapacityPlanQuery(StrictModel):
 
     @property
     def has_changes(self) -> bool:
+        """Return True if the query asks for other nodes or more actions."""
         return self.cores is not None or bool(self.add_nodes or self.exclude_node or self.actions)
 
     def core_fraction(self, schedulable_milli: int) -> float:
@@ -82,21 +96,27 @@ class CapacityPlanQuery(StrictModel):
 class CapacityForecast(BaseModel):
     """A forecast of the queued actions without new arrivals, from expected durations. Seconds from now."""
 
-    nodes: int = Field(description="Nodes with cores that take something new")
-    cpu_milli: int = Field(description="What these have together")
+    nodes: int = Field(description="Schedulable nodes with cores")
+    cpu_milli: int = Field(description="Milli-cores of these nodes in total")
     queued: int = Field(description="Actions")
     simulated: int = Field(
-        description="Of these, in order of arrival: 2000 at most, and none whose queue is paused or has a"
-        " quota, or whose environment is about to end"
+        description="Queued actions that the forecast simulates, in order of arrival. It includes at most 2000, and"
+        " none with a paused queue, a quota or an environment that is about to end"
     )
-    starts_now: int = Field(description="Of the simulated ones: before anything that runs has ended")
-    started: int = Field(description="Of the simulated ones: all that start at all. What no node fits does not")
-    mean_wait_s: float | None = Field(default=None, description="Of those that start, from now until then")
-    p90_wait_s: float | None = Field(default=None, description="So long or shorter wait nine of ten")
+    starts_now: int = Field(description="Simulated actions that start before any running action ends")
+    started: int = Field(
+        description="Simulated actions that start within the forecast. An action that fits on no node does not start"
+    )
+    mean_wait_s: float | None = Field(
+        default=None, description="Mean seconds from now until the start, over the simulated actions that start"
+    )
+    p90_wait_s: float | None = Field(
+        default=None, description="90th percentile of the seconds from now until the start"
+    )
     drain_s: float | None = Field(
-        default=None, description="Until the last of the simulated ones starts; absent where not all do"
+        default=None, description="Seconds from now until the last simulated action starts. Absent if some do not start"
     )
-    complete: bool = Field(description="false: the time for looking ahead was over, and later starts are not in it")
+    complete: bool = Field(description="False if the forecast reached its time limit, so that later starts are missing")
 
 
 class CapacityPlan(BaseModel):
@@ -105,7 +125,7 @@ class CapacityPlan(BaseModel):
     Existing environments stay. An environment created during the forecast ends with its last known action.
     """
 
-    current: CapacityForecast = Field(description="With the nodes there are and what waits there")
+    current: CapacityForecast = Field(description="Forecast for the current nodes and the current load")
     hypothetical: CapacityForecast | None = Field(
-        default=None, description="With what was asked; absent where nothing was"
+        default=None, description="Forecast for the requested change. Absent if the query has no change"
     )

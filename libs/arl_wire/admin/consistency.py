@@ -25,6 +25,8 @@ class ResourceAllocation(BaseModel):
 
 
 class NodeUsage(BaseModel):
+    """The numbers of attempts and environments on a node, computed from current rows."""
+
     node: str
     attempts: int
     """Number of granted or running attempts, in any environment."""

@@ -20,13 +20,18 @@ class CreateKeyRequest(BaseModel):
 
     project: Name | None = Field(
         default=None,
-        description="Absent: the caller's own. The name of a new project makes it; that takes `admin:*` of the"
-        " project `default`, and `admin:write` or `admin:*` among `scopes`: nobody else could make it further keys",
+        description="Project of the key. Absent: the caller's project. The name of a new project creates it; this"
+        " needs a key of project `default` with `admin:*`. The first key of a new project needs"
+        " `admin:write` or `admin:*` in `scopes`, because only it can create further keys",
     )
     scopes: Annotated[list[KeyScope], Field(min_length=1, max_length=6)] | None = Field(
-        default=None, description="Absent: `actions:write`; of a new project's first key all, `actions:*` and `admin:*`"
+        default=None,
+        description="Scopes of the key. Absent: `actions:write`, or `actions:*` and `admin:*` for the first key of"
+        " a new project",
     )
-    expires_in_s: int | None = Field(default=None, ge=1, le=3650 * 86400, description="Absent: it does not expire")
+    expires_in_s: int | None = Field(
+        default=None, ge=1, le=3650 * 86400, description="Seconds until the key expires. Absent: it does not expire"
+    )
 
 
 class ApiKey(BaseModel):
@@ -34,7 +39,7 @@ class ApiKey(BaseModel):
 
     id: int
     project: str
-    prefix: str = Field(description="Its first characters")
+    prefix: str = Field(description="First characters of the key")
     scopes: list[str]
     created_at: datetime
     expires_at: datetime | None = None

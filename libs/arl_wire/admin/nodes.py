@@ -23,11 +23,13 @@ class NodeTemplate(BaseModel):
     """A file tree that environments on the node can start from, in addition to `host`."""
 
     name: str
-    digest: str = Field(description="Of the image that it was made from")
+    digest: str = Field(description="Digest of the image from which the template was made")
     bytes: int
 
 
 class NodeInfo(BaseModel):
+    """A node with its capacity, liveness, load and enforced limits."""
+
     name: str
     kind: str
     driver: str
@@ -36,13 +38,17 @@ class NodeInfo(BaseModel):
     registered_at: datetime
     last_heartbeat_at: datetime
     alive: bool
-    cordoned: bool = Field(description="No environment and no action outside of one is placed there any more")
-    drain_deadline_at: datetime | None = Field(
-        default=None, description="When what is left there is ended; absent unless the node is being emptied"
+    cordoned: bool = Field(
+        description="True if the node accepts no new environments and no actions outside existing ones"
     )
-    drained: bool = Field(default=False, description="It was to be emptied, and nothing is left on it")
-    running: int = Field(description="Actions that are granted or running there")
-    allocated_cpu_milli: int = Field(default=0, description="Milli-cores that these have")
+    drain_deadline_at: datetime | None = Field(
+        default=None,
+        description="Time at which everything that remains on the node is ended. Absent unless the node is being"
+        " drained",
+    )
+    drained: bool = Field(default=False, description="True if the node was drained and nothing remains on it")
+    running: int = Field(description="Granted and running actions of the node")
+    allocated_cpu_milli: int = Field(default=0, description="Milli-cores allocated to these actions")
     environments: int
     enforced: list[EnforcementStatus]
     templates: list[NodeTemplate] = []
@@ -54,23 +60,26 @@ class ChangeNodeRequest(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     cordoned: bool = Field(
-        description="true: nothing new is placed there, while environments that live there go on. false: it is open"
-        " again, and is not being emptied any more"
+        description="True to cordon the node: it accepts no new environments, and existing ones continue. False to"
+        " reopen it and to stop draining"
     )
     drain_deadline_s: float | None = Field(
         default=None,
         ge=0,
         le=30 * 86_400,
-        description="Empty the node: trajectories that live there have so many seconds to end. What is left then is"
-        " ended: actions go back to the queue as their `retries` allow, environments are lost (`environment_lost`)",
+        description="Seconds that existing trajectories have to end before the node is drained. Then their actions are"
+        " queued again as far as their `retries` allow, and their environments are lost"
+        " (`environment_lost`)",
     )
 
     @model_validator(mode="after")
     def _check_drain_needs_cordon(self) -> Self:
         if self.drain_deadline_s is not None and not self.cordoned:
-            raise ValueError("a node that is open is not emptied: `drain_deadline_s` goes with `cordoned: true`")
+            raise ValueError("`drain_deadline_s` needs `cordoned: true`: an open node cannot be drained")
         return self
 
 
 class NodeListResponse(BaseModel):
+    """All nodes, by name."""
+
     items: list[NodeInfo]

@@ -21,7 +21,7 @@ __all__ = [
 ]
 
 Weight = Annotated[float, Field(ge=0.01, le=100, allow_inf_nan=False)]
-"""Relative weight: twice the weight gets twice the share if both want more than there is."""
+"""Relative weight: a queue with twice the weight gets twice the share if both have more work than fits."""
 
 
 _MaxRunning = Annotated[int, Field(ge=1, le=2**31 - 1)]
@@ -30,18 +30,21 @@ _MaxRunning = Annotated[int, Field(ge=1, le=2**31 - 1)]
 class QueueQuota(StrictModel):
     """The maximum number of concurrently running actions of a task, regardless of free resources."""
 
-    running: _MaxRunning | None = Field(default=None, description="Actions that are granted or running, of all kinds")
+    running: _MaxRunning | None = Field(
+        default=None, description="Maximum number of granted and running actions of all kinds"
+    )
     reward_services: dict[ServiceName, _MaxRunning] = Field(
         default_factory=dict,
         max_length=256,
-        description="Of these, those that a reward service scores, by its name; it may be registered later",
+        description="Maximum number of these actions per reward service. A service may be registered later",
     )
     endpoints: dict[EndpointName, _MaxRunning] = Field(
-        default_factory=dict, max_length=256, description="Of these, the calls of an endpoint, by its name"
+        default_factory=dict, max_length=256, description="Maximum number of these actions per endpoint"
     )
 
     @property
     def has_limits(self) -> bool:
+        """Return True if the quota limits anything."""
         return self.running is not None or bool(self.reward_services or self.endpoints)
 
 
@@ -54,19 +57,19 @@ class ChangeQueueRequest(BaseModel):
         default=None,
         ge=1,
         le=2**31 - 1,
-        description="Actions that may wait in it; beyond that a submission is answered 429 `queue_full`. What waits"
-        " already stays. null: as many as this installation allows by default",
+        description="Maximum number of queued actions. Further submissions get 429 `queue_full`; actions already in"
+        " the queue stay. null: the default of the installation",
     )
     paused: bool | None = Field(
         default=None,
-        description="true: nothing of it starts until it is resumed; what was granted already goes on, deadlines and"
-        " limits hold. false: it goes on at once",
+        description="True to stop new grants of the queue. Granted actions continue, and deadlines and limits still"
+        " apply. False to resume it",
     )
     weight: Weight | None = Field(
-        default=None, description="Its share beside the other queues of its project; 1 at first"
+        default=None, description="Share of the queue relative to the other queues of its project; the default is 1"
     )
     quota: QueueQuota | None = Field(
-        default=None, description="Instead of the one that it has; what runs already goes on. null: none any more"
+        default=None, description="New quota; it replaces the current one. Running actions continue. null: no quota"
     )
 
     @field_validator("quota")
@@ -74,16 +77,19 @@ class ChangeQueueRequest(BaseModel):
     def _check_quota(cls, quota: QueueQuota | None) -> QueueQuota | None:
         if quota is not None and not quota.has_limits:
             raise ValueError(
-                "name what it limits: `running`, `reward_services` or `endpoints`; null takes a quota away"
+                "the quota is empty: give `running`, `reward_services` or `endpoints`, or null to remove the quota"
             )
         if quota is not None and (verifiers := sorted(quota.reward_services.keys() & VERIFIERS.keys())):
-            raise ValueError(f"{', '.join(verifiers)}: computed in sandboxes, which `running` limits")
+            raise ValueError(
+                f"{', '.join(verifiers)}: verifiers run in sandboxes and cannot be limited as reward services; use"
+                " `running`"
+            )
         return quota
 
     @model_validator(mode="after")
     def _check_not_empty(self) -> Self:
         if not self.model_fields_set:
-            raise ValueError("name what to change: `max_queued`, `paused`, `weight` or `quota`")
+            raise ValueError("the change is empty: give `max_queued`, `paused`, `weight` or `quota`")
         return self
 
     @property
@@ -102,12 +108,16 @@ class Queue(BaseModel):
 
     id: int
     task: str
-    max_queued: int | None = Field(default=None, description="Absent: the default of this installation")
-    queued: int = Field(description="Actions that are queued")
-    running: int = Field(description="Actions that are granted or running")
-    paused: bool = Field(default=False, description="Nothing of it starts until it is resumed")
-    weight: float = Field(default=1.0, description="Its share beside the other queues of its project")
-    quota: QueueQuota | None = Field(default=None, description="Absent: it runs as many as find room")
+    max_queued: int | None = Field(
+        default=None, description="Maximum number of queued actions. Absent: the default of the installation"
+    )
+    queued: int = Field(description="Queued actions")
+    running: int = Field(description="Granted and running actions")
+    paused: bool = Field(default=False, description="True if the queue starts no actions until it is resumed")
+    weight: float = Field(default=1.0, description="Share of the queue relative to the other queues of its project")
+    quota: QueueQuota | None = Field(
+        default=None, description="Quota of the queue. Absent: only free resources limit it"
+    )
 
 
 class QueueListResponse(BaseModel):
@@ -122,13 +132,15 @@ class ChangeProjectRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    weight: Weight = Field(description="Its share beside the other projects; 1 at first")
+    weight: Weight = Field(description="Share of the project relative to the other projects; the default is 1")
 
 
 class Project(BaseModel):
+    """A project with its weight among all projects."""
+
     id: int
     name: str
-    weight: float = Field(description="Its share beside the other projects")
+    weight: float = Field(description="Share of the project relative to the other projects")
 
 
 class ProjectListResponse(BaseModel):

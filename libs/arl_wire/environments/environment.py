@@ -31,6 +31,8 @@ __all__ = [
 
 
 class EnvironmentState(StrEnum):
+    """The states of an environment."""
+
     LIVE = "live"
     ENDING = "ending"
     """A client ended the environment; no more actions start in it."""
@@ -45,25 +47,35 @@ class EnvironmentState(StrEnum):
 class CreateEnvironmentRequest(StrictModel):
     """An environment created before its first action; it occupies memory and disk until it ends, but no cores."""
 
-    task: Name = Field(description="The RL workload this belongs to")
-    trajectory: Name | None = Field(default=None, description="Its name; one is made up where there is none")
+    task: Name = Field(description="RL workload to which the environment belongs")
+    trajectory: Name | None = Field(default=None, description="Name of the rollout. Absent: a name is generated")
     snapshot: UUID | None = Field(
         default=None,
-        description="Begin with what was written in another environment, on the node that has it, with its template "
-        "and, where none are given, its sizes",
+        description="Snapshot from which to create the environment. The new environment is on the node of the snapshot"
+        " and has its template, and its sizes unless others are given",
     )
     template: TemplateName = HOST_TEMPLATE
     memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
-    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of what can be written in it")
-    pids: int = Field(default=256, ge=1, le=1 << 20, description="Processes and threads at once")
-    idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400, description="It ends when unused for so long")
+    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable files in MiB")
+    pids: int = Field(
+        default=256, ge=1, le=1 << 20, description="Maximum number of processes and threads at the same time"
+    )
+    idle_ttl_s: int = Field(
+        default=3600, ge=1, le=30 * 86400, description="Seconds without use after which the environment ends"
+    )
     env: dict[VariableName, Argument] = Field(
-        default_factory=dict, max_length=256, description="Variables of every action in it; an action's own go first"
+        default_factory=dict,
+        max_length=256,
+        description="Variables of every action in the environment; an action's own variables take precedence",
     )
     files: dict[RelativePath, Base64] = Field(
-        default_factory=dict, max_length=MAX_FILES, description="Below the working directory; contents in base64"
+        default_factory=dict,
+        max_length=MAX_FILES,
+        description="Files below the working directory: path to content in base64",
     )
-    labels: dict[LabelKey, LabelValue] = Field(default_factory=dict, max_length=64, description="Of its making action")
+    labels: dict[LabelKey, LabelValue] = Field(
+        default_factory=dict, max_length=64, description="Labels of the action that creates the environment"
+    )
 
 
 class EnvironmentInfo(BaseModel):
@@ -82,7 +94,7 @@ class EnvironmentInfo(BaseModel):
     idle_ttl_s: int
     created_at: datetime
     last_used_at: datetime
-    ended_at: datetime | None = Field(default=None, description="When it ended or was lost")
+    ended_at: datetime | None = Field(default=None, description="Time at which the environment ended or was lost")
 
 
 class EnvironmentListResponse(BaseModel):

@@ -9,6 +9,8 @@ __all__ = ["FileEntry", "FileKind", "FileListResponse", "UploadArchiveResponse"]
 
 
 class FileKind(StrEnum):
+    """The kinds of entries in a file tree."""
+
     FILE = "file"
     DIRECTORY = "directory"
     SYMLINK = "symlink"
@@ -19,12 +21,14 @@ class FileKind(StrEnum):
 class FileEntry(BaseModel):
     """An entry in an environment's file tree."""
 
-    path: str = Field(description="From the directory that was asked for; bytes that are not UTF-8 as \\xNN")
+    path: str = Field(
+        description="Path relative to the requested directory. Bytes that are not UTF-8 are written as \\xNN"
+    )
     type: FileKind
-    size: int = Field(description="Bytes of a file, else 0")
-    mode: int = Field(description="Permission bits")
+    size: int = Field(description="Size of a file in bytes; 0 for other kinds")
+    mode: int = Field(description="Permission bits as a number")
     modified_at: datetime
-    target: str | None = Field(default=None, description="Where a symbolic link says that it leads")
+    target: str | None = Field(default=None, description="Target of a symbolic link")
 
 
 class FileListResponse(BaseModel):

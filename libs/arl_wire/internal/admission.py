@@ -31,7 +31,7 @@ __all__ = [
 
 
 class SubmissionMetadata(BaseModel):
-    """The fields of an `AdmitItem` without its action.
+    """The fields of an `AdmitItem` except its action.
 
     `key` makes the submission idempotent within its project; `body_hash` identifies the body that used the key.
     """
@@ -99,17 +99,23 @@ class AdmitResponse(BaseModel):
 
 
 class CancelActionsRequest(BaseModel):
+    """A request to cancel actions of a project."""
+
     project_id: int
     ids: list[UUID]
 
 
 class EndTrajectoryRequest(BaseModel):
+    """A request to cancel a trajectory's actions and to end its environment."""
+
     project_id: int
     task: str
     trajectory: str
 
 
 class DeleteSnapshotRequest(BaseModel):
+    """A request to delete a snapshot of a project."""
+
     project_id: int
     id: UUID
 
@@ -132,6 +138,8 @@ class InternalChangeQueueRequest(BaseModel):
 
 
 class InternalChangeProjectRequest(BaseModel):
+    """A change of a project's weight."""
+
     name: str
     weight: float
 
@@ -143,7 +151,7 @@ class AffectedRowsResponse(BaseModel):
 
 
 class InternalChangeNodeRequest(BaseModel):
-    """A request to cordon, reopen or drain a node; a deadline drains it."""
+    """A request to cordon, reopen or drain a node. A deadline drains it."""
 
     name: str
     cordoned: bool
@@ -151,11 +159,13 @@ class InternalChangeNodeRequest(BaseModel):
 
 
 class RemoveNodeRequest(BaseModel):
+    """A request to remove a dead node."""
+
     name: str
 
 
 class RemoveNodeResponse(BaseModel):
-    """The result of removing a node: removed, or the reason against it; neither if the node does not exist."""
+    """The result of removing a node: `removed`, or the reason for refusing; neither if the node does not exist."""
 
     removed: bool
     kept_by: str | None = None

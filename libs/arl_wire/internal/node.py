@@ -21,6 +21,8 @@ __all__ = [
 
 
 class GrantPayload(BaseModel):
+    """A granted row: the fence of the attempt, its amounts and its environment."""
+
     id: UUID
     grant_no: int
     amounts: dict[str, int]
@@ -49,6 +51,8 @@ class ResizePayload(BaseModel):
 
 
 class ResizeBatchRequest(BaseModel):
+    """The resizes of a round for one manager."""
+
     node_epoch: UUID
     resizes: list[ResizePayload]
 
@@ -78,7 +82,9 @@ class ResizeBatchResponse(BaseModel):
 
 
 class ReadOutputRequest(BaseModel):
-    """A request for the output of an attempt beyond these offsets, answered as soon as there is news."""
+    """A request for the output of an attempt beyond these offsets. The response is sent as soon as there is more
+    output.
+    """
 
     id: UUID
     grant_no: int
@@ -110,6 +116,8 @@ class ReadOutputResponse(BaseModel):
 
 
 class WriteInputRequest(_Base64Model):
+    """Bytes for the standard input of an attempt."""
+
     id: UUID
     grant_no: int
     data: bytes

@@ -9,15 +9,21 @@ __all__ = ["InternalRegisterServiceRequest", "RemoveServiceRequest", "RemoveServ
 
 
 class InternalRegisterServiceRequest(BaseModel):
+    """The registration of a reward service."""
+
     service: RegisterRewardServiceRequest
 
 
 class ServiceOperationRequest(BaseModel):
+    """An operation on a reward service."""
+
     name: ServiceName
     verb: ServiceOperation
 
 
 class RemoveServiceRequest(BaseModel):
+    """A request to remove a registered reward service."""
+
     name: ServiceName
 
 

@@ -52,10 +52,14 @@ class GangMembership(BaseModel):
 
 
 class ActionsAdmittedNotification(BaseModel):
+    """A notification of admitted actions; without any, rows changed that only a poll reads."""
+
     actions: list[QueuedActionRow]
 
 
 class FencePayload(BaseModel):
+    """The fence of an attempt."""
+
     id: UUID
     grant_no: int
 
@@ -106,6 +110,8 @@ class FindStragglersRequest(BaseModel):
 
 
 class StragglerPayload(BaseModel):
+    """An action that runs for longer than `limit_s`."""
+
     id: UUID
     allocation: dict[str, int]
     elapsed_s: float
@@ -113,4 +119,6 @@ class StragglerPayload(BaseModel):
 
 
 class FindStragglersResponse(BaseModel):
+    """The stragglers, those furthest above their limits first."""
+
     stragglers: list[StragglerPayload]

@@ -55,8 +55,10 @@ def item_form_error(kind: str, items: Sequence[ScoreItem]) -> ValidationFailed |
             continue
         field = _mismatched_field(given, forms)
         beside = ", ".join(sorted(given - {field}))
-        what = f"has no {field}" if field not in given else f"has {field}" + (f" beside {beside}" if beside else "")
-        message = f"item {at} {what}; a service of kind `{kind}` takes {describe_forms(kind)}"
+        what = (
+            f"has no {field}" if field not in given else f"has {field}" + (f" together with {beside}" if beside else "")
+        )
+        message = f"item {at} {what}: a service of kind `{kind}` takes {describe_forms(kind)}"
         return ValidationFailed(message, errors=[FieldError(field=f"items.{at}.{field}", message=message)])
     return None
 

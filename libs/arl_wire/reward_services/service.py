@@ -39,21 +39,26 @@ class ServiceOptions(StrictModel):
 
     activation: bool | None = Field(
         default=None,
-        description="Whether scores are probabilities and not raw logits; left out, they are those of `classifier`",
+        description="True to return probabilities, false to return raw logits. Absent: the activation of `classifier`",
     )
-    max_tokens: int | None = Field(default=None, ge=1, le=128 << 10, description="An item is cut there, and says so")
+    max_tokens: int | None = Field(
+        default=None,
+        ge=1,
+        le=128 << 10,
+        description="Maximum tokens of an item. A longer one is cut and marked as truncated",
+    )
     dtype: Literal["float32", "bfloat16", "float16"] | None = Field(
-        default=None, description="Of the weights in memory; as the files have it, where it is left out"
+        default=None, description="Data type of the weights in memory. Absent: the data type of the files"
     )
     tensor_parallel: int | None = Field(
         default=None,
         ge=1,
         le=8,
-        description="Devices of a node that have a part of the weights each, and compute every batch together; of the"
-        " kinds that torch computes",
+        description="Number of devices of one node that each have a part of the weights and compute every batch"
+        " together. Only for kinds that torch computes",
     )
     judge: JudgeOptions | None = Field(
-        default=None, description="What a judge is asked; left out, it answers chats and judges nothing"
+        default=None, description="Prompt and verdicts of a judge. Absent: the judge answers chats and scores nothing"
     )
 
 
@@ -63,31 +68,34 @@ class RegisterRewardServiceRequest(StrictModel):
     name: ServiceName
     kind: Literal["sequence-classifier", "reranker", "logprobs", "similarity", "relevance", "classifier", "judge"] = (
         Field(
-            description="By a sentence encoder: `similarity`, `relevance`, and `classifier` with a head in"
-            " `head.safetensors`. By torch: `sequence-classifier`, labels or a scalar reward of a text, a conversation"
-            " or tokens; `reranker`, of a text and a query; `logprobs`, of each token, by a causal language model. By"
-            " an engine that generates: `judge`"
+            description="Kind of the service. Sentence encoders: `similarity`, `relevance`, and `classifier` with a"
+            " head in `head.safetensors`. Torch models: `sequence-classifier` returns labels or a scalar"
+            " reward of a text, a conversation or tokens; `reranker` scores a text for a query; `logprobs`"
+            " returns the log-probability of each token by a causal language model. Generating engines:"
+            " `judge`"
         )
     )
     source: Source = Field(
-        description="Directory in the layout of Hugging Face, below the one that the nodes have for models; of a judge,"
-        " the name that nodes have for its engine"
+        description="Directory in the layout of Hugging Face, relative to the nodes' model directory. For a judge: the"
+        " name of the engine on the nodes"
     )
     options: ServiceOptions = ServiceOptions()
 
     @model_validator(mode="after")
     def _check_options(self) -> "RegisterRewardServiceRequest":
         if self.name in VERIFIERS:
-            raise ValueError(f"{self.name} is the name of a verifier that every deployment has")
+            raise ValueError(f"{self.name} is the name of a built-in verifier: choose another name")
         if self.kind == "logprobs" and self.options.activation is not None:
-            raise ValueError("a service of kind `logprobs` has no activation")
+            raise ValueError("a service of kind `logprobs` has no activation: remove options.activation")
         options = self.options.model_dump(exclude_none=True, exclude_unset=True)
         if self.kind == "judge" and (given := options.keys() - {"judge"}):
-            raise ValueError(f"a judge's engine has its own {', '.join(sorted(given))}")
+            raise ValueError(f"a judge uses the settings of its engine: remove {', '.join(sorted(given))}")
         if self.options.tensor_parallel is not None and self.kind not in TENSOR_PARALLEL_KINDS:
-            raise ValueError(f"a service of kind `{self.kind}` is not split; it takes no options.tensor_parallel")
+            raise ValueError(
+                f"a service of kind `{self.kind}` cannot be split across devices: remove options.tensor_parallel"
+            )
         if self.kind != "judge" and self.options.judge is not None:
-            raise ValueError(f"a service of kind `{self.kind}` is asked nothing; it takes no options.judge")
+            raise ValueError(f"options.judge is only for kind `judge`: remove it from a service of kind `{self.kind}`")
         return self
 
 
@@ -108,40 +116,49 @@ class ServiceReplica(BaseModel):
     """A node's copy of a service."""
 
     node: str
-    available: bool = Field(description="The node lives, and takes new actions")
-    state: ResidencyState = Field(description="Where its weights are")
+    available: bool = Field(description="True if the node is alive and accepts new actions")
+    state: ResidencyState = Field(description="Current location of its weights")
     device: str
-    slots: int = Field(description="Actions that may be in flight; none where it can't be had here, as `health` says")
+    slots: int = Field(
+        description="Maximum actions in flight. 0 if the service is not available on the node; `health` gives the"
+        " reason"
+    )
     in_flight: int
-    batches: int = Field(description="Since the start of its manager")
-    scores: int = Field(description="Items scored since then")
-    health: str = Field(description="`ok`, or the code of what went wrong, and after a colon what was said of it")
+    batches: int = Field(description="Batches since the node manager started")
+    scores: int = Field(description="Items scored since the node manager started")
+    health: str = Field(description="`ok`, or the code of the last error, followed by a colon and details")
 
 
 class RewardService(BaseModel):
     """A model that scores items. Actions of kind `score` name it."""
 
     name: str
-    kind: str = Field(description="What its items have to have and its scores mean; see the README")
+    kind: str = Field(description="Kind of the service; it determines the fields of items and the meaning of scores")
     model: str | None = Field(
         default=None,
-        description="What it is made of: a package, a directory, a function or an engine. Only for administrators of"
-        " project `default`, as are `options.judge` and the sentence of a node's `health`",
+        description="Backend of the service: a package, a directory, a function or an engine. Present only for"
+        " administrators of project `default`, as are `options.judge` and the details of `health`",
     )
     max_tokens: int | None = Field(
-        default=None, description="A longer text is cut, and its score says so. Absent while no node has it"
+        default=None,
+        description="Maximum tokens of a text. A longer one is cut, and its score is marked as truncated. Absent"
+        " while no node has the service",
     )
     registered: bool = Field(
-        default=False, description="By `POST /v1/reward-services`; others come along with their nodes"
+        default=False,
+        description="True if `POST /v1/reward-services` registered the service; false if a node provides it"
+        " without registration",
     )
     pinned: bool = False
-    drained: bool = Field(default=False, description="It takes nothing new until it is resumed")
+    drained: bool = Field(default=False, description="True if the service accepts nothing new until it is resumed")
     options: dict[str, Any] = Field(default_factory=dict)
-    available: bool = Field(description="A node with it lives; otherwise actions wait for one")
+    available: bool = Field(description="True if a node with the service is alive. Otherwise its actions are queued")
     nodes: list[ServiceReplica]
 
 
 class RewardServiceListResponse(BaseModel):
+    """All reward services, by name."""
+
     items: list[RewardService]
 
 
@@ -150,24 +167,31 @@ class ScoreRequest(StrictModel):
 
     service: ServiceName
     items: list[ScoreItem] = Field(min_length=1, max_length=MAX_ITEMS)
-    task: Name = Field(description="The RL workload this belongs to")
-    trajectory: Name | None = Field(default=None, description="The rollout this belongs to")
-    step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, for figures")
-    priority: int = Field(default=0, ge=-10, le=10, description="Higher goes first, among one task's")
+    task: Name = Field(description="RL workload to which the items belong")
+    trajectory: Name | None = Field(default=None, description="Rollout to which the items belong")
+    step: int | None = Field(default=None, ge=0, le=2**31 - 1, description="Training step, used in metrics and reports")
+    priority: int = Field(
+        default=0, ge=-10, le=10, description="Order among the actions of the same task; a higher value goes first"
+    )
     within_s: float = Field(
-        default=55, gt=0, le=600, allow_inf_nan=False, description="Of no use later: then it is 503, and not scored"
+        default=55,
+        gt=0,
+        le=600,
+        allow_inf_nan=False,
+        description="Seconds within which the scores are useful. After that the request fails with 503 and the"
+        " items are not scored",
     )
 
     @model_validator(mode="after")
     def _check_size(self) -> "ScoreRequest":
         if sum(item.characters for item in self.items) > MAX_CHARACTERS:
-            raise ValueError(f"items have more than {MAX_CHARACTERS} characters in all")
+            raise ValueError(f"items must have at most {MAX_CHARACTERS} characters in total: use several requests")
         return self
 
 
 class ScoreResponse(BaseModel):
     """The scores in the order of the items."""
 
-    action: UUID = Field(description="In which they were scored, with those of other calls")
-    first: int = Field(description="Which of its items the first one is")
+    action: UUID = Field(description="Action that scored the items; it may also have items of other requests")
+    first: int = Field(description="Index of the first item of this request among the items of the action")
     scores: list[Score]

@@ -21,6 +21,8 @@ EnvironmentName = tuple[int, str]
 
 
 class EnvironmentCache:
+    """The live environments that were read lately, by queue and trajectory."""
+
     def __init__(self) -> None:
         self._cached: dict[EnvironmentName, tuple[float, ExistingEnvironment]] = {}
         """Time of the last read, and the environment."""

@@ -32,11 +32,13 @@ def check_compatible(action: SubmitActionRequest, existing: ExistingEnvironment 
     if existing is None:
         return None
     if action.environment.template not in (None, existing.template):
-        message = f"the environment was made from {existing.template!r}; end the trajectory for another"
+        message = (
+            f"the environment was created from template {existing.template!r}: use it, or end the trajectory first"
+        )
         return ValidationFailed(message, errors=[FieldError(field="environment.template", message=message)])
     errors = [
         FieldError(
-            field=f"demand.{name}", message=f"asks for {getattr(action.demand, name)}, the environment has {has}"
+            field=f"demand.{name}", message=f"asks for {getattr(action.demand, name)}, but the environment has {has}"
         )
         for name, has in existing.size.items()
         if getattr(action.demand, name) > has
@@ -44,7 +46,10 @@ def check_compatible(action: SubmitActionRequest, existing: ExistingEnvironment 
     if not errors:
         return _node_capacity_error(action, existing) or _enforcement_error(action, existing)
     detail = "; ".join(f"{error.field} {error.message}" for error in errors)
-    return DemandImpossible(f"{detail}; its first action set its size, end the trajectory for another", errors=errors)
+    return DemandImpossible(
+        f"{detail}. The first action sets the size of an environment; end the trajectory to use another size",
+        errors=errors,
+    )
 
 
 def _node_capacity_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> DemandImpossible | None:
@@ -52,11 +57,11 @@ def _node_capacity_error(action: SubmitActionRequest, existing: ExistingEnvironm
     needed = action_resources(demand_of(action))
     if fits(needed, existing.capacity):
         return None
-    return demand_impossible(needed, [existing.capacity], subject="the node where its environment lives")
+    return demand_impossible(needed, [existing.capacity], subject="the node of the environment")
 
 
 def _enforcement_error(action: SubmitActionRequest, existing: ExistingEnvironment) -> RequirementNotEnforced | None:
     """Return an error if the environment's node does not enforce a required capability."""
     if required_capabilities(action) <= existing.enforced:
         return None
-    return requirement_not_enforced(action, "the node where its environment lives does not enforce")
+    return requirement_not_enforced(action, "the node of the environment does not enforce")

@@ -136,7 +136,7 @@ class FleetCatalog:
         demands = [(demand_of(action), self._suitable_nodes(action)) for action in actions]
         if can_gang_fit(demands, {at: node.capacity for at, node in enumerate(self.nodes)}):
             return None
-        message = f"the nodes have no room for all {len(actions)} at once, were they empty"
+        message = f"the {len(actions)} actions would not fit on the nodes at the same time, even if all nodes were idle"
         return DemandImpossible(f"gang: {message}", errors=[FieldError(field="gang", message=message)])
 
     def _suitable_nodes(self, action: SubmitActionRequest) -> list[int]:
@@ -152,7 +152,7 @@ def enforced_capabilities(row: Row) -> frozenset[str]:
 def requirement_not_enforced(action: SubmitActionRequest, subject: str) -> RequirementNotEnforced:
     """Return an error. `subject` is the start of the message, before the required capabilities."""
     message = f"{subject} {', '.join(sorted(action.require))}"
-    detail = f"{message}; `tangram doctor` says what is enforced and why"
+    detail = f"{message}. `tangram doctor` shows what this machine enforces and why"
     return RequirementNotEnforced(detail, errors=[FieldError(field="require", message=message)])
 
 
@@ -163,15 +163,18 @@ def required_capabilities(action: SubmitActionRequest) -> set[str]:
 
 def _unknown_template(name: str, nodes: Sequence[_NodeCapabilities]) -> TemplateNotFound:
     there = ", ".join(sorted(set[str]().union(*(node.templates for node in nodes))))
-    message = f"no node has {name!r}; there is {there}; `tangram templates import` brings others"
+    message = f"template {name!r} does not exist. Available: {there}. Import it with `tangram templates import`"
     return TemplateNotFound(message, errors=[FieldError(field="environment.template", message=message)])
 
 
 def _unknown_service(name: str | None, known: Collection[str] | None) -> RewardServiceNotFound | None:
     if known is None or name in known:
         return None
-    more = "" if known else "; `tangram doctor` says how to get models"
-    message = f"no node has {name!r}; there is {', '.join(sorted({*known, *VERIFIERS}))}{more}"
+    more = "" if known else ". `tangram doctor` explains how to get models"
+    message = (
+        f"reward service {name!r} does not exist. Available: {', '.join(sorted({*known, *VERIFIERS}))}. Register it"
+        f" with `tangram reward-services register`{more}"
+    )
     return RewardServiceNotFound(message, errors=[FieldError(field="service", message=message)])
 
 
@@ -189,31 +192,37 @@ def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, Sequence[
         return None
     if action.endpoint not in known:
         there = ", ".join(sorted(known)) or "none"
-        message = f"no broker has {action.endpoint!r}; there is {there}; TANGRAM_ENDPOINTS names them"
+        message = (
+            f"endpoint {action.endpoint!r} does not exist. Available: {there}. Brokers read their endpoints from"
+            " TANGRAM_ENDPOINTS"
+        )
         return EndpointNotFound(message, errors=[FieldError(field="endpoint", message=message)])
     methods = known[action.endpoint]
     if action.request.method in methods:
         return None
-    message = f"{action.endpoint} takes {', '.join(methods)}, and no {action.request.method}"
+    message = f"endpoint {action.endpoint} does not allow {action.request.method}. Allowed: {', '.join(methods)}"
     return ValidationFailed(message, errors=[FieldError(field="request.method", message=message)])
 
 
 def demand_impossible(
     needed: Mapping[str, int], capacities: Sequence[Mapping[str, int]], *, subject: str = "the largest node"
 ) -> DemandImpossible:
+    """Return the error of a demand above every capacity, with one field error for each resource."""
     largest = {resource: max(capacity.get(resource, 0) for capacity in capacities) for resource in needed}
     names = {"cpu_milli": "demand.cpu", "memory_mib": "demand.memory_mib", "disk_mib": "demand.disk_mib"}
     errors = [
         FieldError(
             field=names.get(resource, f"demand.resources.{resource}"),
             message=(
-                f"asks for {_format_amount(resource, amount)}, "
+                f"asks for {_format_amount(resource, amount)}, but "
                 f"{subject} has {_format_amount(resource, largest[resource])}"
             ),
         )
         for resource, amount in needed.items()
         if amount > largest[resource]
-    ] or [FieldError(field="demand", message="no single node has all of it at once")]
+    ] or [
+        FieldError(field="demand", message="fits on no single node: each resource exists, but not all on the same node")
+    ]
     return DemandImpossible("; ".join(f"{error.field} {error.message}" for error in errors), errors=errors)
 
 

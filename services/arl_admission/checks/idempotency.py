@@ -12,6 +12,7 @@ __all__ = ["item_result", "key_of", "known_gang_result"]
 
 
 def key_of(item: AdmitItem) -> tuple[int, str | None]:
+    """Return the project and the key of a submission."""
     return item.project_id, item.key
 
 
@@ -22,15 +23,16 @@ def item_result(
     inserted: Mapping[UUID, Row],
     bound: Mapping[tuple[int, str], tuple[str, UUID]],
 ) -> AdmitItemResult | Exception:
+    """Return the result of a submission after the insert: its new action, the action of its key, or an error."""
     if new is not None and new.id in inserted:
         return AdmitItemResult(id=new.id, created=True)
     known = bound.get((item.project_id, item.key)) if item.key is not None else None
     if known is None and item.key is None and new is not None and new.service is not None:
-        message = f"{new.service!r} was removed this very moment"
+        message = f"reward service {new.service!r} was removed during the submission"
         return RewardServiceNotFound(message, errors=[FieldError(field="service", message=message)])
     if known is None:
-        what = "the time of this Idempotency-Key ended, or its service was removed,"
-        return Unavailable(f"{what} this very moment; try again", retry_after_s=1)
+        what = "this Idempotency-Key expired or its reward service was removed during the submission"
+        return Unavailable(f"{what}; try again", retry_after_s=1)
     body_hash, id = known
     if body_hash == (item.body_hash or ""):
         return AdmitItemResult(id=id)
@@ -38,11 +40,12 @@ def item_result(
 
 
 def _key_reused_error() -> IdempotencyKeyReused:
-    message = "this Idempotency-Key stands for another body; use a new key for a new action"
+    message = "this Idempotency-Key was used with another body: use a new key for a new action"
     return IdempotencyKeyReused(message, errors=[FieldError(field="header.Idempotency-Key", message=message)])
 
 
 def known_gang_result(item: AdmitItem, bound: Mapping[tuple[int, str], tuple[str, UUID]]) -> AdmitItemResult:
+    """Return the action of a gang member whose key is bound. Raises `IdempotencyKeyReused` for another body."""
     body_hash, id = bound.get((item.project_id, item.key or ""), (None, None))
     if id is None or body_hash != item.body_hash:
         raise _key_reused_error()

@@ -55,10 +55,12 @@ class QueueBacklog:
         self._count_time_s = self._counted_at - began
 
     def remaining(self, queue_id: int) -> int:
+        """Return how many more actions the queue accepts."""
         queue = self._queue(queue_id)
         return max(0, queue.limit - queue.waiting)
 
     def limit(self, queue_id: int) -> int:
+        """Return the maximum number of queued actions of the queue."""
         return self._queue(queue_id).limit
 
     def invalidate(self) -> None:
@@ -66,6 +68,7 @@ class QueueBacklog:
         self._counted_at = float("-inf")
 
     def record_inserted(self, by_queue: Mapping[int, int]) -> None:
+        """Add inserted actions to the counts."""
         for queue, new in self._queue_counts(by_queue):
             queue.waiting += new
 

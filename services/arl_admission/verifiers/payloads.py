@@ -16,6 +16,7 @@ TIMEOUT_FRACTION = 0.9
 
 
 def is_verified(action: SubmitActionRequest) -> bool:
+    """Return True if the action is scored by a verifier."""
     return action.service in VERIFIERS
 
 

@@ -128,6 +128,7 @@ class CapturedChunk:
 
     @classmethod
     def from_buffer(cls, retained: bytes | bytearray, total_bytes: int, offset: int) -> "CapturedChunk":
+        """Return up to `MAX_CHUNK_BYTES` retained bytes from the offset on."""
         data = bytes(retained[offset : offset + MAX_CHUNK_BYTES])
         return cls(data, len(retained), total_bytes, bool(data) or offset == len(retained) < total_bytes)
 
@@ -141,9 +142,11 @@ class CapturedStream:
 
     @property
     def is_truncated(self) -> bool:
+        """Return True if bytes were written that are not retained."""
         return self.total_bytes > len(self.data)
 
     def chunk_from(self, offset: int) -> CapturedChunk:
+        """Return the part of the stream from the offset on."""
         return CapturedChunk.from_buffer(self.data, self.total_bytes, offset)
 
 
@@ -269,7 +272,8 @@ class FileOperation(Protocol):
 class Executor(Protocol):
     """An executor of attempts. Every call is idempotent by fence: a second start or kill of a fence does nothing."""
 
-    async def connect(self) -> ExecutorState: ...
+    async def connect(self) -> ExecutorState:
+        """Connect and return the executor's state. Earlier connections of this node end."""
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
         """Start attempts. Each ends in exactly one `ExecutionReport`, also if its set-up fails."""
@@ -315,4 +319,5 @@ class Executor(Protocol):
         """Yield reports and environment losses as they occur. Raises ConnectionError when the executor ends."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Close the connection; attempts continue."""

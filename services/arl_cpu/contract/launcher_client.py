@@ -62,11 +62,13 @@ class LauncherClient:
         return decode_state(answer["state"], answer["reports"])
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
+        """Start attempts. Raises `ConnectionError` if the launcher is not connected."""
         # Send each specification in its own frame: one may have tens of megabytes, and a frame is bounded.
         for spec in specs:
             await self._require_connection().send({"op": "start", "specs": [encode_spec(spec)]})
 
     async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
+        """Resize attempts and wait for the launcher's confirmation."""
         answer = await self._require_connection().request(
             {"op": "resize", "resizes": [encode_resize(resize) for resize in resizes]}
         )
@@ -80,30 +82,36 @@ class LauncherClient:
         return LauncherFileOperation(reader, writer, lambda: self.kill([fence]))
 
     async def kill(self, fences: Sequence[Fence]) -> None:
+        """Kill attempts; each still reports."""
         await self._require_connection().send({"op": "kill", "fences": [encode_fence(fence) for fence in fences]})
 
     async def poll_output(self, fence: Fence, *, stdout: int, stderr: int) -> CapturedOutput | None:
+        """Wait for output beyond the offsets, or for the end of the attempt."""
         question = {"op": "follow", "fence": encode_fence(fence), "stdout": stdout, "stderr": stderr}
         answer = await self._require_connection().request(question, cancellation={"op": "unfollow"})
         return decode_output(answer["output"])
 
     async def feed_stdin(self, fence: Fence, data: bytes, *, offset: int | None, end: bool) -> FeedResult:
+        """Append input to a running attempt."""
         answer = await self._require_connection().request(
             {"op": "feed", **encode_feed(fence, data, offset=offset, end=end)}
         )
         return decode_feed_result(answer["fed"])
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
+        """Destroy environments and wait until all their processes have ended."""
         await self._require_connection().request(
             {"op": "destroy", "environments": [str(each) for each in environments]}
         )
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Delete reports that are durable elsewhere."""
         await self._require_connection().send(
             {"op": "acknowledge", "fences": [encode_fence(fence) for fence in fences]}
         )
 
     async def events(self) -> AsyncIterator[ExecutorEvent]:
+        """Yield events until the launcher closes the connection, then raise `ConnectionError`."""
         connection = self._require_connection()
         while (event := await connection.events.get()) is not None:
             yield event
@@ -111,13 +119,14 @@ class LauncherClient:
         raise ConnectionError("the launcher closed the connection")
 
     async def close(self) -> None:
+        """Close the connection; attempts continue in the launcher."""
         if self._connection is not None:
             connection, self._connection = self._connection, None
             await connection.close()
 
     def _require_connection(self) -> "_LauncherConnection":
         if self._connection is None:
-            raise ConnectionError("not connected to the launcher")
+            raise ConnectionError("the launcher is not connected")
         return self._connection
 
 
@@ -136,7 +145,7 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
                 break
             except (BlockingIOError, FileNotFoundError, ConnectionRefusedError) as error:
                 if time.monotonic() > tries_until:
-                    raise ConnectionError(f"the launcher takes no connection: {error.strerror}") from None
+                    raise ConnectionError(f"the launcher does not accept the connection: {error.strerror}") from None
                 await asyncio.sleep(_RETRY_DELAY_S)
         return await asyncio.open_unix_connection(sock=connecting, limit=_READ_BYTES)
     except BaseException:
@@ -145,12 +154,15 @@ async def _connect(path: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWrit
 
 
 class LauncherFileOperation:
+    """A `FileOperation` on a connection to the launcher's worker process."""
+
     def __init__(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, kill: Callable[[], Awaitable[None]]
     ) -> None:
         self._reader, self._writer, self._kill = reader, writer, kill
 
     async def read_response(self) -> Mapping[str, Any]:
+        """Return the next response. Raises `FileOperationError` and `ConnectionError`."""
         message = json.loads(await self._read_exactly(await self._read_length(), max_bytes=MAX_RESPONSE))
         if "refused" in message:
             raise FileOperationError(message["refused"], message["message"])
@@ -158,6 +170,7 @@ class LauncherFileOperation:
         return ok
 
     async def send(self, data: bytes) -> None:
+        """Send input in chunks. Empty data marks the end."""
         view = memoryview(data)
         while view:
             self._writer.write(CHUNK_LENGTH.pack(len(view[:MAX_CHUNK])) + view[:MAX_CHUNK])
@@ -167,6 +180,7 @@ class LauncherFileOperation:
             self._writer.write(CHUNK_LENGTH.pack(0))
 
     async def output(self) -> AsyncIterator[bytes]:
+        """Yield the output in chunks until its end. Raises `FileOperationError` and `ConnectionError`."""
         while size := await self._read_length():
             if size == ABORTED_LENGTH:
                 await self.read_response()
@@ -190,11 +204,11 @@ class LauncherFileOperation:
 
     async def _read_exactly(self, size: int, *, max_bytes: int) -> bytes:
         if size > max_bytes:
-            raise ConnectionError("what is at work on the files says what cannot be understood")
+            raise ConnectionError("the process of the file operation sent an invalid message")
         try:
             return await self._reader.readexactly(size)
         except asyncio.IncompleteReadError:
-            raise ConnectionError("what was at work on the files has ended") from None
+            raise ConnectionError("the process of the file operation has ended") from None
 
 
 class _LauncherConnection:
@@ -208,6 +222,7 @@ class _LauncherConnection:
         self._read_task = asyncio.create_task(self._read())
 
     async def send(self, message: Mapping[str, Any]) -> None:
+        """Send a message. Raises `ConnectionError` if the connection is closed."""
         if self._read_task.done():
             raise ConnectionError("the launcher closed the connection")
         self._writer.write(encode_frame(message))
@@ -234,6 +249,7 @@ class _LauncherConnection:
             self._responses.pop(number, None)
 
     async def close(self) -> None:
+        """Close the connection and wait until the reader has ended."""
         self._writer.close()
         self._read_task.cancel()
         await asyncio.wait([self._read_task])

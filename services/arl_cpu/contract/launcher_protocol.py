@@ -52,6 +52,7 @@ JsonObject = dict[str, Any]
 
 
 def encode_frame(message: Mapping[str, Any]) -> bytes:
+    """Return a message as a frame."""
     body = json.dumps(message, separators=(",", ":"), ensure_ascii=False).encode(errors="surrogatepass")
     return _LENGTH.pack(len(body)) + body
 
@@ -63,11 +64,12 @@ class FrameReader:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[JsonObject]:
+        """Add received data and yield the complete messages. Raises `ValueError` for an invalid frame."""
         self._buffer += data
         while len(self._buffer) >= _LENGTH.size:
             (size,) = _LENGTH.unpack_from(self._buffer)
             if size > MAX_FRAME:
-                raise ValueError(f"a frame of {size} bytes is above the limit of {MAX_FRAME}")
+                raise ValueError(f"a frame has {size} bytes, but at most {MAX_FRAME} are allowed")
             end = _LENGTH.size + size
             if len(self._buffer) < end:
                 return

@@ -48,6 +48,7 @@ class SimulatedExecutor:
         self._events: asyncio.Queue[ExecutorEvent | None] = asyncio.Queue()
 
     async def connect(self) -> ExecutorState:
+        """Return the simulated state; earlier event readers end."""
         self._events = asyncio.Queue()
         return ExecutorState(
             node_epoch=self._node_epoch,
@@ -55,18 +56,22 @@ class SimulatedExecutor:
             running=tuple(attempt.running_attempt(fence) for fence, attempt in self._running.items()),
             reports=tuple(self._reports.values()),
             capabilities=tuple(
-                NodeCapability(name=name, level="absent", mechanism="simulated", reason="nothing is run")
+                NodeCapability(
+                    name=name, level="absent", mechanism="simulated", reason="the simulated driver runs no programs"
+                )
                 for name in CAPABILITY_NAMES
             ),
             driver="simulated",
         )
 
     async def start(self, specs: Sequence[ExecSpec]) -> None:
+        """Start attempts; known fences are ignored."""
         for spec in specs:
             if not any(spec.fence in known for known in (self._running, self._reports, self._acknowledged)):
                 self._begin(spec)
 
     async def resize(self, resizes: Sequence[AttemptResize]) -> frozenset[Fence]:
+        """Apply the resizes at once and return the fences that run."""
         found = [resize for resize in resizes if resize.fence in self._running]
         for resize in found:
             attempt = self._running[resize.fence]
@@ -78,9 +83,10 @@ class SimulatedExecutor:
 
     async def start_file_operation(self, fence: Fence, environment: UUID, request: Mapping[str, Any]) -> FileOperation:
         del fence, environment, request
-        raise FileOperationError("unsupported", "a simulated environment has no files")
+        raise FileOperationError("unsupported", "an environment of the simulated driver has no files")
 
     async def kill(self, fences: Sequence[Fence]) -> None:
+        """End attempts as `cancelled`."""
         for fence in fences:
             if fence in self._running:
                 self._end(ExecutionReport(fence=fence, outcome="cancelled"))
@@ -105,11 +111,13 @@ class SimulatedExecutor:
         return FeedResult("taken", attempt.fed_bytes)
 
     async def destroy(self, environments: Sequence[UUID]) -> None:
+        """Remove environments and cancel the attempts in them."""
         gone = frozenset(environments)
         await self.kill([fence for fence, each in self._running.items() if each.environment in gone])
         self._environments -= gone
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Forget the reports of these fences."""
         for fence in fences:
             if self._reports.pop(fence, None) is not None:
                 self._acknowledged[fence] = None
@@ -117,6 +125,7 @@ class SimulatedExecutor:
             del self._acknowledged[next(iter(self._acknowledged))]
 
     async def events(self) -> AsyncIterator[ExecutorEvent]:
+        """Yield events until the executor is closed, then raise `ConnectionError`."""
         events = self._events
         while (event := await events.get()) is not None:
             yield event
@@ -185,6 +194,7 @@ class _SimulatedProgram:
 
     @classmethod
     def from_spec(cls, spec: ExecSpec) -> "_SimulatedProgram":
+        """Return the program of a specification; any unknown command ends at once."""
         match spec.argv:
             case ("sleep", seconds):
                 return cls(float(seconds))
@@ -240,6 +250,7 @@ class _SimulatedAttempt:
         return int(self.program.seconds * (1.0 - self.remaining) * 1_000_000) if self.program.uses_cpu else 0
 
     def running_attempt(self, fence: Fence) -> RunningAttempt:
+        """Return the attempt in the form of the executor's state."""
         return RunningAttempt(
             fence,
             self.environment,

@@ -65,6 +65,8 @@ _FIRST_UNUSED_ID, _IDS_PER_LAUNCHER, _LAUNCHERS = 0x70000000, 0x10000, 0x1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LauncherSettings:
+    """The settings of the launcher, from environment variables."""
+
     socket_path: Path
     directory: Path
     driver: str
@@ -91,7 +93,7 @@ class LauncherSettings:
             raise ValueError(f"TANGRAM_AGENT is {agent!r}; it must be one of {', '.join(native.AGENT_KINDS)}")
         node_name = variables.get("TANGRAM_NODE_NAME", "node")
         if "/" in node_name or node_name.startswith("."):
-            raise ValueError("TANGRAM_NODE_NAME must be a plain name without '/'")
+            raise ValueError("TANGRAM_NODE_NAME must be a name without '/'")
         return cls(
             socket_path=Path(variables["TANGRAM_LAUNCHER_SOCKET"]),
             directory=Path(variables["TANGRAM_LAUNCHER_DIR"]).absolute(),
@@ -105,6 +107,7 @@ class LauncherSettings:
 
 
 def main() -> int:
+    """Run the launcher, or the check of `--check`. Return the exit code."""
     _restart_with_clean_variables()
     os.umask(0o022)
     try:
@@ -147,7 +150,7 @@ def _run_exclusively(settings: LauncherSettings) -> int:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return _exit_with_error(f"another launcher uses {settings.directory}", _EXIT_IN_USE)
+        return _exit_with_error(f"another launcher already uses {settings.directory}", _EXIT_IN_USE)
     return _run(settings)
 
 
@@ -164,7 +167,7 @@ def _run(settings: LauncherSettings, *, check_only: bool = False) -> int:
             return _run_driver(settings, driver, "; ".join(problems), check_only=check_only)
         except DriverUnavailable as problem:
             problems.append(f"the {name} driver does not work on this host: {problem}. {driver.fix}")
-    problems.append("Or set TANGRAM_DRIVER=unsafe-local to run code you trust without walls")
+    problems.append("To run trusted code without isolation, set TANGRAM_DRIVER=unsafe-local")
     return _exit_with_error("; ".join(problems), _EXIT_NO_DRIVER)
 
 
@@ -178,7 +181,7 @@ def _run_driver(settings: LauncherSettings, driver: IsolationDriver, fallback_re
     try:
         workdir.create_root(work_dir)
     except OSError as problem:
-        raise DriverUnavailable(f"no place for the files of environments: {problem}") from problem
+        raise DriverUnavailable(f"the directory for the files of environments is unusable: {problem}") from problem
     tree = find_cgroup_tree(f"{settings.node_name}.{suffix:08x}") if driver.is_isolated else None
     if tree is not None:
         tree.sweep()
@@ -215,13 +218,11 @@ def _open_agent(agent_kind: str, driver: IsolationDriver, *, has_cgroup: bool) -
         return None, in_python(reason="TANGRAM_AGENT is python")
     try:
         if not driver.has_zygote_namespaces or not has_cgroup:
-            raise native.NativeAgentUnavailable(
-                "without namespaces and a cgroup the agent has to look after more than the one in C can"
-            )
+            raise native.NativeAgentUnavailable("the C agent needs namespaces and a cgroup; one of them is missing")
         program = native.open_native_agent()
     except native.NativeAgentUnavailable as problem:
         if agent_kind != native.AUTO:
-            raise DriverUnavailable(f"no agent in C: {problem}") from problem
+            raise DriverUnavailable(f"the C agent is not available: {problem}") from problem
         return None, in_python(reason=str(problem))
     return program, NodeCapability(name="agent", level="enforced", mechanism="C")
 
@@ -236,7 +237,7 @@ def _serve(
     zygote = host.zygote
     loop.watch(zygote.channel.socket.fileno(), lambda: _on_zygote_readable(host, node))
     if driver.is_isolated and _would_run_as_root(host.first_host_id):
-        raise DriverUnavailable("sandboxes never run as root, and this root has no other uid to give them")
+        raise DriverUnavailable("sandboxes never run as root, and no other uid is available for them")
     try:
         capabilities = (
             run_selftest(host, settings.directory) if driver.is_isolated else capabilities_without_isolation()
@@ -269,8 +270,8 @@ def _use_reachable_python(settings: LauncherSettings, driver: str, fallback_reas
     python = next((each for each in _SYSTEM_PYTHONS if is_suitable(each)), None)
     if python is None:
         raise DriverUnavailable(
-            f"other uids cannot reach this Python in {sys.base_prefix}, and none of {', '.join(_SYSTEM_PYTHONS)} "
-            "is one of version 3.11 or newer"
+            f"other uids cannot reach this Python in {sys.base_prefix}, and none of {', '.join(_SYSTEM_PYTHONS)} has"
+            " version 3.11 or newer"
         )
     variables = {
         **os.environ,
@@ -297,7 +298,7 @@ def _on_zygote_readable(host: SandboxHost, node: LauncherNode) -> None:
     if host.zygote.handle_response():
         return
     host.loop.unwatch(host.zygote.channel.socket.fileno())
-    sys.stderr.write("arl_cpu.launcher: the process that makes environments is gone; ending\n")
+    sys.stderr.write("arl_cpu.launcher: the process that creates environments has ended; the launcher exits\n")
     _shut_down(host.loop, node)
 
 
@@ -358,6 +359,7 @@ def is_reachable(path: str) -> bool:
 
 
 def is_suitable(python: str) -> bool:
+    """Return True if other users can run this interpreter and it is recent enough."""
     if not os.access(python, os.X_OK) or not is_reachable(os.path.realpath(python)):
         return False
     return subprocess.run([python, "-I", "-S", "-c", _VERSION], check=False).returncode == 0

@@ -15,6 +15,8 @@ _NODE = 0
 
 @dataclass(frozen=True, slots=True)
 class AttemptAllocation:
+    """The allocation of one attempt."""
+
     fence: Fence
     resources: Resources
     environment: UUID | None
@@ -24,6 +26,7 @@ class AttemptAllocation:
 
     @property
     def cpu_milli(self) -> int:
+        """Return the milli-cores of the attempt."""
         return self.resources.get("cpu_milli", 0)
 
 
@@ -38,6 +41,7 @@ class PendingResize:
 
     @property
     def fence(self) -> Fence:
+        """Return the fence of the attempt."""
         return self.previous.fence
 
 
@@ -71,14 +75,17 @@ class NodeAllocations:
 
     @property
     def capacity(self) -> Resources:
+        """Return the total resources of the node."""
         return self._ledger.capacity(_NODE)
 
     @property
     def available(self) -> Resources:
+        """Return the free resources of the node."""
         return self._ledger.available(_NODE)
 
     @property
     def fences(self) -> frozenset[Fence]:
+        """Return the attempts with an allocation."""
         return frozenset(self._attempts)
 
     @property
@@ -92,9 +99,11 @@ class NodeAllocations:
         return frozenset(self._environments - self._creating.keys())
 
     def get(self, fence: Fence) -> AttemptAllocation | None:
+        """Return the allocation of an attempt, or None."""
         return self._attempts.get(fence)
 
     def is_busy(self, environment: UUID) -> bool:
+        """Return True if an attempt is allocated in the environment."""
         return environment in self._busy
 
     def allocate(self, attempt: AttemptAllocation) -> bool:
@@ -117,6 +126,7 @@ class NodeAllocations:
         self._core_map.adopt(attempt.fence, cores, attempt.cpu_milli)
 
     def assign_cores(self, attempt: AttemptAllocation) -> tuple[int, ...]:
+        """Assign cores to an allocated attempt and return them."""
         return self._core_map.assign(attempt.fence, attempt.cpu_milli)
 
     def has_cores(self, fence: Fence) -> bool:
@@ -167,10 +177,12 @@ class NodeAllocations:
             self.release_environment(environment)
 
     def adopt_environment(self, environment: UUID, resources: Resources) -> None:
+        """Allocate the resources of an environment that exists already."""
         self._environments.add(environment)
         self._ledger.allocate(environment, _NODE, resources)
 
     def release_environment(self, environment: UUID) -> None:
+        """Release the resources of an environment that has ended."""
         self._environments.discard(environment)
         self._creating.pop(environment, None)
         self._ledger.release(environment)
@@ -180,6 +192,7 @@ class NodeAllocations:
         self._ending |= environments
 
     def end_termination(self, environments: frozenset[UUID]) -> None:
+        """Accept attempts in these names again; their environments have ended."""
         self._ending -= environments
 
     def _set_cpu(self, attempt: AttemptAllocation, cpu_milli: int) -> None:

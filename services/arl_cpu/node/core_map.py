@@ -40,6 +40,7 @@ def _group_by_numa_node(
         by_node.setdefault(numa_nodes.get(core, 0), []).append(core)
 
     def rank(node: int) -> tuple[int, bool, int, int, int]:
+        """Return the sort key of a NUMA node; the best node has the smallest key."""
         cores = by_node[node]
         kept = sum(core in preferred for core in cores)
         if len(cores) < count:
@@ -116,6 +117,7 @@ class CoreMap:
         self._allocate(fence, tuple(cores), cpu_milli)
 
     def release(self, fence: Fence) -> None:
+        """Free all cores of the attempt."""
         self._exclusive = {core: holder for core, holder in self._exclusive.items() if holder != fence}
         self._unshare(fence)
 

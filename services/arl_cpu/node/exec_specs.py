@@ -26,13 +26,13 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
             fence=fence,
             outcome="infra_error",
             reason="environment_lost",
-            message="the trajectory's environment is gone; end the trajectory to begin anew",
+            message="the environment of the trajectory is lost; end the trajectory to start a new one",
             # The action named an older environment, so its loss does not affect the current one.
             environment_lost=not is_another,
         )
     if row.kind == "environment.create" and not row.may_make:
         return ExecutionReport(
-            fence=fence, outcome="user_error", reason="environment_exists", message="it is there already"
+            fence=fence, outcome="user_error", reason="environment_exists", message="the environment already exists"
         )
     missing = set(environment.get("require", ())) - enforced
     if missing:
@@ -42,6 +42,7 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
 
 
 def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, ...]) -> ExecSpec:
+    """Return the specification of an attempt from its row."""
     environment = json.loads(row.environment)
     payload = json.loads(row.payload)
     return ExecSpec(
@@ -75,4 +76,5 @@ def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, .
 
 
 def allocation_from_grant(grant: GrantPayload) -> AttemptAllocation:
+    """Return the allocation that a grant describes."""
     return AttemptAllocation(Fence(grant.id, grant.grant_no), grant.amounts, grant.environment_id, grant.amounts_seq)

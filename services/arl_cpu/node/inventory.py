@@ -83,7 +83,7 @@ class TemplateInventory:
         self._seen_stamp = stamp if time.time_ns() - stamp > _CLOCK_GRANULARITY_NS else None
         try:
             for name, why in self._store.damaged_records().items():
-                log.warning("the record of the template %s cannot be read: %s", name, why)
+                log.warning("the record of template %s cannot be read: %s", name, why)
             return [
                 {"name": each.name, "digest": each.digest, "bytes": each.bytes} for each in self._store.list_templates()
             ]

@@ -39,16 +39,17 @@ class AttemptStreams:
         except TimeoutError:
             return ReadOutputResponse(status="running")
         except ConnectionError as error:
-            raise Unavailable(f"the launcher is gone: {error}", retry_after_s=1) from error
+            raise Unavailable(f"the launcher is not available: {error}", retry_after_s=1) from error
         finally:
             self._timeouts.discard(hold)
 
     async def feed_stdin(self, request: WriteInputRequest) -> WriteInputResponse:
+        """Append input to a running attempt. Raises `Unavailable` if the launcher is lost."""
         fence = Fence(request.id, request.grant_no)
         try:
             fed = await self._executor.feed_stdin(fence, request.data, offset=request.offset, end=request.end)
         except ConnectionError as error:
-            raise Unavailable(f"the launcher is gone: {error}", retry_after_s=1) from error
+            raise Unavailable(f"the launcher is not available: {error}", retry_after_s=1) from error
         return WriteInputResponse(status=fed.status, offset=fed.offset)
 
     def drain(self) -> None:

@@ -79,14 +79,17 @@ class CpuManager:
 
     @property
     def node_id(self) -> int:
+        """Return the number of the node in the database."""
         return self._grants.node_id
 
     @property
     def epoch(self) -> UUID:
+        """Return the epoch of this registration."""
         return self._grants.epoch
 
     @property
     def fenced(self) -> str | None:
+        """Return the reason why this node may not start actions, or None."""
         return self._grants.fenced
 
     async def start(self) -> None:
@@ -130,31 +133,39 @@ class CpuManager:
 
     @property
     def fences(self) -> frozenset[Fence]:
+        """Return the attempts with an allocation."""
         return self._allocations.fences
 
     def has(self, fence: Fence) -> bool:
+        """Return True if this attempt has an allocation."""
         return self._allocations.get(fence) is not None
 
     def allocate(self, grant: GrantPayload) -> bool:
+        """Allocate the resources of a grant. Return False if they do not fit."""
         return self._allocations.allocate(allocation_from_grant(grant))
 
     def release(self, fence: Fence) -> None:
+        """Release the allocation of an attempt. A second call is harmless."""
         self._allocations.release(fence)
 
     def readopt(self, row: ActiveActionRow) -> None:
+        """Allocate the resources of a running row, even beyond the capacity."""
         self._readopt(row, None)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
+        """Commit `granted -> running` and return the rows that changed."""
         async with self._store.statement() as tx:
             rows = await repository.start(tx, fences, node_id=self.node_id, epoch=self.epoch)
         return self._mark_recorded(rows)
 
     async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        """Return running rows of this node."""
         async with self._store.read() as tx:
             rows = await repository.load(tx, ids, epoch=self.epoch)
         return self._mark_recorded(rows)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        """Start attempts in the executor. An attempt that cannot start is reported."""
         specs: list[ExecSpec] = []
         for fence, row in rows.items():
             attempt = self._allocations.get(fence)
@@ -163,7 +174,7 @@ class CpuManager:
             try:
                 spec = self._prepare(row, attempt)
             except (LookupError, TypeError, ValueError) as error:
-                message = f"its specification can't be read: {type(error).__name__}: {error}"
+                message = f"the specification of the action cannot be parsed: {type(error).__name__}: {error}"
                 self._settle_in_background(
                     ExecutionReport(fence=fence, outcome="infra_error", reason="setup_failed", message=message)
                 )
@@ -199,8 +210,8 @@ class CpuManager:
                 else:
                     self._grants.run_in_background(self._record_loss(event))
         except ConnectionError as error:
-            self.failed = f"the launcher is gone: {error}"
-            log.critical("%s; this manager ends too, for both to be started anew", self.failed)
+            self.failed = f"the launcher is not available: {error}"
+            log.critical("%s; this manager exits so that both are restarted", self.failed)
             signal.raise_signal(signal.SIGTERM)
 
     def _settle_in_background(self, report: ExecutionReport) -> None:
@@ -212,18 +223,22 @@ class CpuManager:
         )
 
     async def settle(self, reports: Sequence[ExecutionReport]) -> SettleResult:
+        """Commit outcomes and return the settled and the re-queued fences."""
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 
     def on_settled(self, report: ExecutionReport) -> None:
+        """Release an environment that was lost with its attempt."""
         attempt = self._allocations.get(report.fence)
         if report.environment_lost and attempt is not None and attempt.environment is not None:
             self._allocations.release_environment(attempt.environment)
 
     async def acknowledge(self, fences: Sequence[Fence]) -> None:
+        """Acknowledge attempts whose reports are durable."""
         await self._executor.acknowledge(fences)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
+        """Kill attempts and cancel their transfers; each still reports."""
         self.transfers.cancel(fences)
         await self._executor.kill(fences)
 

@@ -16,10 +16,15 @@ class CpuMetrics:
 
     def __init__(self, metrics: Metrics) -> None:
         self.environments = metrics.gauge("environments", "Persistent environments on this node")
-        self._capacity = metrics.gauge("node_capacity", "What the node offers, in base units", "resource")
-        self._allocated = metrics.gauge("node_allocated", "What attempts and environments hold of it", "resource")
+        self._capacity = metrics.gauge(
+            "node_capacity", "Total resources of the node, by resource, in base units", "resource"
+        )
+        self._allocated = metrics.gauge(
+            "node_allocated", "Resources allocated to attempts and environments, by resource, in base units", "resource"
+        )
 
     def show_resources(self, *, capacity: Mapping[str, int], available: Mapping[str, int]) -> None:
+        """Set the gauges from the node's capacity and free resources."""
         for resource, amount in capacity.items():
             name, unit = _BASE_UNITS.get(resource, (resource, 1))
             self._capacity.labels(name).set(amount * unit)

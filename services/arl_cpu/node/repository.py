@@ -232,6 +232,7 @@ async def publish_templates(tx: WriteTx, templates: str, *, node_id: int, epoch:
 
 
 async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
+    """Read the node's active rows, and the environments and snapshots to remove."""
     row = (await tx.fetch(POLL, {"node_id": node_id, "epoch": epoch}))[0]
     ending = [(UUID(entry["id"]), str(entry["reason"])) for entry in json.loads(row.ending)]
     live = frozenset(UUID(entry) for entry in json.loads(row.live))
@@ -245,6 +246,7 @@ async def poll(tx: ReadTx, *, node_id: int, epoch: UUID) -> NodePollResult:
 
 
 async def list_live_environments(tx: ReadTx, *, node_id: int, epoch: UUID) -> Sequence[Row]:
+    """Return the live environments of this epoch."""
     return await tx.fetch(LIST_LIVE_ENVIRONMENTS, {"node_id": node_id, "epoch": epoch})
 
 
@@ -280,10 +282,12 @@ async def settle(
 
 
 async def mark_environments_lost(tx: WriteTx, ids: Sequence[UUID], *, reason: str, epoch: UUID) -> int:
+    """Mark environments of this epoch as lost. Return the number of changed rows."""
     return await tx.execute(MARK_ENVIRONMENTS_LOST, {"ids": sorted(ids), "reason": reason, "epoch": epoch})
 
 
 async def end_environments(tx: WriteTx, ended: Iterable[tuple[UUID, str]], *, epoch: UUID) -> int:
+    """Record the end of environments with its reason. Return the number of changed rows."""
     ordered = sorted(ended)
     return await tx.execute(
         END_ENVIRONMENTS,
@@ -292,6 +296,7 @@ async def end_environments(tx: WriteTx, ended: Iterable[tuple[UUID, str]], *, ep
 
 
 async def list_snapshots(tx: ReadTx, *, node_id: int) -> Sequence[UUID]:
+    """Return the ids of the snapshots on this node."""
     return [row.id for row in await tx.fetch(LIST_SNAPSHOTS, {"node_id": node_id})]
 
 
@@ -301,6 +306,7 @@ async def record_snapshot(tx: WriteTx, action: UUID, *, epoch: UUID, size: Mappi
 
 
 async def delete_snapshots(tx: WriteTx, ids: Sequence[UUID]) -> int:
+    """Delete the rows of snapshots. Return the number of deleted rows."""
     return await tx.execute(DELETE_SNAPSHOTS, {"ids": list(ids)})
 
 

@@ -35,6 +35,8 @@ TRANSFER_HEADER = "tangram-transfer"
 
 
 def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: NodeSnapshots) -> None:
+    """Add the route of file transfers. Operations on snapshots use the node's own files."""
+
     async def work(request: Request) -> Response:
         """Wait for the grant of the named action, then return the operation's response or stream the packed archive."""
         asked, action = json.loads(request.headers[TRANSFER_HEADER]), UUID(request.path_params["action"])
@@ -48,7 +50,7 @@ def add_transfer_routes(api: InternalApi, transfers: FileTransfers, snapshots: N
             if asked["op"] != "pack":
                 return JSONResponse(said)
             return StreamedResponse(at_work.output(), held.pop_all(), media_type="application/x-tar", headers={})
-        raise AssertionError("the stack swallows nothing")
+        raise AssertionError("the exit stack must not suppress exceptions")
 
     api.add_stream(f"{TRANSFER_PATH}{{action}}", work)
 
@@ -60,7 +62,7 @@ async def _receive_archive(operation: FileOperation, request: Request) -> Mappin
     try:
         await asyncio.wait((feeding, answering), return_when=asyncio.FIRST_COMPLETED)
         if not answering.done() and isinstance(feeding.exception(), ClientDisconnect):
-            raise Unavailable("the archive broke off", retry_after_s=1)
+            raise Unavailable("the archive ended early", retry_after_s=1)
         return await answering
     finally:
         feeding.cancel()
@@ -80,6 +82,8 @@ async def _read_response(operation: FileOperation) -> Mapping[str, Any]:
 
 
 def add_manager_routes(api: InternalApi, manager: CpuManager) -> None:
+    """Add the routes on which the scheduler notifies this node of grants and resizes."""
+
     async def grants(batch: GrantBatchRequest) -> None:
         """Accept granted rows. The manager's poll finds them too."""
         await manager.accept_grants(batch.grants, epoch=batch.node_epoch)

@@ -35,6 +35,8 @@ RESTORE_TIMEOUT_S = 600
 
 
 class NodeSnapshots:
+    """The snapshot files of this node, within a budget of bytes."""
+
     def __init__(
         self, directory: Path | None, *, node_name: str, max_mib: int, store: PostgresStore, executor: Executor
     ) -> None:
@@ -62,7 +64,7 @@ class NodeSnapshots:
     async def take(self, action: UUID, operation: FileOperation) -> Mapping[str, Any]:
         """Store the archive that the operation packs. Raises TooLarge if the node's budget does not suffice."""
         if self._directory is None:
-            raise Conflict("this node keeps no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
+            raise Conflict("this node stores no snapshots: TANGRAM_SNAPSHOTS_DIR is not set")
         size = await operation.read_response()
         most = size["bytes"] + size["names"] + size["members"] * MEMBER_OVERHEAD_BYTES + ARCHIVE_OVERHEAD_BYTES
         self._reserve(action, most)
@@ -106,9 +108,9 @@ class NodeSnapshots:
         except FileOperationError as refused:
             return report_for_error(fence, refused)
         except FileNotFoundError:
-            return ExecutionReport(fence=fence, outcome="user_error", message="its snapshot is not there any more")
+            return ExecutionReport(fence=fence, outcome="user_error", message="the snapshot no longer exists")
         except OSError as error:
-            message = f"the snapshot was not restored: {error}"
+            message = f"the snapshot could not be restored: {error}"
             return ExecutionReport(fence=fence, outcome="infra_error", reason="restore_failed", message=message)
         return None
 
@@ -124,7 +126,7 @@ class NodeSnapshots:
     async def _restore(self, fence: Fence, environment: UUID, snapshot: UUID) -> None:
         asked = {"op": "unpack", "path": "", "whole": True, "limit_s": RESTORE_TIMEOUT_S}
         if self._directory is None:
-            raise FileNotFoundError("TANGRAM_SNAPSHOTS_DIR is not set any more")
+            raise FileNotFoundError("TANGRAM_SNAPSHOTS_DIR is no longer set")
         with self._path(snapshot).open("rb") as file:
             work = await self._executor.start_file_operation(fence, environment, asked)
             try:
@@ -142,7 +144,7 @@ class NodeSnapshots:
             recorded = await repository.record_snapshot(tx, action, epoch=self.epoch, size=counts)
         if not recorded:
             self._path(action).unlink()
-            raise Conflict("the action that took the snapshot was not ours any more")
+            raise Conflict("the action that took the snapshot no longer runs on this node")
 
     def _reserve(self, action: UUID, count: int) -> None:
         assert self._directory is not None
@@ -151,8 +153,8 @@ class NodeSnapshots:
         ) + sum(self._reserved.values())
         if used + count > self._max_bytes:
             raise TooLarge(
-                f"the snapshot needs {count >> 20} MiB and the node has {max(0, self._max_bytes - used) >> 20} left of "
-                f"the {self._max_bytes >> 20} it keeps (TANGRAM_SNAPSHOTS_MIB); delete others first"
+                f"the snapshot needs {count >> 20} MiB, but the node has only {max(0, self._max_bytes - used) >> 20}"
+                f" of its {self._max_bytes >> 20} MiB left (TANGRAM_SNAPSHOTS_MIB): delete other snapshots first"
             )
         self._reserved[action] = count
 
@@ -168,7 +170,7 @@ async def _write_archive(operation: FileOperation, path: Path, max_bytes: int) -
         async for chunk in operation.output():
             left -= len(chunk)
             if left < 0:
-                raise TooLarge(f"the snapshot came to more than the {max_bytes} bytes that were reserved for it")
+                raise TooLarge(f"the snapshot has more than the {max_bytes} bytes that were reserved for it")
             await asyncio.to_thread(file.write, chunk)
         await asyncio.to_thread(os.fsync, file.fileno())
 

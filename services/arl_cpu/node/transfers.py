@@ -41,6 +41,8 @@ class _PendingTransfer:
 
 
 class FileTransfers:
+    """The pending and open transfers of this node, by action."""
+
     def __init__(self, executor: Executor, report: Callable[[ExecutionReport], None]) -> None:
         self._executor, self._report = executor, report
         self._transfers: dict[UUID, _PendingTransfer] = {}
@@ -75,7 +77,7 @@ class FileTransfers:
         """
         turn = self._get_or_create(action)
         if turn.is_claimed:
-            raise Conflict(f"action {action} has its transfer already")
+            raise Conflict(f"action {action} already has a transfer")
         turn.is_claimed = True
         try:
             fence, environment = await asyncio.wait_for(asyncio.shield(turn.granted), GRANT_TIMEOUT_S)
@@ -109,7 +111,7 @@ class FileTransfers:
             if transfer.is_cancelled:
                 raise Conflict("the transfer was cancelled") from None
             report = ExecutionReport(fence=fence, outcome="infra_error", reason="worker_lost", message=str(lost))
-            raise Unavailable(f"the transfer broke off: {lost}", retry_after_s=1) from None
+            raise Unavailable(f"the transfer was interrupted: {lost}", retry_after_s=1) from None
         finally:
             self._end(replace(report, run_us=int((time.monotonic() - began) * 1_000_000)))
 
@@ -119,7 +121,7 @@ class FileTransfers:
         return self._transfers[action]
 
     def _abandon(self, fence: Fence) -> None:
-        message = "nobody came for it within the time there is for that"
+        message = "no request arrived for the transfer in time"
         self._end(ExecutionReport(fence=fence, outcome="infra_error", reason="transfer_abandoned", message=message))
 
     def _end(self, report: ExecutionReport) -> None:

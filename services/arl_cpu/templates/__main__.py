@@ -23,6 +23,7 @@ _MAX_MEMORY_BYTES = 1 << 30
 
 
 def main(arguments: list[str]) -> int:
+    """Execute a command and return the exit code."""
     os.umask(0o022)
     resource.setrlimit(resource.RLIMIT_DATA, (_MAX_MEMORY_BYTES, resource.getrlimit(resource.RLIMIT_DATA)[1]))
     directory, command, *rest = arguments
@@ -38,16 +39,18 @@ def main(arguments: list[str]) -> int:
                 answer = [each for each in store.list_templates() if each.name == name]
                 remove_template(store, name)
             case _:
-                raise TemplateError(f"{command} {' '.join(rest)} is not understood")
+                raise TemplateError(f"the command {command} {' '.join(rest)} is invalid")
     except UnknownTemplate as unknown:
         there = ", ".join(each.name for each in store.list_templates()) or "none"
-        return _fail(f"there is no template {unknown}; there are: {there}")
+        return _fail(f"template {unknown} does not exist. Available: {there}")
     except TemplateInUse as used:
-        return _fail(f"environments still live in {used.args[0].removesuffix('.json')}; end them first")
+        return _fail(f"environments still use template {used.args[0].removesuffix('.json')}; end them first")
     except (TemplateError, OSError, ValueError) as error:
         return _fail(str(error))
     for name, why in store.damaged_records().items():
-        sys.stderr.write(f"the record of {name} cannot be read ({why}); import it again, or remove it\n")
+        sys.stderr.write(
+            f"the record of template {name} cannot be read ({why}); import the template again, or remove it\n"
+        )
     sys.stdout.write(json.dumps([asdict(template) for template in answer]) + "\n")
     return 0
 

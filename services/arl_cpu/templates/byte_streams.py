@@ -16,7 +16,10 @@ _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 
 
 class ReadableStream(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
+    """A stream of bytes."""
+
+    def read(self, size: int = -1, /) -> bytes:
+        """Read up to `size` bytes; fewer only at the end."""
 
 
 class ImportBudget:
@@ -24,15 +27,17 @@ class ImportBudget:
 
     def __init__(self, *, max_bytes: int, max_members: int) -> None:
         self._bytes, self._members = max_bytes, max_members
-        self._too_large = f"it unpacks to more than {max_bytes >> 20} MiB; --max-mib allows more"
-        self._too_many = f"it has more than {max_members} files; --max-members allows more"
+        self._too_large = f"the image unpacks to more than {max_bytes >> 20} MiB; allow more with --max-mib"
+        self._too_many = f"the image has more than {max_members} files; allow more with --max-members"
 
     def spend_bytes(self, count: int) -> None:
+        """Spend bytes. Raises `TemplateError` if the budget is exceeded."""
         self._bytes -= count
         if count < 0 or self._bytes < 0:
             raise TemplateError(self._too_large)
 
     def spend_member(self) -> None:
+        """Spend one member. Raises `TemplateError` if the budget is exceeded."""
         self._members -= 1
         if self._members < 0:
             raise TemplateError(self._too_many)
@@ -60,6 +65,7 @@ class DigestingReader(io.RawIOBase):
 
     @property
     def digest(self) -> str:
+        """Return the digest of all bytes that were read."""
         return f"sha256:{self._hash.hexdigest()}"
 
 
@@ -72,8 +78,8 @@ def decompress(stream: "io.BufferedReader[Any]") -> ReadableStream:
         return stream
     if sys.version_info < (3, 14):
         raise TemplateError(
-            "its layers are compressed by zstd, which this Python cannot read (3.14 can); "
-            "convert it: skopeo copy --dest-compress-format gzip"
+            "the layers of the image are compressed with zstd, which needs Python 3.14 or newer. Convert the image:"
+            " skopeo copy --dest-compress-format gzip"
         )
     opened: ReadableStream = importlib.import_module("compression.zstd").ZstdFile(stream)
     return opened

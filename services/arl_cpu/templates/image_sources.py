@@ -35,7 +35,8 @@ _OCI, _DOCKER = "index.json", "manifest.json"
 class ImageBlobs(Protocol):
     """The files of an image by their path."""
 
-    def has(self, path: str) -> bool: ...
+    def has(self, path: str) -> bool:
+        """Return True if the file exists."""
 
     def open(self, path: str) -> BinaryIO:
         """Open a file. Raises TemplateError if it is missing."""
@@ -61,7 +62,7 @@ def open_source(path: Path) -> Iterator[ImageBlobs]:
     try:
         archive = tarfile.open(path)  # noqa: SIM115 # closed below
     except tarfile.TarError as error:
-        raise TemplateError(f"{path} is no tar archive: {error}") from None
+        raise TemplateError(f"{path} is not a tar archive: {error}") from None
     with archive:
         yield _ArchiveBlobs(archive)
 
@@ -73,7 +74,8 @@ def read_image(blobs: ImageBlobs) -> tuple[OciImage, str]:
         return _oci_image(blobs, architecture)
     if not blobs.has(_DOCKER):
         raise TemplateError(
-            "it is neither an OCI image layout nor from `docker save`: no index.json or manifest.json in it"
+            "the source is neither an OCI image layout nor an archive of `docker save`: it has no index.json and no"
+            " manifest.json"
         )
     config_path, layers = docker_image_paths(_require_list(_read_json(blobs, _DOCKER)[0]))
     config, digest = _read_json(blobs, config_path)
@@ -83,7 +85,9 @@ def read_image(blobs: ImageBlobs) -> tuple[OciImage, str]:
 def pack_directory(directory: Path, target: BinaryIO) -> None:
     """Pack a directory as the archive of one layer, deterministically. Devices, pipes and sockets are omitted."""
     if directory.resolve() == Path("/"):
-        raise TemplateError("the root of this machine is no template; `host` shows its system directories")
+        raise TemplateError(
+            "the root directory of this machine cannot be a template; use `host`, which shows its system directories"
+        )
     with tarfile.open(fileobj=target, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for parent, directories, files in os.walk(directory):
             directories.sort()
@@ -109,7 +113,7 @@ def _oci_image(blobs: ImageBlobs, architecture: str) -> tuple[OciImage, str]:
             config = _require_mapping(_read_verified(blobs, digest))
             return parse_oci_image(found, config, architecture), digest
         found = _require_mapping(_read_verified(blobs, select_image(found, architecture)))
-    raise TemplateError("its indexes are nested too deeply")
+    raise TemplateError("the indexes of the image are nested too deeply")
 
 
 def _read_verified(blobs: ImageBlobs, digest: str) -> Any:
@@ -133,13 +137,13 @@ def _read_json(blobs: ImageBlobs, path: str) -> tuple[Any, str]:
 
 def _require_mapping(value: Any) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise TemplateError("a manifest or configuration in it is no JSON object")
+        raise TemplateError("a manifest or configuration of the image is not a JSON object")
     return value
 
 
 def _require_list(value: Any) -> list[Any]:
     if not isinstance(value, list):
-        raise TemplateError("its manifest.json is no list")
+        raise TemplateError("the manifest.json of the image is not a list")
     return value
 
 
@@ -154,10 +158,10 @@ class _DirectoryBlobs:
         try:
             file = os.open(self._directory / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            raise TemplateError(f"{path} of it cannot be read: {error.strerror}") from None
+            raise TemplateError(f"{path} of the image cannot be read: {error.strerror}") from None
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise TemplateError(f"{path} of it is no file")
+            raise TemplateError(f"{path} of the image is not a file")
         return os.fdopen(file, "rb")
 
 
@@ -168,7 +172,7 @@ class _ArchiveBlobs:
         for member in archive:
             self._members[member.name.removeprefix("./")] = member
             if len(self._members) > _MAX_OUTER_MEMBERS:
-                raise TemplateError("it is no image: too many files")
+                raise TemplateError("the archive has too many files for an image")
 
     def has(self, path: str) -> bool:
         return path in self._members
@@ -180,5 +184,5 @@ class _ArchiveBlobs:
         except (KeyError, RecursionError):
             file = None
         if file is None:
-            raise TemplateError(f"{path} is not in it")
+            raise TemplateError(f"the archive does not contain {path}")
         return file  # type: ignore[return-value]

@@ -127,6 +127,7 @@ def _store_layer(store: TemplateStore, blobs: ImageBlobs, layer: ImageLayer, bud
         packed = io.BufferedReader(digesting, _BLOCK)
 
         def check() -> None:
+            """Read the rest and compare the digest. Raises `TemplateError`."""
             drain(packed)
             if layer.digest is not None and digesting.digest != layer.digest:
                 raise TemplateError(f"{layer.blob} is damaged: its digest is {digesting.digest}")
@@ -225,6 +226,6 @@ def _archive_errors(source: Path) -> Iterator[None]:
     except TemplateError as error:
         raise TemplateError(f"{source}: {error}") from None
     except MemoryError:
-        raise TemplateError(f"{source}: its headers do not fit in memory") from None
+        raise TemplateError(f"{source}: the headers of the archive do not fit in memory") from None
     except _DAMAGED as error:
         raise TemplateError(f"{source} is damaged: {error or type(error).__name__}") from None

@@ -33,7 +33,7 @@ def parse_member_name(member: str) -> LayerEntry | None:
         return None
     parent, _, name = path.rpartition("/")
     if any(part.startswith(_WHITEOUT_PREFIX) for part in parent.split("/")):
-        raise TemplateError(f"{member!r} lies below a mark of the archive's own")
+        raise TemplateError(f"{member!r} is below a whiteout or opaque mark of the same archive")
     if name == _OPAQUE_NAME:
         return LayerEntry(parent, name, "opaque")
     if name.startswith(_AUFS_PREFIX):
@@ -42,7 +42,7 @@ def parse_member_name(member: str) -> LayerEntry | None:
         return LayerEntry(parent, name)
     hidden = name.removeprefix(_WHITEOUT_PREFIX)
     if hidden in ("", ".", ".."):
-        raise TemplateError(f"{member!r} hides no file")
+        raise TemplateError(f"{member!r} is a whiteout without a name")
     return LayerEntry(parent, hidden, "whiteout")
 
 

@@ -47,6 +47,8 @@ def read_archive(stream: BinaryIO, target: Path, budget: ImportBudget) -> int:
 
 
 class LayerUnpacker:
+    """An unpacker of archive members to a directory of one layer."""
+
     def __init__(self, target: Path, budget: ImportBudget) -> None:
         self.left_out = 0
         self._budget, self._owner = budget, layer_owner()
@@ -57,6 +59,7 @@ class LayerUnpacker:
         _set_owner(self._root, "", self._owner)
 
     def close(self) -> None:
+        """Close the opened directories."""
         self._close_last_directory()
         os.close(self._root)
 
@@ -64,7 +67,7 @@ class LayerUnpacker:
         """Create the member's entry. A later member of the same name replaces it."""
         self._budget.spend_member()
         if member.size < 0:
-            raise TemplateError(f"{member.name!r} has a size below 0")
+            raise TemplateError(f"{member.name!r} has a negative size")
         place = parse_member_name(member.name)
         if place is None:
             return
@@ -136,10 +139,10 @@ class LayerUnpacker:
         try:
             directory = syscalls.open_in_root(self._root, path or ".", _DIRECTORY)
         except OSError:
-            raise TemplateError(f"it is a hard link to {target!r}, which is not in its layer") from None
+            raise TemplateError(f"the member is a hard link to {target!r}, which is not in its layer") from None
         try:
             if not stat.S_ISREG(_kind_of(directory, last) or 0):
-                raise TemplateError(f"it is a hard link to {target!r}, which is no file of its layer")
+                raise TemplateError(f"the member is a hard link to {target!r}, which is not a file of its layer")
             if os.path.samestat(os.fstat(directory), os.fstat(parent)) and last == name:
                 return
             self._remove(parent, name)
@@ -237,8 +240,8 @@ def _member_errors(member: str) -> Iterator[None]:
     except TemplateError as error:
         raise TemplateError(f"{member!r}: {error}") from None
     except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-        raise TemplateError(f"{member!r}: something else is in its way: {error.strerror}") from None
+        raise TemplateError(f"{member!r} is blocked by another entry: {error.strerror}") from None
     except OSError as error:
         if error.errno not in (errno.ELOOP, errno.EXDEV, errno.ENAMETOOLONG, errno.EINVAL):
             raise
-        raise TemplateError(f"{member!r} cannot be made: {error.strerror}") from None
+        raise TemplateError(f"{member!r} cannot be created: {error.strerror}") from None

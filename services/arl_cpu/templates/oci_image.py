@@ -30,6 +30,8 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 
 @dataclass(frozen=True, slots=True)
 class ImageLayer:
+    """A layer of an image."""
+
     blob: str
     """Path of its archive in the image."""
     diff_id: str
@@ -40,6 +42,8 @@ class ImageLayer:
 
 @dataclass(frozen=True, slots=True)
 class OciImage:
+    """The parts of an image that a template needs."""
+
     layers: tuple[ImageLayer, ...]
     """Layers, lowest first."""
     env: Mapping[str, str] = field(default_factory=dict)
@@ -47,6 +51,7 @@ class OciImage:
 
 
 def is_index(manifest: Mapping[str, Any]) -> bool:
+    """Return True if the manifest is an index of several manifests."""
     return "manifests" in manifest
 
 
@@ -55,16 +60,17 @@ def select_image(index: Mapping[str, Any], architecture: str) -> str:
     found = [entry for entry in _dicts(index, "manifests") if _matches_platform(entry, architecture)]
     digests = dict.fromkeys(_digest(entry) for entry in found)
     if not digests:
-        raise TemplateError(f"the image has nothing for linux/{architecture}")
+        raise TemplateError(f"the image has no variant for linux/{architecture}")
     if len(digests) > 1:
         named = ", ".join(
             str(_dict(entry, "annotations").get(_REF_NAME_ANNOTATION, entry["digest"])) for entry in found
         )
-        raise TemplateError(f"there are several images in it: {named}; save the one you want by itself")
+        raise TemplateError(f"the source contains several images: {named}. Save the wanted one alone")
     return next(iter(digests))
 
 
 def parse_oci_image(manifest: Mapping[str, Any], config: Mapping[str, Any], architecture: str) -> OciImage:
+    """Return the image of an OCI manifest and configuration. Raises `TemplateError`."""
     layers = _dicts(manifest, "layers")
     diff_ids = _diff_ids(config, len(layers), architecture)
     digests = [_digest(layer) for layer in layers]
@@ -77,21 +83,25 @@ def docker_image_paths(entries: Sequence[Any]) -> tuple[str, list[str]]:
     """Return the paths of the configuration and the layers of the only image in a `manifest.json`."""
     if len(entries) != 1 or not isinstance(entries[0], dict):
         named = [tag for entry in entries if isinstance(entry, dict) for tag in entry.get("RepoTags") or ()]
-        raise TemplateError(f"there are {len(entries)} images in it ({', '.join(map(str, named))}); save one by itself")
+        raise TemplateError(
+            f"the source contains {len(entries)} images ({', '.join(map(str, named))}). Save the wanted one alone"
+        )
     config, layers = entries[0].get("Config"), entries[0].get("Layers")
     if not isinstance(config, str) or not isinstance(layers, list) or not all(isinstance(at, str) for at in layers):
-        raise TemplateError("its manifest.json names no configuration or no layers")
+        raise TemplateError("manifest.json names no configuration or no layers")
     return config, layers
 
 
 def parse_docker_image(layers: Sequence[str], config: Mapping[str, Any], architecture: str) -> OciImage:
+    """Return the image of a `docker save` archive. Raises `TemplateError`."""
     diff_ids = _diff_ids(config, len(layers), architecture)
     return _build_image([ImageLayer(at, diff) for at, diff in zip(layers, diff_ids, strict=True)], config)
 
 
 def blob_path(digest: str) -> str:
+    """Return the path of a blob in an OCI layout. Raises `TemplateError` for an invalid digest."""
     if not _DIGEST.fullmatch(digest):
-        raise TemplateError(f"{digest!r} is no sha256 digest")
+        raise TemplateError(f"{digest!r} is not a sha256 digest")
     return f"blobs/sha256/{digest.removeprefix('sha256:')}"
 
 
@@ -112,13 +122,16 @@ def _workdir(value: object) -> str | None:
 def _diff_ids(config: Mapping[str, Any], count: int, architecture: str) -> list[str]:
     platform = (config.get("os", "linux"), config.get("architecture", architecture))
     if platform != ("linux", architecture):
-        raise TemplateError(f"the image is for {'/'.join(map(str, platform))}, this machine is linux/{architecture}")
+        raise TemplateError(
+            f"the image is for {'/'.join(map(str, platform))}, but this machine is linux/{architecture}"
+        )
     diff_ids = _dict(config, "rootfs").get("diff_ids")
     if not isinstance(diff_ids, list) or not all(isinstance(at, str) and _DIGEST.fullmatch(at) for at in diff_ids):
-        raise TemplateError("its configuration lists no layers by sha256")
+        raise TemplateError("the configuration of the image lists no layers by sha256")
     if len(diff_ids) != count or not 0 < count <= MAX_LAYERS:
         raise TemplateError(
-            f"it has {count} layers and {len(diff_ids)} digests; from 1 to {MAX_LAYERS} of each can be used"
+            f"the image has {count} layers and {len(diff_ids)} digests; the numbers must be equal, from 1 to"
+            f" {MAX_LAYERS}"
         )
     return diff_ids
 
@@ -136,7 +149,7 @@ def _digest(entry: Mapping[str, Any]) -> str:
 def _dicts(value: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
     found = value.get(name)
     if not isinstance(found, list) or not all(isinstance(each, dict) for each in found):
-        raise TemplateError(f"its manifest has no list of {name}")
+        raise TemplateError(f"the manifest of the image has no list of {name}")
     return found
 
 

@@ -15,6 +15,8 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Template:
+    """The record of a template: its layers, variables and working directory."""
+
     name: str
     digest: str
     """Digest of the source. Two templates with the same digest have the same files."""
@@ -29,6 +31,7 @@ class Template:
     """Number of devices and pipes that were omitted."""
 
     def dumps(self) -> str:
+        """Return the record as JSON."""
         return json.dumps(asdict(self), indent=1) + "\n"
 
     @classmethod
@@ -38,15 +41,17 @@ class Template:
             content = json.loads(text)
             return cls(**{**content, "layers": tuple(content["layers"])})
         except (KeyError, TypeError) as error:
-            raise ValueError(f"no record of a template: {error}") from None
+            raise ValueError(f"the record of the template is invalid: {error}") from None
 
 
 def check_name(name: str) -> None:
+    """Raise `TemplateError` if the name cannot be the name of a template."""
     if name == HOST_TEMPLATE:
-        raise TemplateError("`host` is the name of this machine's own system directories; choose another")
+        raise TemplateError("`host` is the name of the machine's own system directories; choose another name")
     if not _NAME.fullmatch(name):
         raise TemplateError(
-            f"{name!r} is no name: up to 64 letters, digits, `.`, `_` and `-`, the first a letter or digit"
+            f"{name!r} is not a valid name: use up to 64 letters, digits, `.`, `_` and `-`, starting with a letter or"
+            " digit"
         )
 
 

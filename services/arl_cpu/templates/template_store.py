@@ -43,10 +43,13 @@ class OpenTemplate:
         self.template, self.layers, self._locks = template, layers, locks
 
     def close(self) -> None:
+        """Release the locks, so that the template can be removed."""
         self._locks.close()
 
 
 class TemplateStore:
+    """The template store of a node."""
+
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.records_dir, self.layers_dir = directory / "names", directory / "layers"
@@ -55,7 +58,9 @@ class TemplateStore:
         """Create the store. The uids of environments may traverse its layers once these are mounted there."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self.directory.stat().st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "templates belong to whoever runs the node", str(self.directory))
+            raise PermissionError(
+                errno.EPERM, "the template directory must belong to the user that runs the node", str(self.directory)
+            )
         self.directory.chmod(0o700)
         for path in (self.records_dir, self.layers_dir):
             path.mkdir(mode=0o755, exist_ok=True)
@@ -107,6 +112,7 @@ class TemplateStore:
             yield
 
     def record_path(self, name: str) -> Path:
+        """Return the path of a template's record."""
         return self.records_dir / f"{name}.json"
 
     def lock_path(self, name: str) -> Path:

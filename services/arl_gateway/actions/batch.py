@@ -44,22 +44,25 @@ def check_gang(actions: Sequence[ParsedItem]) -> Sequence[ParsedItem | GangRefus
     wrong = [at for at, each in enumerate(checked) if isinstance(each, ValidationFailed)]
     if not wrong:
         return checked
-    because = GangRefused(f"all of a gang start or none does, and actions.{wrong[0]} is refused")
+    because = GangRefused(
+        f"all actions of a gang are refused because actions.{wrong[0]} is refused; correct that action and submit the"
+        " gang again"
+    )
     return [each if isinstance(each, ValidationFailed) else because for each in checked]
 
 
 def _gang_error(action: SubmitActionRequest, gang: Sequence[ParsedItem]) -> ValidationFailed | None:
     first = next(each for each in gang if isinstance(each, SubmitActionRequest))
     if not 2 <= len(gang) <= MAX_GANG_SIZE:
-        field, message = "gang", f"a gang has 2 to {MAX_GANG_SIZE} actions"
+        field, message = "gang", f"a gang must have 2 to {MAX_GANG_SIZE} actions"
     elif action.kind != "exec":
-        field, message = "kind", "an action of a gang is an `exec`"
+        field, message = "kind", "every action of a gang must be of kind `exec`"
     elif action.environment.id is not None or action.environment.scope != "ephemeral":
-        field, message = "environment.scope", "an action of a gang has a fresh environment: `ephemeral`"
+        field, message = "environment.scope", "every action of a gang needs a fresh environment: use scope `ephemeral`"
     elif action.task != first.task:
-        field, message = "task", "the actions of a gang are of one task"
+        field, message = "task", "all actions of a gang must have the same task"
     elif action.priority != first.priority:
-        field, message = "priority", "the actions of a gang have one priority"
+        field, message = "priority", "all actions of a gang must have the same priority"
     else:
         return None
     return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])

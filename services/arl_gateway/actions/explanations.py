@@ -17,6 +17,8 @@ __all__ = ["ExplanationService"]
 
 
 class ExplanationService:
+    """Explanations of actions, for clients."""
+
     def __init__(
         self, store: PostgresStore, actions: ActionService, peers: ServiceClient, *, scheduler_url: str
     ) -> None:
@@ -40,7 +42,7 @@ class ExplanationService:
             return _build_explanation(action, wait)
         action = await self._actions.get(id, caller)
         if action.state is ActionState.QUEUED:
-            raise Unavailable("the scheduler has not read this action yet; try again", retry_after_s=1)
+            raise Unavailable("the scheduler has not received this action yet; try again", retry_after_s=1)
         return _build_explanation(action)
 
     async def _explain_wait(self, id: UUID) -> WaitExplanation | None:

@@ -28,13 +28,15 @@ async def _traces(request: Request) -> TraceService:
 @trace_router.get(
     "/{id}/trace",
     operation_id="get_trace",
+    summary="Get the trace of an action",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_trace(id: UUID, caller: Reader, traces: Annotated[TraceService, Depends(_traces)]) -> ActionTrace:
     """Return the timeline of an action in any state: queueing, every attempt, run and settling.
 
-    Start and end times are the timestamps of its rows. A configured collector receives the same spans.
+    Start and end times are the timestamps of its rows. A configured collector receives the same spans. Returns 404 for
+    an unknown id.
     """
     return await traces.get(id, caller)
 
@@ -50,14 +52,15 @@ async def _explanations(request: Request) -> ExplanationService:
 @explain_router.get(
     "/{id}/explain",
     operation_id="explain_action",
+    summary="Explain an action",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def explain_action(
     id: UUID, caller: Reader, explanations: Annotated[ExplanationService, Depends(_explanations)]
 ) -> ActionExplanation:
-    """Explain why a queued action waits: missing resources, actions ahead of it, its estimates and the deciding rule.
+    """Explain why a queued action waits: missing resources, actions ahead of it, estimates and the deciding rule.
 
-    For any other action, return its allocation and timestamps. Returns 503 while the scheduler cannot answer.
+    For any other action, the response has its allocation and timestamps. Returns 503 while the scheduler cannot answer.
     """
     return await explanations.get(id, caller)

@@ -98,6 +98,7 @@ async def actions_by_id(tx: ReadTx, ids: Sequence[UUID]) -> Sequence[Row]:
 
 
 async def states_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:
+    """Return id and whether it is settled of those actions that belong to the project."""
     return await tx.fetch(STATES_BY_ID, {"ids": list(ids), "project_id": project_id})
 
 
@@ -130,10 +131,12 @@ async def list_actions(
 
 
 async def environments_by_id(tx: ReadTx, ids: Sequence[UUID], *, project_id: int) -> Sequence[Row]:
+    """Return the environments with these ids that belong to the project, in any state."""
     return await tx.fetch(ENVIRONMENTS_BY_ID, {"ids": list(ids), "project_id": project_id})
 
 
 async def has_submission_key(tx: ReadTx, keys: Sequence[str], *, project_id: int) -> bool:
+    """Return True if one of the idempotency keys was used in the project within its time of validity."""
     return bool((await tx.fetch(HAS_SUBMISSION_KEY, {"keys": list(keys), "project_id": project_id}))[0].known)
 
 

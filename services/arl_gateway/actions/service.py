@@ -65,6 +65,8 @@ class AdmittedAction:
 
 
 class ActionService:
+    """The operations on actions that routes share."""
+
     def __init__(
         self,
         store: PostgresStore,
@@ -250,6 +252,7 @@ class ActionService:
         cursor: str | None,
         limit: int,
     ) -> ActionListResponse:
+        """Return a page of the project's actions, newest first. Raises `BadRequest` for an invalid cursor."""
         async with self._store.read() as tx:
             rows = await queries.list_actions(
                 tx,
@@ -273,20 +276,22 @@ class ActionService:
         return await self._read(id, caller)
 
     async def end_trajectory(self, task: str, trajectory: str, caller: Caller) -> None:
+        """Cancel a trajectory's actions and end its environment. Raises `NotFound` for an unknown trajectory."""
         body = EndTrajectoryRequest(project_id=caller.project_id, task=task, trajectory=trajectory)
         content = await self._peers.call(f"{self._admission_url}/internal/end-trajectory", body)
         if AffectedRowsResponse.model_validate_json(content).count == 0:
             page = await self.list(caller, task=task, trajectory=trajectory, state=None, cursor=None, limit=1)
             if not page.items:
-                raise NotFound(f"task {task!r} has no trajectory {trajectory!r}")
+                raise NotFound(f"trajectory {trajectory!r} of task {task!r} does not exist")
 
     async def drain(self) -> None:
+        """Wait until all submissions have an answer."""
         await self._submits.drain()
 
     async def _read(self, id: UUID, caller: Caller) -> Action:
         action = await self._reads.submit((caller.project_id, id))
         if action is None:
-            raise NotFound(f"there is no action {id}")
+            raise NotFound(f"action {id} does not exist in this project")
         return action
 
     async def _states(self, ids: Sequence[UUID], caller: Caller) -> dict[UUID, bool]:
@@ -351,7 +356,7 @@ def _check_key(key: str | None) -> str | None:
     if key is None:
         return None
     if not key or len(key) > MAX_KEY_LENGTH - 5 or not key.isprintable():
-        message = f"must be 1 to {MAX_KEY_LENGTH - 5} printable characters"
+        message = f"must have 1 to {MAX_KEY_LENGTH - 5} printable characters"
         raise BadRequest(
             f"Idempotency-Key {message}", errors=[FieldError(field="header.Idempotency-Key", message=message)]
         )
@@ -362,7 +367,7 @@ def _parse_cursor(cursor: str | None) -> UUID | None:
     try:
         return UUID(cursor) if cursor is not None else None
     except ValueError:
-        message = "is not a cursor of this list; take it from next_cursor"
+        message = "is not a cursor of this list: use next_cursor of the previous page"
         raise BadRequest(
             f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
         ) from None
@@ -372,7 +377,7 @@ def _admission_result(answer: AdmitItemResult) -> AdmittedAction | TangramError:
     if answer.problem is not None:
         return error_from_problem(answer.problem)
     if answer.id is None:
-        return TangramError("admission answered neither id nor problem")
+        return TangramError("the response of admission has neither id nor problem")
     return AdmittedAction(answer.id, answer.created)
 
 

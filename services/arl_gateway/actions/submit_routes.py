@@ -56,6 +56,7 @@ class _SubmitRoute(WriterRoute):
     """A fast path for queries that contain only `wait`. FastAPI parses and validates all other queries."""
 
     def arguments(self, request: Request) -> Mapping[str, Any] | None:
+        """Return the parameters of a request on the fast path, or None if FastAPI must parse its query."""
         query = _SIMPLE_QUERY.fullmatch(request.scope["query_string"])
         wait_s = float(query[1] or 0) if query is not None else None
         if wait_s is None or wait_s > MAX_WAIT_S:
@@ -69,12 +70,13 @@ router = APIRouter(prefix="/v1", tags=["actions"], route_class=_SubmitRoute)
 @router.post(
     "/actions",
     operation_id="submit_action",
+    summary="Submit an action",
     dependencies=JSON_BODY,
     status_code=202,
     response_model=Action,
     responses={
-        200: {"model": Action, "description": "Settled while waiting", "headers": LOCATION_HEADER},
-        202: {"description": "Durable, and not settled yet", "headers": LOCATION_HEADER},
+        200: {"model": Action, "description": "The action settled within `wait`", "headers": LOCATION_HEADER},
+        202: {"description": "The action is durable and has not settled yet", "headers": LOCATION_HEADER},
         **error_responses(*COMMON_ERRORS, *SUBMIT_ERRORS),
     },
 )
@@ -86,7 +88,12 @@ async def submit_action(
     wait: Wait = 0,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Submit an action durably. With `wait`, the response is 200 with the outcome if the action settles in time."""
+    """Submit an action durably.
+
+    With `wait`, the response is 200 with the outcome if the action settles in time, and 202 otherwise. A repeated
+    request with the same `Idempotency-Key` returns the same action. Returns 422 if no node can ever run the action, and
+    429 while the queue of its task is full.
+    """
     environments: EnvironmentService = gateway_deps(request).environments
     (named,) = await environments.resolve_references([body], caller, key=idempotency_key)
     if isinstance(named, TangramError):

@@ -14,6 +14,8 @@ __all__ = ["TraceService"]
 
 
 class TraceService:
+    """Timelines of actions, for clients."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
@@ -22,7 +24,7 @@ class TraceService:
         async with self._store.read() as tx:
             rows = await repository.histories(tx, [id])
         if not rows or rows[0].project_id != caller.project_id:
-            raise NotFound(f"there is no action {id}")
+            raise NotFound(f"action {id} does not exist in this project")
         return _build_trace(repository.history_of(rows[0]))
 
 

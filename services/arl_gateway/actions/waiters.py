@@ -29,6 +29,7 @@ class ActionWatch:
         self._change_event.set()
 
     def mark_settled(self, ids: Iterable[UUID]) -> None:
+        """Remove settled ids from the pending ones and wake the waiting request."""
         self.pending.difference_update(ids)
         self._change_event.set()
 
@@ -66,9 +67,11 @@ class ActionWaiters:
         return len({watch for watches in self._watches.values() for watch in watches})
 
     def start(self) -> None:
+        """Start the poller in the running event loop."""
         self._task = asyncio.create_task(self._forever(), name="waiters")
 
     async def stop(self) -> None:
+        """Cancel the poller and wait until it has ended."""
         if self._task is None:
             return
         self._task.cancel()
@@ -121,7 +124,7 @@ class ActionWaiters:
             try:
                 await self._poll_once()
             except Exception as error:  # noqa: BLE001 - Postgres may be away; waiters keep waiting
-                log.warning("looking for settled actions failed: %s", type(error).__name__)
+                log.warning("query of settled actions failed: %s", type(error).__name__)
                 await asyncio.sleep(self._poll_s)
 
     async def _poll_once(self) -> None:

@@ -30,6 +30,7 @@ async def _stragglers(request: Request) -> StragglerService:
 @router.get(
     "/capacity",
     operation_id="plan_capacity",
+    summary="Forecast queueing delays",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, Conflict),
 )
@@ -38,10 +39,10 @@ async def plan_capacity(
     caller: Admin,
     capacity: Annotated[CapacityService, Depends(_capacity)],
 ) -> CapacityPlan:
-    """Estimate the queueing delay of queued actions with and without other nodes or more actions. Changes nothing.
+    """Forecast the queueing delay of queued actions, with and without other nodes or more actions.
 
-    Returns 503 while no scheduler leads or another plan is computed. Returns 409 under static provisioning, where
-    trajectories occupy their pods until they end.
+    Nothing is changed. Returns 503 while no scheduler leads or while another plan is computed. Returns 409 under static
+    provisioning, where trajectories occupy their pods until they end.
     """
     return await capacity.plan(question)
 
@@ -49,13 +50,14 @@ async def plan_capacity(
 @router.get(
     "/stragglers",
     operation_id="list_stragglers",
+    summary="List stragglers",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
 async def list_stragglers(
     caller: Admin, stragglers: Annotated[StragglerService, Depends(_stragglers)]
 ) -> StragglerListResponse:
-    """List actions that run far longer than others of their class. Resizable stragglers get additional cores first.
+    """List actions of the project that run far longer than others of their class.
 
     The data are from the scheduler's last poll, at most a second ago. Returns 503 while no scheduler leads.
     """

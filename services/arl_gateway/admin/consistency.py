@@ -10,6 +10,8 @@ __all__ = ["ConsistencyService", "consistency_from_row"]
 
 
 class ConsistencyService:
+    """The consistency check."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
@@ -20,5 +22,6 @@ class ConsistencyService:
 
 
 def consistency_from_row(row: Row) -> ConsistencyReport:
+    """Return the report of a row of `check_consistency`."""
     parts = {name: json.loads(getattr(row, name)) for name in ("actions", "nodes", "allocations", "findings")}
     return ConsistencyReport(at=row.at, **parts)

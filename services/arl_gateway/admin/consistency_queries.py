@@ -34,21 +34,21 @@ CONSISTENCY_CHECK = text("""
           from nodes as n, jsonb_each_text(n.capacity) as c
          order by n.name, c.key
     ), findings as (
-        select 'settled_without_outcome' as "check", id::text as subject, 'settled, and no outcome' as detail
+        select 'settled_without_outcome' as "check", id::text as subject, 'settled without an outcome' as detail
           from actions where state = 'settled' and outcome is null
      union all
-        select 'settled_without_result', a.id::text, 'outcome ' || a.outcome || ', and no result'
+        select 'settled_without_result', a.id::text, 'outcome ' || a.outcome || ' without a result'
           from actions as a
          where a.state = 'settled'
            and a.outcome in ('ok', 'user_error', 'user_timeout', 'limit_exceeded')
            and not exists (select from action_results as r where r.id = a.id)
      union all
         select 'result_of_another_grant', a.id::text,
-               'the row is of grant ' || a.grant_no || ', its result of grant ' || r.grant_no
+               'grant_no is ' || a.grant_no || ', but the result is of grant ' || r.grant_no
           from actions as a join action_results as r using (id)
          where r.grant_no <> a.grant_no
      union all
-        select 'result_before_the_end', a.id::text, 'a result, and the action is ' || a.state
+        select 'result_before_the_end', a.id::text, 'has a result, but the action is ' || a.state
           from actions as a join action_results as r using (id)
          where a.state <> 'settled'
      union all
@@ -56,25 +56,25 @@ CONSISTENCY_CHECK = text("""
           from actions as a
          where not exists (select from action_specs as s where s.id = a.id)
      union all
-        select 'attempt_of_another_epoch', t.id::text, t.state || ' on an earlier life of node ' || n.name
+        select 'attempt_of_another_epoch', t.id::text, t.state || ' on an earlier registration of node ' || n.name
           from attempts as t join nodes as n on n.id = t.node_id
          where t.node_epoch is distinct from n.epoch
      union all
-        select 'attempt_without_node', t.id::text, t.state || ' on node ' || t.node_id || ', which is not there'
+        select 'attempt_without_node', t.id::text, t.state || ' on node ' || t.node_id || ', which does not exist'
           from attempts as t
          where not exists (select from nodes as n where n.id = t.node_id)
      union all
-        select 'attempt_in_a_gone_environment', t.id::text, t.state || ' in environment ' || t.environment_id
+        select 'attempt_in_a_gone_environment', t.id::text, t.state || ' in ended environment ' || t.environment_id
           from attempts as t
          where t.home_gone
      union all
-        select 'shared_environment', environment_id::text, count(*) || ' attempts at once'
+        select 'shared_environment', environment_id::text, count(*) || ' concurrent attempts'
           from attempts
          where environment_id is not null
          group by environment_id
         having count(*) > 1
      union all
-        select 'environment_of_another_epoch', h.id::text, 'lives on an earlier life of node ' || n.name
+        select 'environment_of_another_epoch', h.id::text, 'live on an earlier registration of node ' || n.name
           from homes as h join nodes as n on n.id = h.node_id
          where h.node_epoch <> n.epoch
      union all

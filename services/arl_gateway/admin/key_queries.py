@@ -57,12 +57,14 @@ REVOKE_KEY = text("""
 
 
 async def key_by_hash(tx: ReadTx, digest: bytes) -> Row | None:
+    """Return the key with this hash, of any project, or None."""
     return await tx.first(KEY_BY_HASH, {"hash": digest})
 
 
 async def insert_key(
     tx: WriteTx, *, project_id: int, prefix: str, digest: bytes, scopes: Sequence[str], expires_in_s: int | None
 ) -> Row:
+    """Insert a key and return its row."""
     row = await tx.first(
         INSERT_KEY,
         {
@@ -74,11 +76,12 @@ async def insert_key(
         },
     )
     if row is None:
-        raise RuntimeError("an insert returned no row")
+        raise RuntimeError("the insert of a key returned no row")
     return row
 
 
 async def key_by_id(tx: ReadTx, *, id: int, project_id: int) -> Row | None:
+    """Return a key of the project, or None."""
     return await tx.first(KEY_BY_ID, {"id": id, "project_id": project_id})
 
 

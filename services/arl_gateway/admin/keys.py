@@ -65,7 +65,7 @@ class KeyAdmin:
             changed = await key_queries.revoke_key(tx, id=id, project_id=caller.project_id)
             row = await key_queries.key_by_id(tx, id=id, project_id=caller.project_id)
             if row is None:
-                raise NotFound(f"there is no API key {id}")
+                raise NotFound(f"API key {id} does not exist in this project. `tangram keys list` shows the keys")
             if changed:
                 await self._write_audit_log(tx, "key.revoke", row, caller)
         self._authenticator.invalidate(id)
@@ -85,21 +85,26 @@ class KeyAdmin:
 
 def _check_may_create(scopes: Sequence[str], project: str, caller: Caller) -> None:
     if project != caller.project and not (caller.project == ROOT_PROJECT and "admin:*" in caller.scopes):
-        message = f"a key of another project is made only with `admin:*` of the project `{ROOT_PROJECT}`, as its first"
+        message = f"only `admin:*` of project `{ROOT_PROJECT}` can create the first key of another project"
         raise Forbidden(message, errors=[FieldError(field="project", message=message)])
     lacking = sorted(scope for scope in scopes if scope.startswith("admin:") and not caller.has_scope(scope))
     if lacking:
-        message = f"this API key lacks {', '.join(lacking)} and so cannot give it"
+        message = f"this API key lacks {', '.join(lacking)} and cannot grant it to another key"
         raise Forbidden(message, errors=[FieldError(field="scopes", message=message)])
 
 
 async def _create_project(tx: WriteTx, name: str, scopes: Sequence[str]) -> int:
     id = await queries.insert_project(tx, name)
     if id is None:
-        message = f"project {name!r} exists; its own keys with `admin:write` make further ones"
+        message = (
+            f"project {name!r} already exists; create further keys with one of its own keys that has `admin:write`"
+        )
         raise Conflict(message, errors=[FieldError(field="project", message=message)])
     if not {"admin:write", "admin:*"} & set(scopes):
-        message = "the first key of a project needs `admin:*`, or `admin:write`: nobody else could make it another one"
+        message = (
+            "the first key of a project needs `admin:write` or `admin:*`, because only such a key can create further"
+            " ones"
+        )
         raise ValidationFailed(message, errors=[FieldError(field="scopes", message=message)])
     return id
 

@@ -37,14 +37,17 @@ NODE_NAME = text("select name from nodes where id = :id")
 
 
 async def list_nodes(tx: ReadTx) -> Sequence[Row]:
+    """Return all nodes by name."""
     return await tx.fetch(LIST_NODES, {"ttl_s": NODE_TTL_S})
 
 
 async def node_by_name(tx: ReadTx, name: str) -> Row | None:
+    """Return a node, or None."""
     return await tx.first(NODE_BY_NAME, {"ttl_s": NODE_TTL_S, "name": name})
 
 
 async def node_name(tx: ReadTx, node_id: int) -> str | None:
+    """Return the name of a node, or None."""
     row = await tx.first(NODE_NAME, {"id": node_id})
     return row.name if row is not None else None
 

@@ -26,22 +26,30 @@ NodeName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^\x00-\
 
 
 @router.get(
-    "/nodes", operation_id="list_nodes", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+    "/nodes",
+    operation_id="list_nodes",
+    summary="List nodes",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
 )
 async def list_nodes(caller: Admin, nodes: NodesDep) -> NodeListResponse:
-    """List nodes with their capacity, liveness and enforced limits."""
+    """List all nodes with their capacity, liveness and enforced limits."""
     return await nodes.list()
 
 
 @router.patch(
     "/nodes/{name}",
     operation_id="change_node",
+    summary="Change a node",
     dependencies=JSON_BODY,
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
 async def change_node(name: NodeName, body: ChangeNodeRequest, caller: AdminWriter, nodes: NodesDep) -> NodeInfo:
-    """Cordon a node, drain it until a deadline, or reopen it. Requires a key of project `default`."""
+    """Cordon a node, drain it until a deadline, or reopen it.
+
+    Requires a key of project `default`. Returns 404 for an unknown node.
+    """
     return await nodes.change(name, body, caller)
 
 
@@ -49,11 +57,13 @@ async def change_node(name: NodeName, body: ChangeNodeRequest, caller: AdminWrit
     "/nodes/{name}",
     status_code=204,
     operation_id="remove_node",
+    summary="Remove a node",
     responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
 async def remove_node(name: NodeName, caller: AdminWriter, nodes: NodesDep) -> None:
-    """Remove a dead node. Returns 409 while it is alive or has unsettled actions or live environments.
+    """Remove a dead node.
 
-    A removed node that registers again is added again. Requires a key of project `default`.
+    Returns 409 while it is alive or has unsettled actions or live environments. A removed node that registers again is
+    added again. Requires a key of project `default`.
     """
     await nodes.remove(name, caller)

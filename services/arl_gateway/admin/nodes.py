@@ -21,29 +21,33 @@ __all__ = ["NodeAdmin", "node_from_row"]
 
 
 class NodeAdmin:
+    """Administration of nodes. Changes need a key of the first project."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store = store
         self._peers = peers
         self._admission_url = admission_url
 
     async def list(self) -> NodeListResponse:
+        """List all nodes by name, with their load."""
         async with self._store.read() as tx:
             rows = await node_queries.list_nodes(tx)
         return NodeListResponse(items=[node_from_row(row) for row in rows])
 
     async def change(self, name: str, request: ChangeNodeRequest, caller: Caller) -> NodeInfo:
+        """Cordon, drain or reopen a node. Raises `NotFound`, and `Forbidden` for keys of other projects."""
         _require_root_project(caller)
         wish = InternalChangeNodeRequest(
             name=name, cordoned=request.cordoned, drain_deadline_s=request.drain_deadline_s
         )
         content = await self._peers.call(f"{self._admission_url}/internal/change-node", wish)
         if AffectedRowsResponse.model_validate_json(content).count == 0:
-            raise NotFound(f"there is no node {name!r}")
+            raise NotFound(f"node {name!r} does not exist. `tangram nodes list` shows the nodes")
         async with self._store.write() as tx:
             await _write_audit_log(tx, caller, "node.change", name, request.model_dump_json(exclude_unset=True))
             row = await node_queries.node_by_name(tx, name)
         if row is None:
-            raise NotFound(f"there is no node {name!r} any more")
+            raise NotFound(f"node {name!r} was removed meanwhile")
         return node_from_row(row)
 
     async def remove(self, name: str, caller: Caller) -> None:
@@ -52,9 +56,9 @@ class NodeAdmin:
         content = await self._peers.call(f"{self._admission_url}/internal/remove-node", RemoveNodeRequest(name=name))
         answer = RemoveNodeResponse.model_validate_json(content)
         if answer.kept_by is not None:
-            raise Conflict(f"the node {name!r} is not removed: {answer.kept_by}; drain it and stop it first")
+            raise Conflict(f"node {name!r} cannot be removed: {answer.kept_by}. Drain it and stop it first")
         if not answer.removed:
-            raise NotFound(f"there is no node {name!r}")
+            raise NotFound(f"node {name!r} does not exist. `tangram nodes list` shows the nodes")
         async with self._store.write() as tx:
             await _write_audit_log(tx, caller, "node.remove", name, "{}")
 
@@ -62,7 +66,7 @@ class NodeAdmin:
 def _require_root_project(caller: Caller) -> None:
     """Raise `Forbidden` unless the key belongs to the first project; nodes serve all projects."""
     if caller.project != ROOT_PROJECT:
-        raise Forbidden(f"nodes are changed with a key of the project `{ROOT_PROJECT}`")
+        raise Forbidden(f"nodes can be changed only with a key of project `{ROOT_PROJECT}`")
 
 
 async def _write_audit_log(tx: WriteTx, caller: Caller, verb: str, name: str, detail: str) -> None:
@@ -72,6 +76,7 @@ async def _write_audit_log(tx: WriteTx, caller: Caller, verb: str, name: str, de
 
 
 def node_from_row(row: Row) -> NodeInfo:
+    """Return the node of a row."""
     return NodeInfo(
         name=row.name,
         kind=row.kind,

@@ -28,6 +28,7 @@ ProjectsDep = Annotated[ProjectAdmin, Depends(_projects)]
 @router.get(
     "/projects",
     operation_id="list_projects",
+    summary="List projects",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
@@ -37,17 +38,24 @@ async def list_projects(
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> ProjectListResponse:
-    """List projects with their weights. A key of project `default` lists all; any other key lists its own project."""
+    """List projects with their weights.
+
+    A key of project `default` lists all projects; any other key lists its own project.
+    """
     return await projects.list(caller, cursor=cursor, limit=limit)
 
 
 @router.patch(
     "/projects/{name:path}",
     operation_id="change_project",
+    summary="Change a project",
     dependencies=JSON_BODY,
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
 async def change_project(name: Name, body: ChangeProjectRequest, caller: AdminWriter, projects: ProjectsDep) -> Project:
-    """Change the weight of a project relative to the others. Requires a key of project `default`."""
+    """Change the weight of a project relative to the other projects.
+
+    Requires a key of project `default`. Returns 404 for an unknown project.
+    """
     return await projects.change(name, body, caller)

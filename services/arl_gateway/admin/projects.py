@@ -22,6 +22,7 @@ class ProjectAdmin:
         self._admission_url = admission_url
 
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> ProjectListResponse:
+        """List the projects that the caller may see, in order of creation."""
         only = None if caller.project == ROOT_PROJECT else caller.project_id
         async with self._store.read() as tx:
             rows = await queries.list_projects(tx, only=only, after=cursor, limit=limit + 1)
@@ -29,12 +30,15 @@ class ProjectAdmin:
         return ProjectListResponse(items=items, next_cursor=items[-1].id if len(rows) > limit else None)
 
     async def change(self, name: str, request: ChangeProjectRequest, caller: Caller) -> Project:
+        """Change the weight of a project. Raises `NotFound`, and `Forbidden` for keys of other projects."""
         if caller.project != ROOT_PROJECT:
-            raise Forbidden(f"projects are changed with a key of the project `{ROOT_PROJECT}`")
+            raise Forbidden(f"projects can be changed only with a key of project `{ROOT_PROJECT}`")
         wish = InternalChangeProjectRequest(name=name, weight=request.weight)
         content = await self._peers.call(f"{self._admission_url}/internal/change-project", wish)
         if AffectedRowsResponse.model_validate_json(content).count == 0:
-            raise NotFound(f"there is no project {name!r}; its first key makes it")
+            raise NotFound(
+                f"project {name!r} does not exist. Its first key creates it: `tangram keys create --project {name}`"
+            )
         async with self._store.write() as tx:
             await insert_audit_log(
                 tx,
@@ -46,7 +50,7 @@ class ProjectAdmin:
             )
             row = await queries.project_by_name(tx, name)
         if row is None:
-            raise NotFound(f"there is no project {name!r} any more")
+            raise NotFound(f"project {name!r} was removed meanwhile")
         return _project_from_row(row)
 
 

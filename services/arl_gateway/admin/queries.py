@@ -54,17 +54,18 @@ PROJECT_BY_NAME = text("select id, name, weight from projects where name = :name
 
 
 async def insert_project(tx: WriteTx, name: str) -> int | None:
-    """Its id; None if the name is taken."""
+    """Return the id of the new project; None if the name is taken."""
     row = await tx.first(INSERT_PROJECT, {"name": name})
     return int(row.id) if row is not None else None
 
 
 async def list_queues(tx: ReadTx, *, project_id: int, after: int | None, limit: int) -> Sequence[Row]:
-    """In order of their making."""
+    """Return the queues of a project in order of creation."""
     return await tx.fetch(LIST_QUEUES, {"project_id": project_id, "after": after, "limit": limit})
 
 
 async def queue_by_task(tx: ReadTx, *, project_id: int, task: str) -> Row | None:
+    """Return the queue of a task, or None."""
     return await tx.first(QUEUE_BY_TASK, {"project_id": project_id, "task": task})
 
 
@@ -74,4 +75,5 @@ async def list_projects(tx: ReadTx, *, only: int | None, after: int | None, limi
 
 
 async def project_by_name(tx: ReadTx, name: str) -> Row | None:
+    """Return a project, or None."""
     return await tx.first(PROJECT_BY_NAME, {"name": name})

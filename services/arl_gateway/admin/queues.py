@@ -13,6 +13,8 @@ __all__ = ["QueueAdmin"]
 
 
 class QueueAdmin:
+    """Administration of the queues of a project."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store = store
         self._peers = peers
@@ -43,7 +45,7 @@ class QueueAdmin:
         )
         content = await self._peers.call(f"{self._admission_url}/internal/change-queue", body)
         if AffectedRowsResponse.model_validate_json(content).count == 0:
-            raise NotFound(f"there is no queue of task {task!r}; its first action makes it")
+            raise NotFound(f"task {task!r} has no queue: its first action creates it")
         async with self._store.write() as tx:
             await insert_audit_log(
                 tx,
@@ -55,7 +57,7 @@ class QueueAdmin:
             )
             row = await queries.queue_by_task(tx, project_id=caller.project_id, task=task)
         if row is None:
-            raise NotFound(f"there is no queue of task {task!r} any more")
+            raise NotFound(f"the queue of task {task!r} was removed meanwhile")
         return _queue_from_row(row)
 
 

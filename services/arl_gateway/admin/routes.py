@@ -41,6 +41,7 @@ KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 @router.post(
     "/keys",
     operation_id="create_key",
+    summary="Create an API key",
     dependencies=JSON_BODY,
     status_code=201,
     response_model_exclude_none=True,
@@ -49,14 +50,22 @@ KeyId = Annotated[int, Path(ge=1, le=2**31 - 1)]
 async def create_key(
     body: CreateKeyRequest, caller: AdminWriter, keys: KeysDep, response: Response
 ) -> CreateKeyResponse:
-    """Create a key. The key is returned only in this response."""
+    """Create an API key.
+
+    Only this response contains the key itself. The name of a new project creates the project. Returns 403 for scopes
+    that the caller's own key lacks.
+    """
     created = await keys.create(body, caller)
     response.headers["cache-control"] = "no-store"
     return created
 
 
 @router.get(
-    "/keys", operation_id="list_keys", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+    "/keys",
+    operation_id="list_keys",
+    summary="List API keys",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
 )
 async def list_keys(
     caller: Admin,
@@ -64,23 +73,32 @@ async def list_keys(
     cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> KeyListResponse:
-    """List the project's keys, newest first, including revoked and expired keys."""
+    """List the project's API keys, newest first, including revoked and expired keys."""
     return await keys.list(caller, cursor=cursor, limit=limit)
 
 
 @router.delete(
     "/keys/{id}",
     operation_id="revoke_key",
+    summary="Revoke an API key",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def revoke_key(id: KeyId, caller: AdminWriter, keys: KeysDep) -> ApiKey:
-    """Revoke a key permanently: at once on this gateway, within seconds on others."""
+    """Revoke an API key permanently.
+
+    This gateway refuses the key at once, others within seconds. A key that was already revoked is returned unchanged.
+    Returns 404 for an unknown id.
+    """
     return await keys.revoke(id, caller)
 
 
 @router.get(
-    "/queues", operation_id="list_queues", response_model_exclude_none=True, responses=error_responses(*COMMON_ERRORS)
+    "/queues",
+    operation_id="list_queues",
+    summary="List queues",
+    response_model_exclude_none=True,
+    responses=error_responses(*COMMON_ERRORS),
 )
 async def list_queues(
     caller: Admin,
@@ -95,23 +113,32 @@ async def list_queues(
 @router.patch(
     "/queues/{task:path}",
     operation_id="change_queue",
+    summary="Change a queue",
     dependencies=JSON_BODY,
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound),
 )
 async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter, queues: QueuesDep) -> Queue:
-    """Change a queue: limit its queued actions, set its weight or quota, pause it or resume it."""
+    """Change a queue: limit its queued actions, set its weight or quota, pause it or resume it.
+
+    Omitted fields stay unchanged. Returns 404 if the task has no queue yet.
+    """
     return await queues.change(task, body, caller)
 
 
-@router.get("/consistency", operation_id="check_consistency", responses=error_responses(*COMMON_ERRORS, Forbidden))
+@router.get(
+    "/consistency",
+    operation_id="check_consistency",
+    summary="Check the consistency",
+    responses=error_responses(*COMMON_ERRORS, Forbidden),
+)
 async def check_consistency(
     caller: Admin, consistency: Annotated[ConsistencyService, Depends(_consistency)]
 ) -> ConsistencyReport:
-    """Check all rows of all projects in one snapshot: counts, allocations and violated invariants.
+    """Check all rows of all projects in one snapshot.
 
-    Requires a key of project `default`.
+    The report has counts, allocations and violated invariants. Requires a key of project `default`.
     """
     if caller.project != ROOT_PROJECT:
-        raise Forbidden(f"rows of all projects are audited with a key of the project `{ROOT_PROJECT}`")
+        raise Forbidden(f"the consistency check covers all projects and needs a key of project `{ROOT_PROJECT}`")
     return await consistency.check()

@@ -14,6 +14,8 @@ __all__ = ["CapacityService", "StragglerService"]
 
 
 class CapacityService:
+    """Capacity plans, computed by the scheduler that leads."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, scheduler_url: str) -> None:
         self._store = store
         self._peers = peers
@@ -31,7 +33,7 @@ class CapacityService:
         async with self._store.read() as tx:
             ids = await node_queries.node_ids(tx, names)
         if unknown := sorted(set(names) - ids.keys()):
-            message = f"there is no node {unknown[0]!r}; `tangram nodes list` shows them"
+            message = f"node {unknown[0]!r} does not exist. `tangram nodes list` shows the nodes"
             raise ValidationFailed(message, errors=[FieldError(field="query.exclude_node", message=message)])
         return list(ids.values())
 
@@ -40,12 +42,15 @@ MAX_STRAGGLERS = 1000
 
 
 class StragglerService:
+    """Stragglers, found by the scheduler that leads."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, scheduler_url: str) -> None:
         self._store = store
         self._peers = peers
         self._scheduler_url = scheduler_url
 
     async def list(self, caller: Caller) -> StragglerListResponse:
+        """List the stragglers of the caller's project. Raises `Unavailable` while no scheduler leads."""
         content = await self._peers.call(
             f"{self._scheduler_url}/internal/stragglers", FindStragglersRequest(limit=MAX_STRAGGLERS)
         )

@@ -38,6 +38,7 @@ async def list_audit_log(
 async def insert_audit_log(
     tx: WriteTx, *, project_id: int, api_key_id: int, verb: str, target: str, detail: str
 ) -> None:
+    """Insert an entry in the transaction of the change; `detail` is a JSON object as text."""
     await tx.execute(
         INSERT_AUDIT_LOG,
         {"project_id": project_id, "api_key_id": api_key_id, "verb": verb, "target": target, "detail": detail},

@@ -24,15 +24,20 @@ async def _audit_log(request: Request) -> AuditLogReader:
 @router.get(
     "/audit-log",
     operation_id="list_audit_log",
+    summary="List audit log entries",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
 async def list_audit_log(
     caller: Admin,
     audit_log: Annotated[AuditLogReader, Depends(_audit_log)],
-    verb: Annotated[AuditVerb | None, Query(description="Only this operation, such as `queue.change`")] = None,
-    project: Annotated[Name | None, Query(description="Only changes of this project")] = None,
-    before: Annotated[int | None, Query(ge=1, le=2**63 - 1, description="Only entries with a smaller id")] = None,
+    verb: Annotated[
+        AuditVerb | None, Query(description="Return only changes by this operation, such as `queue.change`")
+    ] = None,
+    project: Annotated[Name | None, Query(description="Return only changes of this project")] = None,
+    before: Annotated[
+        int | None, Query(ge=1, le=2**63 - 1, description="Return only entries with a smaller id")
+    ] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> AuditLogResponse:
     """List changes by administrators, newest first.

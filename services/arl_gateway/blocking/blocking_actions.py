@@ -23,6 +23,8 @@ RETRY_PAUSE_S = 1.0
 
 
 class BlockingActions:
+    """Actions whose callers wait until they settle."""
+
     def __init__(self, actions: ActionService, *, retry_pause_s: float = RETRY_PAUSE_S) -> None:
         self._actions, self.retry_pause_s = actions, retry_pause_s
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -59,6 +61,7 @@ class BlockingActions:
                 each.cancel()
 
     def run_in_background(self, coroutine: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
+        """Run the coroutine as a task that `drain` waits for."""
         task = asyncio.create_task(coroutine, name="held")
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -91,4 +94,4 @@ class BlockingActions:
         try:
             await self._actions.cancel((await admitting).id, caller)
         except Exception as error:  # noqa: BLE001 - it was refused, or has already settled
-            log.info("an action for which nobody waits was not cancelled: %s", error)
+            log.info("an action without a waiting caller could not be cancelled: %s", error)

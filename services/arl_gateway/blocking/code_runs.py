@@ -49,6 +49,7 @@ class CodeRunResult:
 
     @property
     def settled_actions(self) -> Iterable[Action]:
+        """Return the actions that ran: the compile action, the run action or both."""
         return (each for each in (self.compile, self.run) if each is not None)
 
 
@@ -60,6 +61,7 @@ class _InFlightRun:
     """Timer that ends the time in which the run can be resumed."""
 
     def cancel(self) -> None:
+        """End the run: its actions are cancelled."""
         self.is_active = False
         self.task.cancel()
 
@@ -73,6 +75,8 @@ class _InFlightRun:
 
 
 class CodeRunner:
+    """The runs of programs whose calls block, or can still be resumed."""
+
     def __init__(
         self, actions: ActionService, *, retry_pause_s: float = RETRY_PAUSE_S, resume_grace_s: float = RESUME_GRACE_S
     ) -> None:
@@ -127,12 +131,12 @@ class CodeRunner:
             in_flight.cancel()
         else:
             self._keep_resumable(code_run, caller, in_flight)
-        raise GatewayTimeout("it has not ended yet; send the same again to wait on")
+        raise GatewayTimeout("the program has not ended yet; repeat the same request to wait further")
 
     async def _start_run(self, code_run: CodeRun, caller: Caller, trace: RequestTrace, ends_at: float) -> _InFlightRun:
         while self.waiting > MAX_PENDING or self._pending_bytes + code_run.size > MAX_PENDING_BYTES:
             if time.monotonic() > ends_at or self._stopping.is_set():
-                raise GatewayTimeout("too many programs are held here already; send the same again")
+                raise GatewayTimeout("too many programs are waiting in this gateway; repeat the same request")
             await asyncio.sleep(self._blocking.retry_pause_s)
         going = _InFlightRun()
         self._pending_bytes += code_run.size
@@ -198,7 +202,7 @@ class CodeRunner:
                 return await self._actions.admit(action, caller, trace=trace)
             except (TooManyRequests, Unavailable) as refused:
                 await asyncio.sleep(refused.retry_after_s or self._blocking.retry_pause_s)
-        raise Unavailable("nobody waits for it any more")
+        raise Unavailable("the call of this program has ended")
 
     async def _end_environment(self, compiled: SubmitActionRequest, caller: Caller) -> None:
         """Delete the environment. If this fails, the environment ends after its idle time-to-live."""

@@ -15,6 +15,8 @@ ADMISSION_RETRY_S = 60.0
 
 
 class CommandRunner:
+    """Commands whose calls block until they settle."""
+
     def __init__(self, actions: ActionService, *, admission_retry_s: float = ADMISSION_RETRY_S) -> None:
         self._actions, self._blocking, self._admission_retry_s = actions, BlockingActions(actions), admission_retry_s
         self._stopping = asyncio.Event()
@@ -33,7 +35,7 @@ class CommandRunner:
         finally:
             self.waiting -= 1
         if settled is None:
-            raise Unavailable("this gateway is about to end, and the command with it", retry_after_s=1)
+            raise Unavailable("this gateway is stopping and has cancelled the command; try again", retry_after_s=1)
         return settled
 
     def stop(self) -> None:

@@ -45,9 +45,11 @@ class CompatRoute(WriterRoute):
     """A route that returns 503 instead of 429. Clients of these protocols retry after a 503 and fail on a 4xx."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it converts 429 to 503."""
         handle = super().get_route_handler()
 
         async def handle_patiently(request: Request) -> Response:
+            """Handle the request and convert 429 to 503."""
             try:
                 return await handle(request)
             except TooManyRequests as error:
@@ -98,7 +100,9 @@ async def score_and_wait(
     get that number.
     """
     if not target.service.is_anywhere:
-        raise Unavailable(f"no node has {target.service.name} yet; try again", retry_after_s=RETRY_AFTER_S)
+        raise Unavailable(
+            f"no node has reward service {target.service.name!r} yet; try again", retry_after_s=RETRY_AFTER_S
+        )
     scores: ScoreCoalescer = gateway_deps(request).scores
     trace = request_trace(request)
     asks = [_submission_for(part, target, within_s) for part in split_items(items)]

@@ -10,7 +10,7 @@ __all__ = ["EXAMPLES"]
 _PROMPT, _RESPONSE, _LABEL = "What is the capital of France?", "It is Paris.", "Paris"
 _TEXT = {"model": "rm", "input": f"{_PROMPT}\n{_RESPONSE}"}
 _CLASSIFY = {
-    "verl": {"summary": "As verl's reward loop asks: the raw logit", "value": {**_TEXT, "use_activation": False}},
+    "verl": {"summary": "A request of verl's reward loop for raw logits", "value": {**_TEXT, "use_activation": False}},
     "messages": {
         "summary": "A conversation",
         "value": {
@@ -19,12 +19,12 @@ _CLASSIFY = {
     },
 }
 _SCORE = {
-    "texts": {"summary": "One text with each of two", "value": {"text_1": _PROMPT, "text_2": [_RESPONSE, _LABEL]}},
-    "items": {"summary": "As SGLang has it", "value": {"query": _PROMPT, "items": [_RESPONSE, _LABEL]}},
+    "texts": {"summary": "One text compared with two", "value": {"text_1": _PROMPT, "text_2": [_RESPONSE, _LABEL]}},
+    "items": {"summary": "SGLang's fields", "value": {"query": _PROMPT, "items": [_RESPONSE, _LABEL]}},
 }
 _RERANK = {
     "documents": {
-        "summary": "The best one",
+        "summary": "Return the best document",
         "value": {"query": _PROMPT, "documents": [_RESPONSE, "It is Rome."], "top_n": 1},
     }
 }
@@ -34,7 +34,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     **SWEREX,
     "openrlhf_get_reward": {
         "one": {
-            "summary": "One query a call, as OpenRLHF sends it",
+            "summary": "A request of OpenRLHF",
             "value": {"query": [f"{_PROMPT}{_RESPONSE}"], "prompts": [_PROMPT], "labels": [_LABEL]},
         }
     },
@@ -46,7 +46,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "sglang_generate": {
         "teacher": {
-            "summary": "The teacher of slime's on-policy distillation",
+            "summary": "A request of slime's on-policy distillation",
             "value": {
                 "input_ids": [785, 6722, 315, 9625],
                 "sampling_params": {"temperature": 0, "max_new_tokens": 0, "skip_special_tokens": False},
@@ -57,10 +57,10 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "vllm_classify": _CLASSIFY,
     "vllm_pooling": {"text": {"summary": "A text", "value": _TEXT}},
-    "openai_embeddings": {"text": {"summary": "As verl asks SGLang", "value": _TEXT}},
+    "openai_embeddings": {"text": {"summary": "A request of verl to SGLang", "value": _TEXT}},
     "openai_chat": {
         "judge": {
-            "summary": "As verl asks a generative judge",
+            "summary": "A request of verl to a generative judge",
             "value": {
                 "model": "judge",
                 "messages": [{"role": "user", "content": f"Is this right? {_PROMPT} {_RESPONSE}"}],
@@ -72,7 +72,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "openai_completions": {
         "teacher": {
-            "summary": "As TRL asks a teacher",
+            "summary": "A request of TRL to a teacher",
             "value": {
                 "model": "teacher",
                 "prompt": [[785, 6722, 315, 9625]],
@@ -92,7 +92,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "nemo_gym_verify": {
         "rollout": {
-            "summary": "A rollout of a dataset with answers",
+            "summary": "A rollout with its expected answer",
             "value": {
                 "responses_create_params": {"input": [{"role": "user", "content": _PROMPT}]},
                 "response": {"output": [_OUTPUT]},
@@ -102,7 +102,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     },
     "sandbox_fusion_run_code": {
         "verl": {
-            "summary": "A test case, as verl asks",
+            "summary": "A test case of verl",
             "value": {
                 "compile_timeout": 10,
                 "run_timeout": 10,

@@ -47,17 +47,31 @@ class VerifyRequest(BaseModel):
 @router.post(
     "/seed_session",
     operation_id="nemo_gym_seed_session",
+    summary="Start a rollout (NeMo-Gym)",
     response_model=None,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS),
 )
 async def seed_session(body: SeedSessionRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Start a rollout of NeMo-Gym. A reward service stores nothing for it."""
+    """Start a rollout of NeMo-Gym.
+
+    The route exists because NeMo-Gym calls it before each rollout. A reward service stores nothing for it.
+    """
     return json_response({}, response)
 
 
-@router.post("/verify", operation_id="nemo_gym_verify", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/verify",
+    operation_id="nemo_gym_verify",
+    summary="Verify a rollout (NeMo-Gym)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 async def verify_rollout(body: VerifyRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Verify a rollout of NeMo-Gym. Returns the request body with its `reward`."""
+    """Verify a rollout of NeMo-Gym.
+
+    The response is the request body with its `reward`. Returns 422 if the rollout cannot be scored, and 503 after an
+    infrastructure error.
+    """
     named = (body.model_extra or {}).get(SERVICE_FIELD)
     place = await resolve_target(request, DEFAULT_KINDS, model=named if isinstance(named, str) else None)
     item = item_from_sample(place.service.kind, _parse_sample(body), field="response")

@@ -33,11 +33,14 @@ class RewardRequest(BaseModel):
     query: list[str]
     prompts: list[str] | None = None
     labels: list[Any] | None = Field(
-        default=None, description="Of each query: what is no text is compared as JSON, and an empty text is none"
+        default=None,
+        description="Label of each query. A value that is not text is compared as JSON; an empty text means no label",
     )
 
 
 class RewardResponse(BaseModel):
+    """The rewards of the queries, in order; `scores` repeats them."""
+
     rewards: list[float]
     scores: list[float]
     extra_logs: dict[str, list[float]]
@@ -46,12 +49,15 @@ class RewardResponse(BaseModel):
 @router.post(
     "/get_reward",
     operation_id="openrlhf_get_reward",
+    summary="Score queries (OpenRLHF)",
     response_model=RewardResponse,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, NotScored, RewardServiceNotFound),
 )
 async def get_reward(body: RewardRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Score queries like OpenRLHF's reward model server. Blocks until all are scored; a failure is never a score of
-    0.
+    """Score queries like OpenRLHF's reward model server.
+
+    The call blocks until all queries are scored. Returns 503 after an infrastructure error; a failure is never a score
+    of 0.
     """
     place = await resolve_target(request, DEFAULT_KINDS)
     kind = place.service.kind
@@ -69,10 +75,12 @@ def _parse_samples(body: RewardRequest, kind: str) -> list[TrainerSample]:
     labels = body.labels if body.labels is not None else [None] * len(body.query)
     for name, given in (("prompts", prompts), ("labels", labels)):
         if len(given) != len(body.query):
-            raise _invalid_field(name, f"has {len(given)} entries, and query has {len(body.query)}")
+            raise _invalid_field(
+                name, f"has {len(given)} entries, but query has {len(body.query)}: send one for each query"
+            )
     for at, (query, prompt) in enumerate(zip(body.query, prompts, strict=True)):
         if kind in VERIFIERS and not query.startswith(prompt):
-            raise _invalid_field(f"query.{at}", "does not begin with its prompt, so what was answered is not known")
+            raise _invalid_field(f"query.{at}", "does not begin with its prompt, so the response is unknown")
     return [
         TrainerSample(
             prompt=prompt, response=query.removeprefix(prompt), label=label_text(label) or None, full_text=query

@@ -59,7 +59,7 @@ def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreIt
         return _build_item(field, messages=list(sample.messages))
     if ("text",) in forms:
         return _build_item(field, text=whole if ("text", "reference") not in forms else response)
-    what = "a label" if ("text", "reference") in forms else "tokens, which this route does not carry"
+    what = "a label" if ("text", "reference") in forms else "tokens, which this route does not accept"
     raise _invalid_field(f"a service of kind `{kind}` needs {what}", field)
 
 
@@ -77,7 +77,7 @@ def text_item(kind: str, text: str | Sequence[int], *, field: str, **extra: Any)
     """Build an item of one text, or its tokens, for kinds that score single texts. `extra` adds fields to the item."""
     form = ("text",) if isinstance(text, str) else ("token_ids",)
     if (forms := FORMS_BY_KIND.get(kind, ())) and form not in forms:
-        raise _invalid_field(f"a service of kind `{kind}` takes no {form[0]} by itself", field)
+        raise _invalid_field(f"a service of kind `{kind}` does not accept {form[0]} alone", field)
     return (
         _build_item(field, text=text, **extra)
         if isinstance(text, str)
@@ -86,8 +86,9 @@ def text_item(kind: str, text: str | Sequence[int], *, field: str, **extra: Any)
 
 
 def pair_item(kind: str, query: str, document: str, *, field: str) -> ScoreItem:
+    """Build an item of a query and a document. Raises `ValidationFailed` if the kind does not compare texts."""
     if (forms := FORMS_BY_KIND.get(kind, ())) and ("text", "reference") not in forms:
-        raise _invalid_field(f"a service of kind `{kind}` compares nothing", field)
+        raise _invalid_field(f"a service of kind `{kind}` does not compare texts", field)
     return _build_item(field, text=document, reference=query)
 
 
@@ -95,12 +96,13 @@ def require_score(entry: Score, index: int) -> float:
     """Return the entry's score. Raises `NotScored` if there is none; a number is never made up."""
     if entry.score is not None:
         return entry.score
-    why = f"{entry.error.code}: {entry.error.message}" if entry.error is not None else "it has no score"
+    why = f"{entry.error.code}: {entry.error.message}" if entry.error is not None else "the service returned no score"
     message = f"item {index} was not scored: {why}"
     raise NotScored(message, errors=[FieldError(field=f"items.{index}", message=message)])
 
 
 def conversation_item(messages: Sequence[PromptMessage], *, field: str) -> ScoreItem:
+    """Build an item of a conversation. Raises `ValidationFailed` for invalid messages."""
     return _build_item(field, messages=list(messages))
 
 
@@ -110,6 +112,7 @@ def chat_item(messages: Sequence[PromptMessage], parameters: Mapping[str, Any]) 
 
 
 def parse_message(role: str, content: str, *, field: str) -> PromptMessage:
+    """Build a message. Raises `ValidationFailed` for `field` if a value is invalid."""
     try:
         return PromptMessage(role=role, content=content)
     except ValidationError as error:
@@ -123,7 +126,7 @@ def _build_item(field: str, **given: Any) -> ScoreItem:
     except ValidationError as error:
         raise _invalid_item(error, field) from None
     if item.characters > MAX_CHARACTERS:
-        raise _invalid_field(f"has more than {MAX_CHARACTERS} characters", field)
+        raise _invalid_field(f"must have at most {MAX_CHARACTERS} characters", field)
     return item
 
 

@@ -38,13 +38,17 @@ router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 
 
 class SampleRequest(BaseModel):
+    """A sample of slime: a prompt, its response and its label."""
+
     prompt: str | list[PromptMessage]
     response: str
     label: Any = None
 
 
 class SamplingParams(BaseModel):
-    max_new_tokens: int = Field(default=0, le=0, description="Nothing is generated here")
+    """SGLang's sampling parameters; only the number of new tokens matters."""
+
+    max_new_tokens: int = Field(default=0, le=0, description="Must be 0: no tokens are generated")
 
 
 class GenerateRequest(BaseModel):
@@ -57,18 +61,36 @@ class GenerateRequest(BaseModel):
     logprob_start_len: int = Field(default=0, ge=-1)
 
 
-@router.post("/slime/reward", operation_id="slime_reward", response_model=float, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/slime/reward",
+    operation_id="slime_reward",
+    summary="Score a sample (slime)",
+    response_model=float,
+    responses=DOCUMENTED_ERRORS,
+)
 async def slime_reward(body: SampleRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Score one sample for slime's remote reward. Returns a bare number."""
+    """Score one sample for slime's remote reward.
+
+    The response is a bare number. Returns 422 if the sample cannot be scored, and 503 after an infrastructure error.
+    """
     place = await resolve_target(request, REWARD_KINDS)
     item = item_from_sample(place.service.kind, _parse_sample(body), field="label")
     (entry,) = await score_and_wait([item], place, caller, request, response, within_s=REWARD_TIMEOUT_S)
     return json_response(require_score(entry, 0), response)
 
 
-@router.post("/generate", operation_id="sglang_generate", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/generate",
+    operation_id="sglang_generate",
+    summary="Compute log-probabilities (SGLang)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 async def generate(body: GenerateRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Return a teacher's log-probabilities of given tokens in SGLang's format. No tokens are generated."""
+    """Return a teacher's log-probabilities of given tokens in SGLang's format.
+
+    No tokens are generated. Returns 422 if the service computes no log-probabilities.
+    """
     place = await resolve_target(request, TEACHER_KINDS)
     given = _sequences(body)
     items = [text_item(place.service.kind, each, field=field) for field, each in given]
@@ -89,7 +111,7 @@ def _parse_sample(body: SampleRequest) -> TrainerSample:
 def _sequences(body: GenerateRequest) -> list[tuple[str, str | list[int]]]:
     """Return each sequence and the name of its field."""
     if (body.text is None) == (body.input_ids is None):
-        message = "give one of text and input_ids"
+        message = "give exactly one of text and input_ids"
         raise ValidationFailed(message, errors=[FieldError(field="text", message=message)])
     if isinstance(body.text, str):
         return [("text", body.text)]
@@ -108,7 +130,7 @@ def _is_batch(body: GenerateRequest) -> bool:
 def _generation(entry: Score, index: int, start: int) -> dict[str, Any]:
     if entry.logprobs is None or entry.token_ids is None:
         require_score(entry, index)
-        message = f"item {index}: this service gives no log-probabilities"
+        message = f"item {index}: this service computes no log-probabilities; name a service of kind `logprobs`"
         raise NotScored(message, errors=[FieldError(field="service", message=message)])
     known = [[logprob, token, None] for logprob, token in zip(entry.logprobs, entry.token_ids, strict=True)]
     meta = {

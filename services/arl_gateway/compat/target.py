@@ -48,6 +48,8 @@ class RolloutRef(StrictModel):
 
 
 class TargetParams(RolloutRef):
+    """The parameters that select a service and the rollout of a request."""
+
     service: ServiceName | None = None
     task: Name = "score"
     unscored: float | None = Field(default=None, allow_inf_nan=False)
@@ -68,7 +70,7 @@ async def resolve_target(request: Request, kinds: Sequence[str], *, model: str |
     elif named in services:
         service = services[named]
     else:
-        raise _service_not_found(f"there is no reward service {named!r}", services)
+        raise _service_not_found(f"reward service {named!r} does not exist", services)
     return RewardTarget(service, said.task, said.trajectory, said.step, said.unscored)
 
 
@@ -96,12 +98,14 @@ def _default_service(services: Mapping[str, ServiceEntry], kinds: Sequence[str],
     candidates = _candidates_of(list(services.values()), kinds, any_kind=not model)
     if len(candidates) == 1:
         return candidates[0]
-    what = "no reward service is named, and there is not just one that would do"
+    what = "the request names no reward service, and none is the only suitable one"
     if model:
-        why = "several that were registered would do" if candidates else "none that would do was registered"
-        what = f"there is no reward service {model[:MAX_SHOWN_MODEL]!r}, and {why}"
+        why = "several registered services are suitable" if candidates else "no suitable service is registered"
+        what = f"reward service {model[:MAX_SHOWN_MODEL]!r} does not exist, and {why}"
     raise _service_not_found(
-        f"{what}; name it in the path, /reward-services/NAME/…", services, field="model" if model else "service"
+        f"{what}. Name a service with the path prefix /reward-services/NAME",
+        services,
+        field="model" if model else "service",
     )
 
 
@@ -114,5 +118,8 @@ def _candidates_of(services: Sequence[ServiceEntry], kinds: Sequence[str], *, an
 
 
 def _service_not_found(problem: str, services: Mapping[str, ServiceEntry], *, field: str = "service") -> NotFound:
-    message = f"{problem}; there is {', '.join(sorted(services)) or 'none'}"
+    message = (
+        f"{problem}. Available: {', '.join(sorted(services)) or 'none'}. Register one with `tangram reward-services"
+        " register`"
+    )
     return NotFound(message, errors=[FieldError(field=field, message=message)])

@@ -41,20 +41,24 @@ FORWARDED_HEADERS = re.compile(
 
 
 class UpstreamParams(RolloutRef):
+    """Parameters of a proxied request, from headers `tangram-…`. Times are in seconds."""
+
     task: Name = "call"
     timeout_s: float = Field(default=300, gt=0, le=3600, allow_inf_nan=False)
     deadline_s: float = Field(default=600, gt=0, le=3600, allow_inf_nan=False)
 
 
 async def proxy_request(endpoint: EndpointName, caller: Writer, request: Request, path: str = "") -> Response:
-    """Send a request to an endpoint and return its response. Each request is an action, cancelled if the client
-    disconnects.
+    """Forward a request to an endpoint and return its response.
 
-    The key is a gateway key, in `Authorization: Bearer` or `x-api-key`. The path prefix `/t/{task}` sets the task.
-    Headers `tangram-…` set `task`, `trajectory`, `step`, `timeout_s` and `deadline_s`. The response is sent when it is
-    complete, even if it is a stream. A response without the header `tangram-action` is an error of the gateway; all
-    others are the endpoint's. If the outcome is not `ok`, `tangram-outcome` contains it. Redirections return 503, so
-    that no client sends its gateway key elsewhere.
+    Each request is an action, which is cancelled if the client disconnects. The key is a gateway key, in
+    `Authorization: Bearer` or `x-api-key`. The path prefix `/t/{task}` sets the task; headers `tangram-…` set `task`,
+    `trajectory`, `step`, `timeout_s` and `deadline_s`. The response is sent when it is complete, even if it is a
+    stream.
+
+    A response without the header `tangram-action` is an error of the gateway; all others are the endpoint's. If the
+    outcome is not `ok`, `tangram-outcome` contains it. Redirections return 503, so that no client sends its gateway key
+    elsewhere.
     """
     asked = parse_target(request, UpstreamParams, in_query=False)
     action = _build_action(endpoint, await _upstream_request(path, request), asked)
@@ -73,6 +77,7 @@ for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE"):
             proxy_request,
             methods=[method],
             operation_id=f"proxy_{method.lower()}{'' if 'path' in place else '_root'}",
+            summary=f"Forward a {method} request",
             responses=error_responses(*COMMON_ERRORS, EndpointNotFound, TooLarge, GatewayTimeout),
         )
 
@@ -122,7 +127,7 @@ def _is_plain_parameter(part: str) -> bool:
 def _client_response(action: Action, *, is_head: bool) -> Response:
     response = action.result.response if action.result is not None else None
     if response is None:
-        raise LookupError(f"{action.id} has no answer")
+        raise LookupError(f"action {action.id} has no response")
     headers = {name: value for name, value in response.headers.items() if FORWARDED_HEADERS.fullmatch(name)}
     headers[ACTION_HEADER] = str(action.id)
     if action.outcome is not None and action.outcome != "ok":
@@ -138,6 +143,6 @@ def _content(response: CallResponse) -> bytes:
     body = response.body
     content = b64decode(body.base64) if body.base64 is not None else body.text.encode()
     if body.truncated:
-        kept = f"the endpoint's answer has {body.total_bytes} bytes, of which {len(content)} are kept"
-        raise TooLarge(f"{kept}; its operator may keep more by `max_body_kib`")
+        kept = f"the response of the endpoint has {body.total_bytes} bytes, but only {len(content)} are stored"
+        raise TooLarge(f"{kept}; the operator of the endpoint can raise `max_body_kib`")
     return content

@@ -45,18 +45,30 @@ class PoolingRequest(BaseModel):
     input: str | list[str] | list[int] | list[list[int]] | None = None
     messages: list[PromptMessage] | None = None
     encoding_format: Literal["float", "base64"] = "float"
-    dimensions: int | None = Field(default=None, description="Refused: an answer has as many as the service's head")
+    dimensions: int | None = Field(
+        default=None, description="Not supported: the number of dimensions is that of the service's head"
+    )
     use_activation: bool | None = Field(
         default=None,
         validation_alias=AliasChoices("use_activation", "activation"),
-        description="False: raw logits; left out: what the service says",
+        description="False to return raw logits. Absent: the setting of the service",
     )
 
 
-@router.post("/classify", operation_id="vllm_classify", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/classify",
+    operation_id="vllm_classify",
+    summary="Classify inputs (vLLM)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 @router.post("/v1/classify", include_in_schema=False)
 async def classify(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Classify inputs like vLLM. `probs` are raw logits if the service has no activation or the request disables it."""
+    """Classify inputs like vLLM.
+
+    `probs` are raw logits if the service has no activation or the request disables it. Returns 422 if an input cannot
+    be scored, and 503 after an infrastructure error.
+    """
     place, entries = await _score_inputs(body, caller, request, response)
     data = []
     for at, entry in enumerate(entries):
@@ -66,9 +78,18 @@ async def classify(body: PoolingRequest, caller: Writer, request: Request, respo
     return json_response(list_response("classify", place, data=data), response)
 
 
-@router.post("/pooling", operation_id="vllm_pooling", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/pooling",
+    operation_id="vllm_pooling",
+    summary="Pool inputs (vLLM)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 async def pooling(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Return the output of the service's head for each input, like vLLM."""
+    """Return the output of the service's head for each input, like vLLM.
+
+    Returns 422 if an input cannot be scored, and 503 after an infrastructure error.
+    """
     place, entries = await _score_inputs(body, caller, request, response)
     data = [
         {
@@ -81,9 +102,18 @@ async def pooling(body: PoolingRequest, caller: Writer, request: Request, respon
     return json_response(list_response("pool", place, data=data), response)
 
 
-@router.post("/v1/embeddings", operation_id="openai_embeddings", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/v1/embeddings",
+    operation_id="openai_embeddings",
+    summary="Score inputs as embeddings (SGLang)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 async def embeddings(body: PoolingRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Return each input's score as its `embedding`, like SGLang for a reward model."""
+    """Return each input's score as its `embedding`, like SGLang for a reward model.
+
+    Returns 422 if an input cannot be scored, and 503 after an infrastructure error.
+    """
     place, entries = await _score_inputs(body, caller, request, response)
     data = [
         {"index": at, "object": "embedding", "embedding": _encode_values(_values(entry, at), body.encoding_format)}
@@ -102,13 +132,13 @@ async def _score_inputs(
 
 def _parse_items(body: PoolingRequest, kind: str) -> list[ScoreItem]:
     if body.dimensions is not None:
-        message = "is not supported: an answer has as many as the service's head; leave it out"
+        message = "is not supported: the number of dimensions is that of the service's head; remove the field"
         raise ValidationFailed(f"dimensions {message}", errors=[FieldError(field="dimensions", message=message)])
     if body.messages is not None and body.input is None:
         return [conversation_item(body.messages, field="messages")]
     given: Any = body.input
     if given is None or body.messages is not None:
-        message = "give one of input and messages"
+        message = "give exactly one of input and messages"
         raise ValidationFailed(message, errors=[FieldError(field="input", message=message)])
     if isinstance(given, str) or (given and isinstance(given[0], int)):
         return [text_item(kind, given, field="input")]
@@ -162,7 +192,9 @@ def apply_activation(values: Sequence[float], service: ServiceEntry, activation:
         return _probabilities(values)
     if len(values) == 1 and 0 < values[0] < 1:
         return [math.log(values[0]) - math.log1p(-values[0])]
-    message = f"{service.name} gives probabilities, and its logits are not known; register it without activation"
+    message = (
+        f"{service.name} returns probabilities, and its logits are unknown: register the service without activation"
+    )
     raise ValidationFailed(message, errors=[FieldError(field="use_activation", message=message)])
 
 

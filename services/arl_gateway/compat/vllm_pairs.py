@@ -42,20 +42,33 @@ class PairScoreRequest(BaseModel):
 
 
 class RerankDocument(BaseModel):
+    """A document as an object with its text."""
+
     text: str
 
 
 class RerankRequest(BaseModel):
+    """Documents to sort by relevance to a query."""
+
     model: str | None = None
     query: str
     documents: list[str | RerankDocument] = Field(min_length=1)
-    top_n: int = Field(default=0, ge=0, description="0: all of them")
+    top_n: int = Field(default=0, ge=0, description="Number of documents to return; 0 returns all")
 
 
-@router.post("/score", operation_id="vllm_score", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/score",
+    operation_id="vllm_score",
+    summary="Score pairs of texts (vLLM)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 @router.post("/v1/score", include_in_schema=False)
 async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Score pairs: one query with each text, or equally many queries and texts."""
+    """Score pairs of texts: one query with each text, or equally many queries and texts.
+
+    Returns 422 if a pair cannot be scored, and 503 after an infrastructure error.
+    """
     if body.label_token_ids is not None:
         return await _score_labels(body, caller, request, response)
     place = await resolve_target(request, COMPARING_KINDS, model=body.model)
@@ -71,11 +84,20 @@ async def score_texts(body: PairScoreRequest, caller: Writer, request: Request, 
     return json_response(list_response("score", place, data=data), response)
 
 
-@router.post("/rerank", operation_id="vllm_rerank", response_model=None, responses=DOCUMENTED_ERRORS)
+@router.post(
+    "/rerank",
+    operation_id="vllm_rerank",
+    summary="Rerank documents (vLLM)",
+    response_model=None,
+    responses=DOCUMENTED_ERRORS,
+)
 @router.post("/v1/rerank", include_in_schema=False)
 @router.post("/v2/rerank", include_in_schema=False)
 async def rerank(body: RerankRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Sort documents by relevance, the most relevant first."""
+    """Sort documents by relevance to a query, the most relevant first.
+
+    Returns 422 if a document cannot be scored, and 503 after an infrastructure error.
+    """
     place = await resolve_target(request, COMPARING_KINDS, model=body.model)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
     items = [pair_item(place.service.kind, body.query, text, field=f"documents.{at}") for at, text in enumerate(texts)]
@@ -111,7 +133,7 @@ def _label_prompts(body: PairScoreRequest) -> Iterator[str | list[int]]:
     query: Any = body.query
     items: Any = [body.items] if isinstance(body.items, str) else body.items
     if query is None or not items or any(type(item) is not type(query) for item in items):
-        message = "with label_token_ids, give query and items, both as texts or both as tokens"
+        message = "label_token_ids needs query and items, both as texts or both as tokens"
         raise ValidationFailed(message, errors=[FieldError(field="items", message=message)])
     for item in items:
         yield item + query if body.item_first else query + item
@@ -137,7 +159,7 @@ def _parse_pairs(body: PairScoreRequest) -> list[tuple[str, str]]:
         if len(lefts) == 1:
             lefts = lefts * len(rights)
         if len(lefts) != len(rights):
-            message = f"has {len(lefts)} texts and {other} has {len(rights)}; give one, or as many"
+            message = f"has {len(lefts)} texts, but {other} has {len(rights)}: give one text, or as many"
             raise ValidationFailed(f"{one} {message}", errors=[FieldError(field=one, message=message)])
         return list(zip(lefts, rights, strict=True))
     message = "give text_1 and text_2, or queries and documents, or query and items"
@@ -147,6 +169,6 @@ def _parse_pairs(body: PairScoreRequest) -> list[tuple[str, str]]:
 def _parse_texts(given: Any, field: str) -> list[str]:
     texts: list[Any] = [given] if isinstance(given, str) else given
     if not all(isinstance(each, str) for each in texts):
-        message = "has tokens, which go with label_token_ids; what is compared is texts"
+        message = "has tokens, which are allowed only with label_token_ids: give texts"
         raise ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])
     return texts

@@ -17,6 +17,7 @@ router = APIRouter(prefix="/v1", tags=["endpoints"])
 @router.get(
     "/endpoints",
     operation_id="list_endpoints",
+    summary="List endpoints",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
@@ -32,10 +33,11 @@ async def list_endpoints(caller: Reader, request: Request) -> EndpointListRespon
 @router.get(
     "/endpoints/{name}",
     operation_id="get_endpoint",
+    summary="Get an endpoint",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_endpoint(name: EndpointName, caller: Reader, request: Request) -> Endpoint:
-    """Return an endpoint."""
+    """Return an endpoint with its quota and health. Returns 404 for an unknown name."""
     endpoints: EndpointService = gateway_deps(request).endpoints
     return await endpoints.get(name, caller)

@@ -15,6 +15,8 @@ __all__ = ["EndpointService"]
 
 
 class EndpointService:
+    """The endpoints of all brokers, for clients."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
 
@@ -30,7 +32,7 @@ class EndpointService:
         async with self._store.read() as tx:
             rows = await endpoints_by_node(tx, name=name)
         if not rows:
-            message = f"no broker has an endpoint {name!r}"
+            message = f"endpoint {name!r} does not exist. `tangram endpoints list` shows the endpoints"
             raise NotFound(message, errors=[FieldError(field="name", message=message)])
         return _build_endpoint(name, rows, caller)
 

@@ -26,6 +26,8 @@ NO_RETRY_HEADERS = {"x-should-retry": "false"}
 
 
 class UpstreamProxy:
+    """Calls of endpoints whose clients wait for the response."""
+
     def __init__(self, store: PostgresStore, actions: ActionService) -> None:
         self._store, self._actions, self._blocking = store, actions, BlockingActions(actions)
         self._stopping = asyncio.Event()
@@ -46,7 +48,7 @@ class UpstreamProxy:
             # Clients have their own rules for the endpoint's 429, so 429 is reserved for it.
             raise Unavailable(error.detail, retry_after_s=error.retry_after_s) from error
         if settled is None:
-            raise _no_response_error(action, "this gateway is about to end, and whether it was sent is not known")
+            raise _no_response_error(action, "this gateway is stopping; the request may have been sent")
         return _require_response(settled, action)
 
     async def _require_endpoint(self, endpoint: str) -> None:
@@ -56,7 +58,10 @@ class UpstreamProxy:
         async with self._store.read() as tx:
             is_there = await has_endpoint(tx, endpoint)
         if not is_there:
-            message = f"no broker that lives has {endpoint!r}; TANGRAM_ENDPOINTS names them"
+            message = (
+                f"no live broker has endpoint {endpoint!r}. Brokers read their endpoints from TANGRAM_ENDPOINTS;"
+                " `tangram endpoints list` shows them"
+            )
             raise EndpointNotFound(message, errors=[FieldError(field="endpoint", message=message)])
         self._known_until[endpoint] = time.monotonic() + CACHE_S
 
@@ -77,11 +82,14 @@ def _require_response(settled: Action, action: SubmitActionRequest) -> Action:
     """
     response = settled.result.response if settled.result is not None else None
     if response is not None and response.status in REDIRECT_STATUSES:
-        said = f"the endpoint answered {response.status} and another address; only its operator can change that"
+        said = (
+            f"the endpoint redirects with status {response.status}; the operator must change the address of the"
+            " endpoint"
+        )
         raise _no_response_error(action, said)
     if response is not None and settled.reason not in UNUSABLE_REASONS:
         return settled
-    why = f"{settled.reason or settled.outcome}: {settled.message or 'no answer'}"
+    why = f"{settled.reason or settled.outcome}: {settled.message or 'no response'}"
     if settled.outcome is ActionOutcome.DEADLINE_IN_QUEUE:
         raise GatewayTimeout(why)
     if settled.reason in NOT_SENT_REASONS:

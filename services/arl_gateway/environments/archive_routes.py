@@ -19,7 +19,10 @@ __all__ = ["ARCHIVE_PATH", "router"]
 
 ARCHIVE_PATH = r"/v1/environments/[^/]+/archive$"
 TAR_CONTENT: dict[str, Any] = {"application/x-tar": {"schema": {"type": "string", "format": "binary"}}}
-ArchivePath = Annotated[RelativePath | None, Query(description="Below the working directory; left out: all of it")]
+ArchivePath = Annotated[
+    RelativePath | None,
+    Query(description="Path relative to the working directory. Absent: the whole working directory"),
+]
 
 router = APIRouter(prefix="/v1/environments", tags=["environments"])
 
@@ -35,6 +38,7 @@ ArchivesDep = Annotated[ArchiveService, Depends(_archives)]
 @router.get(
     "/{id}/files",
     operation_id="list_files",
+    summary="List files",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, BadRequest, NotFound, Conflict, TooLarge),
 )
@@ -44,11 +48,14 @@ async def list_files(
     archives: ArchivesDep,
     request: Request,
     path: ArchivePath = None,
-    recursive: Annotated[bool, Query(description="With all that is in its directories")] = False,
+    recursive: Annotated[bool, Query(description="True to include the contents of subdirectories")] = False,
     cursor: Annotated[str | None, Query(max_length=MAX_CURSOR_LENGTH, pattern="^[0-9a-f]*$")] = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 1000,
 ) -> FileListResponse:
-    """List the files in a directory, in order with the environment's actions."""
+    """List the files in a directory of an environment, in order with its actions.
+
+    Returns 404 for an unknown environment, and 409 if it is not alive or the directory cannot be read.
+    """
     trace = request_trace(request)
     return await archives.list(
         id, caller, path=path or "", recursive=recursive, cursor=cursor, limit=limit, trace=trace
@@ -58,6 +65,7 @@ async def list_files(
 @router.get(
     "/{id}/archive",
     operation_id="read_archive",
+    summary="Download files as an archive",
     response_class=Response,
     responses={
         200: {"description": "A tar archive", "content": TAR_CONTENT},
@@ -67,9 +75,10 @@ async def list_files(
 async def read_archive(
     id: UUID, caller: Writer, archives: ArchivesDep, request: Request, response: Response, path: ArchivePath = None
 ) -> Response:
-    """Download a directory or a file as a tar archive, packed in order with the environment's actions.
+    """Download a directory or a file as a tar archive, in order with the environment's actions.
 
-    Pipes, sockets and devices are omitted. If the response breaks off, the archive is incomplete.
+    Pipes, sockets and devices are omitted. If the connection ends early, the archive is incomplete. Returns 404 for an
+    unknown environment, and 409 if it is not alive.
     """
     content, held = await archives.pack(id, caller, path=path or "", trace=request_trace(request))
     return StreamedResponse(content, held, media_type="application/x-tar", headers=dict(response.headers))
@@ -78,6 +87,7 @@ async def read_archive(
 @router.put(
     "/{id}/archive",
     operation_id="write_archive",
+    summary="Upload files as an archive",
     openapi_extra={"requestBody": {"required": True, "content": BINARY_BODY}},
     responses=error_responses(*COMMON_ERRORS, BadRequest, NotFound, Conflict, TooLarge, RequestTimeout),
 )
@@ -86,7 +96,7 @@ async def write_archive(
 ) -> UploadArchiveResponse:
     """Unpack a tar archive, plain or gzip, into a directory, in order with the environment's actions.
 
-    Allowed are files, directories, links and hard links that stay below that directory. Each file is replaced
-    atomically. If a member cannot be written, the error names it, and earlier members remain.
+    The archive may contain files, directories, links and hard links that stay below that directory. Each file is
+    replaced atomically. If a member cannot be written, the error names it, and earlier members remain.
     """
     return await archives.unpack(id, caller, path=path or "", archive=request.stream(), trace=request_trace(request))

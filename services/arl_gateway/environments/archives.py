@@ -35,6 +35,8 @@ MAX_CURSOR_LENGTH = 2 * 4096
 
 
 class ArchiveService:
+    """Transfers of file trees. Times are in seconds."""
+
     def __init__(
         self,
         environments: EnvironmentService,
@@ -72,7 +74,7 @@ class ArchiveService:
         async with AsyncExitStack() as held:
             content = await held.enter_async_context(self.transfer(id, caller, trace, asked))
             return content, held.pop_all()
-        raise AssertionError("the stack swallows nothing")
+        raise AssertionError("the exit stack must not suppress exceptions")
 
     async def unpack(
         self, id: UUID, caller: Caller, *, path: str, archive: AsyncIterator[bytes], trace: RequestTrace
@@ -90,6 +92,7 @@ class ArchiveService:
         operation: Mapping[str, Any],
         body: AsyncIterator[bytes] | None = None,
     ) -> AsyncIterator[AsyncIterator[bytes]]:
+        """Submit a transfer and return the node's response as a stream. Raises `Conflict` if the transfer fails."""
         row = await self._environments.require_live(id, caller)
         action = SubmitActionRequest(
             kind="environment.transfer",
@@ -142,7 +145,7 @@ async def _read_json(content: AsyncIterator[bytes]) -> dict[str, Any]:
     async for chunk in content:
         found += chunk
         if len(found) > MAX_LIST_BYTES:
-            raise TooLarge("the names in it are too long to be listed at once; ask for fewer with `limit`")
+            raise TooLarge("the list of names is too large for one response: ask for fewer entries with `limit`")
     said: dict[str, Any] = json.loads(found)
     return said
 
@@ -151,7 +154,7 @@ def _decode_cursor(cursor: str | None) -> str | None:
     try:
         return bytes.fromhex(cursor).decode(errors="surrogateescape") if cursor is not None else None
     except ValueError:
-        message = "is not a cursor of this list; take it from next_cursor"
+        message = "is not a cursor of this list: use next_cursor of the previous page"
         raise BadRequest(
             f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
         ) from None

@@ -36,14 +36,18 @@ BINARY_BODY: dict[str, Any] = {"application/octet-stream": {"schema": {"type": "
 def _check_path(path: str) -> str:
     """Refuse paths that are not UTF-8, because distinct ones would decode to the same name; refuse directories."""
     if "\N{REPLACEMENT CHARACTER}" in path:
-        raise ValueError("is not UTF-8 (percent-encoded)")
+        raise ValueError("must be percent-encoded UTF-8")
     if path.endswith("/"):
-        raise ValueError("is that of a directory")
+        raise ValueError("must be the path of a file, not of a directory")
     return path
 
 
-FilePath = Annotated[RelativePath, AfterValidator(_check_path), Path(description="Below the working directory")]
-CreateWait = Annotated[float, Query(ge=0, le=55, description="Seconds to wait until it is made")]
+FilePath = Annotated[
+    RelativePath, AfterValidator(_check_path), Path(description="Path relative to the working directory")
+]
+CreateWait = Annotated[
+    float, Query(ge=0, le=55, description="Maximum seconds to wait until the environment is created")
+]
 
 router = APIRouter(prefix="/v1/environments", tags=["environments"])
 
@@ -51,11 +55,15 @@ router = APIRouter(prefix="/v1/environments", tags=["environments"])
 @router.post(
     "",
     operation_id="create_environment",
+    summary="Create an environment",
     dependencies=JSON_BODY,
     status_code=201,
     response_model=EnvironmentInfo,
     responses={
-        202: {"model": Action, "description": "Not made yet: the durable action that makes it"},
+        202: {
+            "model": Action,
+            "description": "The environment is not created yet; the body is the durable action that creates it",
+        },
         **error_responses(*COMMON_ERRORS, *SUBMIT_ERRORS),
     },
 )
@@ -68,7 +76,11 @@ async def create_environment(
     wait: CreateWait = 30,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    """Create an environment before its first action."""
+    """Create a persistent environment before its first action.
+
+    Returns 201 with the environment, or 202 with the action that creates it if this takes longer than `wait`. Returns
+    409 if the trajectory already has an environment.
+    """
     made = await environments.create(body, caller, key=idempotency_key, trace=request_trace(request), wait_s=wait)
     is_made = isinstance(made, EnvironmentInfo)
     response.headers["location"] = f"/v1/{'environments' if is_made else 'actions'}/{made.id}"
@@ -78,6 +90,7 @@ async def create_environment(
 @router.get(
     "",
     operation_id="list_environments",
+    summary="List environments",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, BadRequest),
 )
@@ -90,41 +103,53 @@ async def list_environments(
     cursor: str | None = None,
     limit: Annotated[int, Query(ge=1, le=1000)] = 100,
 ) -> EnvironmentListResponse:
-    """List environments, newest first. Ended and lost ones are included until retention removes them."""
+    """List the project's environments, newest first. Ended and lost ones are included until retention removes them."""
     return await environments.list(caller, task=task, trajectory=trajectory, state=state, cursor=cursor, limit=limit)
 
 
 @router.get(
     "/{id}",
     operation_id="get_environment",
+    summary="Get an environment",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_environment(id: UUID, caller: Reader, environments: EnvironmentsDep) -> EnvironmentInfo:
-    """Return an environment."""
+    """Return an environment. Returns 404 for an unknown id."""
     return await environments.get(id, caller)
 
 
 @router.delete(
-    "/{id}", operation_id="end_environment", status_code=204, responses=error_responses(*COMMON_ERRORS, NotFound)
+    "/{id}",
+    operation_id="end_environment",
+    summary="Delete an environment",
+    status_code=204,
+    responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def end_environment(id: UUID, caller: Writer, environments: EnvironmentsDep) -> None:
-    """Delete an environment with its files, and cancel its queued actions. Its name can be reused afterwards."""
+    """Delete an environment with its files, and cancel its queued actions.
+
+    The name of its trajectory can be reused afterwards. Returns 404 for an unknown id.
+    """
     await environments.end(id, caller)
 
 
 @router.put(
     "/{id}/files/{path:path}",
     operation_id="write_file",
+    summary="Write a file",
     status_code=204,
     openapi_extra={"requestBody": {"required": True, "content": BINARY_BODY}},
     responses=error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge, RequestTimeout),
 )
 async def write_file(id: UUID, path: FilePath, caller: Writer, environments: EnvironmentsDep, request: Request) -> None:
-    """Write a file of up to 8 MiB, in order with the environment's actions."""
+    """Write a file of up to 8 MiB, in order with the environment's actions.
+
+    Returns 404 for an unknown environment, 409 if it is not alive or cannot store the file, and 413 for a larger file.
+    """
     content = await request.body()
     if len(content) > MAX_FILE_BYTES:
-        message = f"has {len(content)} bytes; a file may have {MAX_FILE_BYTES}"
+        message = f"has {len(content)} bytes; a file may have at most {MAX_FILE_BYTES}: use an archive"
         raise TooLarge(f"the body {message}", errors=[FieldError(field="body", message=message)])
     await environments.write(id, path, content, caller, trace=request_trace(request))
 
@@ -132,15 +157,19 @@ async def write_file(id: UUID, path: FilePath, caller: Writer, environments: Env
 @router.get(
     "/{id}/files/{path:path}",
     operation_id="read_file",
+    summary="Read a file",
     response_class=Response,
     responses={
-        200: {"description": "Its content", "content": BINARY_BODY},
+        200: {"description": "Content of the file", "content": BINARY_BODY},
         **error_responses(*COMMON_ERRORS, NotFound, Conflict, TooLarge),
     },
 )
 async def read_file(
     id: UUID, path: FilePath, caller: Writer, environments: EnvironmentsDep, request: Request, response: Response
 ) -> Response:
-    """Return a file of up to 8 MiB, read in order with the environment's actions."""
+    """Return a file of up to 8 MiB, read in order with the environment's actions.
+
+    Returns 404 for an unknown environment or file, 409 if the environment is not alive, and 413 for a larger file.
+    """
     content = await environments.read(id, path, caller, trace=request_trace(request))
     return Response(content, 200, dict(response.headers), media_type="application/octet-stream")

@@ -47,6 +47,8 @@ SubmissionOrError = SubmitActionRequest | TangramError
 
 
 class EnvironmentService:
+    """The operations on persistent environments."""
+
     def __init__(self, store: PostgresStore, actions: ActionService) -> None:
         self._store = store
         self._actions = actions
@@ -83,7 +85,7 @@ class EnvironmentService:
             await self._discard_environment(made, caller)
             raise _creation_error(made)
         if made.environment is None:
-            raise NotFound(f"action {made.id} does not say which environment it made")
+            raise NotFound(f"action {made.id} has not recorded its environment")
         return _environment_from_row(await self._fetch_row(made.environment, caller))
 
     async def _apply_snapshot(
@@ -96,9 +98,11 @@ class EnvironmentService:
             row = await snapshot_by_id(tx, body.snapshot, caller, as_source=True)
         wrong = None
         if body.files:
-            wrong = FieldError(field="files", message="cannot be given beside a snapshot; write them afterwards")
+            wrong = FieldError(
+                field="files", message="is not allowed together with a snapshot: write the files afterwards"
+            )
         if body.template != row.template and "template" in body.model_fields_set:
-            wrong = FieldError(field="template", message=f"is not that of the snapshot, {row.template!r}")
+            wrong = FieldError(field="template", message=f"must be the template of the snapshot, {row.template!r}")
         if wrong is not None:
             raise ValidationFailed(f"{wrong.field} {wrong.message}", errors=[wrong])
         given = {name: row[name] for name in (*SIZE_FIELDS, "template") if name not in body.model_fields_set}
@@ -111,6 +115,7 @@ class EnvironmentService:
                 await self.end(creation.environment, caller)
 
     async def get(self, id: UUID, caller: Caller) -> EnvironmentInfo:
+        """Return an environment of the caller's project. Raises `NotFound`."""
         return _environment_from_row(await self._fetch_row(id, caller))
 
     async def find_by_trajectory(self, task: str, trajectory: str, caller: Caller) -> EnvironmentInfo | None:
@@ -137,6 +142,7 @@ class EnvironmentService:
         cursor: str | None,
         limit: int,
     ) -> EnvironmentListResponse:
+        """Return a page of the project's environments, newest first. Raises `BadRequest` for an invalid cursor."""
         before = _parse_cursor(cursor)
         async with self._store.read() as tx:
             rows = await queries.list_environments(
@@ -164,6 +170,7 @@ class EnvironmentService:
         await self._transfer_files(id, caller, trace, files={path: content}, fetch=[])
 
     async def read(self, id: UUID, path: str, caller: Caller, *, trace: RequestTrace) -> bytes:
+        """Return the content of a file. Raises `NotFound`, `TooLarge`, and `Conflict` if the file cannot be read."""
         settled = await self._transfer_files(id, caller, trace, files={}, fetch=[path])
         assert settled.result is not None
         content = settled.result.files.get(path)
@@ -171,7 +178,7 @@ class EnvironmentService:
             return b64decode(content)
         if settled.message:
             raise TooLarge(settled.message)
-        raise NotFound(f"there is no file {path!r} in environment {id}")
+        raise NotFound(f"file {path!r} does not exist in environment {id}")
 
     async def resolve_references(
         self, actions: Sequence[SubmissionOrError], caller: Caller, *, key: str | None
@@ -224,7 +231,7 @@ class EnvironmentService:
         async with self._store.read() as tx:
             rows = await queries.environments_by_id(tx, [id], project_id=caller.project_id)
         if not rows:
-            raise NotFound(f"there is no environment {id}")
+            raise NotFound(f"environment {id} does not exist in this project")
         return rows[0]
 
 
@@ -233,7 +240,7 @@ def _resolve_reference(action: SubmissionOrError, rows: Mapping[UUID, Row], *, m
         return action
     row = rows.get(action.environment.id)
     if row is None:
-        message = f"there is no environment {action.environment.id}"
+        message = f"environment {action.environment.id} does not exist in this project"
         return NotFound(message, errors=[FieldError(field="environment.id", message=message)])
     for field, given, its in (("task", action.task, row.task), ("trajectory", action.trajectory, row.trajectory)):
         if given not in (None, its):
@@ -263,16 +270,14 @@ def _map_field(error: FieldError) -> FieldError:
 
 def _creation_error(creation: Action) -> TangramError:
     if creation.reason == EXISTS_REASON:
-        message = f"trajectory {creation.trajectory!r} has an environment already; end it first"
+        message = f"trajectory {creation.trajectory!r} already has an environment; end it first"
     elif creation.reason == "environment_lost":
-        message = (
-            f"the environment of trajectory {creation.trajectory!r} is gone; end the trajectory to use its name again"
-        )
+        message = f"the environment of trajectory {creation.trajectory!r} is lost; end the trajectory to reuse its name"
     elif creation.outcome in (ActionOutcome.USER_ERROR, ActionOutcome.LIMIT_EXCEEDED):
-        message = creation.message or f"they do not fit ({creation.reason})"
+        message = creation.message or f"the files do not fit ({creation.reason})"
         return ValidationFailed(f"files: {message}", errors=[FieldError(field="files", message=message)])
     else:
-        return Conflict(f"the environment was not made: {creation.outcome} ({creation.message or creation.reason})")
+        return Conflict(f"the environment was not created: {creation.outcome} ({creation.message or creation.reason})")
     return Conflict(message, errors=[FieldError(field="trajectory", message=message)])
 
 

@@ -42,11 +42,11 @@ async def snapshot_by_id(tx: ReadTx, id: UUID, caller: Caller, *, as_source: boo
     """Return a snapshot. Raises NotFound, and Conflict if `as_source` and its node is not alive."""
     rows = await tx.fetch(SNAPSHOT_BY_ID, {"id": id, "project_id": caller.project_id, "ttl_s": NODE_TTL_S})
     if not rows:
-        message = f"there is no snapshot {id}"
+        message = f"snapshot {id} does not exist in this project"
         raise NotFound(message, errors=[FieldError(field="snapshot", message=message)])
     row = rows[0]
     if as_source and not row.has_node:
-        message = f"lies on node {row.node}, which is not there"
+        message = f"is stored on node {row.node}, which is not available"
         raise Conflict(f"snapshot {id} {message}", errors=[FieldError(field="snapshot", message=message)])
     return row
 

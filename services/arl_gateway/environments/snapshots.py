@@ -18,6 +18,8 @@ __all__ = ["SnapshotService"]
 
 
 class SnapshotService:
+    """The operations on snapshots."""
+
     def __init__(
         self, store: PostgresStore, archives: ArchiveService, peers: ServiceClient, *, admission_url: str
     ) -> None:
@@ -32,10 +34,12 @@ class SnapshotService:
         return await self.get(UUID(said["id"]), caller)
 
     async def get(self, id: UUID, caller: Caller) -> SnapshotInfo:
+        """Return a snapshot of the caller's project. Raises `NotFound`."""
         async with self._store.read() as tx:
             return _snapshot_from_row(await snapshot_queries.snapshot_by_id(tx, id, caller))
 
     async def list(self, caller: Caller, *, task: str | None, cursor: str | None, limit: int) -> SnapshotListResponse:
+        """Return a page of the project's snapshots, newest first. Raises `BadRequest` for an invalid cursor."""
         async with self._store.read() as tx:
             rows = await snapshot_queries.list_snapshots(
                 tx,
@@ -62,7 +66,7 @@ def _parse_cursor(cursor: str | None) -> UUID | None:
     try:
         return UUID(cursor) if cursor is not None else None
     except ValueError:
-        message = "is not a cursor of this list; take it from next_cursor"
+        message = "is not a cursor of this list: use next_cursor of the previous page"
         raise BadRequest(
             f"query.cursor {message}", errors=[FieldError(field="query.cursor", message=message)]
         ) from None

@@ -17,6 +17,8 @@ MAX_CACHED_KEYS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
+    """The key of an authenticated request, with its project and scopes."""
+
     key_id: int
     project_id: int
     project: str
@@ -29,6 +31,7 @@ class Caller:
         return not enough.isdisjoint(self.scopes)
 
     def require_scope(self, scope: str) -> None:
+        """Raise `Forbidden` unless the key has the scope."""
         if not self.has_scope(scope):
             raise Forbidden(f"this API key lacks the scope `{scope}`")
 
@@ -48,9 +51,13 @@ class KeyAuthenticator:
         """
 
     async def authenticate(self, authorization: str | None) -> Caller:
+        """Return the caller of an `Authorization` header. Raises `Unauthenticated`."""
         key = _parse_key(authorization or "")
         if not key:
-            raise Unauthenticated("send `Authorization: Bearer tk_…`; `tangram up` writes a key to its state directory")
+            raise Unauthenticated(
+                "the request has no API key: send `Authorization: Bearer tk_…`. `tangram up` writes a key to its state"
+                " directory"
+            )
         caller = await self._lookup(sha256(key.encode()).digest())
         if caller is None:
             raise Unauthenticated("this API key is unknown, expired or revoked")

@@ -29,7 +29,9 @@ from arl_wire.errors import (
 )
 
 API_KEY = HTTPBearer(
-    auto_error=False, scheme_name="ApiKey", description="An API key, `tk_…`; `tangram up` makes the first one"
+    auto_error=False,
+    scheme_name="ApiKey",
+    description="API key `tk_…`. `tangram up` creates the first one; `POST /v1/admin/keys` creates further ones",
 )
 COMMON_ERRORS = (Unauthenticated, Forbidden, ValidationFailed, RateLimited, Internal, Unavailable)
 BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
@@ -64,6 +66,7 @@ async def _writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
 
 
 async def require_admin_read(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    """Return the caller if its key has `admin:read`. Raises `Forbidden`."""
     caller.require_scope("admin:read")
     return caller
 
@@ -82,6 +85,7 @@ class WriterRoute(FastRoute):
     """A `FastRoute` for keys with `actions:write`; the type of the body is checked after the key."""
 
     async def admit(self, request: Request, response: Response) -> Caller:
+        """Return the caller if its key has `actions:write` and the body is JSON."""
         caller = await authenticate_request(request, response)
         caller.require_scope("actions:write")
         await require_json(request)
@@ -116,13 +120,18 @@ AdminWriter = Annotated[Caller, Depends(_admin_writer)]
 ActionsDep = Annotated[ActionService, Depends(_actions)]
 EnvironmentsDep = Annotated[EnvironmentService, Depends(_environments)]
 MAX_WAIT_S = 55
-Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Seconds to wait for the outcome")]
+Wait = Annotated[float, Query(ge=0, le=MAX_WAIT_S, description="Maximum seconds to wait for the outcome")]
 IdempotencyKey = Annotated[
-    str | None, Header(alias="Idempotency-Key", description="Makes a repeated request harmless for 24 h")
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Unique name of the request. Repeating the request within 24 hours with the same key has no"
+        " further effect",
+    ),
 ]
 IfNoneMatch = Annotated[
-    str | None, Header(alias="If-None-Match", description="Entity tags, as ETag gave them, of versions known already")
+    str | None, Header(alias="If-None-Match", description="Entity tags of the versions that the client already has")
 ]
 ETAG_HEADER: dict[str, Any] = {
-    "ETag": {"description": "Names this version of the action", "schema": {"type": "string"}}
+    "ETag": {"description": "Entity tag of this version of the action", "schema": {"type": "string"}}
 }

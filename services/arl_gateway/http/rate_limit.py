@@ -36,7 +36,7 @@ class RateLimiter:
         bucket.updated_at = now
         if bucket.tokens < 1:
             wait_s = math.ceil((1 - bucket.tokens) / self._per_s)
-            error = RateLimited(f"this API key makes too many requests; try again in {wait_s} s", retry_after_s=wait_s)
+            error = RateLimited(f"this API key sent too many requests; try again in {wait_s} s", retry_after_s=wait_s)
             error.headers = self._rate_headers(bucket)
             raise error
         bucket.tokens -= 1

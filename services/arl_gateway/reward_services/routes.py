@@ -33,11 +33,12 @@ RewardServicesDep = Annotated[RewardServiceAdmin, Depends(_reward_services)]
 @router.get(
     "/reward-services",
     operation_id="list_reward_services",
+    summary="List reward services",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
 async def list_reward_services(caller: Reader, reward_services: RewardServicesDep) -> RewardServiceListResponse:
-    """List the reward services of the nodes, with the location of their weights and their activity.
+    """List the reward services, with the location of their weights and their activity.
 
     Their sources are shown only to keys of project `default` with `admin:read`.
     """
@@ -47,11 +48,12 @@ async def list_reward_services(caller: Reader, reward_services: RewardServicesDe
 @router.get(
     "/reward-services/{name}",
     operation_id="get_reward_service",
+    summary="Get a reward service",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def get_reward_service(name: ServiceName, caller: Reader, reward_services: RewardServicesDep) -> RewardService:
-    """Return a reward service."""
+    """Return a reward service with its nodes. Returns 404 for an unknown name."""
     return await reward_services.get(name, caller)
 
 
@@ -59,6 +61,7 @@ async def get_reward_service(name: ServiceName, caller: Reader, reward_services:
     "/reward-services",
     status_code=201,
     operation_id="register_reward_service",
+    summary="Register a reward service",
     response_model_exclude_none=True,
     dependencies=JSON_BODY,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, Conflict),
@@ -66,23 +69,27 @@ async def get_reward_service(name: ServiceName, caller: Reader, reward_services:
 async def register_reward_service(
     body: RegisterRewardServiceRequest, caller: AdminWriter, reward_services: RewardServicesDep
 ) -> RewardService:
-    """Register a model on every node that has its files. Requires a key of project `default`."""
+    """Register a model on every node that has its files.
+
+    Requires a key of project `default`. Returns 409 if the name is taken.
+    """
     return await reward_services.register(body, caller)
 
 
 @router.post(
     "/reward-services/{name}/{verb}",
     operation_id="change_reward_service",
+    summary="Change a reward service",
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS, NotFound),
 )
 async def change_reward_service(
     name: ServiceName, verb: ServiceOperation, caller: AdminWriter, reward_services: RewardServicesDep
 ) -> RewardService:
-    """Load, pin, unpin, drain or resume a reward service. Nodes apply it at their next poll, within 1 s, or 8 s if
-    idle.
+    """Load, pin, unpin, drain or resume a reward service.
 
-    Requires a key of project `default`.
+    Nodes apply the change at their next poll, within 1 s, or 8 s if idle. Requires a key of project `default`. Returns
+    404 for an unknown name.
     """
     return await reward_services.change(name, verb, caller)
 
@@ -91,8 +98,12 @@ async def change_reward_service(
     "/reward-services/{name}",
     status_code=204,
     operation_id="unregister_reward_service",
+    summary="Unregister a reward service",
     responses=error_responses(*COMMON_ERRORS, Conflict, NotFound),
 )
 async def unregister_reward_service(name: ServiceName, caller: AdminWriter, reward_services: RewardServicesDep) -> None:
-    """Unregister a reward service. Returns 409 while actions are queued for it. Requires a key of project `default`."""
+    """Unregister a reward service.
+
+    Returns 409 while actions are queued for it or if it is built-in. Requires a key of project `default`.
+    """
     await reward_services.remove(name, caller)

@@ -125,14 +125,14 @@ class ScoreCoalescer:
         Raises `Unavailable` on a timeout or infrastructure error, and the errors of admission.
         """
         if self.waiting >= self._max_waiting:
-            raise Unavailable("too many calls wait for scores already; try again", retry_after_s=1)
+            raise Unavailable("too many requests wait for scores; try again", retry_after_s=1)
         call = self._enqueue(submission, caller, trace)
         self.waiting += 1
         try:
             async with asyncio.timeout(submission.within_s):
                 return await call.result
         except TimeoutError:
-            message = f"not scored within {submission.within_s:g} s; try again"
+            message = f"the items were not scored within {submission.within_s:g} s; try again"
             raise Unavailable(message, retry_after_s=1) from None
         finally:
             self.waiting -= 1
@@ -234,7 +234,7 @@ class ScoreCoalescer:
                 )
             except (QueueFull, Unavailable) as refused:
                 await asyncio.sleep(refused.retry_after_s or self._blocking.retry_pause_s)
-        raise Unavailable("nobody waits for it any more")
+        raise Unavailable("all calls of this action have ended")
 
 
 def split_items(items: Sequence[ScoreItem]) -> list[Sequence[ScoreItem]]:

@@ -20,13 +20,15 @@ router = APIRouter(prefix="/v1", tags=["reward-services"], route_class=WriterRou
 @router.post(
     "/scores",
     operation_id="score_items",
+    summary="Score items",
     response_model=ScoreResponse,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, RewardServiceNotFound),
 )
 async def score_items(body: ScoreRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Score items and wait for the result. Concurrent calls of one task are coalesced into one durable action.
+    """Score items and wait for the result.
 
-    Returns 503 on an infrastructure error or timeout. A score that was not computed is never reported as 0.
+    Concurrent calls of one task are combined into one durable action. Returns 503 on an infrastructure error or
+    timeout; a score that was not computed is never reported as 0.
     """
     scores: ScoreCoalescer = gateway_deps(request).scores
     offered: ServiceDirectory = gateway_deps(request).service_directory
@@ -46,7 +48,10 @@ async def score_items(body: ScoreRequest, caller: Writer, request: Request, resp
     except Unavailable as error:
         if service is None or service.is_anywhere:
             raise
-        message = f"{error.detail}: no node has {body.service}, and `tangram reward-services list` says why"
+        message = (
+            f"{error.detail}. No node has reward service {body.service!r}; `tangram reward-services list` shows the"
+            " reason"
+        )
         raise Unavailable(message, retry_after_s=error.retry_after_s) from None
     return model_response(
         ScoreResponse(action=scored.action, first=scored.first, scores=list(scored.entries)), response

@@ -32,6 +32,8 @@ __all__ = ["RewardServiceAdmin"]
 
 
 class RewardServiceAdmin:
+    """Listing and administration of reward services."""
+
     def __init__(self, store: PostgresStore, peers: ServiceClient, *, admission_url: str) -> None:
         self._store, self._peers, self._admission_url = store, peers, admission_url
 
@@ -63,7 +65,7 @@ class RewardServiceAdmin:
             f"{self._admission_url}/internal/register-service", InternalRegisterServiceRequest(service=request)
         )
         if AffectedRowsResponse.model_validate_json(content).count == 0:
-            message = f"there is a reward service {request.name!r} already; unregister it first, or take another name"
+            message = f"reward service {request.name!r} already exists: unregister it first, or choose another name"
             raise Conflict(message, errors=[FieldError(field="name", message=message)])
         await self._write_audit_log(
             caller, "reward_service.register", request.name, request.model_dump_json(exclude_none=True)
@@ -91,12 +93,14 @@ class RewardServiceAdmin:
         )
         answer = RemoveServiceResponse.model_validate_json(content)
         if answer.unsettled:
-            raise Conflict(f"{answer.unsettled} actions of {name!r} have not settled; cancel them or wait for them")
+            raise Conflict(
+                f"{answer.unsettled} actions of reward service {name!r} have not settled: cancel them or wait for them"
+            )
         if not answer.removed:
             there = (await self.get(name, caller)).name
             if there in VERIFIERS:
-                raise Conflict(f"{there!r} is a program of the system, and is there wherever sandboxes are")
-            raise Conflict(f"{there!r} comes along with its node; `drain` keeps it from taking anything new")
+                raise Conflict(f"{there!r} is a built-in verifier and cannot be unregistered")
+            raise Conflict(f"{there!r} comes with its node and cannot be unregistered: use `drain` to stop new actions")
         await self._write_audit_log(caller, "reward_service.unregister", name, "{}")
 
     async def _write_audit_log(self, caller: Caller, verb: str, name: str, detail: str) -> None:
@@ -114,7 +118,7 @@ class RewardServiceAdmin:
 def _require_root_project(caller: Caller) -> None:
     """Raise `Forbidden` unless the key belongs to the first project; services are shared by all projects."""
     if caller.project != ROOT_PROJECT:
-        raise Forbidden(f"reward services are changed with a key of the project `{ROOT_PROJECT}`")
+        raise Forbidden(f"reward services can be changed only with a key of project `{ROOT_PROJECT}`")
 
 
 def _redact_for(caller: Caller, service: RewardService) -> RewardService:
@@ -127,7 +131,7 @@ def _redact_for(caller: Caller, service: RewardService) -> RewardService:
 
 
 def _service_not_found(name: str) -> NotFound:
-    message = f"there is no reward service {name!r}"
+    message = f"reward service {name!r} does not exist. `tangram reward-services list` shows the available ones"
     return NotFound(message, errors=[FieldError(field="name", message=message)])
 
 

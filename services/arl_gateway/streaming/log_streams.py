@@ -71,21 +71,24 @@ class StreamLimiter:
 
     @property
     def active(self) -> int:
+        """Return the number of open streams."""
         return self._active.total()
 
     def acquire(self, project_id: int) -> Callable[[], None]:
         """Reserve a stream. Return a function that releases it, idempotently. Raises Unavailable if none is free."""
         if self.active >= self._limit:
             raise Unavailable(
-                f"{self._limit} outputs are followed here already; try again", retry_after_s=STREAM_RETRY_AFTER_S
+                f"this gateway already has {self._limit} output streams, its maximum; try again",
+                retry_after_s=STREAM_RETRY_AFTER_S,
             )
         if self._active[project_id] >= self._project_limit:
-            message = f"{self._project_limit} outputs of this project are followed here already; try again"
+            message = f"this project already has {self._project_limit} output streams, its maximum; try again"
             raise Unavailable(message, retry_after_s=STREAM_RETRY_AFTER_S)
         self._active[project_id] += 1
         held = [project_id]
 
         def leave() -> None:
+            """Release the stream; a second call does nothing."""
             if held:
                 self._active[held.pop()] -= 1
 
@@ -93,6 +96,8 @@ class StreamLimiter:
 
 
 class LogStreams:
+    """Streams of output to clients, and input from them."""
+
     def __init__(
         self, store: PostgresStore, peers: ServiceClient, waiters: ActionWaiters, limiter: StreamLimiter
     ) -> None:
@@ -122,22 +127,22 @@ class LogStreams:
         """Send input to the running attempt. Input is not durable."""
         row = await self._fetch_row(id, caller)
         if row.state != ActionState.RUNNING:
-            raise NotRunning(f"action {id} is {row.state}; only a running one reads input")
+            raise NotRunning(f"action {id} is {row.state}: only a running action accepts input")
         asked = WriteInputRequest(id=id, grant_no=row.grant_no, data=body.content(), offset=body.offset, end=body.end)
         answer = await self._call_node(row, "input", asked, WriteInputResponse.model_validate_json)
         match answer.status:
             case "taken":
                 return SendInputResponse(offset=answer.offset)
             case "absent":
-                raise NotRunning(f"action {id} is about to start, or has just ended")
+                raise NotRunning(f"action {id} has not started yet or has just ended")
             case "unopened":
-                raise InputClosed(f"action {id} was submitted without stdin_open")
+                raise InputClosed(f"action {id} was submitted without `stdin_open` and accepts no input")
             case "closed":
-                raise InputClosed(f"action {id} reads no more: its input was ended, or the program closed it")
+                raise InputClosed(f"action {id} accepts no more input: its input was ended, or the program closed it")
             case "full":
-                raise InputFull(f"action {id} has not read what it was sent; try again", retry_after_s=1)
+                raise InputFull(f"action {id} has not read its earlier input; try again", retry_after_s=1)
             case "gap":
-                message = f"the attempt was sent {answer.offset} bytes so far"
+                message = f"offset must be at most {answer.offset}, the number of bytes sent so far"
                 raise Conflict(message, errors=[FieldError(field="offset", message=message)])
 
     async def _stream_events(self, id: UUID, caller: Caller, events: OutputEvents) -> AsyncGenerator[bytes, None]:
@@ -184,7 +189,7 @@ class LogStreams:
     async def _fetch_row(self, id: UUID, caller: Caller) -> Row:
         row = await self._reads.submit((caller.project_id, id))
         if row is None:
-            raise NotFound(f"there is no action {id}")
+            raise NotFound(f"action {id} does not exist in this project")
         return row
 
     async def _read_rows(self, wanted: Sequence[tuple[int, UUID]]) -> Sequence[Row | Exception | None]:
@@ -202,7 +207,7 @@ async def _end_on_temporary_error(events: AsyncGenerator[bytes, None]) -> AsyncG
     except Exception as error:
         if not is_temporary(error) and not isinstance(error, TangramError):
             raise
-        log.warning("a stream of output ends early: %r", error)
+        log.warning("an output stream ends early: %r", error)
     finally:
         await events.aclose()
 

@@ -39,7 +39,7 @@ class OutputEvents:
             if min(grant_no, stdout, stderr) < 0:
                 raise ValueError
         except ValueError:
-            message = "is no id of an event of this stream"
+            message = "is not the id of an event of this stream"
             raise BadRequest(
                 f"Last-Event-ID {message}", errors=[FieldError(field="header.Last-Event-ID", message=message)]
             ) from None

@@ -23,7 +23,11 @@ EVENT_SCHEMA = {
 }
 EVENT_STREAM_CONTENT: dict[str, Any] = {"text/event-stream": {"itemSchema": EVENT_SCHEMA}}
 LastEventId = Annotated[
-    str | None, Header(alias="Last-Event-ID", description="Of the last event that was seen; what follows it is sent")
+    str | None,
+    Header(
+        alias="Last-Event-ID",
+        description="Id of the last event that the client received; the stream continues after it",
+    ),
 ]
 
 router = APIRouter(prefix="/v1/actions", tags=["actions"])
@@ -40,6 +44,7 @@ LogStreamsDep = Annotated[LogStreams, Depends(_log_streams)]
 @router.get(
     "/{id}/logs",
     operation_id="stream_logs",
+    summary="Stream the output of an action",
     response_class=Response,
     responses={
         200: {"description": "Server-sent events", "content": EVENT_STREAM_CONTENT},
@@ -49,12 +54,12 @@ LogStreamsDep = Annotated[LogStreams, Depends(_log_streams)]
 async def stream_logs(
     id: UUID, caller: Reader, log_streams: LogStreamsDep, response: Response, last_event_id: LastEventId = None
 ) -> Response:
-    """Stream an action's output. A queued action is waited for; a settled one sends its stored output.
+    """Stream an action's output as server-sent events.
 
-    `stdout` and `stderr` contain `{"offset", "text"}`, and `base64` if the bytes are not UTF-8. `truncated` means that
-    the rest of a stream is counted and not kept (`{"stream", "kept_bytes", "total_bytes"}`). `restart` means that
-    another attempt started, and both streams start at 0. `end` is the last event: state, outcome, exit code and total
-    sizes.
+    For a queued action, the stream waits; for a settled one, it has the stored output. `stdout` and `stderr` contain
+    `{"offset", "text"}`, and `base64` if the bytes are not UTF-8. `truncated` means that the rest of a stream is
+    counted and not stored (`{"stream", "kept_bytes", "total_bytes"}`). `restart` means that another attempt started,
+    and both streams start at 0. `end` is the last event: state, outcome, exit code and total sizes.
     """
     following = await log_streams.open_stream(id, caller, last_event_id=last_event_id)
     headers = {**dict(response.headers), "cache-control": "no-store", "x-accel-buffering": "no"}
@@ -64,6 +69,7 @@ async def stream_logs(
 @router.post(
     "/{id}/input",
     operation_id="send_input",
+    summary="Send input to an action",
     dependencies=JSON_BODY,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, NotFound, Conflict, NotRunning, InputClosed, InputFull),
 )

@@ -42,9 +42,11 @@ class EventStream(EventSourceResponse):
             self._subscription.release()
 
     async def stream_response(self, send: Send) -> None:
+        """Send the events until they end, the client disconnects or it stalls."""
         patience = _SendTimeout(self._subscription.ended)
 
         async def patiently(message: Message) -> None:
+            """Send a message within the time limit."""
             async with patience.guard():
                 await send(message)
 
@@ -66,6 +68,7 @@ class _SendTimeout:
 
     @asynccontextmanager
     async def guard(self) -> AsyncGenerator[None, None]:
+        """Limit the time of a send; a timeout raises `TimeoutError`."""
         async with asyncio.timeout(STOP_GRACE_S if self._ended.is_set() else CLIENT_STALL_TIMEOUT_S) as self._timeout:
             try:
                 yield
@@ -73,6 +76,7 @@ class _SendTimeout:
                 self._timeout = None
 
     async def shorten_when_ended(self) -> None:
+        """Shorten the limit of the current send once the events have ended."""
         await self._ended.wait()
         if self._timeout is not None:
             self._timeout.reschedule(asyncio.get_running_loop().time() + STOP_GRACE_S)

@@ -80,7 +80,7 @@ def resolve_service(
 
 def _resolve_judge(desired: DesiredService, engines: Mapping[str, int]) -> ServiceFiles:
     if desired.source is None or desired.source not in engines:
-        raise UnsupportedOnNode(f"TANGRAM_ENGINES of this node names no engine {desired.source}")
+        raise UnsupportedOnNode(f"TANGRAM_ENGINES of this node has no engine {desired.source!r}")
     ServiceOptions.model_validate(desired.options)
     return ServiceFiles(
         name=desired.name,
@@ -116,17 +116,17 @@ def _resolve_model(desired: DesiredService, models: Path | None, devices: int) -
 def _find_directory(source: str, kind: str | None, models: Path | None) -> Path:
     """Find the model's directory below `models`. Raises `UnsupportedOnNode`."""
     if kind is None or kind not in REQUIRED_PACKAGES:
-        raise UnsupportedOnNode(f"this node knows no kind {kind}")
+        raise UnsupportedOnNode(f"this node does not support the kind {kind!r}")
     if models is None:
         raise UnsupportedOnNode(
-            "TANGRAM_MODELS of this node is not set: the directory that has the sources of services"
+            "TANGRAM_MODELS of this node is not set; it must be the directory of the services' models"
         )
     directory = (models / source).resolve()
     if not directory.is_relative_to(models.resolve()) or not (directory / "config.json").is_file():
-        raise UnsupportedOnNode(f"there is no {source}/config.json below TANGRAM_MODELS of this node")
+        raise UnsupportedOnNode(f"{source}/config.json does not exist below TANGRAM_MODELS of this node")
     if missing := [each for each in REQUIRED_PACKAGES[kind] if importlib.util.find_spec(each) is None]:
         raise UnsupportedOnNode(
-            f"this node's Python has no {', '.join(missing)}: pip install 'arl-tangram-server[torch]'"
+            f"the Python of this node lacks {', '.join(missing)}: pip install 'arl-tangram-server[torch]'"
         )
     return directory
 
@@ -138,7 +138,7 @@ def _check_shardable(parts: int, config: Mapping[str, Any], devices: int) -> Non
     """
     if parts > devices:
         raise ModelNotShardable(
-            f"it needs {parts} devices, and {devices} of this node can compute together: TANGRAM_DEVICES"
+            f"the service needs {parts} devices, but only {devices} of this node can compute together (TANGRAM_DEVICES)"
         )
     if (why := sharding_obstacle(config, parts)) is not None:
         raise ModelNotShardable(why)

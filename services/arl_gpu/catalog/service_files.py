@@ -152,7 +152,10 @@ def sharding_obstacle(config: Mapping[str, Any], devices: int) -> str | None:
         ("values between the matrices of a layer", config.get("intermediate_size")),
     ):
         if isinstance(count, int) and count % devices:
-            return f"it has {count} {what}, which {devices} devices can't share equally: give another tensor_parallel"
+            return (
+                f"the model has {count} {what}, which {devices} devices cannot share equally: use another"
+                " tensor_parallel"
+            )
     return None
 
 

@@ -43,7 +43,7 @@ class Arena:
         try:
             self._external_sizes.remove(reservation.size)
         except ValueError:
-            raise ValueError("this was given back before") from None
+            raise ValueError("the reservation was released before") from None
 
     def allocate(self, size: int) -> int:
         """Allocate a block and return the offset of the first sufficient gap. Raises `DeviceFull`."""
@@ -54,21 +54,22 @@ class Arena:
                 self._allocated.insert(at, (begin, size))
                 return begin
             begin = align_up(offset + length, self._alignment)
-        raise DeviceFull(f"{size} bytes asked for; no gap is that wide, though {self._capacity - self.used} are free")
+        raise DeviceFull(f"{size} bytes requested; {self._capacity - self.used} are free, but no gap is large enough")
 
     def free(self, offset: int, size: int) -> None:
         """Free a block. Raises `ValueError` if it was freed before."""
         try:
             self._allocated.remove((offset, size))
         except ValueError:
-            raise ValueError("this block was freed before") from None
+            raise ValueError("the block was freed before") from None
 
     def _check_fits(self, size: int) -> None:
         if size <= 0:
-            raise ValueError("a block has at least one byte")
+            raise ValueError("a block must have at least one byte")
         if self.used + size > self._capacity:
-            raise DeviceFull(f"{size} bytes asked for, {self._capacity - self.used} of {self._capacity} are free")
+            raise DeviceFull(f"{size} bytes requested; {self._capacity - self.used} of {self._capacity} are free")
 
 
 def align_up(size: int, alignment: int) -> int:
+    """Return the size rounded up to a multiple of the alignment, in bytes."""
     return -(-size // alignment) * alignment

@@ -32,6 +32,7 @@ class _CpuBlock:
     arena: memoryview
 
     def view(self) -> memoryview:
+        """Return the bytes of the block."""
         return self.arena[self.offset : self.offset + self.size]
 
 
@@ -42,10 +43,12 @@ class _CpuCopyEvent:
         self._copied = copied
 
     def wait(self) -> None:
+        """Wait until the copy has ended. Raises the errors of the copy."""
         self._copied.result()
 
     @property
     def took_s(self) -> float:
+        """Return the seconds that the copy took; waits for its end."""
         return self._copied.result()
 
 
@@ -67,6 +70,7 @@ class CpuDevice:
 
     @property
     def used(self) -> int:
+        """Return the allocated bytes."""
         return self._allocator.used
 
     def register(self, content: memoryview) -> None:
@@ -76,23 +80,27 @@ class CpuDevice:
         """Do nothing: `register` did nothing."""
 
     def alloc(self, size: int) -> DeviceBlock:
+        """Allocate a block. Raises `DeviceFull`."""
         if self._fault("alloc", size):
-            raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
+            raise DeviceFull(f"{size} bytes requested; this allocation fails because of an injected fault")
         return _CpuBlock(self._allocator.allocate(size), size, self._arena)
 
     def reserve_external(self, size: int) -> DeviceBlock:
+        """Reserve memory for another process. Raises `DeviceFull`."""
         if self._fault("alloc", size):
-            raise DeviceFull(f"{size} bytes asked for; this one fails on demand")
+            raise DeviceFull(f"{size} bytes requested; this reservation fails because of an injected fault")
         return self._allocator.reserve_external(size)
 
     def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
+        """Start to copy `content` to the block; the copy runs in a thread."""
         if len(content) != block.size:
-            raise ValueError(f"{len(content)} bytes for a block of {block.size}")
+            raise ValueError(f"{len(content)} bytes do not match a block of {block.size} bytes")
         if self._copier is None:
             self._copier = ThreadPoolExecutor(1, thread_name_prefix="device copy")
         return _CpuCopyEvent(self._copier.submit(self._copy, block.view(), content))
 
     def free(self, block: DeviceBlock) -> None:
+        """Free a block, and return its pages to the system."""
         if isinstance(block, ExternalReservation):
             self._allocator.release_external(block)
             return
@@ -104,6 +112,7 @@ class CpuDevice:
         """Do nothing: host memory has no lasting error."""
 
     def close(self) -> None:
+        """Wait for pending copies and stop the thread."""
         if self._copier is not None:
             self._copier.shutdown()
 
@@ -113,7 +122,7 @@ class CpuDevice:
 
         begun = time.monotonic()
         if self._fault("copy", len(content)):
-            raise CopyFailed(f"the copy of {len(content)} bytes broke off")
+            raise CopyFailed(f"the copy of {len(content)} bytes failed")
         np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(content, np.uint8))
         if self._bytes_per_s:
             time.sleep(max(0.0, len(content) / self._bytes_per_s - (time.monotonic() - begun)))

@@ -81,7 +81,7 @@ class CudaDevice:
     def __init__(self, index: int = 0, *, capacity: int | None = None, shared: bool = False) -> None:
         if index >= torch.cuda.device_count():
             raise LookupError(
-                f"there is no cuda:{index}: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
+                f"cuda:{index} does not exist: torch {torch.__version__} finds {torch.cuda.device_count()} GPUs"
             )
         self._index = index
         torch.cuda.set_device(index)
@@ -111,6 +111,7 @@ class CudaDevice:
             self._pinned_bytes[address] = len(content)
 
     def unregister(self, content: memoryview) -> None:
+        """Undo `register`."""
         address = _as_tensor(content).data_ptr()
         if address in self._pinned_bytes:
             self._unpin(address)
@@ -118,7 +119,7 @@ class CudaDevice:
     def _unpin(self, address: int) -> None:
         del self._pinned_bytes[address]
         if failed := int(torch.cuda.cudart().cudaHostUnregister(address)):
-            log.warning("host memory stays pinned: CUDA error %d", failed)
+            log.warning("host memory could not be unpinned: CUDA error %d", failed)
             self._clear_error()
 
     def _clear_error(self) -> None:
@@ -131,9 +132,10 @@ class CudaDevice:
             return torch.empty(size, dtype=torch.uint8, device=f"cuda:{self._index}")
         except torch.cuda.OutOfMemoryError as error:
             free, _ = torch.cuda.mem_get_info(self._index)
-            raise DeviceFull(f"{size} bytes asked for, {free} are free") from error
+            raise DeviceFull(f"{size} bytes requested; {free} are free") from error
 
     def alloc(self, size: int) -> DeviceBlock:
+        """Allocate a block. Raises `DeviceFull`."""
         if self._arena is None:
             lent = self._allocator.reserve_external(size)
             try:
@@ -146,14 +148,15 @@ class CudaDevice:
     def reserve_external(self, size: int) -> DeviceBlock:
         """Reserve memory for another process. Raises `DeviceFull`, also if all memory is reserved."""
         if self._arena is not None:
-            raise DeviceFull("this device's memory is reserved; open it as one that is shared")
+            raise DeviceFull("all memory of this device is reserved; open the device as shared")
         # Torch caches the memory of forwards, so the other process could not allocate it.
         torch.cuda.empty_cache()
         return self._allocator.reserve_external(size)
 
     def copy_async(self, block: DeviceBlock, content: memoryview) -> CopyEvent:
+        """Start to copy `content` to the block on the copy stream. Raises `CopyFailed`."""
         if len(content) != block.size:
-            raise ValueError(f"{len(content)} bytes for a block of {block.size}")
+            raise ValueError(f"{len(content)} bytes do not match a block of {block.size} bytes")
         source, target = _as_tensor(content), block.view()
         if self._last_free_event is not None:
             self._stream.wait_event(self._last_free_event)
@@ -171,6 +174,7 @@ class CudaDevice:
         return _CudaCopyEvent(begun, ended, source)
 
     def free(self, block: DeviceBlock) -> None:
+        """Free a block after the work that uses it."""
         if isinstance(block, _DriverBlock):
             torch.cuda.synchronize(self._index)
             block.memory = None
@@ -188,6 +192,7 @@ class CudaDevice:
         torch.cuda.synchronize(self._index)
 
     def close(self) -> None:
+        """Wait for pending copies, unpin host memory and free the reservation."""
         self._stream.synchronize()
         for address in [*self._pinned_bytes]:
             self._unpin(address)

@@ -17,7 +17,8 @@ class DeviceBlock(Protocol):
     """A block of the device's memory."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int:
+        """Return the size in bytes."""
 
     def view(self) -> Any:
         """Return the bytes in a form that a forward can read until the block is freed."""
@@ -43,7 +44,8 @@ class Device(Protocol):
     """An accelerator, or a substitute for one. `free` returns exactly the bytes that `alloc` took."""
 
     @property
-    def kind(self) -> str: ...
+    def kind(self) -> str:
+        """Return the kind of the device, `cpu` or `cuda`."""
 
     @property
     def capacity(self) -> int:
@@ -79,7 +81,8 @@ class Device(Protocol):
     def check(self) -> None:
         """Raise an error if the device is unusable, such as a GPU after an illegal access."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Wait for pending copies and free all memory."""
 
 
 def wait_for_gpu() -> None:

@@ -33,10 +33,16 @@ class GroupMember(Protocol):
     """The interface of a worker that computes part of a batch."""
 
     @property
-    def limit_s(self) -> float: ...
+    def limit_s(self) -> float:
+        """Return the maximum seconds of an order."""
+
     @property
-    def order_lock(self) -> asyncio.Lock: ...
-    async def ensure_process(self) -> int: ...
+    def order_lock(self) -> asyncio.Lock:
+        """Return the lock of the worker's orders."""
+
+    async def ensure_process(self) -> int:
+        """Return the process id for the next order; start the worker if needed. Raises `WorkerDied`."""
+
     async def score_rank(
         self,
         service: str,
@@ -45,10 +51,16 @@ class GroupMember(Protocol):
         rank_info: RankInfo,
         *,
         room: tuple[str, int] | None = None,
-    ) -> dict[str, Any]: ...
+    ) -> dict[str, Any]:
+        """Score items as one rank of a group. Raises `WorkerDied`."""
+
     @property
-    def host(self) -> HostMemory | None: ...
-    def spec(self, service: str) -> Mapping[str, Any]: ...
+    def host(self) -> HostMemory | None:
+        """Return the host memory that the worker shares; None if it has its own."""
+
+    def spec(self, service: str) -> Mapping[str, Any]:
+        """Return the specification of a service for this worker."""
+
     async def score(self, service: str, items: Sequence[Item], waiting: Sequence[str] = ()) -> dict[str, Any]:
         """Score items and return the worker's response, without `HOST_FULL`. The worker may prefetch `waiting`.
 
@@ -242,7 +254,7 @@ def _combine_results(numbers: Sequence[int], tasks: "Sequence[asyncio.Task[dict[
     died: dict[int, str] = {}
     for number, task in zip(numbers, tasks, strict=True):
         if task.cancelled():
-            died[number] = "it did not notice that another one of its group had failed"
+            died[number] = "the worker did not detect the failure of another worker of its group"
         elif isinstance(error := task.exception(), WorkerDied):
             died[number] = str(error)
         else:

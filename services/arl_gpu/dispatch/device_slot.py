@@ -19,15 +19,32 @@ ON_DEVICE_STATES = (ResidencyState.RESTORING, ResidencyState.RESIDENT)
 class DeviceWorker(GroupMember, Protocol):
     """The owner of a device. It executes one order at a time."""
 
-    async def end(self) -> int | None: ...
-    async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]: ...
-    async def release_engine(self, engine: str) -> dict[str, Any]: ...
-    async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]: ...
-    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
-    async def forget(self, name: str) -> dict[str, Any]: ...
-    async def pin(self, name: str, *, on: bool) -> dict[str, Any]: ...
-    async def restore(self, name: str) -> dict[str, Any]: ...
-    async def evict(self, name: str) -> dict[str, Any]: ...
+    async def end(self) -> int | None:
+        """End the worker; return its exit code."""
+
+    async def acquire_engine(self, engine: str, waiting: Sequence[str] = ()) -> dict[str, Any]:
+        """Keep an engine awake until it is released. Raises `WorkerDied`."""
+
+    async def release_engine(self, engine: str) -> dict[str, Any]:
+        """Release an engine, so that it may sleep. Raises `WorkerDied`."""
+
+    async def check_engine(self, engine: str, *, restarted: bool = False) -> dict[str, Any]:
+        """Check the memory state of an engine. Raises `WorkerDied`."""
+
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Offer a new or changed service. Raises `WorkerDied`."""
+
+    async def forget(self, name: str) -> dict[str, Any]:
+        """Remove a service. Raises `WorkerDied`."""
+
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
+        """Pin or unpin a service. Raises `WorkerDied`."""
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        """Load a service onto the device. Raises `WorkerDied`."""
+
+    async def evict(self, name: str) -> dict[str, Any]:
+        """Evict a service from the device. Raises `WorkerDied`."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,6 +70,7 @@ class DeviceSlot:
 
     @property
     def occupying_services(self) -> set[str]:
+        """Return the services that are on the device or being computed there."""
         return self.device_services if self.current_service is None else self.device_services | {self.current_service}
 
     @property
@@ -74,7 +92,9 @@ class DeviceSlot:
             job.timeline.add("batch", started_at, ended, items=stop - start, **about)
 
     def services_in(self, state: ResidencyState) -> set[str]:
+        """Return the services in this state."""
         return {name for name, each in self.states.items() if each is state}
 
     def refused_services(self, now: float) -> set[str]:
+        """Return the services that do not fit here, as far as is known at `now`."""
         return {service for service, until in self.refused_until.items() if now < until}

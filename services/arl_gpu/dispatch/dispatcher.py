@@ -67,6 +67,7 @@ class BatchDispatcher:
 
     @property
     def job_count(self) -> int:
+        """Return the number of unfinished jobs."""
         return len(self._scheduler)
 
     @property
@@ -76,6 +77,7 @@ class BatchDispatcher:
 
     @property
     def used_bytes(self) -> int:
+        """Return the used bytes of all devices."""
         return sum(device.used_bytes for device in self._devices)
 
     def health(self, service: str) -> str:
@@ -95,6 +97,7 @@ class BatchDispatcher:
         self._scheduler.forget(service)
 
     def start(self) -> None:
+        """Start one loop for each device, and the dispatcher of engines."""
         self._engine_dispatcher.start(self)
         for device in self._devices:
             task = asyncio.create_task(self._run_device(device), name=f"scoring {device.number}")
@@ -117,6 +120,7 @@ class BatchDispatcher:
         self._groups.close()
 
     def add(self, job: ScoreJob) -> None:
+        """Queue a job and wake the devices."""
         self._scheduler.add(job, now=time.monotonic())
         self._idle.clear()
         self.wake_devices()
@@ -129,7 +133,7 @@ class BatchDispatcher:
 
     def _time_out(self, job: ScoreJob) -> None:
         """Report a timeout as an infrastructure error: a long forward or queue is not the fault of the item."""
-        message = f"{len(job.done)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
+        message = f"only {len(job.done)} of {len(job.items)} items were scored within {job.timeout_s:g} s"
         self._end_job(job, "infra_error", reason="score_timeout", message=message)
 
     async def _run_device(self, device: DeviceSlot) -> None:
@@ -141,7 +145,7 @@ class BatchDispatcher:
                 try:
                     await self._run_batch(device, batch)
                 except Exception as error:
-                    log.exception("a batch was not scored")
+                    log.exception("a batch could not be scored")
                     self._fail_batch(batch, "forward_failed", f"{type(error).__name__}: {error}")
                 device.current_service = None
                 self.wake_devices()
@@ -164,6 +168,7 @@ class BatchDispatcher:
         device.work_available.clear()
 
     def is_finished(self, job: ScoreJob) -> bool:
+        """Return True if the job has been reported."""
         return job.fence not in self._scheduler
 
     def start_run_time(self, job: ScoreJob) -> None:
@@ -179,6 +184,7 @@ class BatchDispatcher:
         self._record_entries([BatchPart(job, item_index, item_index + 1)], [entry], 0.0)
 
     def fail_job(self, job: ScoreJob, reason: str, message: str) -> None:
+        """Fail a job with this reason; a finished job is ignored."""
         self._fail_batch([BatchPart(job, 0, len(job.items))], reason, message)
 
     def fail_waiting(self, services: Collection[str], reason: str, message: str) -> None:
@@ -187,6 +193,7 @@ class BatchDispatcher:
             self.fail_job(job, reason, message)
 
     def waiting_services(self, number: int) -> Sequence[str]:
+        """Return the services with work for a device, the most urgent first."""
         return self._services_waiting_for(self._devices[number])
 
     def wake_devices(self) -> None:
@@ -196,7 +203,7 @@ class BatchDispatcher:
 
     def _on_loop_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled():
-            self._on_failure(f"scoring ended: {task.exception()!r}")
+            self._on_failure(f"the scoring loop ended unexpectedly: {task.exception()!r}")
 
     def _start_batch(self, batch: Batch) -> None:
         """Record the start of a batch. The queueing delay and an engine's wake-up do not count as run time."""
@@ -265,7 +272,7 @@ class BatchDispatcher:
         for number, heard in found.responses.items():
             self.update_device(number, heard)
         for number, message in found.deaths.items():
-            self._record_worker_death(self._devices[number], f"{message}, with a batch of {service}")
+            self._record_worker_death(self._devices[number], f"{message}, while it scored a batch of {service}")
         if found.deaths:
             device.deaths += 1
         self._errors.pop(service, None)
@@ -274,7 +281,7 @@ class BatchDispatcher:
         return found.response
 
     def _record_worker_death(self, device: DeviceSlot, message: str) -> None:
-        log.warning("the worker died: %s", message)
+        log.warning("a worker died: %s", message)
         self._metrics.worker_deaths.inc()
         device.fitting = None
         device.states, device.used_bytes = dict.fromkeys(device.states, ResidencyState.COLD), 0
@@ -303,7 +310,7 @@ class BatchDispatcher:
         before = device.deaths
         for at, part in enumerate(batch):
             if device.deaths - before >= MAX_WORKER_DEATHS:
-                self._fail_batch(batch[at:], "worker_died", "workers die of whatever they are given")
+                self._fail_batch(batch[at:], "worker_died", "workers died repeatedly; this action was not scored")
                 return
             if part.job.fence in self._scheduler:
                 await self._run_batch(device, [part])

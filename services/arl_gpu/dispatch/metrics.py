@@ -13,29 +13,40 @@ class GpuMetrics:
     """The metrics of a node's devices: batches, forwards, copies and residency."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self.batches = metrics.counter("gpu_batches", "Batches that were scored")
-        self.items = metrics.counter("gpu_items", "Items that were scored")
-        self.texts = metrics.counter("gpu_texts", "Texts that went through a forward; a shared one once a batch")
-        self.tokens = metrics.counter("gpu_tokens", "Their tokens, without padding")
-        self.batch_actions = metrics.histogram("gpu_batch_actions", "Actions in one batch", SIZE_BUCKETS)
-        self.batch_items = metrics.histogram("gpu_batch_items", "Items in one batch", SIZE_BUCKETS)
+        self.batches = metrics.counter("gpu_batches", "Scored batches")
+        self.items = metrics.counter("gpu_items", "Scored items")
+        self.texts = metrics.counter("gpu_texts", "Texts that a forward computed; equal texts of a batch count once")
+        self.tokens = metrics.counter("gpu_tokens", "Tokens that a forward computed, without padding")
+        self.batch_actions = metrics.histogram("gpu_batch_actions", "Actions per batch", SIZE_BUCKETS)
+        self.batch_items = metrics.histogram("gpu_batch_items", "Items per batch", SIZE_BUCKETS)
         self.padding = metrics.histogram(
-            "gpu_padding_ratio", "Share of padding in what a batch computed", RATIO_BUCKETS
+            "gpu_padding_ratio", "Fraction of padding in the tokens of a batch", RATIO_BUCKETS
         )
-        self.forward = metrics.histogram("gpu_forward_seconds", "Forward of one batch")
-        self.forward_cpu = metrics.counter("gpu_forward_cpu_seconds", "CPU time of forwards")
-        self.model_cpu = metrics.counter("gpu_model_cpu_seconds", "CPU time of models: of forwards, and around them")
-        self.restore = metrics.histogram("gpu_restore_seconds", "Copies of a service's weights to the device")
-        self.restore_wait = metrics.histogram("gpu_restore_wait_seconds", "What a batch waited for its service's copy")
-        self.failed_copies = metrics.counter("gpu_failed_copies", "Copies that broke off, and were rolled back")
-        self.prefetches = metrics.counter("gpu_prefetches", "Copies that began before anybody waited for them")
-        self.evictions = metrics.counter("gpu_evictions", "Services that left the device for another one")
-        self.worker_deaths = metrics.counter("gpu_worker_deaths", "Workers that ended in the middle of a batch")
-        self.host_evictions = metrics.counter("gpu_host_evictions", "Services that left host memory for another one")
-        self._residency = metrics.gauge("gpu_residency", "1 for the state that a service is in", "service", "state")
-        self._used = metrics.gauge("gpu_device_used_bytes", "Weights on the device")
+        self.forward = metrics.histogram("gpu_forward_seconds", "Seconds of the forward of a batch")
+        self.forward_cpu = metrics.counter("gpu_forward_cpu_seconds", "CPU seconds of forwards")
+        self.model_cpu = metrics.counter(
+            "gpu_model_cpu_seconds", "CPU seconds of models, including the work around forwards"
+        )
+        self.restore = metrics.histogram("gpu_restore_seconds", "Seconds to copy a service's weights to the device")
+        self.restore_wait = metrics.histogram(
+            "gpu_restore_wait_seconds", "Seconds that a batch waited for the weights of its service"
+        )
+        self.failed_copies = metrics.counter("gpu_failed_copies", "Copies of weights that failed and were rolled back")
+        self.prefetches = metrics.counter(
+            "gpu_prefetches", "Copies of weights that started before an action waited for them"
+        )
+        self.evictions = metrics.counter("gpu_evictions", "Services evicted from a device for another service")
+        self.worker_deaths = metrics.counter("gpu_worker_deaths", "Workers that ended during a batch")
+        self.host_evictions = metrics.counter(
+            "gpu_host_evictions", "Services unloaded from host memory for another service"
+        )
+        self._residency = metrics.gauge(
+            "gpu_residency", "1 for the current residency state of a service, otherwise 0", "service", "state"
+        )
+        self._used = metrics.gauge("gpu_device_used_bytes", "Bytes of weights on the devices")
 
     def observe_batch(self, response: Mapping[str, Any], *, actions: int, items: int) -> None:
+        """Record a batch from the worker's response."""
         self.batches.inc()
         self.items.inc(items)
         self.texts.inc(response["texts"])

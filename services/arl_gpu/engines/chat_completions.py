@@ -49,6 +49,7 @@ class ChatCompletion:
 
     @property
     def choices(self) -> list[dict[str, Any]]:
+        """Return the choices of the completion."""
         choices: list[dict[str, Any]] = self.completion["choices"]
         return choices
 
@@ -74,9 +75,9 @@ class ChatCompletionClient:
         answer = _parse_response(content)
         choices = answer.get("choices")
         if not isinstance(choices, list) or not choices or not all(map(_has_message, choices)):
-            raise EngineRequestFailed("engine_failed", "its answer has no choices with messages")
+            raise EngineRequestFailed("engine_failed", "the response of the engine has no choices with messages")
         if any(choice.get("finish_reason") == ABORT_FINISH_REASON for choice in choices):
-            raise EngineRequestFailed("engine_failed", "it aborted its answer")
+            raise EngineRequestFailed("engine_failed", "the engine aborted its answer")
         return ChatCompletion(answer, len(content))
 
     async def check_health(self) -> None:
@@ -84,6 +85,7 @@ class ChatCompletionClient:
         await self._request("GET", self._health, None, timeout=aiohttp.ClientTimeout(total=HEALTH_TIMEOUT_S))
 
     async def close(self) -> None:
+        """Close the connections."""
         if self._session is not None:
             await self._session.close()
 
@@ -93,7 +95,7 @@ class ChatCompletionClient:
             listed = _parse_response(await self._request("GET", "/v1/models", None)).get("data")
             first = listed[0] if isinstance(listed, list) and listed else None
             if not isinstance(first, dict) or not isinstance(first.get("id"), str):
-                raise EngineRequestFailed("engine_failed", "it lists no model")
+                raise EngineRequestFailed("engine_failed", "the engine lists no model")
             self._model = first["id"]
         return self._model
 
@@ -111,13 +113,15 @@ class ChatCompletionClient:
             ) as response:
                 return _check_status(response.status, await _read_body(response))
         except TimeoutError:
-            raise EngineRequestFailed("engine_timeout", f"{path} was not answered in time") from None
+            raise EngineRequestFailed("engine_timeout", f"the engine did not answer {path} in time") from None
         except aiohttp.ClientConnectorError as error:
             self._model = self._configured_model  # the restarted engine may serve another model
             reason = "engine_gone" if error.os_error.errno == ECONNREFUSED else "engine_unreachable"
-            raise EngineRequestFailed(reason, f"nothing answers there: {error.os_error.strerror}") from None
+            raise EngineRequestFailed(reason, f"the engine is not reachable: {error.os_error.strerror}") from None
         except (aiohttp.ClientError, OSError) as error:
-            raise EngineRequestFailed("engine_broke_off", f"{path} broke off: {type(error).__name__}") from None
+            raise EngineRequestFailed(
+                "engine_broke_off", f"the engine closed the connection during {path}: {type(error).__name__}"
+            ) from None
 
     def _get_session(self) -> aiohttp.ClientSession:
         if self._session is None:
@@ -133,16 +137,18 @@ async def _read_body(response: aiohttp.ClientResponse) -> bytes:
     async for chunk in response.content.iter_chunked(CHUNK_BYTES):
         found += chunk
         if len(found) > MAX_RESPONSE_BYTES:
-            raise EngineRequestFailed("engine_failed", f"its answer has more than {MAX_RESPONSE_BYTES} bytes")
+            raise EngineRequestFailed(
+                "engine_failed", f"the response of the engine has more than {MAX_RESPONSE_BYTES} bytes"
+            )
     return bytes(found)
 
 
 def _check_status(status: int, content: bytes) -> bytes:
     shown = content[:MAX_SHOWN_BYTES].decode(errors="replace")
     if status in ITEM_ERROR_STATUSES:
-        raise ItemRefused(f"the engine answered {status}: {shown}")
+        raise ItemRefused(f"the engine answered with status {status}: {shown}")
     if status >= 300:
-        raise EngineRequestFailed("engine_failed", f"it answered {status}: {shown}")
+        raise EngineRequestFailed("engine_failed", f"the engine answered with status {status}: {shown}")
     return content
 
 
@@ -151,16 +157,16 @@ def _parse_response(content: bytes) -> dict[str, Any]:
     try:
         answer = json.loads(content, parse_constant=_reject_constant, parse_float=_parse_finite)
     except (ValueError, RecursionError) as error:
-        raise EngineRequestFailed("engine_failed", f"its answer can't be read: {error}") from None
+        raise EngineRequestFailed("engine_failed", f"the response of the engine is not valid JSON: {error}") from None
     if not isinstance(answer, dict):
-        raise EngineRequestFailed("engine_failed", "its answer is no JSON object")
+        raise EngineRequestFailed("engine_failed", "the response of the engine is not a JSON object")
     if is_too_deep(answer):
-        raise EngineRequestFailed("engine_failed", "its answer is nested too deep")
+        raise EngineRequestFailed("engine_failed", "the response of the engine has too many nested levels")
     return answer
 
 
 def _reject_constant(literal: str) -> NoReturn:
-    raise ValueError(f"{literal} is no number")
+    raise ValueError(f"{literal} is not a finite number")
 
 
 def _parse_finite(literal: str) -> float:

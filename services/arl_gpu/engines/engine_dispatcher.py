@@ -92,11 +92,13 @@ class EngineDispatcher:
         self._released = asyncio.Condition()
 
     def start(self, sink: JobSink) -> None:
+        """Start to monitor the engines. Entries go to `sink`."""
         self._sink = sink
         for lane in self._queues.values():
             self._run_in_background(self._monitor(lane))
 
     async def stop(self) -> None:
+        """Cancel all requests and close the connections."""
         while self._tasks:
             for task in self._tasks:
                 task.cancel()
@@ -208,7 +210,7 @@ class EngineDispatcher:
 
     def _fail_pending(self, queue: EngineQueue, reason: str, message: str) -> None:
         """Fail the pending requests. `no_room` is not an error of the engine."""
-        log.warning("engine %s can't be had: %s: %s", queue.name, reason, message)
+        log.warning("engine %s is not available: %s: %s", queue.name, reason, message)
         if reason in ENGINE_FAULT_CODES:
             queue.error = f"{reason}: {message}"
         waited = [request.job for request in queue.pending]
@@ -246,7 +248,7 @@ class EngineDispatcher:
                 return
             entry = error_entry(error.reason, str(error))
         except Exception as error:
-            log.exception("an item was not judged")
+            log.exception("an item could not be judged")
             _detach_current_task(job)
             self._sink.fail_job(job, "order_failed", f"{type(error).__name__}: {error}")
             return
@@ -291,7 +293,7 @@ class EngineDispatcher:
             if request.job.completion_bytes > MAX_COMPLETION_BYTES:
                 return error_entry(
                     "too_much_answered",
-                    f"an action's completions have at most {MAX_COMPLETION_BYTES >> 20} MiB together",
+                    f"the completions of an action have more than {MAX_COMPLETION_BYTES >> 20} MiB in total",
                 )
             return {"completion": answer.completion}
         # A pattern can take long; the thread keeps the event loop free for nodes and engines.
@@ -313,7 +315,7 @@ class EngineDispatcher:
         try:
             answer = await self._owners[number].release_engine(queue.name)
         except WorkerDied as error:
-            log.warning("engine %s was released by nobody: %s", queue.name, error)
+            log.warning("engine %s could not be released, because the worker of its device died: %s", queue.name, error)
             queue.may_be_counted = False
             return
         queue.may_be_counted = False
@@ -327,7 +329,7 @@ class EngineDispatcher:
                 if queue.may_be_counted and not (queue.running or queue.pending):
                     await self._release_if_idle(queue)  # retry after a failed release
             except Exception:
-                log.exception("engine %s could not be looked after", queue.name)
+                log.exception("the monitoring of engine %s failed", queue.name)
             await asyncio.sleep(self._health_check_s)
 
     def _enforce_down_timeout(self, queue: EngineQueue) -> None:
@@ -349,7 +351,7 @@ class EngineDispatcher:
             reason = error.reason if isinstance(error, EngineRequestFailed) else "engine_failed"
             queue.is_down = queue.is_down or reason == "engine_gone"
             if queue.error is None:
-                log.warning("engine %s is not well: %s: %s", queue.name, reason, error)
+                log.warning("engine %s failed its health check: %s: %s", queue.name, reason, error)
             queue.error = f"{reason}: {error}"
             return
         async with queue.lock:
@@ -367,7 +369,7 @@ class EngineDispatcher:
         try:
             answer = await self._owners[number].check_engine(queue.name, restarted=queue.is_down)
         except WorkerDied as error:
-            log.warning("engine %s: the worker of its device died: %s", queue.name, error)
+            log.warning("the check of engine %s failed, because the worker of its device died: %s", queue.name, error)
             queue.error = f"{WORKER_DIED}: {error}"
             queue.backoff.start()
             return
@@ -389,7 +391,7 @@ class EngineDispatcher:
     def _on_task_done(self, task: "asyncio.Task[None]") -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
-            log.error("judging went wrong", exc_info=error)
+            log.error("a background task of the engine dispatcher failed", exc_info=error)
 
 
 def _detach_current_task(job: ScoreJob) -> None:

@@ -52,6 +52,8 @@ def is_chat(item: Item) -> bool:
 
 
 class EngineJudge:
+    """A judge: it builds requests to its engine and parses the verdicts."""
+
     def __init__(self, options: JudgeOptions | None) -> None:
         """Initialise the judge. If `options` is None, it only completes chats."""
         self._options = options
@@ -63,13 +65,11 @@ class EngineJudge:
         options = self._options
         if options is None:
             raise JudgeInputError(
-                "no_template", "this judge was registered without options.judge: it only answers chats"
+                "no_template", "this judge was registered without options.judge and only answers chats"
             )
         named = [name for _, name in parse_template(options.prompt) if name is not None]
         if missing := [TEMPLATE_FIELDS[name] for name in named if TEMPLATE_FIELDS[name] not in item]:
-            raise JudgeInputError(
-                f"no_{missing[0]}", f"the judge's prompt asks for {missing[0]}, and the item has none"
-            )
+            raise JudgeInputError(f"no_{missing[0]}", f"the judge's prompt needs {missing[0]}, but the item has none")
         asked = "".join(
             text + (item[TEMPLATE_FIELDS[name]] if name is not None else "")
             for text, name in parse_template(options.prompt)
@@ -86,22 +86,25 @@ class EngineJudge:
         """
         options = self._options
         if options is None:
-            raise ValueError("it judges nothing")
+            raise ValueError("a judge without options cannot parse verdicts")
         texts = [choice["message"].get("content") or "" for choice in choices]
         are_cut = [choice.get("finish_reason") in TRUNCATED_FINISH_REASONS for choice in choices]
         try:
             reader = _VerdictReader(options)
         except regex.error as error:
-            return error_entry("bad_pattern", f"its pattern can't be used: {error}")
+            return error_entry("bad_pattern", f"the judge's pattern is invalid: {error}")
         verdicts = [None if is_cut else reader.verdict(text) for text, is_cut in zip(texts, are_cut, strict=True)]
         found = [verdict for verdict in verdicts if verdict is not None]
         if len(found) < options.min_verdicts:
             shown = texts[0][-200:] if texts else ""
-            what = f"{len(found)} of {len(texts)} answers have a verdict that can be read, of {options.min_verdicts}"
-            cut = f"; {sum(are_cut)} were cut off" if any(are_cut) else ""
+            what = (
+                f"{len(found)} of {len(texts)} answers have a readable verdict, but at least {options.min_verdicts}"
+                " must have one"
+            )
+            cut = f"; {sum(are_cut)} were truncated" if any(are_cut) else ""
             if reader.has_timed_out:
-                return error_entry("pattern_timeout", f"{what}{cut}; the pattern took too long to find it")
-            return error_entry("verdict_unparsed", f"{what}{cut}; the first ends in {shown!r}")
+                return error_entry("pattern_timeout", f"{what}{cut}; the search for the pattern took too long")
+            return error_entry("verdict_unparsed", f"{what}{cut}; the first answer ends with {shown!r}")
         most = MAX_DETAIL_CHARACTERS // max(1, len(texts)) // 4  # a character can have four bytes
         details = {"verdicts": verdicts, "answers": [text[-most:] for text in texts]}
         return {"score": AGGREGATES[options.aggregate](found), "details": details}
@@ -118,6 +121,7 @@ class _VerdictReader:
         """True if the pattern timed out on a completion."""
 
     def verdict(self, text: str) -> float | None:
+        """Return the score of the verdict in a completion; None if it has no readable verdict."""
         options, said = self._options, self._extract(text)
         if said is None or (options.words is None and "_" in said):  # Python would read 1_0 as 10
             return None

@@ -23,9 +23,11 @@ class ExponentialBackoff:
 
     @property
     def is_elapsed(self) -> bool:
+        """Return True if the backoff is over."""
         return time.monotonic() >= self._ends_at
 
     def start(self) -> None:
+        """Start the next backoff, twice as long as the last one."""
         self._ends_at = time.monotonic() + self._next_s
         self._next_s = min(2 * self._next_s, self._max_s)
 
@@ -45,6 +47,7 @@ class EngineRequest:
 
     @property
     def item(self) -> Item:
+        """Return the item of the request."""
         return self.job.items[self.item_index]
 
 
@@ -79,4 +82,5 @@ class EngineQueue:
 
     @property
     def is_busy(self) -> bool:
+        """Return True if the engine is in use or waking up for requests."""
         return self.is_acquired or bool(self.pending and not self.is_waiting_for_room)

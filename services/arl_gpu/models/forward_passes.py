@@ -94,7 +94,11 @@ class ForwardPasses:
                 found[group[0]] = on_too_large(group[0])
             else:
                 self._max_tokens, self._successes = longest * -(-len(group) // 2), 0
-                log.warning("too little memory for %d tokens at once; now %d, or one text", padded, self._max_tokens)
+                log.warning(
+                    "out of memory with %d tokens in one pass; the new limit is %d tokens, or one text",
+                    padded,
+                    self._max_tokens,
+                )
                 pending += _split_in_half(group)
         return found
 

@@ -94,11 +94,13 @@ class _HuggingFaceModel:
         begun, cpu = time.monotonic(), time.process_time()
 
         def entries_of(group: Sequence[int]) -> Iterator[Entry]:
+            """Yield the entries of a group of texts."""
             return self._entries([wanted[at] for at in group], content)
 
         def too_large(at: int) -> Entry:
+            """Return the error entry of a text that is too large."""
             return error_entry(
-                "out_of_memory", f"{lengths[at]} tokens take more memory than the device has beside weights"
+                "out_of_memory", f"{lengths[at]} tokens need more memory than the device has in addition to the weights"
             )
 
         found = self._passes.compute_groups(grouped, lengths, entries_of, on_too_large=too_large)
@@ -135,6 +137,7 @@ class _HuggingFaceModel:
         width, pad = max(len(read.ids) for read in inputs), self._pad_token_id or 0
 
         def padded(rows: Sequence[TokenIds], value: int) -> Any:
+            """Return rows of equal length as a tensor on the device."""
             return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], device=device)
 
         given = {
@@ -154,11 +157,13 @@ class _HuggingFaceModel:
         if not isinstance(prepared, _ModelInput):
             return prepared
         if not prepared.ids:
-            return error_entry("empty_text", "it has no tokens: there is nothing to judge")
+            return error_entry("empty_text", "the text has no tokens, so it cannot be scored")
         unknown = max(*prepared.ids, *prepared.label_token_ids, 0)
         if unknown < self._vocabulary:
             return prepared
-        return error_entry("token_unknown", f"token {unknown} is none of the model's {self._vocabulary}")
+        return error_entry(
+            "token_unknown", f"token {unknown} is outside the model's vocabulary of {self._vocabulary} tokens"
+        )
 
 
 def _load_module(loader: Any, directory: Path, dtype: Any) -> Any:
@@ -170,9 +175,9 @@ def _load_module(loader: Any, directory: Path, dtype: Any) -> Any:
         directory, dtype=dtype, use_safetensors=True, output_loading_info=True, **LOCAL_ONLY
     )
     if missing := sorted(loaded["missing_keys"]):
-        made = ", ".join(module.config.architectures or ()) or "nothing that it says"
+        made = ", ".join(module.config.architectures or ()) or "an unnamed architecture"
         some = ", ".join(missing[:MAX_SHOWN_NAMES]) + (" and others" if len(missing) > MAX_SHOWN_NAMES else "")
-        raise IncompleteModel(f"its files have no {some}, which a {type(module).__name__} needs; they are of {made}")
+        raise IncompleteModel(f"the files lack {some}, which a {type(module).__name__} needs; they contain {made}")
     return module
 
 
@@ -190,7 +195,7 @@ def check_tensor_parallel(spec: Mapping[str, Any]) -> None:
         with torch.device("meta"):
             module = loader.from_config(config)
     except Exception as error:  # the library raises many classes for unknown models
-        raise ModelNotShardable(f"transformers can't make it: {type(error).__name__}: {error}") from error
+        raise ModelNotShardable(f"transformers cannot create the model: {type(error).__name__}: {error}") from error
     plan_shards(module, int(spec["options"]["tensor_parallel"]))
 
 
@@ -220,7 +225,7 @@ class SequenceClassifier(_HuggingFaceModel):
             return self._prepare_messages(item["messages"])
         for name in ("text", "reference"):
             if name in item and not item[name].strip():
-                return error_entry(f"empty_{name}", f"{name} has no words: there is nothing to judge")
+                return error_entry(f"empty_{name}", f"{name} has no words, so it cannot be scored")
         # A cross-encoder reads the query first.
         given = (item["reference"], item["text"]) if "reference" in item else (item["text"],)
         whole = len(self._tokenizer(*given)["input_ids"])
@@ -242,7 +247,7 @@ class SequenceClassifier(_HuggingFaceModel):
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False)
         except Exception as error:  # noqa: BLE001 - templates raise various errors, for example for an order of roles
-            return error_entry("no_chat_template", f"the model's chat template does not take these messages: {error}")
+            return error_entry("no_chat_template", f"the model's chat template does not accept these messages: {error}")
         # The template writes special tokens itself.
         return self._truncate(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -258,7 +263,7 @@ class SequenceClassifier(_HuggingFaceModel):
 
     def _entry(self, values: list[float], read: _ModelInput) -> Entry:
         if not all(map(math.isfinite, values)):
-            return error_entry("not_finite", "the model's output is not a number")
+            return error_entry("not_finite", "the model's output is not a finite number")
         entry: Entry = {"score": values[-1], "truncated": read.truncated}
         if len(values) > 1:
             label = self._config.id2label.get(values.index(max(values)))
@@ -286,12 +291,16 @@ class LogprobsModel(_HuggingFaceModel):
         ids = list(item["token_ids"]) if "token_ids" in item else self._tokenizer(str(item["text"]))["input_ids"]
         labels, top = item.get("label_token_ids", ()), item.get("top_logprobs", 0)
         if len(ids) < (1 if labels else 2):
-            return error_entry("too_short", "a single token comes after none, so it has no probability")
+            return error_entry("too_short", "a single token has no preceding token, so it has no probability")
         if len(ids) > self._max_tokens:
-            return error_entry("too_long", f"{len(ids)} tokens; the model reads {self._max_tokens}")
+            return error_entry(
+                "too_long", f"the text has {len(ids)} tokens; the model accepts at most {self._max_tokens}"
+            )
         if len(ids) * top > MAX_TOP_LOGPROB_ENTRIES:
             return error_entry(
-                "too_many", f"{top} of {len(ids)} tokens; one item has at most {MAX_TOP_LOGPROB_ENTRIES} in all"
+                "too_many",
+                f"top_logprobs {top} of {len(ids)} tokens is too much; an item may have at most"
+                f" {MAX_TOP_LOGPROB_ENTRIES} in total",
             )
         return _ModelInput(ids, top_logprobs=min(top, self._vocabulary), label_token_ids=labels)
 
@@ -316,7 +325,7 @@ class LogprobsModel(_HuggingFaceModel):
                 [entry["values"]] if read.label_token_ids else [entry["logprobs"][1:], *entry.get("top_logprobs", ())]
             )
             is_finite = all(math.isfinite(number) for row in rows for number in row)
-            yield entry if is_finite else error_entry("not_finite", "the model's output is not a number")
+            yield entry if is_finite else error_entry("not_finite", "the model's output is not a finite number")
 
     def _score_labels(self, read: _ModelInput, logits: Any) -> Entry:
         last = logits[len(read.ids) - 1].float()

@@ -35,7 +35,8 @@ class HostWeights(Protocol):
     """A model's weights in one buffer of host memory."""
 
     @property
-    def content(self) -> memoryview: ...
+    def content(self) -> memoryview:
+        """Return the weights as one buffer."""
 
 
 class LoadableWeights(HostWeights, Protocol):
@@ -50,7 +51,8 @@ class RewardModel(Protocol):
     """A model that computes from bytes which the residency copied to a device; it keeps no weights itself."""
 
     @property
-    def weights(self) -> LoadableWeights: ...
+    def weights(self) -> LoadableWeights:
+        """Return the weights of the model."""
 
     @property
     def backend(self) -> str:

@@ -80,7 +80,7 @@ async def _await_score(pending_score: Awaitable[Any], item_timeout_s: float) -> 
             answer = await pending_score
     except (Exception, SystemExit, asyncio.CancelledError) as error:  # noqa: BLE001 - see `_entry`
         if isinstance(error, TimeoutError) and limit.expired():
-            return error_entry("function_timeout", f"the function did not answer within {item_timeout_s:g} s")
+            return error_entry("function_timeout", f"the function did not return within {item_timeout_s:g} s")
         return _exception_entry(error)
     return _parse_result(answer)
 
@@ -89,7 +89,7 @@ def _parse_result(result: Any) -> Entry:
     said, details = (result.get("score"), result.get("details")) if isinstance(result, Mapping) else (result, None)
     # numpy's numbers are neither int nor float, but have `__float__`; a text does not.
     if said is None or isinstance(said, str | bytes) or not hasattr(said, "__float__"):
-        return error_entry("no_score", f"the function returned {type(result).__name__} and no number")
+        return error_entry("no_score", f"the function returned {type(result).__name__} instead of a number")
     try:
         score = float(said)
     except OverflowError:
@@ -97,7 +97,7 @@ def _parse_result(result: Any) -> Entry:
     except Exception as error:  # noqa: BLE001 - a user-defined number type can raise anything
         return _exception_entry(error)
     if not math.isfinite(score):
-        return error_entry("not_finite", "the function's answer is not a finite number")
+        return error_entry("not_finite", "the function's result is not a finite number")
     entry: Entry = {"score": score}
     if details is None:
         return entry
@@ -107,7 +107,9 @@ def _parse_result(result: Any) -> Entry:
     except (TypeError, ValueError, RecursionError):
         is_small = False
     return (
-        entry | {"details": dict(details)} if is_small else error_entry("bad_details", "its details are no small JSON")
+        entry | {"details": dict(details)}
+        if is_small
+        else error_entry("bad_details", "the details of the function are not JSON of the allowed size")
     )
 
 

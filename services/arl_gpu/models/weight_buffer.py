@@ -29,6 +29,7 @@ class WeightBuffer:
 
     @property
     def content(self) -> memoryview:
+        """Return the weights; fill the buffer at the first use."""
         if self._content is None:
             self.allocate(load_private)
         assert self._content is not None

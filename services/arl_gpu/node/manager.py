@@ -118,11 +118,13 @@ class GpuManager(SlotNode[ScoreReport]):
         self.failed = None
 
     async def stop(self) -> None:
+        """Stop polling, give running jobs time to end and stop the heartbeat."""
         await self._grants.stop_polling()
         await self.dispatcher.stop()
         await self._grants.stop()
 
     async def poll(self) -> bool:
+        """Publish changes, start new grants, cancel jobs and reconcile services. Return True if there is work."""
         await self._publish()
         before = self.fences
         held = await self._read_rows()
@@ -133,14 +135,17 @@ class GpuManager(SlotNode[ScoreReport]):
         return bool(held)
 
     async def start_rows(self, fences: Sequence[Fence]) -> Sequence[Row]:
+        """Commit `granted -> running` and return the rows that changed."""
         async with self._store.statement() as tx:
             return await repository.start(tx, fences, epoch=self.epoch)
 
     async def load(self, ids: Sequence[UUID]) -> Sequence[Row]:
+        """Return running rows of this node."""
         async with self._store.read() as tx:
             return await repository.load(tx, ids, epoch=self.epoch)
 
     async def launch(self, rows: Mapping[Fence, Row]) -> None:
+        """Queue the jobs of running rows. A job that cannot be scored is reported."""
         if late := self._launch(rows):
             self._awaiting_registration.update(late)
             self._grants.run_in_background(self._launch_after_refresh(late))
@@ -158,7 +163,7 @@ class GpuManager(SlotNode[ScoreReport]):
             try:
                 job = parse_job(row, longest)
             except (LookupError, TypeError, ValueError) as error:
-                message = f"its items can't be read: {type(error).__name__}: {error}"
+                message = f"the items of the action cannot be parsed: {type(error).__name__}: {error}"
                 self._report(ScoreReport(fence=fence, outcome="infra_error", reason="setup_failed", message=message))
             else:
                 if self.reconciler.is_offered(job.service, row.registered_at):
@@ -172,13 +177,15 @@ class GpuManager(SlotNode[ScoreReport]):
         try:
             await self._read_rows()
         except Exception:
-            log.exception("what is registered could not be read; what waits for it is left to the next poll")
+            log.exception(
+                "the registered services could not be read; actions that wait for them start after the next poll"
+            )
             self._grants.release_unlaunched(self._take_awaiting(rows))
             return
         try:
             await self._apply_offers()
         except Exception:
-            log.exception("what is registered was not carried out")
+            log.exception("changes of the registered services could not be applied")
         for fence, row in self._launch(self._take_awaiting(rows)).items():
             self._report(self._not_offered_report(fence, row))
 
@@ -191,18 +198,20 @@ class GpuManager(SlotNode[ScoreReport]):
     def _not_offered_report(self, fence: Fence, row: Row) -> ScoreReport:
         reason, _, said = self.reconciler.health.get(json.loads(row.payload)["service"], "").partition(": ")
         if reason == "worker_died":
-            message = f"the worker died before it had its service: {said}"
+            message = f"the worker died before it had loaded the service: {said}"
         else:
-            reason, message = "service_changed", "its service was registered anew, and this node does not offer it now"
+            reason, message = "service_changed", "the service was registered again, and this node does not offer it now"
         return ScoreReport(fence=fence, outcome="infra_error", reason=reason, message=message)
 
     async def kill(self, fences: Sequence[Fence]) -> None:
+        """Cancel jobs; each still reports."""
         self.dispatcher.cancel(fences)
         for fence in self._awaiting_registration.intersection(fences):
             self._awaiting_registration.discard(fence)
             self._report(ScoreReport(fence=fence, outcome="cancelled"))
 
     async def settle(self, reports: Sequence[ScoreReport]) -> SettleResult:
+        """Commit outcomes and return the settled and the re-queued fences."""
         async with self._store.statement() as tx:
             return await repository.settle(tx, reports, epoch=self.epoch)
 
@@ -212,7 +221,7 @@ class GpuManager(SlotNode[ScoreReport]):
     def _shut_down(self, reason: str) -> None:
         """Shut down this process so that the supervisor restarts it; no action would be scored any more."""
         self.failed = reason
-        log.critical("%s; this manager ends, to be started anew", reason)
+        log.critical("%s; this manager exits so that it is restarted", reason)
         signal.raise_signal(signal.SIGTERM)
 
     async def _read_rows(self) -> list[dict[str, Any]]:

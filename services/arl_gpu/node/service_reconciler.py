@@ -36,11 +36,20 @@ class ServiceOwner(Protocol):
     Responses contain the device's state, or an `error`. `WorkerDied` means that no worker runs now.
     """
 
-    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]: ...
-    async def forget(self, name: str) -> dict[str, Any]: ...
-    async def pin(self, name: str, *, on: bool) -> dict[str, Any]: ...
-    async def restore(self, name: str) -> dict[str, Any]: ...
-    async def evict(self, name: str) -> dict[str, Any]: ...
+    async def offer(self, spec: dict[str, Any]) -> dict[str, Any]:
+        """Offer a new or changed service."""
+
+    async def forget(self, name: str) -> dict[str, Any]:
+        """Remove a service."""
+
+    async def pin(self, name: str, *, on: bool) -> dict[str, Any]:
+        """Pin or unpin a service."""
+
+    async def restore(self, name: str) -> dict[str, Any]:
+        """Load a service onto the device."""
+
+    async def evict(self, name: str) -> dict[str, Any]:
+        """Evict a service from the device."""
 
 
 class ServiceReconciler:
@@ -101,6 +110,7 @@ class ServiceReconciler:
 
     @property
     def offered(self) -> Sequence[ServiceFiles]:
+        """Return the offered services by name."""
         return [self._offered[name] for name in sorted(self._offered)]
 
     def is_offered(self, name: str, registered_at: float | None) -> bool:
@@ -225,7 +235,7 @@ class ServiceReconciler:
 
     def _record_refusal(self, desired: DesiredService, reason: str) -> None:
         if self._errors.get(desired.name) != reason:
-            log.warning("%s can't be offered: %s", desired.name, reason)
+            log.warning("service %s cannot be offered: %s", desired.name, reason)
         self._errors[desired.name] = reason
 
     async def _offer(self, files: ServiceFiles) -> None:
@@ -368,4 +378,4 @@ async def _run_steps(steps: Iterable[_ReconcileStep]) -> None:
         try:
             await step()
         except WorkerDied as error:
-            log.warning("a wish was not carried out: %s", error)
+            log.warning("a change of a service could not be applied: %s", error)

@@ -49,22 +49,25 @@ class RankGroup:
                 _create_nccl_group(PrefixStore("sum", store), rank_info, limit) if cuda else self._control_group
             )
         except RuntimeError as error:
-            return f"the workers of its group did not come: {error}"
+            return f"the other workers of the group did not connect: {error}"
         return None
 
     def all_agree(self, value: int) -> bool:
+        """Return True if all ranks passed the same value other than 0. Raises `PeerLost`."""
         said = [torch.zeros(1, dtype=torch.int64) for _ in range(self._size)]
         with _raise_peer_lost():
             self._control_group.allgather([said], [torch.tensor([value])]).wait()
         return value != 0 and all(each.item() == value for each in said)
 
     def all_reduce_sum(self, tensor: Any) -> Any:
+        """Sum a tensor over all ranks in place and return it. Raises `PeerLost`."""
         with _raise_peer_lost():
             self._data_group.allreduce([tensor]).wait()
         return tensor
 
     @contextmanager
     def batch_scope(self) -> Iterator[None]:
+        """Make this group the one of the batch; leave it if the batch fails."""
         before = _CURRENT.set(self)
         try:
             yield
@@ -97,7 +100,7 @@ def _raise_peer_lost() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise PeerLost(f"a worker of the same group is gone: {error}") from error
+        raise PeerLost(f"another worker of the group was lost: {error}") from error
 
 
 def _create_nccl_group(store: Any, rank_info: RankInfo, limit: timedelta) -> Any:

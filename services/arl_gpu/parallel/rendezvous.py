@@ -68,9 +68,11 @@ class RendezvousRegistry:
 
 class _NoPeers:
     def all_agree(self, value: int) -> bool:
+        """Return True: there are no other ranks."""
         return True
 
     def batch_scope(self) -> AbstractContextManager[None]:
+        """Return an empty context."""
         return nullcontext()
 
 

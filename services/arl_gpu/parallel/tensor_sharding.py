@@ -68,15 +68,18 @@ def plan_shards(module: Any, size: int) -> Mapping[str, tuple[Any, str]]:
         raise ModelNotShardable(why)
     if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
         raise ModelNotShardable(
-            f"models of type {config.get('model_type')} are not split: register it without tensor_parallel"
+            f"models of type {config.get('model_type')} cannot be sharded: register the service without tensor_parallel"
         )
     if config.get("use_qk_norm") or getattr(module.config, "quantization_config", None) is not None:
         raise ModelNotShardable(
-            f"{kind} with use_qk_norm or quantised weights is not split: register it without tensor_parallel"
+            f"{kind} with use_qk_norm or quantised weights cannot be sharded: register the service without"
+            " tensor_parallel"
         )
     found = dict(_planned_modules(module, kind, size))
     if not found:
-        raise ModelNotShardable(f"transformers has no plan for splitting {kind}: register it without tensor_parallel")
+        raise ModelNotShardable(
+            f"transformers has no sharding plan for {kind}: register the service without tensor_parallel"
+        )
     return found
 
 
@@ -90,12 +93,12 @@ def _planned_modules(module: Any, kind: str, size: int) -> Iterator[tuple[str, t
             # In other classes, such as packed or quantised weights, rows and columns can have another meaning.
             if style not in SHARDED_STYLES or type(parts.get(name)) is not nn.Linear:
                 raise ModelNotShardable(
-                    f"{kind} has {name}, which its plan splits as {style}; that is not known here: register it without"
-                    " tensor_parallel"
+                    f"the sharding plan of {kind} has the style {style} for {name}, which is not supported: register"
+                    " the service without tensor_parallel"
                 )
             width = parts[name].out_features if style == "colwise" else parts[name].in_features
             if width % size:
-                raise ModelNotShardable(f"{name} is {width} wide, which {size} devices can't share equally")
+                raise ModelNotShardable(f"{name} has the width {width}, which {size} devices cannot share equally")
             yield name, (parts[name], style)
 
 

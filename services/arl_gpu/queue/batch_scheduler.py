@@ -31,6 +31,7 @@ class BatchPart(NamedTuple):
 
     @property
     def items(self) -> int:
+        """Return the number of items."""
         return self.stop - self.start
 
 
@@ -107,9 +108,11 @@ class BatchScheduler:
         return fence in self._jobs
 
     def get(self, fence: Fence) -> ScoreJob | None:
+        """Return a job, or None."""
         return self._jobs.get(fence)
 
     def add(self, job: ScoreJob, *, now: float = 0.0) -> None:
+        """Add a job at the end of the queue; `now` is by the monotonic clock."""
         job.waiting_since = now
         self._jobs[job.fence] = job
 
@@ -118,10 +121,9 @@ class BatchScheduler:
         return self._jobs.pop(fence, None)
 
     def next_batch(self, device: DeviceState, *, now: float = 0.0) -> Batch:
-        """Return the next batch, of one service; empty if this device should do nothing now. Its items are not batched
-        again.
+        """Return the next batch, of one service; empty if this device should do nothing now.
 
-        Raises `RuntimeError` if a ready job has no items left.
+        The items of the batch are not batched again. Raises `RuntimeError` if a ready job has no items left.
         """
         every = _group_by_service(self._ready_jobs(device.blocked, now))
         queue = {name: jobs for name, jobs in every.items() if name not in device.blocked}
@@ -139,7 +141,7 @@ class BatchScheduler:
             if count
         ]
         if not parts:
-            raise RuntimeError("jobs wait of which nothing is left")
+            raise RuntimeError("a ready job has no items left")
         for job, _, stop in parts:
             job.dispatched, job.waiting_since = stop, now
             self._jobs[job.fence] = self._jobs.pop(job.fence)

@@ -40,6 +40,7 @@ class ScoreReport:
 
     @property
     def weight(self) -> int:
+        """Return the size in bytes of the report in the statement that settles it."""
         return len(self.scores or "")
 
 
@@ -73,11 +74,13 @@ class ScoreJob:
     """Tasks of its engine requests. They are cancelled when the job ends."""
 
     def stop_timer(self) -> None:
+        """Stop the timer of the job's timeout, if it runs."""
         if self.timer is not None:
             self.timer.cancel()
 
     @property
     def has_started(self) -> bool:
+        """Return True if a batch of the job has started."""
         return self.started_at is not None
 
     @property

@@ -199,6 +199,7 @@ class WorkerClient:
         return self._host
 
     def spec(self, service: str) -> Mapping[str, Any]:
+        """Return the specification of a service, with its name only if it is unknown."""
         return self._config.services.get(service, {"name": service})
 
     def has(self, service: str) -> bool:
@@ -206,9 +207,11 @@ class WorkerClient:
         return self._states.get(service, ResidencyState.COLD) != ResidencyState.COLD
 
     def has_on_device(self, service: str) -> bool:
+        """Return True if the service is on the device or being copied there."""
         return self._states.get(service) in (ResidencyState.RESTORING, ResidencyState.RESIDENT)
 
     def is_pinned(self, service: str) -> bool:
+        """Return True if the service is pinned."""
         return service in self._config.pinned
 
     async def unload(self, service: str) -> dict[str, Any]:
@@ -279,12 +282,12 @@ class WorkerClient:
             return self._merge_unreported_moves(answer)
         except TimeoutError:
             await self.end()
-            raise WorkerDied(f"it did not answer within {self._limit_s:g} s") from None
+            raise WorkerDied(f"the worker did not respond within {self._limit_s:g} s") from None
         except OSError:
-            raise WorkerDied(f"it ended with {await self.end(grace_s=EXIT_GRACE_S)}") from None
+            raise WorkerDied(f"the worker ended with exit code {await self.end(grace_s=EXIT_GRACE_S)}") from None
         except Exception as error:
             await self.end()
-            raise WorkerDied(f"its answer can't be read: {type(error).__name__}: {error}") from error
+            raise WorkerDied(f"the response of the worker is invalid: {type(error).__name__}: {error}") from error
         except asyncio.CancelledError:
             # Otherwise its response would be read as that of the next order.
             await self.end()
@@ -323,11 +326,11 @@ class WorkerClient:
         """Return the worker, or start one. A worker that died while idle is replaced, so no batch fails."""
         process = self._process
         if process is not None and (process.child.poll() is not None or process.reader.at_eof()):
-            log.warning("the worker died while it was idle, with %s", await self.end())
+            log.warning("an idle worker died with exit code %s", await self.end())
         try:
             return self._process or await self._start()
         except (OSError, subprocess.SubprocessError) as error:
-            raise WorkerDied(f"it could not be started: {error}") from error
+            raise WorkerDied(f"the worker could not be started: {error}") from error
 
     async def _start(self) -> _WorkerChild:
         ours, its = socket.socketpair()
@@ -358,7 +361,7 @@ def as_no_room(response: dict[str, Any]) -> dict[str, Any]:
     """Return the response with `no_room` instead of `HOST_FULL`, because no more host memory can be reserved."""
     if response.get("error") != HOST_FULL:
         return response
-    return response | {"error": "no_room", "message": f"{response['message']}, and all of it is used"}
+    return response | {"error": "no_room", "message": f"{response['message']}, but all host memory is used"}
 
 
 def _wait_for_exit(child: "subprocess.Popen[bytes]", grace_s: float) -> int:

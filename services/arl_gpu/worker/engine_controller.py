@@ -37,7 +37,7 @@ SETTLE_TIMEOUT_S = 2.0
 MAX_RESPONSE_BYTES = 1 << 20
 MIN_RANDOM_SEED = 1 << 16
 """Smallest random seed that identifies an SGLang process, which draws one at its start. Users may set smaller ones."""
-START_INSTRUCTIONS = "start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
+START_INSTRUCTIONS = "Start vLLM with --enable-sleep-mode and VLLM_SERVER_DEV_MODE=1"
 MEMORY_TAGS = {"tags": ["weights", "kv_cache"]}
 """Request body for SGLang: all memory that it can release."""
 
@@ -116,6 +116,7 @@ class EngineController:
 
     @property
     def size(self) -> int:
+        """Return the bytes of the device that the engine uses while it is awake."""
         return self.spec.size
 
     def mark_restarted(self) -> None:
@@ -137,7 +138,9 @@ class EngineController:
             return is_awake
         self._restore_state()
         if not self._is_state_known:
-            raise EngineError("whether it sleeps is not known, and it ends if it is used or told so then: restart it")
+            raise EngineError(
+                "the sleep state of the engine is unknown, and a wrong command would end the engine: restart the engine"
+            )
         return not self._sleep_commanded
 
     def wake(self) -> "EngineWakeup":
@@ -157,7 +160,7 @@ class EngineController:
 
     def _sleep(self) -> None:
         if self.spec.family == "sglang":
-            busy = "it is not idle, and nothing of ours is in flight"
+            busy = "the engine is not idle, although this node has no requests in flight"
             with self._progress_scope():
                 # SGLang exits if it gets the command while it still processes a request, such as one that was just
                 # cancelled.
@@ -170,7 +173,7 @@ class EngineController:
             # Versions without `mode` ignore it. No request of this node is in flight.
             self._request("POST", "/sleep?level=1&mode=wait", within_s=self.spec.sleep_timeout_s)
         with self._progress_scope():
-            self._wait_until(lambda: not self._is_awake(), "it said that it sleeps, and does not")
+            self._wait_until(lambda: not self._is_awake(), "the engine reported that it sleeps, but it does not")
 
     @contextmanager
     def _progress_scope(self) -> Iterator[None]:
@@ -189,9 +192,9 @@ class EngineController:
         try:
             answer = self._request("GET", "/is_sleeping", within_s=CONTROL_TIMEOUT_S)
         except EngineRequestRefused as error:
-            raise EngineError(f"{error}; {START_INSTRUCTIONS}") from error
+            raise EngineError(f"{error}. {START_INSTRUCTIONS}") from error
         if not isinstance(answer, dict) or not isinstance(answer.get("is_sleeping"), bool):
-            raise EngineError(f"its answer to /is_sleeping says neither; {START_INSTRUCTIONS}")
+            raise EngineError(f"the engine's response to /is_sleeping is invalid. {START_INSTRUCTIONS}")
         return not answer["is_sleeping"]
 
     def _wake(self) -> None:
@@ -202,7 +205,7 @@ class EngineController:
             self._send_command("/resume_memory_occupation", within_s=self.spec.wake_timeout_s, sleeps=False)
             return
         self._request("POST", "/wake_up", within_s=self.spec.wake_timeout_s)
-        self._wait_until(self._is_awake, "it said that it woke, and sleeps")
+        self._wait_until(self._is_awake, "the engine reported that it woke up, but it sleeps")
 
     def _restore_state(self) -> None:
         """Read the persisted state, which includes commands of earlier processes. Repeat while the state is unknown."""
@@ -228,7 +231,7 @@ class EngineController:
             if self._state_file is not None:
                 self._state_file.save(self._process_seed, sleeps=sleeps)
         except OSError as error:
-            raise EngineError(f"what it is told can't be kept: {error}") from error
+            raise EngineError(f"the state of the engine could not be saved: {error}") from error
 
     def _identify_process(self) -> str | None:
         """Return the id of the SGLang process by its newer or older route; None if it is not unique."""
@@ -286,13 +289,15 @@ class EngineController:
         except (OSError, http.client.HTTPException, socket.gaierror) as error:
             raise EngineError(f"{path.partition('?')[0]}: {type(error).__name__}: {error}") from error
         except ValueError:  # the error text may quote a header, and with it the key
-            raise EngineError("its address or its key can't be sent") from None
+            raise EngineError("the engine's address or key is invalid") from None
         finally:
             if connection is not None:
                 connection.close()
         if response.status >= 300 and must_succeed:
             shown = said[:200].decode(errors="replace")
-            raise EngineRequestRefused(f"{path.partition('?')[0]} answered {response.status}: {shown}")
+            raise EngineRequestRefused(
+                f"the engine answered {path.partition('?')[0]} with status {response.status}: {shown}"
+            )
         try:
             return json.loads(said)
         except ValueError:
@@ -310,9 +315,11 @@ class EngineWakeup:
 
     @property
     def has_ended(self) -> bool:
+        """Return True if the wake-up has ended, successfully or not."""
         return self._ended.is_set()
 
     def wait(self) -> None:
+        """Wait until the wake-up has ended. Raises `EngineWakeFailed`."""
         self._ended.wait()
         if self._failure is not None:
             raise self._failure
@@ -322,7 +329,7 @@ class EngineWakeup:
         try:
             wake()
         except Exception as error:  # noqa: BLE001 - `wait` raises it; no caller is above this thread
-            self._failure = EngineWakeFailed(f"it did not wake up: {error}")
+            self._failure = EngineWakeFailed(f"the engine did not wake up: {error}")
         finally:
             self.took_s = time.monotonic() - begun
             self._ended.set()

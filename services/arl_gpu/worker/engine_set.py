@@ -76,6 +76,7 @@ class EngineSet:
 
     @property
     def states(self) -> dict[str, str]:
+        """Return the residency state of each engine, by name."""
         known = self._residency.states
         return {name: known.get(residency_key(name), ResidencyState.COLD).value for name in self._engines}
 
@@ -100,4 +101,6 @@ class EngineSet:
     def _check_fits(self, name: str) -> None:
         size, room = self._engines[name].size, self._residency.capacity
         if size > room:
-            raise EngineTooLarge(f"engine {name} takes {size // MIB} MiB, and its device has {room // MIB} MiB in all")
+            raise EngineTooLarge(
+                f"engine {name} needs {size // MIB} MiB, but its device has only {room // MIB} MiB in total"
+            )

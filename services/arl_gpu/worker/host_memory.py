@@ -31,8 +31,12 @@ HostAllocationRequest = tuple[Mapping[str, Any], int]
 class HostWeightHolder(Protocol):
     """The interface of a worker that maps weights in host memory."""
 
-    def has(self, service: str) -> bool: ...
-    def has_on_device(self, service: str) -> bool: ...
+    def has(self, service: str) -> bool:
+        """Return True if the worker has the service in host memory."""
+
+    def has_on_device(self, service: str) -> bool:
+        """Return True if the service is on the worker's device or being copied there."""
+
     def is_pinned(self, service: str) -> bool:
         """Return True if the service is pinned."""
         ...
@@ -55,6 +59,7 @@ class _WeightFile:
 
     @property
     def path(self) -> str:
+        """Return the path by which workers open the file."""
         return f"/proc/{os.getpid()}/fd/{self.descriptor}"
 
 
@@ -95,6 +100,7 @@ class HostMemory:
         self._on_response = on_response
 
     def record_use(self, service: str) -> None:
+        """Count a use of the service for the order of evictions."""
         self._uses[service] = self._uses.get(service, NEVER_USED).incremented(time.monotonic())
 
     @asynccontextmanager
@@ -132,6 +138,7 @@ class HostMemory:
         self._uses.pop(name, None)
 
     def close(self) -> None:
+        """Close all files. Workers keep their mappings."""
         for file in self._all_files:
             os.close(file.descriptor)
         self._files, self._orphaned = {}, []

@@ -38,10 +38,10 @@ async def read_message(reader: asyncio.StreamReader) -> dict[str, Any]:
     try:
         length = int.from_bytes(await reader.readexactly(_LENGTH_BYTES))
         if length > MAX_MESSAGE_BYTES:
-            raise ValueError(f"a message of {length} bytes")
+            raise ValueError(f"a message of {length} bytes exceeds the maximum")
         found: dict[str, Any] = json.loads(await reader.readexactly(length))
     except asyncio.IncompleteReadError:
-        raise ConnectionError("the worker is gone") from None
+        raise ConnectionError("the worker closed the connection") from None
     return found
 
 
@@ -51,10 +51,12 @@ def check_response(response: Any, *, items: int | None = None) -> dict[str, Any]
     wanted = ERROR_KEYS if isinstance(response, dict) and "error" in response else done
     if not isinstance(response, dict) or (missing := wanted - response.keys()):
         raise ValueError(
-            "it is no object" if not isinstance(response, dict) else f"{', '.join(sorted(missing))} missing"
+            "the response is not an object"
+            if not isinstance(response, dict)
+            else f"{', '.join(sorted(missing))} missing"
         )
     if wanted is SCORE_KEYS and len(response["entries"]) != items:
-        raise ValueError(f"{len(response['entries'])} entries for {items} items")
+        raise ValueError(f"the response has {len(response['entries'])} entries for {items} items")
     return response
 
 
@@ -71,6 +73,7 @@ def read_blocking(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def write_blocking(channel: socket.socket, message: dict[str, Any]) -> None:
+    """Write a message and wait until the system has accepted it."""
     channel.sendall(_frame(message))
 
 

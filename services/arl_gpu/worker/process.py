@@ -74,6 +74,7 @@ class WorkerConfig:
     """Directory of the engines' state files."""
 
     def open_device(self) -> Device:
+        """Open the worker's device."""
         return create_device(
             self.device, device_mib=self.device_mib, copy_mib_per_s=self.copy_mib_per_s, shared=bool(self.engines)
         )
@@ -147,7 +148,7 @@ class _OrderHandler:
         except Exception as error:  # noqa: BLE001 - the client gets the error; the next order may succeed
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
-            log.warning("%s of %s: %r", code, order.get("service") or order.get("name"), error)
+            log.warning("the order %s of %s failed: %r", code, order.get("service") or order.get("name"), error)
             answer = {"error": code, "message": f"{type(error).__name__}: {_public_message(error)}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
         now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unconfirmed)}
@@ -218,7 +219,7 @@ class _OrderHandler:
                     peers.all_agree(0)
                 raise
             if not peers.all_agree(model_fingerprint(self._specs[service], rank_info, getattr(model, "made_of", ""))):
-                raise PeerNotReady(f"not all workers that compute {service} together could begin")
+                raise PeerNotReady(f"not all workers that compute {service} together could start")
             yield model, content, was_there
 
     def _drop_if_changed(self, service: str) -> None:

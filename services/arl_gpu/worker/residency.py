@@ -57,6 +57,7 @@ class DeviceResidency:
 
     @property
     def states(self) -> Mapping[str, ResidencyState]:
+        """Return the residency state of each known service."""
         return {name: held.state for name, held in self._occupancy.services.items()}
 
     @property
@@ -92,7 +93,8 @@ class DeviceResidency:
         loaded = self._occupancy.loaded(name, size)
         if (leave := loaded.host_evictions(self._host_bytes, excluded=name, now=time.monotonic())) is None:
             raise InsufficientMemory(
-                f"{name}: {loaded.host_bytes} bytes in host memory, where {self._host_bytes} may be"
+                f"{name}: host memory would have {loaded.host_bytes} bytes of weights, but the limit is"
+                f" {self._host_bytes}"
             )
         for other in leave:
             self.unload(other)
@@ -292,11 +294,13 @@ class DeviceResidency:
                 for other in leave:
                     self.evict(other)
             except EngineError as trouble:
-                log.warning("an engine stays on the device: %s", trouble)
+                log.warning("an engine could not be evicted from the device: %s", trouble)
             else:
                 return
         free = self._occupancy.available + sum(each.size for each in self._occupancy.eviction_order())
-        raise InsufficientMemory(f"{name} needs {self._occupancy.residency_of(name).size} bytes; {free} can be had")
+        raise InsufficientMemory(
+            f"{name} needs {self._occupancy.residency_of(name).size} bytes, but only {free} can be made available"
+        )
 
     def _choose_evictions(self, name: str, waiting: Sequence[str]) -> tuple[str, ...] | None:
         leave = self._evictions_for(name, waiting)
@@ -357,7 +361,7 @@ class DeviceResidency:
         try:
             engine.sleep()
         except EngineError as trouble:
-            log.warning("%s may hold its bytes still: %s", name, trouble)
+            log.warning("%s may still use its device memory: %s", name, trouble)
             return False
         return True
 
@@ -383,4 +387,6 @@ class DeviceResidency:
         before = self._device.used
         self._device.free(block)
         if before - self._device.used != block.size:
-            raise MemoryNotFreed(f"{name} left, and {before - self._device.used} of its {block.size} bytes came free")
+            raise MemoryNotFreed(
+                f"{name} was evicted, but only {before - self._device.used} of its {block.size} bytes were freed"
+            )

@@ -17,7 +17,7 @@ class HostMemoryFull(Exception):
     """A lack of reserved host memory. The manager must reserve `size` bytes."""
 
     def __init__(self, service: str, size: int) -> None:
-        super().__init__(f"{service} takes {size} bytes of host memory")
+        super().__init__(f"{service} needs {size} bytes of host memory")
         self.size = size
 
 
@@ -38,4 +38,5 @@ ERROR_CODES: Mapping[type[Exception], str] = {
 
 
 def error_code(error: Exception) -> str:
+    """Return the code of an error whose class or base class is in `ERROR_CODES`."""
     return next(ERROR_CODES[each] for each in type(error).__mro__ if each in ERROR_CODES)

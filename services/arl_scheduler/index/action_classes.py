@@ -18,9 +18,7 @@ from arl_wire.internal.scheduler import QueuedActionRow
 __all__ = ["MAX_CLASSES_PER_TASK", "ActionClassTable"]
 
 MAX_CLASSES_PER_TASK = 500
-"""Separate classes of one task. Further actions share a mixed class, and its estimates, with actions of equal
-demand.
-"""
+"""Separate classes of one task. Further actions of equal demand share a mixed class and its estimates."""
 MIN_CLASSES_PER_TASK = 20
 """Separate classes of each task once `MAX_CLASSES` classes are tracked."""
 MAX_CLASSES = 10_000

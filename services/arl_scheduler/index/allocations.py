@@ -16,6 +16,8 @@ __all__ = ["Allocation", "AllocationTable"]
 
 
 class Allocation(NamedTuple):
+    """The allocation of one granted or running action. Times are seconds of the database's clock."""
+
     fence: Fence
     cls: ActionClass | None
     node: int
@@ -48,6 +50,7 @@ class Allocation(NamedTuple):
         )
 
     def to_running_action(self) -> RunningAction:
+        """Return the running action as a round sees it after the grant."""
         return RunningAction(
             self.fence,
             self.cls,
@@ -82,6 +85,7 @@ class AllocationTable:
         return iter(tuple(self._by_id.values()))
 
     def get(self, action_id: UUID) -> Allocation | None:
+        """Return the allocation of an action, or None."""
         return self._by_id.get(action_id)
 
     def get_by_fence(self, fence: Fence) -> Allocation | None:
@@ -95,6 +99,7 @@ class AllocationTable:
 
     @property
     def has_resizable(self) -> bool:
+        """Return True if any allocation can be resized while it runs."""
         return bool(self._resizable)
 
     def set_quotas(self, quotas: Mapping[int, TaskQuota]) -> None:
@@ -102,6 +107,7 @@ class AllocationTable:
         self.quotas.set_quotas(quotas, ((hold.task, hold.resources) for hold in self))
 
     def add(self, allocation: Allocation) -> None:
+        """Add an allocation and count its amounts, or replace the action's earlier one."""
         action_id, cls = allocation.fence.action_id, allocation.cls
         self._by_id[action_id] = allocation
         self.quotas.add_usage(allocation.task, allocation.resources)
@@ -111,6 +117,7 @@ class AllocationTable:
         self._record_in_ledger(allocation)
 
     def remove(self, action_id: UUID) -> Allocation:
+        """Remove an allocation and release its amounts. Raises `KeyError` for an unknown action."""
         hold = self._by_id.pop(action_id)
         self.running.discard(action_id)
         self._resizable.discard(action_id)

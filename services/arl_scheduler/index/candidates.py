@@ -24,6 +24,8 @@ class _QueuedGang:
 
 
 class CandidateQueue:
+    """The candidates, with the gangs whose members are in the queue."""
+
     def __init__(self) -> None:
         self.queue = QueueIndex()
         """The candidates, as rounds see them."""

@@ -16,8 +16,9 @@ MAX_STALE_ENTRIES = 1000
 
 
 class DeadlineQueue:
-    """A queue by latest start, earliest first. `min_run_time_s` is the class's usual time at its highest DoP; 0 if
-    unknown.
+    """A queue of deadlines by latest start, earliest first.
+
+    `min_run_time_s` returns the class's usual time at its highest DoP, or 0 if unknown.
     """
 
     def __init__(self, min_run_time_s: Callable[[ActionClass], float]) -> None:
@@ -29,6 +30,7 @@ class DeadlineQueue:
         return len(self._heap)
 
     def add(self, action: QueuedAction) -> None:
+        """Add an action; one without a deadline is ignored."""
         if action.deadline is not None:
             heappush(self._heap, (self._latest_start(action, action.deadline), action.id))
 
@@ -62,6 +64,7 @@ class DeadlineQueue:
         return due
 
     def next_at(self) -> float | None:
+        """Return the earliest latest start, or None if no action has a deadline."""
         return self._heap[0][0] if self._heap else None
 
     def _latest_start(self, action: QueuedAction, deadline: float) -> float:

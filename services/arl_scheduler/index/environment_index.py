@@ -152,8 +152,9 @@ class EnvironmentIndex:
         return self.table.trajectory_pods(self._pod_users)
 
     def refresh(self, environment: TrackedEnvironment) -> None:
-        """Offer the first queued action to rounds if the environment is free and not ending. Offer no other action
-        of it.
+        """Offer the first queued action to rounds if the environment is free and not ending.
+
+        No other action of the environment is offered.
         """
         if environment.is_ended and environment.is_delete_requested and environment.active_action is None:
             environment.id, environment.node, environment.trajectory_started_at = uuid4(), None, float("inf")

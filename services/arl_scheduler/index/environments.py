@@ -62,6 +62,7 @@ class QueuePosition:
     def from_action(
         cls, action: QueuedAction, environment: TrackedEnvironment | None, *, is_paused: bool
     ) -> "QueuePosition":
+        """Return the position of a queued action in the queue of its environment."""
         if environment is None:
             return cls(action, is_paused, is_next=True, ahead_count=0)
         is_next = environment.candidate is not None and environment.candidate[0] == action.id
@@ -89,6 +90,7 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
         (self._awaited.add if is_awaited else self._awaited.discard)(environment.name)
 
     def environment_id(self, name: EnvironmentName | None) -> UUID | None:
+        """Return the id of a named environment; None if there is no name or the environment has no row yet."""
         home = self.get(name) if name is not None else None
         return home.id if home is not None else None
 
@@ -133,6 +135,7 @@ class EnvironmentsPerNode:
         return changed
 
     def count_on(self, node: int) -> int:
+        """Return the number of live environments on a node."""
         return self._counts[node]
 
     def update(self, environment: TrackedEnvironment) -> None:

@@ -25,8 +25,9 @@ class NodeTable:
         self._watching_since = 0.0
         self._alive: set[int] = set()
         self._oldest_heartbeat = float("inf")
-        """Earliest heartbeat of the live nodes. A dead node stays dead until nodes are read again or watching
-        restarts.
+        """Earliest heartbeat of the live nodes.
+
+        A dead node stays dead until nodes are read again or watching restarts.
         """
         self._nodes: dict[int, NodeResources] = {}
         self._rate_limited: list[NodeRow] = []

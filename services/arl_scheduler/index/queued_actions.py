@@ -32,9 +32,11 @@ class QueuedActions:
         return self._by_id[action_id]
 
     def get(self, action_id: UUID) -> QueuedAction | None:
+        """Return a queued action, or None."""
         return self._by_id.get(action_id)
 
     def add(self, action: QueuedAction) -> None:
+        """Add an action to the queue. It is a candidate only after `offer`."""
         self._by_id[action.id] = action
         self.candidates.register(action)
 
@@ -43,6 +45,7 @@ class QueuedActions:
         return self._by_id.pop(action_id)
 
     def discard(self, action_id: UUID) -> QueuedAction | None:
+        """Remove an action from the queue and return it; None for an unknown id."""
         return self._by_id.pop(action_id, None)
 
     def offer(self, action: QueuedAction) -> None:

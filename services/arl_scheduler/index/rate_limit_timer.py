@@ -20,6 +20,8 @@ If a burst is smaller than the tokens of one interval, the remaining tokens are 
 
 
 class RateLimitTimer:
+    """The refills of rate limits between rounds."""
+
     def __init__(self, ledger: RateLimitedLedger, queue: QueueIndex, node_table: NodeTable) -> None:
         self._ledger = ledger
         self._queue = queue

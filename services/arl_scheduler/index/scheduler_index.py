@@ -31,6 +31,8 @@ __all__ = ["EnvironmentName", "SchedulerIndex"]
 
 
 class SchedulerIndex:
+    """All queued actions, allocations and environments that the leader knows."""
+
     def __init__(
         self,
         policy: SchedulingPolicy | None = None,
@@ -52,6 +54,7 @@ class SchedulerIndex:
 
     @property
     def queued_count(self) -> int:
+        """Return the number of queued actions."""
         return len(self._queued)
 
     @property
@@ -61,10 +64,12 @@ class SchedulerIndex:
 
     @property
     def allocation_count(self) -> int:
+        """Return the number of granted and running actions."""
         return len(self.allocations)
 
     @property
     def deadlines(self) -> DeadlineQueue:
+        """Return the deadlines of the queued actions."""
         return self._queued.deadlines
 
     def queue_depths(self) -> dict[int, tuple[int, float]]:
@@ -72,6 +77,7 @@ class SchedulerIndex:
         return self._queued.depths()
 
     def begin_poll(self) -> None:
+        """Note what the coming poll must confirm."""
         self._environments.begin_poll()
 
     def take_missed_deadlines(self, now: float) -> dict[UUID, str | None]:
@@ -79,6 +85,7 @@ class SchedulerIndex:
         return self._queued.take_missed_deadlines(now)
 
     def next_deadline(self) -> float | None:
+        """Return the earliest latest start of a queued action, or None."""
         return self._queued.deadlines.next_at()
 
     def admit(self, rows: Iterable[QueuedActionRow]) -> None:

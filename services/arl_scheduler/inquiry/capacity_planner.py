@@ -36,6 +36,8 @@ FORECAST_TIME_S = 4.0
 
 
 class CapacityPlanner:
+    """A planner that computes one capacity plan at a time."""
+
     def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy, *, work_s: float = FORECAST_TIME_S) -> None:
         """Plan with the leader's policy, with at most `ROUND_GRANTS` in a round."""
         self._loop = loop
@@ -44,20 +46,25 @@ class CapacityPlanner:
         self._lock = asyncio.Lock()
 
     async def plan(self, request: CapacityPlanRequest) -> CapacityPlan:
-        """Compute a plan. Raises `Unavailable` if another scheduler leads or another plan is computed, `Conflict`
-        for pods.
+        """Compute a plan.
+
+        Raises `Unavailable` if another scheduler leads or another plan is computed, and `Conflict` under a policy of
+        pods.
         """
         if self._policy.has_pods:
-            raise Conflict("pods are held until their trajectories end, and nobody knows when that is: no plan of them")
+            raise Conflict(
+                "capacity plans are not available under static provisioning: the end of a trajectory cannot be"
+                " predicted"
+            )
         if self._lock.locked():
-            raise Unavailable("another plan is being made; try again", retry_after_s=1)
+            raise Unavailable("another capacity plan is being computed; try again", retry_after_s=1)
         async with self._lock:
             return await self._make_plan(request)
 
     async def _make_plan(self, request: CapacityPlanRequest) -> CapacityPlan:
         view = self._loop.view()
         if view is None:
-            raise Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
+            raise Unavailable("this scheduler does not lead, or has just started to lead; try again", retry_after_s=1)
         index, snapshot = view
         waiting, present = index.queued_count, build_forecast_input(index, snapshot)
         current = await self._forecast(present, queued_count=waiting)

@@ -24,14 +24,17 @@ __all__ = ["WaitExplainer"]
 
 
 class WaitExplainer:
+    """Answers to questions about the leader's index."""
+
     def __init__(self, loop: SchedulingLoop, policy: SchedulingPolicy) -> None:
         self._loop = loop
         self._policy = policy
         self._lock = asyncio.Lock()
 
     async def explain(self, request: ExplainRequest) -> ExplainResponse:
-        """Explain why an action waits. Raises `NotFound` if it is not queued, `Unavailable` if another scheduler
-        leads.
+        """Explain why an action waits.
+
+        Raises `NotFound` if it is not queued, and `Unavailable` if another scheduler leads.
         """
         async with self._lock:
             # Rounds and other requests run between explanations.
@@ -63,13 +66,13 @@ class WaitExplainer:
         index, snapshot = view
         standing = index.queue_position(id)
         if standing is None:
-            raise NotFound(f"the scheduler knows no queued action {id}")
+            raise NotFound(f"action {id} is not in the scheduler's queue")
         found = explain(snapshot, standing.action, self._policy, blocked_by=_blocked_by(standing))
         return ExplainResponse(node=found.node, wait=_to_response(found, standing))
 
 
 def _not_leader_error() -> Unavailable:
-    return Unavailable("this scheduler does not lead, or has begun just now; try again", retry_after_s=1)
+    return Unavailable("this scheduler does not lead, or has just started to lead; try again", retry_after_s=1)
 
 
 def _blocked_by(position: QueuePosition) -> WaitReason | None:

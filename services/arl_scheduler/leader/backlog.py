@@ -28,6 +28,7 @@ async def read_backlog(
     """
 
     async def page_after(place: PagePosition) -> tuple[list[QueuedActionRow], PagePosition | None]:
+        """Return the rows of a page, and the position of the next page or None."""
         async with store.read() as tx:
             return await repository.queued_before(tx, checkpoint=index.checkpoint, after=place, limit=page_rows)
 

@@ -36,6 +36,8 @@ time left.
 
 
 class DurationLearner:
+    """The duration estimates of a leader, saved at intervals."""
+
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
         self.estimates = DurationEstimates()
@@ -64,8 +66,9 @@ class DurationLearner:
         notified: frozenset[Fence],
         now: float,
     ) -> None:
-        """Learn from released allocations. `notified` are the fences whose end was notified; `runs` has their
-        durations.
+        """Learn from released allocations.
+
+        `notified` has the fences whose end was notified; `runs` has their durations.
         """
         for fence in self._missed.keys() & notified:
             missed = self._missed.pop(fence)

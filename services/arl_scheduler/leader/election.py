@@ -26,6 +26,7 @@ class LeaderElection:
 
     @property
     def cell(self) -> str:
+        """Return the name of the cell."""
         return self._cell
 
     async def acquire(self) -> bool:
@@ -39,7 +40,7 @@ class LeaderElection:
         if term is None:
             return False
         self.term, self._renewed_at = term, sent_at
-        log.info("leading cell %s in term %d", self._cell, term)
+        log.info("now leading cell %s in term %d", self._cell, term)
         return True
 
     async def renew_if_due(self) -> bool:
@@ -58,7 +59,8 @@ class LeaderElection:
         return kept
 
     def mark_lost(self) -> None:
-        log.warning("lost the lead of cell %s in term %s", self._cell, self.term)
+        """Give up the term, because its lease may have expired."""
+        log.warning("lost the leadership of cell %s in term %s", self._cell, self.term)
         self.term = None
 
     async def resign(self) -> None:
@@ -82,5 +84,6 @@ class DatabaseClock:
         self._offset_s = now - time.monotonic()
 
     def now(self) -> float:
+        """Return the estimated time of the database, in seconds since the epoch."""
         self._latest = max(self._latest, time.monotonic() + self._offset_s)
         return self._latest

@@ -17,6 +17,8 @@ __all__ = ["NotificationInbox", "PendingNotifications", "notify_environment_ends
 
 @dataclass(slots=True)
 class PendingNotifications:
+    """The notifications since the last round."""
+
     admitted: list[QueuedActionRow] = field(default_factory=list)
     freed: list[Fence] = field(default_factory=list)
     requeued: set[Fence] = field(default_factory=set)
@@ -29,6 +31,8 @@ class PendingNotifications:
 
 
 class NotificationInbox:
+    """The inbox that requests fill and the leader's loop empties."""
+
     def __init__(self) -> None:
         self._pending = PendingNotifications()
         self._wakeup = asyncio.Event()
@@ -50,10 +54,10 @@ class NotificationInbox:
         requeued: Iterable[Fence] = (),
         runs: Mapping[Fence, RunDuration] | None = None,
     ) -> None:
-        """Receive freed fences. An empty list means that environments ended or a node registered, and asks for a poll
-        soon.
+        """Receive freed fences.
 
-        Re-queued attempts wait for the regular poll. A node that refuses grants is then asked once a second only.
+        An empty list means that environments ended or a node registered, and asks for a poll soon. Re-queued attempts
+        wait for the regular poll. A node that refuses grants is then asked only once a second.
         """
         fences = list(fences)
         if not fences:
@@ -74,11 +78,13 @@ class NotificationInbox:
         self._wakeup.set()
 
     def drain(self) -> PendingNotifications:
+        """Return all notifications since the last call."""
         self._wakeup.clear()
         mail, self._pending = self._pending, PendingNotifications()
         return mail
 
     async def wait(self) -> None:
+        """Wait until a notification arrives."""
         await self._wakeup.wait()
 
 
@@ -100,9 +106,7 @@ def notify_grants(peers: ServiceClient, nodes: Mapping[int, NodeRow], grants: It
 
 
 def notify_environment_ends(peers: ServiceClient, nodes: Mapping[int, NodeRow], poll: PollResult) -> None:
-    """Notify the nodes of environments whose deletion was requested since the last poll, so that they free them at
-    once.
-    """
+    """Notify the nodes of environments whose deletion was requested since the last poll, so that they end soon."""
     for node_id in {
         row.node for row in poll.environments if row.is_delete_requested and not row.is_ended
     } & nodes.keys():

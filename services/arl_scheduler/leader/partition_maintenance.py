@@ -38,5 +38,5 @@ class PartitionMaintenance:
             if not is_temporary(error):
                 raise
             self._attempted_at += PARTITION_RETRY_S - PARTITION_INTERVAL_S
-            log.info("partitions are made later: %s", error)
+            log.info("partitions could not be created, trying again later: %s", error)
         return True

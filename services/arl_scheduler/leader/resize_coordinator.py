@@ -33,8 +33,7 @@ class ResizeCoordinator:
         self._unconfirmed: set[Fence] = set()
         """Fences for which the manager's amounts are unknown."""
         self._deferred: set[Fence] = set()
-        """Fences whose manager could not resize now. They are skipped until the next poll, to avoid endless
-        requests.
+        """Fences whose manager could not resize now. They are skipped until the next poll, to avoid endless requests.
         """
         self._requests: set[asyncio.Task[None]] = set()
 
@@ -43,6 +42,7 @@ class ResizeCoordinator:
         self._unconfirmed = {hold.fence for hold in allocations.resizable()}
 
     async def stop(self) -> None:
+        """Cancel the requests in flight."""
         for task in tuple(self._requests):
             task.cancel()
         await asyncio.gather(*self._requests, return_exceptions=True)
@@ -118,7 +118,7 @@ class ResizeCoordinator:
             )
             self._mailbox.resized(ResizeBatchResponse.model_validate_json(content).answers)
         except Exception as error:  # noqa: BLE001 - the manager is asked again after any error
-            log.warning("resizes at node %d are not answered: %r", node.id, error)
+            log.warning("node %d does not answer resize requests: %r", node.id, error)
             self._mailbox.unanswered(Fence(body.id, body.grant_no) for body in bodies)
 
 

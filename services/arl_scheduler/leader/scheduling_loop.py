@@ -56,6 +56,8 @@ log = logging.getLogger(__name__)
 
 
 class SchedulingLoop:
+    """The loop of a scheduler: it tries to lead, and runs rounds while it leads."""
+
     def __init__(
         self,
         store: PostgresStore,
@@ -95,9 +97,11 @@ class SchedulingLoop:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
+        """Start the loop in the running event loop."""
         self._task = asyncio.create_task(self._run(), name="rounds")
 
     async def stop(self) -> None:
+        """Stop the loop, save the estimates and resign, so that a standby takes over at once."""
         if self._task is None:
             return
         self._task.cancel()
@@ -126,7 +130,9 @@ class SchedulingLoop:
             except Exception as error:
                 # It is unknown whether a commit succeeded; only the rows show it.
                 self._metrics.round_failures.inc()
-                log.warning("round failed, rebuilding the index: %r", error, exc_info=self._index is not None)
+                log.warning(
+                    "scheduling round failed, rebuilding the index: %r", error, exc_info=self._index is not None
+                )
                 self._index = None
                 await asyncio.sleep(ERROR_BACKOFF_S)
 
@@ -264,7 +270,7 @@ class SchedulingLoop:
                 await repository.mark_environments_lost(tx, lost_nodes, away_s=self._settings.environment_loss_after_s)
             reclaimed = await repository.reclaim(tx, decisions) if decisions else frozenset()
         self._metrics.reclaimed.inc(len(reclaimed))
-        log.warning("reclaimed %d attempts; environments of nodes %s are lost", len(reclaimed), lost_nodes)
+        log.warning("reclaimed %d attempts; the environments of nodes %s are lost", len(reclaimed), lost_nodes)
         requeued = {verdict.fence for verdict in decisions if verdict.requeue}
         index.release_attempts(reclaimed, requeued=requeued & reclaimed)
         self._next_poll = 0.0
@@ -351,10 +357,10 @@ class SchedulingLoop:
         return granted, grown
 
     async def _drop_refused(self, index: SchedulerIndex, refused: Mapping[UUID, int]) -> None:
-        """Settle or forget actions that Postgres refused to grant: cancelled, late, over, or affected by an unread
-        request.
+        """Settle or forget actions that Postgres refused to grant.
 
-        If the same action is refused after the next poll, the index is stale and is rebuilt.
+        They are cancelled, late, settled, or affected by a request that no poll has read. If the same action is refused
+        after the next poll, the index is stale and is rebuilt.
         """
         left = refused.keys() - await self._settle(index, dict.fromkeys(refused, (ActionOutcome.CANCELLED, None)))
         left -= await self._settle(index, dict.fromkeys(left, (ActionOutcome.DEADLINE_IN_QUEUE, None)))
@@ -367,7 +373,7 @@ class SchedulingLoop:
         self.inbox.is_poll_requested = True
         doubted, self._refused_queued = self._refused_queued, waiting
         if waiting & doubted:
-            log.warning("%d actions that seem to fit are refused, rebuilding the index", len(waiting))
+            log.warning("Postgres refused %d grants that the index considers valid, rebuilding the index", len(waiting))
             self._index = None
             await asyncio.sleep(ERROR_BACKOFF_S)
 

@@ -24,6 +24,8 @@ class DetectedStraggler:
 
 
 class StragglerDetector:
+    """The stragglers as of the last poll."""
+
     def __init__(self) -> None:
         self._detected: dict[Fence, DetectedStraggler] = {}
 

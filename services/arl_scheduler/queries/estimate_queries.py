@@ -56,6 +56,7 @@ async def read_estimates(tx: ReadTx, *, limit: int) -> dict[int, Sequence[Sequen
 
 
 async def save_estimates(tx: WriteTx, runs_by_class: Mapping[int, Sequence[Sequence[int]]]) -> None:
+    """Save the runs of these classes; they replace earlier ones."""
     await tx.execute(
         SAVE_ESTIMATES, {"keys": list(runs_by_class), "runs": [json.dumps(runs) for runs in runs_by_class.values()]}
     )

@@ -49,19 +49,23 @@ LOCK_TERM = text(f"""
 
 
 async def ensure_cell(tx: WriteTx, *, cell: str) -> None:
+    """Create the rows of a cell if they are missing."""
     await tx.execute(ENSURE_CELL, {"cell": cell})
 
 
 async def acquire_term(tx: WriteTx, *, cell: str, holder: UUID, ttl_s: float) -> int | None:
+    """Take the lease if it has expired. Return the new term, or None if another scheduler has the lease."""
     row = await tx.first(ACQUIRE_TERM, {"cell": cell, "holder": holder, "ttl_s": ttl_s})
     return None if row is None else int(row.term)
 
 
 async def renew_lease(tx: WriteTx, *, cell: str, term: int, ttl_s: float) -> bool:
+    """Extend the lease. Return False if the term is no longer current."""
     return await tx.execute(RENEW_LEASE, {"cell": cell, "term": term, "ttl_s": ttl_s}) == 1
 
 
 async def resign(tx: WriteTx, *, cell: str, term: int) -> None:
+    """Let the lease of this term expire at once."""
     await tx.execute(RESIGN, {"cell": cell, "term": term})
 
 

@@ -58,6 +58,8 @@ _TEMPLATE, _NODE = "template:{}", "node:{}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeRow:
+    """A node with a heartbeat, as one poll read it."""
+
     id: int
     kind: str
     url: str
@@ -79,6 +81,8 @@ class NodeRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvironmentRow:
+    """A persistent environment, as one poll read it."""
+
     id: UUID
     queue_id: int
     trajectory: str
@@ -94,6 +98,8 @@ class EnvironmentRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllocationRow:
+    """A granted or running action, as one poll read it."""
+
     fence: Fence
     state: ActionState
     queue_id: int
@@ -114,6 +120,8 @@ class AllocationRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PollResult:
+    """One snapshot of all rows that the leader needs."""
+
     now: float
     checkpoint: int
     queued: tuple[QueuedActionRow, ...]
@@ -139,6 +147,7 @@ class ResizeUpdate:
 
 
 def parse_poll_result(row: Any) -> PollResult:
+    """Return the values of a row of the poll."""
     return PollResult(
         now=row.now,
         checkpoint=int(row.mark),
@@ -160,6 +169,7 @@ def _parse_quota(entry: Mapping[str, Any]) -> TaskQuota:
 
 
 def parse_queued_rows(content: str) -> list[QueuedActionRow]:
+    """Parse a JSON list of queued rows."""
     return _QUEUED_ADAPTER.validate_json(content)
 
 
@@ -180,6 +190,7 @@ def to_node_resources(row: NodeRow, *, available: Resources, is_alive: bool, env
 
 
 def to_action_class(action: QueuedActionRow) -> ActionClass:
+    """Return the class of a queued row."""
     fields = ("class_key", "kind", "shape", "demand", "elastic", "environment")
     return _parse_class({name: getattr(action, name) for name in fields})
 
@@ -265,8 +276,9 @@ def _parse_node(entry: Mapping[str, Any]) -> NodeRow:
 
 
 def _parse_rates(content: Any, capacity: Mapping[str, int]) -> dict[str, RateLimit]:
-    """Return the valid rates of the node's resources. Invalid ones are skipped, so that one node cannot stop the
-    rounds.
+    """Return the valid rates of the node's resources.
+
+    Invalid ones are skipped, so that one node cannot stop the rounds.
     """
     entries = content.items() if isinstance(content, dict) else ()
     rates = {name: _parse_rate(entry) for name, entry in entries if name in capacity}

@@ -310,6 +310,7 @@ async def grant(tx: WriteTx, grants: Sequence[Grant], *, epochs: Mapping[int, UU
 
 
 async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[ActionOutcome, str | None]]) -> frozenset[UUID]:
+    """Settle queued actions with these outcomes and reasons. Return the ids that succeeded."""
     ids = sorted(due)
     rows = await tx.fetch(
         SETTLE_QUEUED,
@@ -319,6 +320,7 @@ async def settle_queued(tx: WriteTx, due: Mapping[UUID, tuple[ActionOutcome, str
 
 
 async def reclaim(tx: WriteTx, decisions: Sequence[ReclaimDecision]) -> frozenset[Fence]:
+    """Apply reclaim decisions. Return the fences that succeeded."""
     rows = await tx.fetch(
         RECLAIM,
         {
@@ -352,6 +354,7 @@ async def resize(tx: WriteTx, changes: Sequence[ResizeUpdate], *, confirmed: boo
 
 
 async def mark_environments_lost(tx: WriteTx, nodes: Sequence[int], *, away_s: float) -> int:
+    """Mark the environments of these nodes as lost. Return the number of changed rows."""
     return await tx.execute(MARK_ENVIRONMENTS_LOST, {"node_ids": sorted(nodes), "away_s": away_s})
 
 

@@ -21,7 +21,7 @@ def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
     read = settings(key_file=str(file))
     key = read.endpoints["e"].key
     file.write_text("two words\nand a line")
-    with pytest.raises(ValidationError, match=f"e: key_file {file}: its key has to be printable"):
+    with pytest.raises(ValidationError, match=f"e: key_file {file}: the key must be printable"):
         settings(key_file=str(file))
     assert key is not None
     assert key.get_secret_value() == "sk-secret-0123"
@@ -46,14 +46,14 @@ def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
         ({"url": "https://api.example?key=x"}, "url"),
         ({"key": "a b\nc"}, "printable"),
         ({"key": "x", "key_file": "/k"}, "one of key and key_file"),
-        ({"key_file": "/nonexistent"}, "key_file /nonexistent: FileNotFoundError: it can't be read"),
+        ({"key_file": "/nonexistent"}, "key_file /nonexistent cannot be read: FileNotFoundError"),
         ({"key": "x", "headers": {"authorization": "y"}}, "authorization: given twice"),
         ({"headers": {"X-A": "a"}, "secret_headers": {"x-a": "b"}}, "x-a: given twice"),
         ({"query": {"a": "a"}, "secret_query": {"a": "b"}}, "a: given twice"),
-        ({"headers": {"X-A": "a\r\nb"}}, "X-A has to be printable"),
-        ({"secret_query": {"k": "é"}}, "k has to be printable"),
-        ({"headers": {"Content-Length": "3"}}, "Content-Length: made by whoever sends"),
-        ({"burst": 3}, "give rate_per_s too"),
+        ({"headers": {"X-A": "a\r\nb"}}, "X-A must be printable"),
+        ({"secret_query": {"k": "é"}}, "k must be printable"),
+        ({"headers": {"Content-Length": "3"}}, "Content-Length: set by the broker"),
+        ({"burst": 3}, "burst needs rate_per_s"),
         ({"rate_per_s": 0}, "rate_per_s"),
         ({"concurrency": 0}, "concurrency"),
         ({"methods": ["TRACE"]}, "methods"),

@@ -48,5 +48,5 @@ def test_a_clock_that_stands_still_adds_nothing() -> None:
 
 
 def test_none_at_once_is_no_window() -> None:
-    with pytest.raises(ValueError, match="at least one"):
+    with pytest.raises(ValueError, match="at least 1"):
         ConcurrencyWindow(0)

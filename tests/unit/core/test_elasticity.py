@@ -17,7 +17,7 @@ def test_amdahl_is_the_formula() -> None:
 
 
 def test_amdahl_refuses_a_fraction_that_is_none() -> None:
-    with pytest.raises(ValueError, match=r"0\.\.1"):
+    with pytest.raises(ValueError, match="from 0 to 1"):
         AmdahlScaling(1.5)
 
 

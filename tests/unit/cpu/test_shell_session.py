@@ -70,7 +70,7 @@ def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: 
     os.write(played.statuses, said)
     assert played.until_ended() == KILLED_STATUS
     assert not played.session.is_open
-    assert "ended before it read it" in (played.session.not_run_reason or "")
+    assert "ended before it read the command" in (played.session.not_run_reason or "")
 
 
 class Agent:
@@ -202,7 +202,7 @@ def test_a_shell_that_does_not_answer_is_not_said_to_have_ended(agent: Agent) ->
     attempt.cause = "timeout"
     agent.shells.attempt_killed()
     agent.until_finished()
-    assert "the command did not run: its shell did not answer" in agent.end()["message"]
+    assert "the command did not run: the shell of the session did not respond" in agent.end()["message"]
 
 
 def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent) -> None:
@@ -213,7 +213,7 @@ def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent)
     agent.until_finished()
     message = agent.end()
     assert message["status"] == KILLED_STATUS
-    assert "the command did not run: its shell ended before it read it" in message["message"]
+    assert "the command did not run: the shell of the session ended before it read the command" in message["message"]
 
 
 def test_a_command_that_was_stopped_before_a_new_shell_is_begun_is_not_run(agent: Agent) -> None:
@@ -239,7 +239,7 @@ def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) ->
     before = len(os.listdir("/proc/self/fd"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + 1, hard))
     try:
-        with pytest.raises(TerminalUnavailable, match="no terminal to be had"):
+        with pytest.raises(TerminalUnavailable, match="no terminal is available"):
             ShellSession(loop, None)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

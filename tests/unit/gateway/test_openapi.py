@@ -11,8 +11,8 @@ import pytest
 
 from arl_gateway.app import build
 from arl_gateway.examples import EXAMPLES as EXAMPLES_BY_OPERATION
-from arl_gateway.examples import RESPONSE_EXAMPLES
 from arl_gateway.openapi import MEANINGFUL_NULLS
+from arl_gateway.response_examples import RESPONSE_EXAMPLES
 from arl_gateway.settings import GatewaySettings
 
 COMMITTED = Path(__file__).parents[3] / "openapi" / "gateway.json"
@@ -82,39 +82,52 @@ def test_nothing_is_in_it_that_generators_stumble_over() -> None:
             assert not isinstance(value.get("default"), dict), f"{name}.{field} has an object as its default"
 
 
-EXAMPLES = [
-    pytest.param(body["schema"], example["value"], id=f"{name}-{key}")
+MAX_SUMMARY_WORDS = 6
+WITHOUT_EXAMPLE = {"application/x-tar", ("write_archive", "application/octet-stream")}
+"""Bodies that are tar archives."""
+BODIES = [
+    pytest.param(media, status == "request", id=f"{name}-{status}-{content_type}")
     for name, operation in OPERATIONS.items()
-    for body in operation.get("requestBody", {}).get("content", {}).values()
-    for key, example in body.get("examples", {}).items()
-]
-EXAMPLES += [
-    pytest.param(body["schema"], example["value"], id=f"{name}-response-{key}")
-    for name, operation in OPERATIONS.items()
-    for body in operation["responses"].get("200", {}).get("content", {}).values()
-    for key, example in body.get("examples", {}).items()
+    for status, message in {"request": operation.get("requestBody", {}), **operation["responses"]}.items()
+    if status == "request" or status.startswith("2")
+    for content_type, media in message.get("content", {}).items()
+    if not WITHOUT_EXAMPLE & {content_type, (name, content_type)}
 ]
 
 
-@pytest.mark.parametrize(("schema", "example"), EXAMPLES)
-def test_an_example_fits_its_schema(schema: dict[str, Any], example: Any) -> None:
-    whole = {**schema, "components": DOCUMENT["components"]}
-    assert [error.message for error in jsonschema_rs.Draft202012Validator(whole).iter_errors(example)] == []
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_operation_has_a_short_summary_and_a_description(operation: dict[str, Any]) -> None:
+    assert 2 <= len(operation["summary"].split()) <= MAX_SUMMARY_WORDS
+    assert operation["description"].rstrip().endswith(".")
+    assert operation["description"].rstrip(".") != operation["summary"]
 
 
-def test_the_operations_that_take_json_have_examples() -> None:
-    takes_json = {
-        name
-        for name, operation in OPERATIONS.items()
-        if "application/json" in operation.get("requestBody", {}).get("content", {})
-    }
-    assert set(EXAMPLES_BY_OPERATION) == takes_json
+def test_summaries_of_operations_are_unique() -> None:
+    summaries = [each["summary"] for name, each in OPERATIONS.items() if not name.endswith("_root")]
+    assert len(summaries) == len(set(summaries))
 
 
-def test_response_examples_of_known_operations_are_in_the_document() -> None:
-    shown = {
-        name
-        for name, operation in OPERATIONS.items()
-        if operation["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("examples")
-    }
-    assert shown == set(RESPONSE_EXAMPLES)
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_parameters_of_operation_have_descriptions(operation: dict[str, Any]) -> None:
+    assert [each["name"] for each in operation.get("parameters", []) if not each.get("description")] == []
+
+
+@pytest.mark.parametrize(("media", "is_request"), BODIES)
+def test_body_has_valid_examples(media: dict[str, Any], is_request: bool) -> None:
+    assert media["examples"]
+    schemas = SCHEMAS if is_request else {name: closed(each) for name, each in SCHEMAS.items()}
+    validator = jsonschema_rs.Draft202012Validator({**media.get("schema", {}), "components": {"schemas": schemas}})
+    for example in media["examples"].values():
+        assert example["summary"]
+        assert [error.message for error in validator.iter_errors(example["value"])] == []
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of an object without unknown fields, so that a misspelled field of an example is an error."""
+    return {"additionalProperties": False, **schema} if "properties" in schema else schema
+
+
+def test_examples_belong_to_operations_of_the_document() -> None:
+    assert set(EXAMPLES_BY_OPERATION) <= set(OPERATIONS)
+    for name, status in RESPONSE_EXAMPLES:
+        assert OPERATIONS[name]["responses"][status]["content"]

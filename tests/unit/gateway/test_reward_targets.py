@@ -61,14 +61,14 @@ async def test_what_comes_along_serves_who_names_nothing(model: str | None) -> N
 
 @pytest.mark.parametrize("services", [FRESH, (*FRESH, registered("twin", "similarity")), FRESH[:2], ()])
 async def test_a_model_that_is_unknown_is_served_by_nothing_else(services: Sequence[ServiceEntry]) -> None:
-    with pytest.raises(NotFound, match=f"no reward service '{UNKNOWN}', and none that would do was registered"):
+    with pytest.raises(NotFound, match=f"reward service '{UNKNOWN}' does not exist, and no suitable service is registered"):
         await named(UNKNOWN, *services)
 
 
 async def test_of_several_that_were_registered_none_is_chosen() -> None:
-    with pytest.raises(NotFound, match="several that were registered would do"):
+    with pytest.raises(NotFound, match="several registered services are suitable"):
         await named(UNKNOWN, registered("a"), registered("b"))
-    with pytest.raises(NotFound, match="there is a, b, quality"):
+    with pytest.raises(NotFound, match="Available: a, b, quality"):
         await named(None, registered("a"), registered("b"), along("quality"))
 
 

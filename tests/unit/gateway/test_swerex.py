@@ -69,9 +69,9 @@ def test_our_trouble_is_never_an_answer(read: Callable[[Action], Any], outcome: 
 
 def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
     message = (
-        "the command did not run: its shell ended before it read it; session 'rex-default' ended with this command"
+        "the command did not run: the shell of the session ended before it read the command; session 'rex-default' ended with this command"
     )
-    with pytest.raises(SwerexError, match=r"^it was not run: "):
+    with pytest.raises(SwerexError, match=r"^session error: the command did not run: "):
         sessions.parse_run_result(
             a_settled(ActionOutcome.USER_ERROR, message=message), SwerexBashAction(command="x"), MARK
         )
@@ -119,7 +119,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.Monk
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("zeros", bytes(1001))
-    with pytest.raises(SwerexError, match="more than 1000 bytes"):
+    with pytest.raises(SwerexError, match="at most 1000 bytes"):
         files.unzip_transfer("/a", packed.getvalue(), MARK)
 
 

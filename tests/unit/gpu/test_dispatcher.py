@@ -31,7 +31,7 @@ async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
         fence=Fence(uuid4(), 1), service="minilm", timeout_s=1.0, items=[{"text": "a", "reference": "b"}], costs=[]
     )
     scoring.add(broken)
-    assert "scoring ended: " in await asyncio.wait_for(failed, 5)
+    assert "the scoring loop ended unexpectedly: " in await asyncio.wait_for(failed, 5)
     scoring.cancel([broken.fence])
     await scoring.stop()
     assert [report.outcome for report in reports] == ["cancelled"]

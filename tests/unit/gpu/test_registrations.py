@@ -252,11 +252,11 @@ def test_what_is_split_is_offered_to_whole_groups_and_loaded_onto_one_that_has_r
 @pytest.mark.parametrize(
     ("parts", "config", "sentence"),
     [
-        (4, "{}", "it needs 4 devices, and 3 of this node "),
+        (4, "{}", "the service needs 4 devices, but only 3 of this node "),
         (
             2,
             '{"num_attention_heads": 3}',
-            "it has 3 attention heads, which 2 devices can't share equally: give another",
+            "the model has 3 attention heads, which 2 devices cannot share equally: use another",
         ),
         (2, '{"num_attention_heads": 4, "num_key_value_heads": 1}', "1 key-value heads"),
         (3, '{"num_attention_heads": 3, "intermediate_size": 8}', "8 values between the matrices of a layer"),
@@ -273,7 +273,7 @@ def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
     assert re.match(f"bad_registration: tensor_parallel: .*{sentence}", registry.health["a"])
     (models / "a" / "config.json").unlink()
     carried_out(registry, wish("a", options={"tensor_parallel": parts}), wish("b"))
-    assert registry.health["a"] == "not_here: there is no a/config.json below TANGRAM_MODELS of this node"
+    assert registry.health["a"] == "not_here: a/config.json does not exist below TANGRAM_MODELS of this node"
 
 
 def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:
@@ -281,7 +281,7 @@ def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> No
         [], [Owner(), Owner()], models, on_response=print, is_idle=lambda name: True, same_class_devices=1
     )
     carried_out(registry, wish("a", **SPLIT))
-    assert "and 1 of this node can" in registry.health["a"]
+    assert "only 1 of this node can" in registry.health["a"]
 
 
 def test_what_a_worker_finds_no_plan_for_is_offered_no_more_until_it_is_registered_anew(models: Path) -> None:

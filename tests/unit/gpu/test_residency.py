@@ -254,7 +254,7 @@ class TestCpuDevice:
         block = device.alloc(8)
         device.free(lent)
         assert device.used == 8
-        with pytest.raises(ValueError, match="given back before"):
+        with pytest.raises(ValueError, match="released before"):
             device.free(lent)
         device.free(block)
 

@@ -33,10 +33,10 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"source": "nowhere"}, "there is no nowhere/config.json below TANGRAM_MODELS"),
-        ({"source": "../a"}, "there is no ../a/config.json below TANGRAM_MODELS"),
-        ({"kind": "judge", "source": "qwen"}, "TANGRAM_ENGINES of this node names no engine qwen"),
-        ({"kind": "oracle"}, "this node knows no kind oracle"),
+        ({"source": "nowhere"}, "nowhere/config.json does not exist below TANGRAM_MODELS"),
+        ({"source": "../a"}, "../a/config.json does not exist below TANGRAM_MODELS"),
+        ({"kind": "judge", "source": "qwen"}, "TANGRAM_ENGINES of this node has no engine 'qwen'"),
+        ({"kind": "oracle"}, "this node does not support the kind 'oracle'"),
     ],
 )
 def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(

@@ -53,15 +53,15 @@ def test_a_gpu_without_torch_is_refused_with_what_to_do(
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: .*bert: there is minilm"),
-        ("TANGRAM_CALLER_TOKEN_HASHES", "{", "TANGRAM_CALLER_TOKEN_HASHES: is no JSON: Expecting property name"),
+        ("TANGRAM_SERVICES", "bert", "TANGRAM_SERVICES: unknown: bert. Available: minilm"),
+        ("TANGRAM_CALLER_TOKEN_HASHES", "{", "TANGRAM_CALLER_TOKEN_HASHES: is not valid JSON: Expecting property name"),
         (
             "TANGRAM_ENGINES",
             '{"e": {"url": "http://x", "device_memory_mib": 1}}',
             "TANGRAM_ENGINES: e.family: Field required",
         ),
-        ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES: .*gpu: a device is cpu or cuda:N"),
-        ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*one process owns a GPU"),
+        ("TANGRAM_DEVICES", "cpu,gpu", "TANGRAM_DEVICES: .*gpu: a device must be cpu or cuda:N"),
+        ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*a GPU is listed twice"),
     ],
 )
 def test_what_cannot_be_read_is_named_in_one_line(
@@ -90,13 +90,13 @@ def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, mo
     [
         ({"url": "http://user:a-secret-key@host"}, "URL|url|pattern"),
         ({"url": "ftp://host"}, "pattern"),
-        ({"url": "http://host:99999"}, "no address"),
-        ({"url": "http://host:abc"}, "no address"),
-        ({"url": "http://[::1"}, "no address"),
+        ({"url": "http://host:99999"}, "not a valid address"),
+        ({"url": "http://host:abc"}, "not a valid address"),
+        ({"url": "http://[::1"}, "not a valid address"),
         ({"api_key": "a-secret-key\u00e9"}, "printable ASCII"),
         ({"admin_key": "a-secret\n-key"}, "printable ASCII"),
         ({"device": 1}, "is on device 1"),
-        ({"device_memory_mib": 1000}, "takes 1000 MiB"),
+        ({"device_memory_mib": 1000}, "needs 1000 MiB"),
         ({"family": "other"}, "vllm"),
         ({"sleep_timeout_s": 500}, "50"),
     ],

@@ -97,7 +97,7 @@ async def test_failed_export_is_tried_again_counted_and_logged_once(caplog: pyte
     assert counted(metrics, "tangram_span_export_failures_total") == 2
     assert counted(metrics, "tangram_spans_exported_total") == 5
     assert [record.message.partition(";")[0] for record in caplog.records] == [
-        *("spans are not exported", "spans are exported again")
+        *("export of spans failed", "export of spans works again")
     ]
 
 

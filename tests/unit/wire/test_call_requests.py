@@ -125,12 +125,12 @@ def test_a_query_is_said_by_names_or_as_it_is() -> None:
     [
         ({"endpoint": None}, "needs an endpoint and a request"),
         ({"request": None}, "needs an endpoint and a request"),
-        ({"argv": ["true"]}, "takes no argv"),
-        ({"environment": {"scope": "trajectory"}, "trajectory": "r"}, "takes no environment"),
-        ({"demand": {"cpu": 2}}, "takes no demand"),
-        ({"service": "minilm", "items": [{"text": "a"}]}, "scores nothing"),
-        ({"retries": 1}, "retries of a POST may carry it out twice"),
-        ({"kind": "exec", "argv": ["true"]}, "calls nothing"),
+        ({"argv": ["true"]}, "remove argv"),
+        ({"environment": {"scope": "trajectory"}, "trajectory": "r"}, "remove environment"),
+        ({"demand": {"cpu": 2}}, "remove demand"),
+        ({"service": "minilm", "items": [{"text": "a"}]}, "does not score items"),
+        ({"retries": 1}, "retries could send this POST request twice"),
+        ({"kind": "exec", "argv": ["true"]}, "does not call an endpoint"),
     ],
 )
 def test_what_belongs_to_other_kinds_is_refused(fields: dict[str, Any], said: str) -> None:

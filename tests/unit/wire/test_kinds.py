@@ -30,7 +30,7 @@ def test_what_a_kind_does_not_take_is_named(kind: str, item: dict[str, Any], fie
     assert refusal is not None
     assert refusal.errors[0].field == f"items.1.{field}"
     assert f"a service of kind `{kind}` takes " in refusal.detail
-    assert (" beside " in refusal.detail) is (field in item and len(item) > 1)
+    assert (" together with " in refusal.detail) is (field in item and len(item) > 1)
 
 
 @pytest.mark.parametrize("kind", FORMS_BY_KIND)

@@ -120,8 +120,8 @@ SPLIT = {"name": "s", "kind": "logprobs", "source": "model", "options": {"tensor
     [
         ({"options": {"tensor_parallel": 9}}, r"options\.tensor_parallel"),
         ({"options": {"tensor_parallel": 0}}, r"options\.tensor_parallel"),
-        ({"kind": "similarity"}, r"`similarity` is not split; it takes no options\.tensor_parallel"),
-        ({"kind": "judge"}, "engine has its own tensor_parallel"),
+        ({"kind": "similarity"}, r"`similarity` cannot be split across devices: remove options\.tensor_parallel"),
+        ({"kind": "judge"}, "uses the settings of its engine: remove tensor_parallel"),
     ],
 )
 def test_what_is_computed_by_torch_may_be_split_and_nothing_else(changed: dict[str, Any], said: str) -> None:

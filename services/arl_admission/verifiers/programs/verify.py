@@ -28,16 +28,18 @@ class Unverifiable(Exception):
 
 
 def exact(text, reference):
+    """Return 1.0 if `text` equals the reference, apart from surrounding whitespace, else 0.0."""
     return float(text.strip() == reference.strip())
 
 
 def regex(text, reference):
+    """Return 1.0 if the reference as a regular expression matches the whole text, else 0.0."""
     import re
 
     try:
         pattern = re.compile(reference, re.DOTALL)
     except re.error as error:
-        raise Unverifiable("bad_pattern", "reference is no regular expression: %s" % error) from None
+        raise Unverifiable("bad_pattern", "reference is not a valid regular expression: %s" % error) from None
     return float(pattern.fullmatch(text.strip()) is not None)
 
 
@@ -87,14 +89,17 @@ def _same(said, wanted):
 
 
 def math(text, reference):
+    """Return 1.0 if `text` is mathematically equal to the reference, else 0.0."""
     try:
         from math_verify import parse, verify
     except ImportError:
-        raise Unverifiable("verifier_missing", "the node's python3 has no package math-verify") from None
+        raise Unverifiable(
+            "verifier_missing", "the package math-verify is not installed for the node's python3"
+        ) from None
     # The time limit is the end of this process. An error of the library is not a wrong answer.
     wanted = _reference(parse, reference.strip())
     if not wanted:
-        raise Unverifiable("bad_reference", "reference has no answer that can be read")
+        raise Unverifiable("bad_reference", "reference contains no readable answer")
     said = parse(text, parsing_timeout=None, raise_on_error=True)
     return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
 
@@ -107,6 +112,7 @@ def _reference(parse, text):
     import re
 
     def read(given):
+        """Parse without the library's own time limit."""
         return parse(given, parsing_timeout=None, raise_on_error=True)
 
     if any(mark in text for mark in ("$", "\\(", "\\[", "\\boxed", "####")):
@@ -124,6 +130,7 @@ VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}
 
 
 def entry_of(kind, item):
+    """Return the entry of one item: a score or an error."""
     try:
         return {"score": VERIFIERS[kind](item["text"], item.get("reference"))}
     except Unverifiable as error:
@@ -135,7 +142,7 @@ def entry_of(kind, item):
 def apart(kind, item, limit_s):
     """Verify an item in a separate process, killed at its time limit. If the process dies, there is no score."""
     if limit_s <= 0:
-        return _error("no_time_left", "the action's time was over before this item")
+        return _error("no_time_left", "the action's time was used up before this item")
     ours, its = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -152,8 +159,10 @@ def apart(kind, item, limit_s):
         os.waitpid(pid, 0)
     if content is None:
         code = "verifier_timeout" if limit_s >= ITEM_S else "no_time_left"
-        return _error(code, "it was not verified within %g s" % limit_s)
-    return json.loads(content) if content else _error("verifier_failed", "its verifier ended without an answer")
+        return _error(code, "the item was not verified within %g s" % limit_s)
+    return (
+        json.loads(content) if content else _error("verifier_failed", "the verifier of the item ended without a result")
+    )
 
 
 def prepare(kind):
@@ -183,6 +192,7 @@ def _error(code, message):
 
 
 def main():
+    """Read the request, verify the items and write their entries."""
     request = json.load(sys.stdin)
     until = time.monotonic() - age_s() + request["within_s"]
     items, kind = request["items"], request["kind"]

@@ -124,6 +124,7 @@ class _SandboxAgent:
         self._poller.register(woken, select.POLLIN)
 
     def serve(self) -> None:
+        """Serve requests until the channel ends."""
         while True:
             polled = self._action is not None and (self._setup.watches_memory or self._setup.watches_files)
             for fd, _ in self._poller.poll(_POLL_S * 1000 if polled else None):
@@ -156,10 +157,22 @@ class _SandboxAgent:
             self._workspace.write_files(order.files)
             self._workspace.check_directory(order.cwd)
         except MemoryError:
-            self._channel.send({"op": "exited", "limit": "memory", "message": "its input files do not fit in memory"})
+            self._channel.send(
+                {
+                    "op": "exited",
+                    "limit": "memory",
+                    "message": "the input files do not fit in the memory of the environment",
+                }
+            )
         except (OSError, ValueError) as error:
             if getattr(error, "errno", None) in _DISK_FULL:
-                self._channel.send({"op": "exited", "limit": "disk", "message": "its input files do not fit on disk"})
+                self._channel.send(
+                    {
+                        "op": "exited",
+                        "limit": "disk",
+                        "message": "the input files do not fit on the disk of the environment",
+                    }
+                )
             else:
                 self._send_refusal(str(error))
         else:
@@ -214,7 +227,13 @@ class _SandboxAgent:
     def _report_unstarted(self, action: "_ActiveAction", error: Exception, stderr: int) -> None:
         """Report like a shell: 127 for a missing command, 126 for one that cannot be executed."""
         if isinstance(error, BlockingIOError):
-            self._channel.send({"op": "exited", "limit": "pids", "message": "no process left to start the action"})
+            self._channel.send(
+                {
+                    "op": "exited",
+                    "limit": "pids",
+                    "message": "the process limit was reached before the action could start",
+                }
+            )
             return
         if action.request.mode == "source" and isinstance(error, FileNotFoundError):
             self._channel.send({"op": "exited", "no_interpreter": True})

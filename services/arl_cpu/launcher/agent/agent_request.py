@@ -36,7 +36,7 @@ class AgentRequest:
         """Return a new file descriptor. Raises ValueError for text that cannot be passed to a program."""
         for name in self.env:
             if "=" in name or not name:
-                raise ValueError(f"{name[:_MAX_QUOTED]!r} cannot be the name of a variable")
+                raise ValueError(f"{name[:_MAX_QUOTED]!r} is not a valid name of a variable")
         variables = [f"{name}={value}" for name, value in self.env.items()]
         encoded = [[_encode_text(each) for each in texts] for texts in ([self.mode], self.argv, variables, [self.cwd])]
         # Names that cannot exist are allowed: they are reported as missing.

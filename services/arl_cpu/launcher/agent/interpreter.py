@@ -4,9 +4,7 @@ from pathlib import Path
 
 __all__ = ["MISSING_PYTHON", "RESIDENT_COMMAND"]
 
-MISSING_PYTHON = (
-    "this template has no python3 in its PATH, which `source` is run by; give `argv`, or use another template"
-)
+MISSING_PYTHON = "the template has no python3 in its PATH, which `source` needs; use `argv`, or another template"
 _RESIDENT_SOURCE = Path(__file__).with_name("resident.py").read_text()
 # Before any import: no file in an action's directory may shadow a module of the resident.
 _DROP_WORKING_DIRECTORY = "import sys; sys.path[:1] = [each for each in sys.path[:1] if each]"

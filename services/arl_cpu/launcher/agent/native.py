@@ -40,7 +40,7 @@ def open_native_agent() -> int:
         if not _is_working(program):
             if compiler is None:
                 raise NativeAgentUnavailable(
-                    f"there is no C compiler ({', '.join(_COMPILERS)}), which would save 3 MiB per environment"
+                    f"no C compiler is installed ({', '.join(_COMPILERS)}); the C agent saves 3 MiB per environment"
                 )
             _compile(compiler, sources, program)
         return os.open(program, os.O_RDONLY | os.O_CLOEXEC)
@@ -66,7 +66,7 @@ def _cache_directory() -> Path:
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = directory.stat()
     if found.st_uid != os.geteuid() or stat.S_IMODE(found.st_mode) & 0o022:
-        raise NativeAgentUnavailable(f"{directory} can be written by others")
+        raise NativeAgentUnavailable(f"{directory} is writable by other users")
     return directory
 
 
@@ -75,7 +75,7 @@ def _home() -> Path:
     try:
         return Path(pwd.getpwuid(os.geteuid()).pw_dir)
     except KeyError as error:
-        raise NativeAgentUnavailable(f"uid {os.geteuid()} has no home") from error
+        raise NativeAgentUnavailable(f"uid {os.geteuid()} has no home directory") from error
 
 
 def _compile(compiler: str, sources: list[Path], program: Path) -> None:
@@ -93,7 +93,7 @@ def _run(command: list[str]) -> None:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired as error:
-        raise NativeAgentUnavailable(f"{command[0]} did not end in {_COMMAND_TIMEOUT_S} s") from error
+        raise NativeAgentUnavailable(f"{command[0]} did not finish within {_COMMAND_TIMEOUT_S} s") from error
     if done.returncode != 0:
-        said = next((line for line in done.stderr.splitlines() if line.strip()), "no word")
+        said = next((line for line in done.stderr.splitlines() if line.strip()), "no error message")
         raise NativeAgentUnavailable(f"{command[0]} failed: {said}")

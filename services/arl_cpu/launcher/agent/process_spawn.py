@@ -65,6 +65,7 @@ def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isol
 
 
 def fork_source(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
+    """Run the source in a fork of the agent. Return its pid."""
     source = request.source.decode(errors="surrogatepass")
     pid = os.fork()
     if pid == 0:

@@ -1,8 +1,8 @@
-"""An interpreter that stands ready in an environment: each source is run by a fork of it, as `python main.py` would.
+"""A resident interpreter of an environment. It runs each source in a fork of itself, as `python main.py` would.
 
-Run as a text by whatever `python3` the environment has, 3.6 or newer, so it imports nothing of this project, and little
-at all: what is loaded here is in the memory of every environment that runs source. File 3 is a channel to the agent.
-Imported, it lends `execute` to the agent that forks itself.
+The environment's own `python3`, version 3.6 or newer, runs this text. It therefore imports nothing of this project, and
+few modules at all, because they occupy memory in every environment that runs source. File 3 is a channel to the agent.
+An agent that forks itself imports `execute` from here.
 """
 
 import _signal  # type: ignore[import-not-found]  # `signal` and `socket` would load ten times as much
@@ -39,7 +39,7 @@ def let_read_memory(allowed: bool) -> None:
 
 
 def wait_for_source() -> "tuple[int, list[int]]":
-    """The order and its standard files, in the process that shall run it; without files it has them already."""
+    """Return the order and its standard files in the process that runs it; no files if it has them already."""
     let_read_memory(False)
     channel = _socket.socket(fileno=CHANNEL)
     os.set_inheritable(CHANNEL, False)
@@ -70,11 +70,11 @@ def fork(channel: _socket.socket, files: "list[int]") -> bool:
     if pid == 0:
         channel.send(ANSWER.pack(STARTED, os.getpid(), 0))
         return False
-    os.dup2(0, 2)  # it was the first action's, for what might have gone wrong until now
+    os.dup2(0, 2)  # the first action owned it, because errors could go there until now
     for file in files:
         os.close(file)
     if pid > 0:
-        # A source that has ended this process goes on to its own end; whoever dies waiting must not have reaped it.
+        # A source that has ended this process continues to its own end; the waiting process must not have reaped it.
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         _, status, usage = os.wait4(pid, 0)
         channel.send(ANSWER.pack(EXITED, status, usage.ru_maxrss))
@@ -155,9 +155,9 @@ class Loader:
 
 
 def execute(source: "bytes | str") -> None:
-    """End this process as the source does, after all that a normal end does, but for the interpreter's own end.
+    """End this process as the source ends it: like a normal end, but without the interpreter's own clean-up.
 
-    That would write to every page that this process still shares with the one it is from.
+    The clean-up would write to every page that this process shares with its parent.
     """
     known = set(sys.modules)
     main = ModuleType("__main__")
@@ -165,7 +165,7 @@ def execute(source: "bytes | str") -> None:
     main.__dict__.update(__file__=NAME, __builtins__=sys.modules["builtins"], __loader__=Loader(text))
     sys.modules["__main__"] = main
     namespace = main.__dict__
-    del main  # what the source defined has to be let go of
+    del main  # release what the source defined
     code = run_to_its_end(source, namespace)
     del namespace
     code = end(code, known)
@@ -200,7 +200,7 @@ def exit_code(code: object) -> int:
 
 
 def show(error: BaseException) -> None:
-    """From the first frame of the source on; a hook that the source set is honoured."""
+    """Print the traceback from the first frame of the source on; use the hook that the source has set."""
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code.co_filename != NAME:
         trace = trace.tb_next
@@ -214,7 +214,7 @@ def show(error: BaseException) -> None:
 
 
 def end(code: int, known: "set[str]") -> int:
-    """Threads, exit handlers, what the program forgot to close, and buffers, in the order of a normal end."""
+    """End the source in the normal order: threads, exit handlers, open files, buffers. Return the exit code."""
     try:
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -224,7 +224,7 @@ def end(code: int, known: "set[str]") -> int:
     if len(sys._current_frames()) == 1:
         let_go(known)
     else:
-        flush_all()  # threads that nobody waits for go on to the last moment, and need what they use
+        flush_all()  # detached threads run until the last moment and need their objects
     for stream in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
         if not flush(stream):
             code = code or CANNOT_FLUSH
@@ -248,7 +248,7 @@ def flush_all() -> None:
 
 
 def flush(stream: object) -> bool:
-    """A stream may have been closed, or replaced by anything."""
+    """Flush a stream. Return False if that fails: it may be closed or replaced."""
     try:
         if not getattr(stream, "closed", True):
             stream.flush()  # type: ignore[attr-defined]

@@ -65,10 +65,13 @@ def measure(tree: FileTree, *, max_bytes: int) -> ArchiveSize:
             if not os.access(entry.name, os.R_OK, dir_fd=entry.directory):
                 raise FileAccessError("conflict", f"{printable_name(entry.path)!r} cannot be read: its mode forbids it")
         if size.members > MAX_MEMBERS:
-            raise FileAccessError("too_large", f"there are more than {MAX_MEMBERS} files; ask for a part of them")
+            raise FileAccessError(
+                "too_large", f"the archive would have more than {MAX_MEMBERS} files; request a part of them"
+            )
         if size.bytes > max_bytes:
             raise FileAccessError(
-                "too_large", f"there are more than {max_bytes} bytes, those of holes among them; take a part"
+                "too_large",
+                f"the archive would have more than {max_bytes} bytes, including holes of files; request a part of it",
             )
     return size
 
@@ -116,7 +119,7 @@ def unpack(
         while bounded.read(_BLOCK):
             pass  # bytes after the end of the archive
     except _DAMAGED as error:
-        raise FileAccessError("invalid", f"this is no whole tar archive, plain or gzip: {error}") from None
+        raise FileAccessError("invalid", f"the body is not a complete tar archive, plain or gzip: {error}") from None
     taking.finish()
     return taking.size
 
@@ -185,7 +188,7 @@ class _ArchiveExtractor:
                 self._make_directory(path, member)
                 return
             if not path:
-                raise FileAccessError("invalid", "it is the directory itself, and says that it is none")
+                raise FileAccessError("invalid", "the member is the directory itself, but has another type")
             parent, _, name = path.rpartition("/")
             with self._opened_directory(parent) as directory:
                 if member.isreg():
@@ -195,7 +198,9 @@ class _ArchiveExtractor:
                 elif member.islnk():
                     self._make_hard_link(member.linkname, directory, name)
                 else:
-                    raise FileAccessError("invalid", "it is a device or a pipe, which an environment takes none of")
+                    raise FileAccessError(
+                        "invalid", "the member is a device or a pipe, which environments do not accept"
+                    )
 
     def finish(self) -> None:
         """Set the times of directories last, because creating their entries changes them."""
@@ -248,12 +253,13 @@ class _ArchiveExtractor:
         self.size.bytes += max(0, member.size)
         if member.size < 0 or self.size.bytes > self._max_bytes:
             raise FileAccessError(
-                "disk", f"its files have more than {self._max_bytes} bytes, which is all the environment has"
+                "disk", f"the files have more than {self._max_bytes} bytes, the size of the environment's disk"
             )
         source = archive.extractfile(member)
         assert source is not None
 
         def write(new: str) -> None:
+            """Write the content to a new file."""
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
             with open(os.open(new, flags, 0o600, dir_fd=directory), "wb", buffering=0) as file:
                 while block := source.read(_BLOCK):
@@ -269,10 +275,10 @@ class _ArchiveExtractor:
         try:
             there = open_beneath(self._root, self._full_path(parent), _DIRECTORY)
         except OSError:
-            raise FileAccessError("invalid", f"it is a hard link to {target!r}, which is not there") from None
+            raise FileAccessError("invalid", f"the member is a hard link to {target!r}, which does not exist") from None
         try:
             if not stat.S_ISREG(mode_of(there, last) or 0):
-                raise FileAccessError("invalid", f"it is a hard link to {target!r}, which is no file there")
+                raise FileAccessError("invalid", f"the member is a hard link to {target!r}, which is not a file")
             if os.path.samestat(os.fstat(there), os.fstat(directory)) and last == name:
                 return
             both = {"src_dir_fd": there, "dst_dir_fd": directory}
@@ -287,8 +293,9 @@ class _SnapshotExtractor(_ArchiveExtractor):
         self._template = template
 
     def extract(self, member: tarfile.TarInfo, archive: tarfile.TarFile) -> None:
+        """Extract a member of a snapshot: a file, a directory, a link, or a mark of removed files."""
         if archive.pax_headers.get(_TEMPLATE) != self._template:
-            raise FileAccessError("conflict", "the template was imported anew since the snapshot was taken")
+            raise FileAccessError("conflict", "the template was imported again after the snapshot was taken")
         mark, path = member.pax_headers.get(_LAYER_MARK), relative_path(member.name)
         if path.split("/")[0] in _MOUNT_POINTS:
             return
@@ -364,7 +371,7 @@ class _BoundedReader(io.RawIOBase):
         data = self._inner.read(len(target))
         self._remaining -= len(data)
         if self._remaining < 0:
-            raise FileAccessError("too_large", "the archive unpacks to more than the environment could ever hold")
+            raise FileAccessError("too_large", "the archive unpacks to more data than the environment can store")
         target[: len(data)] = data
         return len(data)
 
@@ -382,5 +389,5 @@ def _member_errors(name: str) -> Iterator[None]:
                 "disk", f"member {printable_name(name)!r} does not fit on the environment's disk"
             ) from None
         raise FileAccessError(
-            "conflict", f"member {printable_name(name)!r} cannot be made: {error.strerror or error}"
+            "conflict", f"member {printable_name(name)!r} cannot be created: {error.strerror or error}"
         ) from None

@@ -46,6 +46,7 @@ class TreeEntry:
 
     @property
     def kind(self) -> str:
+        """Return the kind of the entry: `file`, `directory`, `symlink` or `other`."""
         return _KINDS.get(stat.S_IFMT(self.state.st_mode), "other")
 
     def open(self) -> int:
@@ -53,10 +54,11 @@ class TreeEntry:
         file = os.open(self.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=self.directory)
         if not stat.S_ISREG(os.fstat(file).st_mode):
             os.close(file)
-            raise OSError(f"{self.path!r} is no file any more")
+            raise OSError(f"{self.path!r} is no longer a file")
         return file
 
     def link_target(self) -> str:
+        """Return the target of a symbolic link."""
         return os.readlink(self.name, dir_fd=self.directory)
 
 
@@ -76,10 +78,13 @@ class FileTree:
             if stat.S_ISLNK(self._state.st_mode):
                 self._follow_link(root)
         except OSError as error:
-            raise FileAccessError("not_found", f"there is no {path!r}: {error.strerror}") from None
+            raise FileAccessError(
+                "not_found", f"{path!r} does not exist or cannot be opened: {error.strerror}"
+            ) from None
 
     @property
     def is_directory(self) -> bool:
+        """Return True if the tree is a directory."""
         return stat.S_ISDIR(self._state.st_mode)
 
     def entries(self, *, recursive: bool = True) -> Iterator[TreeEntry]:
@@ -120,7 +125,7 @@ class FileTree:
         if self.is_directory:
             self._parent, self._name = found, ""
         else:
-            raise OSError(0, "it is a link to something that is no directory", self._path)
+            raise OSError(0, "the link does not lead to a directory", self._path)
 
 
 @dataclass(slots=True)
@@ -156,9 +161,7 @@ def list_entries(tree: FileTree, *, recursive: bool, limit: int, after: str | No
 
 def _encode_cursor(last: str) -> str:
     if len(behind := os.fsencode(last)) > MAX_CURSOR_BYTES:
-        message = (
-            f"a path of more than {MAX_CURSOR_BYTES} bytes is no place for a list to go on from; ask for a part of it"
-        )
+        message = f"a list cannot continue after a path of more than {MAX_CURSOR_BYTES} bytes; request a subdirectory"
         raise FileAccessError("too_large", message)
     return behind.hex()
 

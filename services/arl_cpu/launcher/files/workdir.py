@@ -26,10 +26,12 @@ def create_root(root: Path) -> None:
 
 
 def workspace_path(area: Path) -> str:
+    """Return the path of the working directory in a write area."""
     return str(area / "workspace")
 
 
 def temporary_path(workspace: str) -> str:
+    """Return the path of the temporary directory next to a working directory."""
     return f"{os.path.dirname(workspace)}/{_TEMPORARY_NAME}"
 
 

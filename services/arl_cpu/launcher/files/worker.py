@@ -32,7 +32,7 @@ _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _MAX_MEMORY_BYTES = 192 << 20
 """Memory limit of the worker. The headers of an archive are read into memory at any length they claim."""
 _MIB = 1 << 20
-_TIMEOUT_MESSAGE = "it took longer than it may"
+_TIMEOUT_MESSAGE = "the file operation exceeded its time limit"
 
 
 def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> NoReturn:
@@ -48,7 +48,7 @@ def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> N
         except FileAccessError as refused:
             peer.send_error(refused.code, str(refused))
         except MemoryError:
-            peer.send_error("memory", "the archive asks for more memory than there is for it")
+            peer.send_error("memory", "the archive needs more memory than the file operation may use")
         except OSError as error:
             full = error.errno in DISK_FULL
             peer.send_error(
@@ -76,7 +76,7 @@ def _execute(stream: worker_stream.WorkerStream, root: int, request: Mapping[str
             how = {"max_bytes": request["disk_mib"] * _MIB, "restores": request["whole"], "template": request["digest"]}
             size = unpack(stream.input_stream(), root, request["path"], **how)
             return {"members": size.members, "bytes": size.bytes}
-    raise FileAccessError("unsupported", f"there is no work called {request['op']!r}")
+    raise FileAccessError("unsupported", f"the file operation {request['op']!r} does not exist")
 
 
 def _close_other_files(stream: int, mounts: int | None) -> None:

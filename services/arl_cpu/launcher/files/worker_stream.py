@@ -40,6 +40,7 @@ class WorkerStream:
         self._interruption = error
 
     def send_response(self, response: Mapping[str, Any]) -> None:
+        """Send the response of a successful operation."""
         self._send_frame({"ok": response})
 
     def send_error(self, code: FileErrorCode, message: str) -> None:
@@ -54,6 +55,7 @@ class WorkerStream:
             return  # the client has disconnected
 
     def input_stream(self) -> io.RawIOBase:
+        """Return the input as a stream; it ends with the client's empty chunk."""
         return _ChunkReader(self._socket)
 
     @contextmanager
@@ -67,13 +69,13 @@ class WorkerStream:
     def _send_frame(self, message: Mapping[str, Any]) -> None:
         body = json.dumps(message).encode()
         if len(body) > MAX_RESPONSE:
-            raise FileAccessError("too_large", "the names in it are too long for one answer; ask for fewer of them")
+            raise FileAccessError("too_large", "the list of names is too large for one response; request fewer entries")
         self._send(CHUNK_LENGTH.pack(len(body)) + body)
 
     def _send(self, data: bytes) -> None:
         """Send all of the data. If that fails, close the stream: the client could not parse more."""
         if self._is_sending:
-            raise ConnectionError("what was sent before did not all get there")
+            raise ConnectionError("earlier data was not sent completely")
         self._is_sending = True
         try:
             self._socket.sendall(data)
@@ -103,7 +105,7 @@ class _ChunkReader(io.RawIOBase):
         view = memoryview(target)[: self._remaining]
         count = self._socket.recv_into(view)
         if count == 0:
-            raise FileAccessError("invalid", "the archive broke off")
+            raise FileAccessError("invalid", "the archive ended early")
         self._remaining -= count
         return count
 
@@ -111,7 +113,7 @@ class _ChunkReader(io.RawIOBase):
         data = b""
         while len(data) < size:
             if not (more := self._socket.recv(size - len(data))):
-                raise FileAccessError("invalid", "the archive broke off")
+                raise FileAccessError("invalid", "the archive ended early")
             data += more
         return data
 

@@ -34,6 +34,7 @@ class AgentWorkspace:
             raise ValueError(f"cwd {path!r} is not a directory of the environment")
 
     def write_files(self, files: Mapping[str, bytes]) -> None:
+        """Write files below the working directory. Raises `ValueError` for a path that leads out."""
         for path, content in files.items():
             relative = self._relative_path(path)
             parent, name = posixpath.split(relative)
@@ -65,7 +66,7 @@ class AgentWorkspace:
                 continue
             found = os.fstat(file)
             if stat.S_ISREG(found.st_mode) and found.st_size > left:
-                message = f"fetch is limited to {FETCH_LIMIT_BYTES} bytes in all; {path!r} has {found.st_size}"
+                message = f"fetch returns at most {FETCH_LIMIT_BYTES} bytes in total; {path!r} has {found.st_size}"
             elif stat.S_ISREG(found.st_mode):
                 left -= found.st_size
                 try:
@@ -73,7 +74,7 @@ class AgentWorkspace:
                 except OSError as error:
                     if error.errno != errno.ETOOMANYREFS:
                         raise
-                    message = message or "too many open files are on their way between processes of this user"
+                    message = message or "too many open files are in transit between processes of this user"
             os.close(file)
         return message
 

@@ -19,6 +19,8 @@ FALLBACKS = ("namespaces", "landlock")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IsolationDriver:
+    """A driver: its isolation and its properties."""
+
     name: str
     isolation: Callable[[], Isolation]
     has_zygote_namespaces: bool = False
@@ -39,9 +41,11 @@ class IsolationDriver:
 def _landlock_problem() -> str | None:
     version = landlock.landlock_abi()
     if version == 0:
-        return "the kernel has no Landlock, or does not use it (Linux 5.13 and `landlock` in its lsm= parameter)"
+        return (
+            "the kernel has no Landlock, or does not enable it (needs Linux 5.13 and `landlock` in the lsm= parameter)"
+        )
     if os.geteuid() != 0 and version < landlock.MIN_ABI_FOR_SCOPES:
-        return f"Landlock ABI {version} cannot keep signals from this user's other processes (Linux 6.12, or root)"
+        return f"Landlock ABI {version} cannot block signals to this user's other processes (needs Linux 6.12, or root)"
     return None
 
 
@@ -74,11 +78,11 @@ DRIVERS: Mapping[str, IsolationDriver] = {
             isolation=LandlockIsolation,
             needs_reachable_python=True,
             problem=_landlock_problem,
-            fix="Boot a kernel that uses Landlock",
+            fix="Boot a kernel with Landlock enabled",
             mechanisms={
                 "files": "landlock",
-                "net_isolation": "seccomp filter: no sockets",
-                "kill_tree": "one signal to all in its Landlock scope, or of its uid",
+                "net_isolation": "seccomp filter without sockets",
+                "kill_tree": "one signal to its Landlock scope or its uid",
                 "pids": "RLIMIT_NPROC of its uid" if os.geteuid() == 0 else "a polled count",
                 "disk_total": "a polled sum",
             },

@@ -63,10 +63,13 @@ class AgentSetup:
 
     @classmethod
     def from_message(cls, message: dict[str, Any]) -> "AgentSetup":
+        """Return the setup from the launcher's message."""
         return cls(**message)
 
 
 class Isolation(Protocol):
+    """The isolation that an agent applies to itself and to the actions of its environment."""
+
     confines_actions: bool
     """True if `confine_action` has an effect."""
 
@@ -97,9 +100,11 @@ class Isolation(Protocol):
         """Send a signal to every process of the environment except the agent."""
         ...
 
-    def write_area_is_full(self) -> bool: ...
+    def write_area_is_full(self) -> bool:
+        """Return True if no more data can be written."""
 
-    def write_area_used_bytes(self) -> int: ...
+    def write_area_used_bytes(self) -> int:
+        """Return the bytes of the write area that count as memory."""
 
     def exceeded_limit(self) -> str | None:
         """Return a limit that polling found exceeded, if nothing else enforces it."""

@@ -63,6 +63,7 @@ class LandlockIsolation:
         """Do nothing: rules and uid are cheap, and after a uid change no rule can be made for the files of others."""
 
     def apply_setup(self, setup: AgentSetup) -> None:
+        """Restrict the agent permanently: files, signals, system calls and, if available, the uid."""
         self.write_area = os.path.dirname(setup.workspace)
         self._limit_bytes = setup.disk_mib * _MIB
         self._ruleset = _file_ruleset(self._abi, self.write_area, setup.base_prefix)
@@ -89,12 +90,14 @@ class LandlockIsolation:
         self._action_filter = landlock_filter.action_filter(os.getpid())
 
     def confine_action(self) -> None:
+        """Restrict the calling process to the files of its environment."""
         if self._lowers_priority:
             lower_priority()  # below the agent's priority, because the agent must be able to kill it
         syscalls.raw_syscall(_RESTRICT, "landlock", self._ruleset, 0)
         seccomp.install_filter(self._action_filter)
 
     def other_processes(self) -> list[ProcessInfo]:
+        """Return the descendants of the agent."""
         return descendants(os.getpid())
 
     def signal_all(self, number: int) -> None:
@@ -111,6 +114,7 @@ class LandlockIsolation:
             return
 
     def write_area_is_full(self) -> bool:
+        """Return True if the used bytes reach the limit."""
         self._known_bytes = self._used_bytes()
         return self._known_bytes >= self._limit_bytes
 
@@ -119,6 +123,7 @@ class LandlockIsolation:
         return 0
 
     def exceeded_limit(self) -> str | None:
+        """Return `pids` or `disk` if polling found the limit exceeded, else None."""
         if self._pids is not None and self._has_more_than(self._pids):
             return "pids"
         began = time.monotonic()

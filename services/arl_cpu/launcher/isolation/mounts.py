@@ -81,7 +81,7 @@ def open_sources(base_prefix: str) -> RootSources:
     for path in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS)):
         _open_source(sources, path)
     if base_prefix == "/":
-        raise OSError("the interpreter's prefix is the whole host")
+        raise OSError("the interpreter's prefix is the root directory of the host")
     if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
         sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
     return sources
@@ -93,6 +93,7 @@ def make_mounts_private() -> None:
 
 
 def open_devices() -> dict[str, int]:
+    """Open the host's devices that a sandbox may use, by name."""
     return {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES}
 
 

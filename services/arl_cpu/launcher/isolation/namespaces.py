@@ -23,6 +23,7 @@ class NamespaceIsolation:
         self._template: overlay.TemplateRoot | None = None
 
     def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
+        """Build the file tree and switch to the sandbox's uid."""
         # This process is in its cgroup by now, so /proc/self/cgroup shows that cgroup as the root.
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         if layers is not None:
@@ -37,6 +38,7 @@ class NamespaceIsolation:
         syscalls.set_hostname("sandbox")
 
     def apply_setup(self, setup: AgentSetup) -> None:
+        """Mount the write area, apply limits and drop all capabilities."""
         if self._template is not None:
             sizes = {"disk_mib": setup.disk_mib, "memory_mib": setup.memory_mib}
             self._template.build(**sizes, workspace=setup.workspace)
@@ -53,9 +55,10 @@ class NamespaceIsolation:
         seccomp.install_default_filter(has_cgroup=setup.has_cgroup)
 
     def confine_action(self) -> None:
-        pass
+        """Do nothing: the namespaces already confine the action."""
 
     def other_processes(self) -> list[ProcessInfo]:
+        """Return every process of the pid namespace except the agent."""
         return [process for process in all_processes() if process.pid != 1]
 
     def signal_all(self, number: int) -> None:
@@ -66,10 +69,12 @@ class NamespaceIsolation:
             return
 
     def write_area_is_full(self) -> bool:
+        """Return True if the write area has no free blocks or inodes."""
         state = os.statvfs(self.write_area)
         return state.f_bavail == 0 or state.f_favail == 0
 
     def write_area_used_bytes(self) -> int:
+        """Return the used bytes of the write area."""
         state = os.statvfs(self.write_area)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 

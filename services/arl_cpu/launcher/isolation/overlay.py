@@ -32,6 +32,7 @@ class TemplateRoot:
 
     @classmethod
     def open_layers(cls, layers: TemplateLayers) -> "TemplateRoot":
+        """Open the layers and the host's devices."""
         mounts.make_mounts_private()
         directory = layers.idmapped_mount
         if directory is None:

@@ -138,6 +138,7 @@ def install_default_filter(*, has_cgroup: bool) -> None:
 
 
 def install_filter(code: bytes) -> None:
+    """Install a BPF filter for this process and its descendants. Requires no_new_privs."""
     buffer = ctypes.create_string_buffer(code, len(code))
     header = struct.pack("HxxxxxxQ", len(code) // 8, ctypes.addressof(buffer))
     prctl(_PR_SET_SECCOMP, _MODE_FILTER, header)
@@ -186,12 +187,14 @@ def build_filter_of(rules: bytes, machine: str = MACHINE) -> bytes:
 
 
 def refuse(number: int | None, verdict: int) -> bytes:
+    """Return a rule that refuses a system call; empty if the architecture lacks it."""
     if number is None:
         return b""
     return _instruction(_JEQ, number, 0, 1) + _instruction(_RETURN, verdict)
 
 
 def if_argument_is(number: int, argument: int, values: Sequence[int], verdict: int) -> bytes:
+    """Return a rule that refuses a system call if an argument has one of these values."""
     last = len(values) - 1
     tests = [_instruction(_JEQ, value, last - index, index == last) for index, value in enumerate(values)]
     return _if_called(number, argument, tests, verdict)
@@ -206,6 +209,7 @@ def unless_argument_is(number: int, argument: int, values: Sequence[int], verdic
 
 
 def unless_both_zero(number: int, low: int, high: int, verdict: int) -> bytes:
+    """Return a rule that refuses a system call unless both halves of an argument are 0."""
     body = [
         *(_instruction(_LOAD, low), _instruction(_JEQ, 0, 0, 2)),
         *(_instruction(_LOAD, high), _instruction(_JEQ, 0, 1, 0)),

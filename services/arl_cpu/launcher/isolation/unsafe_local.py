@@ -24,19 +24,23 @@ class UnsafeLocalIsolation:
     write_area = ""
 
     def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
+        """Become the reaper of orphans."""
         del base_prefix, layers
         syscalls.prctl(syscalls.PR_SET_CHILD_SUBREAPER, 1)
 
     def apply_setup(self, setup: AgentSetup) -> None:
+        """Change to the working directory."""
         os.chdir(setup.workspace)
 
     def confine_action(self) -> None:
-        pass
+        """Do nothing: this driver isolates nothing."""
 
     def other_processes(self) -> list[ProcessInfo]:
+        """Return the descendants of the agent."""
         return descendants(os.getpid())
 
     def signal_all(self, number: int) -> None:
+        """Signal all descendants until no new one appears."""
         signal_until_gone(self.other_processes, number)
 
     def write_area_is_full(self) -> bool:

@@ -343,6 +343,7 @@ def _kill_and_remove(group: Cgroup) -> None:
 
 
 def wait_until(done: Callable[[], bool], limit_s: float) -> bool:
+    """Wait until `done` returns True. Return False after `limit_s` seconds."""
     deadline = time.monotonic() + limit_s
     while not done():
         if time.monotonic() > deadline:

@@ -22,6 +22,7 @@ class LoopTimer:
         self.call: Callable[[], None] | None = call
 
     def cancel(self) -> None:
+        """Cancel the call; it is harmless after the call was made."""
         self.call = None
 
 
@@ -49,6 +50,7 @@ class EventLoop:
         self.watch(woken.fileno(), lambda: self._handle_signals(woken))
 
     def watch(self, fd: int, on_readable: Callable[[], None]) -> None:
+        """Call `on_readable` whenever the file is readable."""
         self._selector.register(fd, selectors.EVENT_READ, [on_readable, None])
 
     def watch_writable(self, fd: int, on_writable: Callable[[], None] | None) -> None:
@@ -59,18 +61,22 @@ class EventLoop:
         self._selector.modify(fd, events, calls)
 
     def unwatch(self, fd: int) -> None:
+        """Stop watching a file; an unwatched file is ignored."""
         if fd in self._selector.get_map():
             self._selector.unregister(fd)
 
     def call_later(self, delay_s: float, call: Callable[[], None]) -> LoopTimer:
+        """Call `call` after `delay_s` seconds. Return a timer that can be cancelled."""
         timer = LoopTimer(time.monotonic() + delay_s, call)
         heapq.heappush(self._timers, (timer.due, next(self._order), timer))
         return timer
 
     def stop(self) -> None:
+        """Stop `run` after the current event."""
         self._is_stopping = True
 
     def run(self) -> None:
+        """Handle events until `stop` is called."""
         while not self._is_stopping:
             self.run_once()
 

@@ -47,9 +47,10 @@ class PacketChannel:
         except (ValueError, RecursionError) as error:
             for file in files:
                 os.close(file)
-            raise ValueError(f"a message that cannot be read: {error}") from error
+            raise ValueError(f"the message is invalid: {error}") from error
 
     def close(self) -> None:
+        """Close this end of the channel."""
         self.socket.close()
 
 

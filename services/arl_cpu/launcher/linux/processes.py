@@ -20,6 +20,8 @@ MAX_SWEEPS = 100
 
 @dataclass(frozen=True, slots=True, order=True)
 class ProcessInfo:
+    """A process, identified by its pid and its start time."""
+
     pid: int
     start_time: int
     parent_pid: int
@@ -99,10 +101,11 @@ def pin_to_cores(list_processes: Callable[[], Iterable[ProcessInfo]], cores: Col
         for thread in elsewhere:
             with suppress(ProcessLookupError):
                 os.sched_setaffinity(thread, allowed)
-    raise OSError("it makes processes faster than they can be moved to other cores")
+    raise OSError("the program starts processes faster than they can be moved to other cores")
 
 
 def signal_each(processes: list[ProcessInfo], signal_number: int) -> None:
+    """Send a signal to each process; ended ones are ignored."""
     for process in processes:
         try:
             os.kill(process.pid, signal_number)

@@ -61,6 +61,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def unshare(flags: int) -> None:
+    """Move this process, or its next children, to new namespaces of these kinds."""
     _check_result(_libc.unshare(ctypes.c_int(flags)), "unshare")
 
 
@@ -75,6 +76,7 @@ def owner_of_namespace(namespace: int) -> int:
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, options: str = "") -> None:
+    """Mount a file system. Raises `OSError` with the target in its message."""
     encoded = (source.encode(), target.encode(), kind.encode() if kind else None)
     _check_result(_libc.mount(*encoded, ctypes.c_ulong(flags), options.encode()), f"mount {kind or source} on {target}")
 
@@ -126,14 +128,17 @@ def pivot_root(new_root: str) -> None:
 
 
 def unmount(target: str) -> None:
+    """Detach a mount."""
     _check_result(_libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
 def set_hostname(name: str) -> None:
+    """Set the host name of this UTS namespace."""
     _check_result(_libc.sethostname(name.encode(), len(name)), "sethostname")
 
 
 def prctl(option: int, argument: int | ctypes.Array[ctypes.c_char] | bytes, more: object = 0) -> None:
+    """Call prctl(2) with up to two arguments."""
     first = ctypes.c_ulong(argument) if isinstance(argument, int) else argument
     second = ctypes.c_ulong(more) if isinstance(more, int) else more
     _check_result(_libc.prctl(option, first, second, ctypes.c_ulong(0), ctypes.c_ulong(0)), f"prctl {option}")
@@ -154,6 +159,7 @@ def empty_bounding_set() -> None:
 
 
 def empty_capability_sets() -> None:
+    """Clear the effective, permitted and inheritable capabilities."""
     header, nothing = struct.pack("Ii", _CAPABILITY_VERSION_3, 0), bytes(24)
     _check_result(_libc.syscall(_CAPSET[MACHINE], header, nothing), "capset")
 
@@ -174,6 +180,7 @@ def sync_file_system(file: int) -> None:
 
 
 def bring_loopback_up() -> None:
+    """Enable the loopback interface of this network namespace."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         request = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
         flags = struct.unpack("16sH14x", request)[1] | _IFF_UP

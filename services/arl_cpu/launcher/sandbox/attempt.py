@@ -49,21 +49,26 @@ class OutputCapture:
         return len(data)
 
     def append(self, data: bytes) -> None:
+        """Retain the data up to the limit and count the rest."""
         self._retained += data[: self._keep_bytes - len(self._retained)]
         self.total_bytes += len(data)
 
     def stream(self) -> CapturedStream:
+        """Return the retained bytes and the total length."""
         return CapturedStream(bytes(self._retained), self.total_bytes)
 
     def chunk_from(self, offset: int) -> CapturedChunk:
+        """Return the part of the stream from the offset on."""
         return CapturedChunk.from_buffer(self._retained, self.total_bytes, offset)
 
     def close_write_end(self) -> None:
+        """Close the write end, which the program has inherited."""
         if self.write_end >= 0:
             os.close(self.write_end)
             self.write_end = -1
 
     def close(self) -> None:
+        """Close both ends; a second call is harmless."""
         self.close_write_end()
         if self.is_open:
             os.close(self.read_end)
@@ -133,6 +138,7 @@ class SandboxAttempt:
 
     @property
     def captures(self) -> tuple[OutputCapture, OutputCapture]:
+        """Return the captures of stdout and stderr."""
         return self.stdout, self.stderr
 
     def time_left_s(self) -> float:
@@ -147,11 +153,13 @@ class SandboxAttempt:
         self.timer = loop.call_later(delay_s, call)
 
     def cancel_timer(self) -> None:
+        """Cancel the timer, if it is set."""
         if self.timer is not None:
             self.timer.cancel()
             self.timer = None
 
     def is_over_output(self) -> bool:
+        """Return True if the output exceeds the attempt's limit."""
         written = self.stdout.total_bytes + self.stderr.total_bytes + self.leftover_bytes
         return written > self.spec.output_kill_bytes
 
@@ -186,6 +194,7 @@ class SandboxAttempt:
     def report(
         self, usage: CgroupUsage, peak_kib: int, *, lost: bool, enforcement: Mapping[str, str]
     ) -> ExecutionReport:
+        """Return the report of the ended attempt."""
         message = self.exit_message or {}
         status = message.get("status")
         exit_status = os.waitstatus_to_exitcode(status) if status is not None else None

@@ -146,14 +146,14 @@ class SandboxEnvironment:
             try:
                 self._acquire_sandbox(self._pool.create)
             except OSError as failure:
-                self._loss_reason = f"cannot make the environment: {failure}"
+                self._loss_reason = f"the environment could not be created: {failure}"
             else:
                 dead.remove(lambda: None)
                 return
         if self.attempt is not None:
             self._settle(self.attempt, lost=self.spec.scope == "trajectory")
         elif not self.is_ending:
-            self._loss_reason = "its first process ended"
+            self._loss_reason = "the first process of the environment ended"
         self.is_ending = True
         self._sandbox.remove(self._sandbox_removed)
 
@@ -185,7 +185,7 @@ class SandboxEnvironment:
         except ConnectionError:
             self._sandbox.kill()  # the agent has ended; its death is handled like any other
         except OSError as failure:
-            self.failed(f"cannot set up the environment: {failure}")
+            self.failed(f"the environment could not be set up: {failure}")
 
     def _limit_setup(self, attempt: SandboxAttempt) -> None:
         """Limit the set-up time from now on. Time spent waiting for other environments does not count."""
@@ -234,7 +234,7 @@ class SandboxEnvironment:
         except ConnectionError:
             self._sandbox.kill()  # the agent has ended; its death is handled like any other
         except OSError as failure:
-            self.failed(f"cannot start the action: {failure}")
+            self.failed(f"the action could not be started: {failure}")
         except ValueError as mistake:
             self._exited(attempt, {"refused": str(mistake)})
 
@@ -356,6 +356,7 @@ class SandboxEnvironment:
         self._leftover_captures.append(capture)
 
         def discard() -> None:
+            """Read and discard the output of remaining processes."""
             taken = capture.read()
             if taken == 0:
                 self._host.loop.unwatch(capture.read_end)

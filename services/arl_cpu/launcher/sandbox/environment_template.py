@@ -30,17 +30,17 @@ def open_template(store: TemplateStore | None, driver: IsolationDriver, name: st
         return None
     if not driver.has_templates:
         raise TemplateUnavailable(
-            f"the {driver.name} driver has no template but `host`; {name!r} needs the namespaces driver"
+            f"the {driver.name} driver supports only the template `host`; {name!r} needs the namespaces driver"
         )
     if store is None:
-        raise TemplateUnavailable(f"this node has no template {name!r}: TANGRAM_TEMPLATES_DIR is not set")
+        raise TemplateUnavailable(f"template {name!r} is not available on this node: TANGRAM_TEMPLATES_DIR is not set")
     try:
         return store.open(name)
     except UnknownTemplate:
         there = ", ".join([HOST_TEMPLATE, *(each.name for each in store.list_templates())])
-        raise TemplateUnavailable(f"this node has no template {name!r}; it has {there}") from None
+        raise TemplateUnavailable(f"template {name!r} is not available on this node. Available: {there}") from None
     except ValueError as error:
-        raise TemplateUnavailable(f"the template {name!r} cannot be read: {error}; import it again") from None
+        raise TemplateUnavailable(f"template {name!r} cannot be read: {error}. Import it again") from None
 
 
 def layers_message(opened: OpenTemplate, agent_pid: int) -> tuple[dict[str, Any], int | None]:

@@ -33,6 +33,8 @@ _WORKER_CPU_MILLI = 1000
 
 
 class FileOperationRunner:
+    """The file operations of all environments, at most one in each."""
+
     def __init__(self, host: SandboxHost) -> None:
         self._host = host
         self._operations: dict[Fence, _ActiveFileOperation] = {}
@@ -42,11 +44,13 @@ class FileOperationRunner:
     ) -> None:
         """Start an operation. All results go to the connection; when the connection ends, the process ends."""
         if len(json.dumps(request)) > _MAX_REQUEST_BYTES:
-            _refuse_connection(connection, "invalid", f"what is asked for is longer than {_MAX_REQUEST_BYTES} bytes")
+            _refuse_connection(
+                connection, "invalid", f"the request of a file operation must have at most {_MAX_REQUEST_BYTES} bytes"
+            )
         elif environment is None:
-            _refuse_connection(connection, "lost", "the environment is not there any more")
+            _refuse_connection(connection, "lost", "the environment no longer exists")
         elif (found := environment.idle_sandbox) is None or found[0].workers:
-            _refuse_connection(connection, "busy", "something else is at work in the environment")
+            _refuse_connection(connection, "busy", "another operation or action is running in the environment")
         else:
             cell, workspace = found
             work = _ActiveFileOperation(connection, cell, environment.spec.id, request["op"])
@@ -56,16 +60,21 @@ class FileOperationRunner:
                 self._fork(fence, work, wanted)
                 work.timeout_timer = self._host.loop.call_later(request["limit_s"] + _EXIT_GRACE_S, work.expire)
             except OSError as error:
-                _refuse_connection(connection, "unsupported", f"nothing can be done with its files: {error}")
+                _refuse_connection(
+                    connection, "unsupported", f"the files of the environment are not accessible: {error}"
+                )
 
     def is_active_in(self, environment: UUID) -> bool:
+        """Return True if an operation runs in the environment."""
         return any(work.environment == environment for work in self._operations.values())
 
     def kill(self, fence: Fence) -> None:
+        """Kill the operation of this fence, if it runs."""
         if (work := self._operations.get(fence)) is not None:
             work.kill()
 
     def kill_all(self) -> None:
+        """Kill all operations."""
         for work in self._operations.values():
             work.kill()
 
@@ -95,9 +104,13 @@ class FileOperationRunner:
             try:
                 os.kill(pid, 0)
             except ProcessLookupError:
-                pid, error = 0, "it died at once"
+                pid, error = 0, "it ended at once"
         if not pid:
-            _send_error(operation.connection, "unsupported", f"no process for the environment's files: {error}")
+            _send_error(
+                operation.connection,
+                "unsupported",
+                f"the process for the environment's files could not be created: {error}",
+            )
             self._remove(fence, operation)
             return
         operation.pid = pid
@@ -108,7 +121,7 @@ class FileOperationRunner:
     def _worker_ended(self, fence: Fence, operation: "_ActiveFileOperation", status: int) -> None:
         # After an output that broke off within a chunk the client could not parse an error.
         if os.WIFSIGNALED(status) and not operation.is_killed and operation.op != "pack":
-            message = f"the process at work on the files was ended by signal {os.WTERMSIG(status)}"
+            message = f"the process of the file operation was ended by signal {os.WTERMSIG(status)}"
             _send_error(operation.connection, operation.cause_of_death(), message)
             self._drain_connection(operation.connection.dup())
         self._remove(fence, operation)
@@ -119,6 +132,7 @@ class FileOperationRunner:
         connection.shutdown(socket.SHUT_WR)
 
         def discard() -> None:
+            """Read and discard input; close the connection at its end."""
             with suppress(BlockingIOError):
                 try:
                     if connection.recv(_BLOCK):
@@ -148,15 +162,18 @@ class _ActiveFileOperation:
         self.timeout_timer: LoopTimer | None = None
 
     def cause_of_death(self) -> FileErrorCode:
+        """Return the error code for a process that was killed."""
         if self.is_timed_out:
             return "time"
         return "memory" if self.sandbox.cgroup.usage().oom_kills > self.oom_kills else "conflict"
 
     def expire(self) -> None:
+        """End the operation because of its time limit."""
         self.is_timed_out = True
         self._kill_process()
 
     def kill(self) -> None:
+        """End the operation without an error for its client."""
         self.is_killed = True
         self._kill_process()
 

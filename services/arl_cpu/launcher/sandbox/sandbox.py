@@ -179,7 +179,7 @@ class Sandbox:
         if self._mounts is not None:
             return os.dup(self._mounts)
         if self.pid is None:
-            raise ProcessLookupError(errno.ESRCH, "its first process is gone")
+            raise ProcessLookupError(errno.ESRCH, "the first process of the sandbox has ended")
         return os.open(f"/proc/{self.pid}/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
 
     def kill(self) -> None:
@@ -233,7 +233,7 @@ class Sandbox:
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
-            self.owner.failed("the agent died at once")
+            self.owner.failed("the agent ended immediately")
             return
         self.pid = pid
         self._host.sandboxes[pid] = self

@@ -30,6 +30,8 @@ _SHELL_RESPONSE_TIMEOUT_S = 1.0
 
 
 class ShellManager:
+    """The sessions of one environment, and the steps of the current command."""
+
     def __init__(
         self,
         loop: EventLoop,
@@ -120,7 +122,7 @@ class ShellManager:
             message.pop("status", None)
             self._notes.append(self._terminal_error)
         elif self._name not in self._sessions and len(self._sessions) >= _MAX_SESSIONS:
-            message["refused"] = f"an environment has at most {_MAX_SESSIONS} sessions"
+            message["refused"] = f"an environment can have at most {_MAX_SESSIONS} sessions; end one with `exit`"
         if "status" in message:
             message["status"] = self._status
         message["message"] = "; ".join(filter(None, (message.get("message"), *self._notes))) or None
@@ -140,6 +142,7 @@ class ShellManager:
             self._loop.call_later(_SHELL_RESPONSE_TIMEOUT_S, partial(self._abandon, self._attempt))
 
     def close(self) -> None:
+        """Close all sessions."""
         self._stage = None
         for session in list(self._sessions.values()):
             session.close()

@@ -32,13 +32,13 @@ done; \builtin exit"""
 SHELL_ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
 SHELL_VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
 NO_SHELL_MESSAGE = (
-    "a session needs bash, and this environment has none in its PATH; use argv or source, or another template"
+    "a session needs bash, which is not in the PATH of this environment; use argv or source, or another template"
 )
 KILLED_STATUS = int(signal.SIGKILL)
 """Wait status of a command that did not end by itself."""
 
-_NOT_READ_REASON = "its shell ended before it read it"
-_NOT_ANSWERED_REASON = "its shell did not answer"
+_NOT_READ_REASON = "the shell of the session ended before it read the command"
+_NOT_ANSWERED_REASON = "the shell of the session did not respond"
 _STATUS_MESSAGE = re.compile(rb"r:\d+|\d+:\d{1,3}|x:\d*:\d{1,3}")
 _GET_PEER, _GET_SESSION, _SIGNAL_GROUP = 0x5441, 0x5429, 0x40045436
 _MAX_STATUS_BYTES = 64
@@ -66,7 +66,7 @@ class ShellSession:
         except (OSError, termios.error) as failure:
             self._commands.close()
             self._close_files(*self._files)
-            raise TerminalUnavailable(f"there is no terminal to be had for a session: {failure}") from failure
+            raise TerminalUnavailable(f"no terminal is available for a session: {failure}") from failure
         self.is_open = True
         self.not_run_reason: str | None = None
         """Reason why the last command did not run. None if the shell has read it or may have."""
@@ -137,7 +137,7 @@ class ShellSession:
         try:
             self._prepare_terminal(has_input=stdin_feed is not None)
         except (OSError, termios.error) as failure:
-            self.not_run_reason, self.can_retry = f"its terminal cannot be used any more: {failure}", True
+            self.not_run_reason, self.can_retry = f"the terminal of the session is no longer usable: {failure}", True
             self.abandon()
             return
         self._loop.watch(self._terminal, self._read)

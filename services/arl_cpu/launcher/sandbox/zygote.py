@@ -30,7 +30,7 @@ INSIDE_ID = 1000
 _PID_STRUCT = struct.Struct("i")
 _MAX_PENDING = 16
 _MAX_ERROR = 2000
-_LOST_MESSAGE = "the process that makes environments is gone; restart the launcher"
+_LOST_MESSAGE = "the process that creates environments has ended; restart the launcher"
 _CreatedCallback = Callable[[int, str], None]
 
 
@@ -224,6 +224,7 @@ class _ProcessCreation:
         theirs.close()
 
     def fileno(self) -> int:
+        """Return the file to wait for."""
         return self._channel.fileno()
 
     def advance(self) -> dict[str, Any] | None:
@@ -236,7 +237,7 @@ class _ProcessCreation:
                 self._channel.sendall(b"mapped")
                 return None
         except OSError as error:
-            return {"ticket": self._ticket, "pid": 0, "error": f"cannot make namespaces: {error}"}
+            return {"ticket": self._ticket, "pid": 0, "error": f"namespaces could not be created: {error}"}
         return {"ticket": self._ticket, "pid": int(_PID_STRUCT.unpack(said)[0]), "error": ""}
 
     def close(self) -> None:
@@ -283,7 +284,7 @@ def _run_worker_intermediate(to_zygote: socket.socket, files: Sequence[int]) -> 
 
 def _check_reply(reply: bytes) -> bytes:
     if len(reply) != _PID_STRUCT.size:
-        raise OSError(reply.removeprefix(b"error ").decode() or "it died")
+        raise OSError(reply.removeprefix(b"error ").decode() or "the process ended without an error message")
     return reply
 
 

@@ -49,10 +49,12 @@ class LauncherNode:
 
     @property
     def environments(self) -> tuple[UUID, ...]:
+        """Return the ids of the persistent environments."""
         return tuple(self._persistent)
 
     @property
     def running(self) -> tuple[RunningAttempt, ...]:
+        """Return the running attempts."""
         return tuple(
             _running_attempt(environment.attempt, environment.spec.id)
             for environment in self._running.values()
@@ -61,9 +63,11 @@ class LauncherNode:
 
     @property
     def reports(self) -> tuple[ExecutionReport, ...]:
+        """Return the reports that are not acknowledged."""
         return tuple(self._reports.values())
 
     def start(self, specs: Iterable[ExecSpec]) -> None:
+        """Start attempts; known fences are ignored."""
         for spec in specs:
             known = (self._running, self._reports, self._acknowledged)
             if not any(spec.fence in fences for fences in known):
@@ -107,6 +111,7 @@ class LauncherNode:
         return attempt.stdin_feed.append(data, offset=offset, end=end)
 
     def kill(self, fences: Iterable[Fence]) -> None:
+        """Stop attempts and file operations of these fences; unknown ones are ignored."""
         for fence in fences:
             if (environment := self._running.get(fence)) is not None:
                 environment.stop("cancelled")
@@ -123,6 +128,7 @@ class LauncherNode:
         self._end_environments(list(self._all), "stopped", lambda: self._pool.end(done))
 
     def acknowledge(self, fences: Iterable[Fence]) -> None:
+        """Delete reports that are durable elsewhere."""
         for fence in fences:
             if self._reports.pop(fence, None) is not None:
                 self._acknowledged[fence] = None
@@ -131,12 +137,14 @@ class LauncherNode:
 
     def _begin(self, spec: ExecSpec) -> None:
         if (spec.argv is not None and spec.source is not None) or spec.argv == ():
-            self._report_refusal(spec, "setup_failed", "at most one of argv and source must be given")
+            self._report_refusal(spec, "setup_failed", "at most one of argv and source may be given")
             return
         environment = self._persistent.get(spec.environment.id)
         if environment is not None and (environment.attempt is not None or environment.is_ending):
             self._report_refusal(
-                spec, "environment_busy", "another action runs in the environment, or it is being destroyed"
+                spec,
+                "environment_busy",
+                "another action runs in the environment, or the environment is being destroyed",
             )
             return
         if self.workers.is_active_in(spec.environment.id):
@@ -147,7 +155,7 @@ class LauncherNode:
             self._record_report(_lost_report(spec))
             return
         if environment is not None and spec.environment.template not in (None, environment.spec.template):
-            message = f"the environment was made from the template {environment.spec.template!r}"
+            message = f"the environment was created from template {environment.spec.template!r}"
             self._report_refusal(spec, "setup_failed", f"{message}, not from {spec.environment.template!r}")
             return
         try:
@@ -158,7 +166,7 @@ class LauncherNode:
         try:
             attempt = SandboxAttempt(spec)
         except OSError as error:
-            self._report_refusal(spec, "setup_failed", f"no pipe for the output: {error}")
+            self._report_refusal(spec, "setup_failed", f"no pipe could be created for the output: {error}")
             if spec.environment.scope == "ephemeral":
                 environment.end()
             return
@@ -236,6 +244,6 @@ def _lost_report(spec: ExecSpec) -> ExecutionReport:
         fence=spec.fence,
         outcome="infra_error",
         reason="environment_lost",
-        message="the environment is not there any more; an empty one would be another",
+        message="the environment no longer exists, and an empty one must not replace it",
         environment_lost=True,
     )

@@ -78,7 +78,7 @@ class LauncherServer:
             self._node.start_file_operation(connection.detach(), message)
             return
         if message["op"] != "hello" and connection is not self._manager:
-            raise ValueError("only the manager that said hello is served")
+            raise ValueError("only the manager that sent `hello` may send requests")
         match message["op"]:
             case "hello":
                 self._accept_manager(connection, message["id"])
@@ -126,6 +126,7 @@ class LauncherServer:
         number = message["id"]
 
         def answer(output: CapturedOutput | None) -> None:
+            """Send the response, and forget the request."""
             self._output_requests.pop(number, None)
             connection.send({"id": number, "output": encode_output(output)})
 
@@ -172,6 +173,7 @@ class _ManagerConnection:
         loop.watch(connected.fileno(), self._read)
 
     def send(self, message: Mapping[str, Any]) -> None:
+        """Queue a message and send as much as possible."""
         if self._is_open:
             self._outgoing += encode_frame(message)
             self._write()
@@ -183,6 +185,7 @@ class _ManagerConnection:
         return self._socket
 
     def close(self) -> None:
+        """Close the connection; a second call is harmless."""
         if self._is_open:
             self._is_open = False
             self._loop.unwatch(self._socket.fileno())

@@ -125,7 +125,7 @@ class DriverUnavailable(Exception):
 
 def capabilities_without_isolation() -> tuple[NodeCapability, ...]:
     """Return the capabilities of the unsafe-local driver."""
-    reason, fix = "the unsafe-local driver builds no walls", "set TANGRAM_DRIVER=namespaces"
+    reason, fix = "the unsafe-local driver provides no isolation", "set TANGRAM_DRIVER=namespaces"
     return tuple(
         NodeCapability(name=name, level="best_effort", mechanism="a search for descendants", reason=reason, fix=fix)
         if name == "kill_tree"
@@ -168,7 +168,7 @@ def run_selftest(host: SandboxHost, directory: Path) -> tuple[NodeCapability, ..
     capabilities = _capabilities(host, findings)
     open_walls = [each.name for each in capabilities if each.name in _REQUIRED and each.level == "absent"]
     if open_walls:
-        raise DriverUnavailable(f"the self-test got through: {', '.join(open_walls)}")
+        raise DriverUnavailable(f"the self-test broke the isolation: {', '.join(open_walls)}")
     return capabilities
 
 
@@ -207,6 +207,7 @@ class _SelfTest:
         )
 
     def collect_findings(self, source: str) -> _SelfTestFindings:
+        """Run the source and attacks. Return what they could do."""
         report = self._run(source)
         if report.outcome != "ok":
             raise DriverUnavailable(report.message or report.stderr.data.decode(errors="replace") or report.outcome)
@@ -233,6 +234,7 @@ class _SelfTest:
         )
 
     def end(self) -> None:
+        """End the environment of the test."""
         gone: list[bool] = []
         self._node.end_all(lambda: gone.append(True))
         self._host.loop.run_until(lambda: bool(gone), _LIMIT_S)
@@ -258,7 +260,7 @@ class _SelfTest:
         for event in self._reports:
             if isinstance(event, ExecutionReport):
                 return event
-        raise DriverUnavailable("an environment did not answer in time")
+        raise DriverUnavailable("an environment did not respond in time")
 
     def _host_uid(self) -> int:
         first = self._node.processes(self._environment.id)[-1]
@@ -315,8 +317,8 @@ def _file_isolation(host: SandboxHost, works: bool) -> NodeCapability:
         name="files",
         level="best_effort",
         mechanism=host.driver.mechanisms["files"],
-        reason=f"contents and listings are closed, but whether a path exists, its size and its owner can be seen"
-        f"{shared}",
+        reason="the contents of files and directories are protected, but the existence, size and owner of a path are"
+        f" visible{shared}",
         fix="use the namespaces driver",
     )
 
@@ -328,7 +330,8 @@ def _disk_total(host: SandboxHost, works: bool) -> NodeCapability:
         name="disk_total",
         level="best_effort",
         mechanism=host.driver.mechanisms["disk_total"],
-        reason="no file system of its own; found late, up to what is written meanwhile",
+        reason="the environment has no file system of its own; an excess is detected late, after more data may have"
+        " been written",
         fix="use the namespaces driver",
     )
 
@@ -340,7 +343,7 @@ def _uid_separation(host: SandboxHost, findings: _SelfTestFindings) -> NodeCapab
         name="uid_separation",
         level="best_effort",
         mechanism="user namespace" if host.driver.dies_with_init else "a Landlock scope per environment",
-        reason="on the host all environments have this user's uid",
+        reason="all environments have the uid of this user on the host",
         fix="run the launcher as root",
     )
 

@@ -21,14 +21,16 @@ CAPABILITY_NAME = "templates"
 _NAME, _FILE, _WORKDIR = "probe", "written", "/place"
 _LIMIT_S, _NOT_FOUND = 5.0, 127
 _MECHANISM = "overlayfs, written to the environment's own tmpfs"
-_FIX = "overlayfs in user namespaces (Linux 5.11) with user xattrs on tmpfs (6.6)"
-_ADVICE = "keep the templates on a file system that can be idmapped (ext4, xfs, btrfs); Linux 5.19"
+_FIX = "use a kernel with overlayfs in user namespaces (Linux 5.11) and user xattrs on tmpfs (Linux 6.6)"
+_ADVICE = (
+    "store the templates on a file system that supports idmapped mounts (ext4, xfs, btrfs), with Linux 5.19 or newer"
+)
 
 
 def run_template_selftest(host: SandboxHost, directory: Path) -> NodeCapability:
     """Test templates. `best_effort` means that environments can read a template's files but not change them."""
     if not host.driver.has_templates:
-        reason = f"the {host.driver.name} driver has none but `host`"
+        reason = f"the {host.driver.name} driver supports only the template `host`"
         return NodeCapability(
             name=CAPABILITY_NAME, level="absent", mechanism="none", reason=reason, fix="use the namespaces driver"
         )
@@ -47,10 +49,13 @@ def run_template_selftest(host: SandboxHost, directory: Path) -> NodeCapability:
         with suppress(OSError):  # an unusable directory is already reported
             workdir.remove(scratch)
     if not can_read:
-        return _absent_capability("no environment could be made from one")
+        return _absent_capability("no environment could be created from a template")
     if can_write:
         return NodeCapability(name=CAPABILITY_NAME, level="enforced", mechanism=_MECHANISM)
-    reason = "files of a template can be read but not changed: its layers cannot be mounted as the environment's own"
+    reason = (
+        "environments can read the files of a template but not change them, because its layers cannot be mounted with"
+        " the environment's uid"
+    )
     return NodeCapability(name=CAPABILITY_NAME, level="best_effort", mechanism=_MECHANISM, reason=reason, fix=_ADVICE)
 
 
@@ -70,6 +75,7 @@ def _try_template(host: SandboxHost, scratch: Path) -> tuple[bool, bool]:
     environment = EnvironmentSpec(id=uuid4(), scope="trajectory", template=_NAME, memory_mib=48, disk_mib=4, pids=4)
 
     def is_missed(files: dict[str, bytes]) -> bool:
+        """Return True if the command of the action was not found."""
         reports.clear()
         node.start([_missing_command(environment, files)])
         host.loop.run_until(lambda: bool(reports), 2 * _LIMIT_S)

@@ -31,11 +31,15 @@ router = APIRouter(tags=["compatibility"], route_class=OpenAiRoute)
 
 
 class TextPart(BaseModel):
-    type: str = Field(pattern="^text$", description="Only texts are read here")
+    """A part of a message's content."""
+
+    type: str = Field(pattern="^text$", description="Type of the part; only `text` is supported")
     text: str
 
 
 class ChatMessage(BaseModel):
+    """A message of a chat. Other fields than role and content are refused."""
+
     model_config = ConfigDict(extra="allow")
 
     role: str
@@ -59,30 +63,35 @@ class ChatRequest(BaseModel):
     response_format: dict[str, Any] | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stream: bool | None = Field(default=None, description="Only false: an answer comes whole")
+    stream: bool | None = Field(default=None, description="Must be false or absent: streaming is not supported")
 
 
 @router.post(
     "/v1/chat/completions",
     operation_id="openai_chat",
+    summary="Create a chat completion (OpenAI)",
     response_model=None,
     responses={**DOCUMENTED_ERRORS, **error_responses(BadRequest)},
 )
 async def chat_completions(body: ChatRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Create a chat completion with the engine of a judge. Blocks until the answer is complete; streaming is not
-    supported.
+    """Create a chat completion with the engine of a judge.
 
-    Errors include an `error` object that OpenAI's clients can read.
+    The call blocks until the answer is complete; streaming is not supported. Errors include an `error` object that
+    OpenAI's clients can read.
     """
     if body.stream:
-        raise invalid_field("stream", "answers come whole; leave it out, or false")
+        raise invalid_field("stream", "streaming is not supported: remove the field or set it to false")
     place = await resolve_target(request, JUDGE_KINDS, model=body.model)
     if place.service.kind not in JUDGE_KINDS:
-        raise invalid_field("model", f"{place.service.name} is of kind `{place.service.kind}` and answers no chats")
+        raise invalid_field(
+            "model",
+            f"{place.service.name} is of kind `{place.service.kind}` and cannot answer chats: name a service of kind"
+            " `judge`",
+        )
     # Fields are passed on unchanged. `chat_item` refuses a value that is nested too deeply to be serialized.
     further = {name: value for name, value in body if name not in HANDLED_FIELDS and value is not None}
     if wrong := sorted(ENGINE_ONLY_FIELDS & further.keys()):
-        raise invalid_field(wrong[0], "is the engine's own, and no client's to set")
+        raise invalid_field(wrong[0], "only the engine's administrator can set this field: remove it")
     item = chat_item(_messages(body.messages), further)
     (entry,) = await score_and_wait([item], place, caller, request, response, within_s=TIMEOUT_S)
     return json_response({**_completion(entry), "model": place.service.name}, response)
@@ -91,7 +100,7 @@ async def chat_completions(body: ChatRequest, caller: Writer, request: Request, 
 def _messages(given: Sequence[ChatMessage]) -> list[PromptMessage]:
     for at, message in enumerate(given):
         if further := sorted(name for name, value in (message.model_extra or {}).items() if value is not None):
-            raise invalid_field(f"messages.{at}.{further[0]}", "is not carried here: a message has a role and a text")
+            raise invalid_field(f"messages.{at}.{further[0]}", "is not supported: a message has only a role and a text")
     return [
         parse_message(message.role, _text(message.content), field=f"messages.{at}") for at, message in enumerate(given)
     ]
@@ -106,5 +115,5 @@ def _completion(entry: Score) -> dict[str, Any]:
         return entry.completion
     if entry.error is not None and entry.error.code == "refused":
         raise BadRequest(entry.error.message)
-    what = entry.error.message if entry.error is not None else "a score, and no answer"
-    raise Unavailable(f"the judge gave {what}; try again", retry_after_s=1)
+    what = entry.error.message if entry.error is not None else "a score instead of an answer"
+    raise Unavailable(f"the judge returned {what}; try again", retry_after_s=1)

@@ -36,22 +36,28 @@ class CompletionRequest(BaseModel):
     model: str | None = None
     prompt: str | list[str] | list[int] | list[list[int]] = Field(min_length=1)
     prompt_logprobs: int = Field(
-        ge=0, le=MAX_TOP_LOGPROBS, description="Likeliest tokens of each position, beside its own"
+        ge=0,
+        le=MAX_TOP_LOGPROBS,
+        description="Number of the likeliest tokens to return for each position, in addition to the actual token",
     )
-    max_tokens: int = Field(default=1, ge=0, le=1, description="Nothing is generated here")
+    max_tokens: int = Field(default=1, ge=0, le=1, description="Must be 0 or 1: no tokens are generated")
     stream: bool | None = None
 
 
 @router.post(
     "/v1/completions",
     operation_id="openai_completions",
+    summary="Compute log-probabilities (OpenAI)",
     response_model=None,
     responses={**DOCUMENTED_ERRORS, **error_responses(BadRequest)},
 )
 async def completions(body: CompletionRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Return a teacher's log-probabilities of prompts in vLLM's format. No tokens are generated."""
+    """Return a teacher's log-probabilities of prompts in vLLM's format.
+
+    No tokens are generated. Returns 400 if the service computes no log-probabilities.
+    """
     if body.stream:
-        raise invalid_field("stream", "answers come whole; leave it out, or false")
+        raise invalid_field("stream", "streaming is not supported: remove the field or set it to false")
     place = await resolve_target(request, TEACHER_KINDS, model=body.model)
     items = list(_items(body, place.service.kind))
     entries = await score_and_wait(items, place, caller, request, response, within_s=TIMEOUT_S)
@@ -81,7 +87,7 @@ def _items(body: CompletionRequest, kind: str) -> Iterator[ScoreItem]:
 def _choice(entry: Score, index: int) -> dict[str, Any]:
     require_score(entry, index)
     if entry.token_ids is None or entry.top_token_ids is None:
-        raise invalid_field("model", "this service gives no log-probabilities")
+        raise invalid_field("model", "this service computes no log-probabilities: name a service of kind `logprobs`")
     return {
         "index": index,
         "text": "",

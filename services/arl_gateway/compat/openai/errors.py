@@ -23,9 +23,11 @@ class OpenAiRoute(CompatRoute):
     """A route whose errors include OpenAI's `error`. Invalid requests return 400."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it adds OpenAI's `error` to errors."""
         handle = super().get_route_handler()
 
         async def handle_openly(request: Request) -> Response:
+            """Handle the request and add OpenAI's `error` to errors."""
             try:
                 return await handle(request)
             except Unprocessable as error:
@@ -37,6 +39,7 @@ class OpenAiRoute(CompatRoute):
 
 
 def invalid_field(field: str, message: str) -> ValidationFailed:
+    """Return a validation error of one field."""
     return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 

@@ -14,10 +14,16 @@ __all__ = ["router"]
 router = APIRouter(tags=["compatibility"])
 
 
-@router.get("/v1/models", operation_id="openai_models", responses=error_responses(*COMMON_ERRORS))
+@router.get(
+    "/v1/models",
+    operation_id="openai_models",
+    summary="List models (OpenAI)",
+    responses=error_responses(*COMMON_ERRORS),
+)
 async def list_models(caller: Reader, request: Request) -> dict[str, Any]:
-    """List the reward services as models. The service named in the URL comes first, because some clients use the
-    first.
+    """List the reward services as models.
+
+    The service named in the URL comes first, because some clients use the first.
     """
     offered: ServiceDirectory = gateway_deps(request).service_directory
     named = request.path_params.get("service")

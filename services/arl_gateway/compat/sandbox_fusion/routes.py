@@ -64,9 +64,11 @@ class AdmissionRetryRoute(WriterRoute):
     """A route that retries temporary refusals before it returns 504. Its clients retry only after a 504."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it retries while admission has no room."""
         handle = super().get_route_handler()
 
         async def handle_patiently(request: Request) -> Response:
+            """Handle the request. Retry temporary refusals for `ADMISSION_RETRY_S`, then raise `GatewayTimeout`."""
             ends_at = time.monotonic() + ADMISSION_RETRY_S
             while True:
                 try:
@@ -84,34 +86,46 @@ router = APIRouter(tags=["compatibility"], route_class=AdmissionRetryRoute)
 
 
 class RunCodeRequest(BaseModel):
+    """A program to run, with SandboxFusion's fields."""
+
     code: str
-    language: str = Field(default="python", description=f"One of {', '.join(LANGUAGES)}")
+    language: str = Field(default="python", description=f"Language of the program: {', '.join(LANGUAGES)}")
     compile_timeout: Seconds = 10
     run_timeout: Seconds = 10
-    memory_limit_MB: int = Field(default=-1, description=f"-1 is {MEMORY_MIB}")  # noqa: N815 - SandboxFusion's own
+    memory_limit_MB: int = Field(default=-1, description=f"Memory limit in MiB; -1 means {MEMORY_MIB}")  # noqa: N815 - SandboxFusion's own
     stdin: str | None = None
-    files: dict[str, str | None] = Field(default={}, description="Contents in base64, by relative path")
+    files: dict[str, str | None] = Field(
+        default={}, description="Files to write before the run: relative path to content in base64"
+    )
     fetch_files: list[str] = []
 
 
 class CommandRunResult(BaseModel):
+    """The result of compiling or running the program."""
+
     status: Literal["Finished", "Error", "TimeLimitExceeded"]
     execution_time: float | None = None
-    return_code: int | None = Field(default=None, description="Of one that a signal ended, that number below 0")
+    return_code: int | None = Field(
+        default=None, description="Exit code of the program; the negative signal number if a signal ended it"
+    )
     stdout: str = ""
     stderr: str = ""
 
 
 class RunCodeResponse(BaseModel):
+    """The results of a program."""
+
     status: Literal["Success", "Failed", "SandboxError"]
     message: str = ""
     compile_result: CommandRunResult | None = None
     run_result: CommandRunResult | None = None
-    executor_pod_name: str | None = Field(default=None, description="The node")
+    executor_pod_name: str | None = Field(default=None, description="Name of the node that ran the program")
     files: dict[str, str] = {}
 
 
 class RunCodeParams(RolloutRef):
+    """Parameters of a run from the query or from headers `tangram-…`."""
+
     task: Name = "run_code"
     template: TemplateName | None = None
     cpu: float = 1
@@ -121,13 +135,14 @@ class RunCodeParams(RolloutRef):
 @router.post(
     "/run_code",
     operation_id="sandbox_fusion_run_code",
+    summary="Run a program (SandboxFusion)",
     response_model=RunCodeResponse,
     responses=error_responses(*COMMON_ERRORS, *BODY_ERRORS, DemandImpossible, TemplateNotFound, GatewayTimeout),
 )
 async def run_code(body: RunCodeRequest, caller: Writer, request: Request, response: Response) -> Response:
-    """Run a program in a new sandbox. If it takes too long, returns 504 and continues; send the same request again to
-    wait.
+    """Run a program in a new sandbox, as SandboxFusion does.
 
+    If the program takes too long, the call returns 504 and the program continues; send the same request again to wait.
     Parameters in the query or in headers `tangram-…`: `task`, `trajectory`, `step`, `template`, `cpu` and `within`.
     `within` is the number of seconds until a call gets 504; the default is 8 s longer than the program may take.
     """
@@ -155,7 +170,7 @@ async def _resume_key(request: Request, params: RunCodeParams) -> bytes:
 def _code_run_for(body: RunCodeRequest, params: RunCodeParams, *, deadline_s: float) -> CodeRun:
     language = LANGUAGES.get(body.language)
     if language is None:
-        message = f"`{body.language[:64]}` is not run here; there is {', '.join(LANGUAGES)}"
+        message = f"language `{body.language[:64]}` is not supported. Available: {', '.join(LANGUAGES)}"
         raise ValidationFailed(message, errors=[FieldError(field="language", message=message)])
     common = {
         "task": params.task,
@@ -233,7 +248,7 @@ def _truncation_note(code_result: CodeRunResult) -> str:
     """Describe which output was truncated, for clients that compare it."""
     result = code_result.run.result if code_result.run is not None else None
     streams = {"stdout": result.stdout, "stderr": result.stderr} if result is not None else {}
-    cut = [f"{name} was cut: it had {each.total_bytes} bytes" for name, each in streams.items() if each.truncated]
+    cut = [f"{name} was truncated: it had {each.total_bytes} bytes" for name, each in streams.items() if each.truncated]
     return "; ".join(cut)
 
 
@@ -242,7 +257,7 @@ def _command_result(action: Action) -> CommandRunResult:
     result = action.result
     why = action.message or action.reason or str(action.outcome)
     if action.outcome is ActionOutcome.DEADLINE_IN_QUEUE:
-        raise GatewayTimeout(f"it could not begin in time, and was dropped: {why}")
+        raise GatewayTimeout(f"the program could not start in time and was dropped: {why}")
     if (
         result is None
         or action.outcome in (ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED)
@@ -250,7 +265,7 @@ def _command_result(action: Action) -> CommandRunResult:
     ):
         return CommandRunResult(status="Error", stderr=f"{action.outcome}: {why}")
     if action.outcome is ActionOutcome.USER_ERROR and result.exit_code is None and result.signal is None:
-        return CommandRunResult(status="Error", stderr=f"it was not run: {why}")
+        return CommandRunResult(status="Error", stderr=f"the program was not run: {why}")
     found = CommandRunResult(
         status="Finished", execution_time=action.times.run_s, stdout=result.stdout.text, stderr=result.stderr.text
     )

@@ -29,8 +29,8 @@ ERROR_STATUS = 511
 EXCEPTIONS_MODULE = "swerex.exceptions"
 BASE_CLASS = "SwerexException"
 INFRA_MESSAGES = {
-    ActionOutcome.INFRA_ERROR: "the command failed by no fault of its own",
-    ActionOutcome.DEADLINE_IN_QUEUE: "the command did not begin in time",
+    ActionOutcome.INFRA_ERROR: "an infrastructure error ended the command",
+    ActionOutcome.DEADLINE_IN_QUEUE: "the command could not start in time",
     ActionOutcome.CANCELLED: "the command was cancelled",
 }
 OS_ERRORS = {
@@ -68,9 +68,11 @@ class SwerexRoute(APIRoute):
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it returns each `SwerexError` with status 511."""
         handle = super().get_route_handler()
 
         async def handle_raised(request: Request) -> Response:
+            """Handle the request and return a `SwerexError` with status 511."""
             try:
                 return await handle(request)
             except SwerexError as raised:
@@ -82,6 +84,7 @@ class SwerexRoute(APIRoute):
 
 
 def not_implemented(feature: str) -> SwerexError:
+    """Return the error of a feature of SWE-ReX that this runtime does not have."""
     return SwerexError(f"not implemented: {feature}", code="not_implemented")
 
 

@@ -8,13 +8,13 @@ __all__ = ["EXAMPLES"]
 EXAMPLES: Mapping[str, Mapping[str, Any]] = {
     "swerex_create_session": {
         "agent": {
-            "summary": "As SWE-agent begins",
+            "summary": "The first request of SWE-agent",
             "value": {"session": "default", "startup_source": ["/root/.bashrc"], "startup_timeout": 10},
         }
     },
     "swerex_run_in_session": {
         "command": {
-            "summary": "As SWE-agent runs what its model says",
+            "summary": "A command of SWE-agent",
             "value": {
                 "action_type": "bash",
                 "command": "cd /testbed && python -m pytest -q",
@@ -23,12 +23,15 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
                 "check": "silent",
             },
         },
-        "interrupt": {"summary": "After a timeout", "value": {"action_type": "bash_interrupt", "session": "default"}},
+        "interrupt": {
+            "summary": "Interrupt the running command",
+            "value": {"action_type": "bash_interrupt", "session": "default"},
+        },
     },
-    "swerex_close_session": {"session": {"summary": "The first one", "value": {"session": "default"}}},
+    "swerex_close_session": {"session": {"summary": "The default session", "value": {"session": "default"}}},
     "swerex_execute": {
         "shell": {
-            "summary": "As mini-swe-agent runs what its model says",
+            "summary": "A command of mini-swe-agent",
             "value": {
                 "command": "git diff | head -50",
                 "shell": True,
@@ -43,5 +46,11 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
         },
     },
     "swerex_read_file": {"text": {"summary": "A patch", "value": {"path": "/root/model.patch"}}},
+    "swerex_upload": {
+        "script": {
+            "summary": "A file with its target path",
+            "value": {"file": "echo ran\n", "target_path": "/root/run.sh", "unzip": False},
+        }
+    },
     "swerex_write_file": {"text": {"summary": "A script", "value": {"path": "/root/run.sh", "content": "echo ran\n"}}},
 }

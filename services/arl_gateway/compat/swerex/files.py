@@ -50,6 +50,7 @@ class FileTransfer:
 
 
 def read_fields(path: str) -> dict[str, Any]:
+    """Return the fields of the action that prints a file."""
     return {"argv": [*SHELL, READ_SCRIPT, "sh", path], "env": C_LOCALE}
 
 
@@ -60,7 +61,7 @@ def decode_file(action: Action, body: SwerexReadFileRequest) -> str:
     content = stream_bytes(action.result.stdout) if action.result is not None else b""
     try:
         if body.encoding is not None and lookup(body.encoding).name in SLOW_CODECS:
-            raise LookupError(f"{body.encoding} is not decoded here")
+            raise LookupError(f"the encoding {body.encoding} is not supported")
         text = io.TextIOWrapper(io.BytesIO(content), body.encoding or "utf-8", body.errors or "strict")
         found = text.read()
         found.encode()  # bytes decoded by `surrogateescape` cannot be expressed in JSON
@@ -85,7 +86,7 @@ def unzip_transfer(path: str, archive: bytes, marker: str) -> FileTransfer:
     try:
         packed = _zip_to_tar(archive)
     except (*ARCHIVE_ERRORS, ValueError) as error:
-        raise SwerexError(f"the archive cannot be read: {error}", "zipfile.BadZipFile") from None
+        raise SwerexError(f"the zip archive cannot be read: {error}", "zipfile.BadZipFile") from None
     return _inline_transfer(UNPACK_SCRIPT, path, packed) or _staged_transfer(INSTALL_TREE_SCRIPT, path, packed, marker)
 
 
@@ -130,9 +131,9 @@ def _zip_to_tar(archive: bytes) -> bytes:
         tarfile.open(fileobj=packed, mode="w:gz", compresslevel=1) as tar,
     ):
         if sum(member.file_size for member in given.infolist()) > MAX_UNPACKED_BYTES:
-            raise ValueError(f"its files have more than {MAX_UNPACKED_BYTES} bytes")
+            raise ValueError(f"the files of the archive must have at most {MAX_UNPACKED_BYTES} bytes in total")
         if len(given.infolist()) > MAX_MEMBERS:
-            raise ValueError(f"it has more than {MAX_MEMBERS} files")
+            raise ValueError(f"the archive must have at most {MAX_MEMBERS} files")
         for member in given.infolist():
             parts = member.filename.split("/")
             found = tarfile.TarInfo("/".join(part for part in parts if part not in ("", ".", "..")))

@@ -39,6 +39,8 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 @dataclass(frozen=True, slots=True)
 class UploadedFile:
+    """The content of an upload form."""
+
     target: str
     content: bytes
     is_archive: bool
@@ -77,7 +79,7 @@ def parse_form(body: bytes, boundary: bytes) -> dict[str, bytes]:
             form.has_ended = False
         if form.has_ended:
             return form.fields
-    message = f"is no form of at most {MAX_PARTS} parts that ends with its boundary"
+    message = f"is not a form of at most {MAX_PARTS} parts that ends with its boundary"
     raise ValidationFailed(f"body: {message}", errors=[FieldError(field="body", message=message)])
 
 
@@ -93,6 +95,7 @@ class _Form:
     _content: list[bytes] = field(default_factory=list)
 
     def parser(self, boundary: bytes) -> MultipartParser:
+        """Return a parser that fills this form."""
         return MultipartParser(
             boundary,
             {
@@ -121,7 +124,7 @@ class _Form:
         """Raise `MultipartParseError` if all headers together are too long; the parser limits only single headers."""
         self._head_bytes += length
         if self._head_bytes > MAX_HEADER_BYTES:
-            raise MultipartParseError(f"the headers of a part have more than {MAX_HEADER_BYTES} bytes")
+            raise MultipartParseError(f"the headers of a part must have at most {MAX_HEADER_BYTES} bytes")
 
     def _take_content(self, body: bytes, start: int, end: int) -> None:
         self._content.append(body[start:end])

@@ -42,7 +42,7 @@ def _variables(env: dict[str, str] | None) -> list[str]:
     if env is None:
         return []
     if any(not name or "=" in name for name in env):
-        raise SwerexError("illegal environment variable name", "builtins.ValueError")
+        raise SwerexError("names of environment variables must not be empty or contain `=`", "builtins.ValueError")
     return ["env", "-i", "--", *(f"{name}={value}" for name, value in env.items())]
 
 
@@ -72,6 +72,7 @@ def _raise_on_exit_code(reply: SwerexExecuteResponse, body: SwerexExecuteRequest
 
 
 def stream_bytes(stream: OutputStream) -> bytes:
+    """Return the bytes of an output."""
     return b64decode(stream.base64) if stream.base64 is not None else stream.text.encode()
 
 
@@ -84,7 +85,7 @@ def _raise_if_not_started(action: Action, body: SwerexExecuteRequest, marker: st
     if message.startswith(NOT_STARTED_PREFIX) and action.outcome is ActionOutcome.USER_ERROR:
         raise os_error(_errno_of(action), execute_fields(body, marker)["argv"][0])
     if action.outcome is ActionOutcome.USER_ERROR and _exit_code(action) is None:
-        raise SwerexError(f"it was not run: {message or action.outcome}", action=str(action.id))
+        raise SwerexError(f"the program was not run: {message or action.outcome}", action=str(action.id))
 
 
 def _errno_of(action: Action) -> int:
@@ -107,8 +108,8 @@ def raise_if_truncated(action: Action, subject: str = "") -> None:
         if stream.truncated:
             kept = len(stream_bytes(stream))
             raise SwerexError(
-                f"{subject or name} has {stream.total_bytes} bytes, and only the first {kept} of an output are kept; "
-                "write it to a file, and read that by /v1/environments/ID/archive",
+                f"{subject or name} has {stream.total_bytes} bytes, but only the first {kept} bytes of an output are"
+                " stored; write the output to a file and download it with GET /v1/environments/ID/archive",
                 exit_code=_exit_code(action),
                 **_streams(action),
             )

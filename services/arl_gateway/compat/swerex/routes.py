@@ -34,16 +34,27 @@ from arl_kit.app import error_responses
 __all__ = ["router"]
 
 ERROR_RESPONSES: dict[int | str, dict[str, Any]] = {
-    ERROR_STATUS: {"model": SwerexErrorResponse, "description": "What the client raises"}
+    ERROR_STATUS: {"model": SwerexErrorResponse, "description": "Exception that SWE-ReX's client raises"}
 }
 ID_PARAMETER = {
     "name": "id",
     "in": "path",
     "required": True,
     "schema": {"type": "string", "format": "uuid"},
-    "description": "Of an environment",
+    "description": "Id of the environment",
 }
 ENVIRONMENT_PREFIX = "/v1/environments/{id}/swerex"
+SUMMARIES = {
+    "is_alive": "Check the runtime (SWE-ReX)",
+    "create_session": "Open a session (SWE-ReX)",
+    "run_in_session": "Run a command (SWE-ReX)",
+    "close_session": "Close a session (SWE-ReX)",
+    "execute": "Run a program (SWE-ReX)",
+    "read_file": "Read a file (SWE-ReX)",
+    "write_file": "Write a file (SWE-ReX)",
+    "upload": "Upload a file (SWE-ReX)",
+    "close": "Close all sessions (SWE-ReX)",
+}
 TRAJECTORY_PREFIXES = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/options/{options}/swerex")
 
 router = APIRouter(tags=["compatibility"], route_class=SwerexRoute)
@@ -57,19 +68,29 @@ RuntimeDep = Annotated[SwerexRuntime, Depends(_runtime)]
 
 
 async def is_alive(runtime: RuntimeDep) -> SwerexIsAliveResponse:
-    """Return whether SWE-ReX can run commands here."""
+    """Report whether SWE-ReX can run commands in the environment.
+
+    If it cannot, `message` has the reason.
+    """
     why_not = not_alive_reason(await runtime.environment())
     return SwerexIsAliveResponse(is_alive=why_not is None, message=why_not or "")
 
 
 async def create_session(body: SwerexCreateSessionRequest, runtime: RuntimeDep) -> SwerexCreateSessionResponse:
-    """Open a SWE-ReX bash session and source files in it."""
+    """Open a SWE-ReX bash session and source files in it.
+
+    Returns 511 with an exception for the client if the session exists or does not start in time.
+    """
     action = await runtime.run_in_session(body.session, sessions.open_command(body), timeout_s=body.startup_timeout)
     return SwerexCreateSessionResponse(output=sessions.parse_open_result(action, body))
 
 
 async def run_in_session(body: SwerexRunInSessionRequest, runtime: RuntimeDep) -> SwerexBashObservation:
-    """Run a command in a SWE-ReX session, or interrupt the running command. `timeout` starts when the command runs."""
+    """Run a command in a SWE-ReX session, or interrupt the running command.
+
+    `timeout` starts when the command runs. Returns 511 with an exception for the client if the command fails or times
+    out.
+    """
     asked = body.root
     sessions.reject_interactive(asked)
     if isinstance(asked, SwerexBashAction):
@@ -83,33 +104,49 @@ async def run_in_session(body: SwerexRunInSessionRequest, runtime: RuntimeDep) -
 
 
 async def close_session(body: SwerexCloseSessionRequest, runtime: RuntimeDep) -> SwerexCloseSessionResponse:
-    """Close a SWE-ReX session and end its processes."""
+    """Close a SWE-ReX session and end its processes.
+
+    Returns 511 with an exception for the client if the session does not exist.
+    """
     action = await runtime.run_in_session(body.session, sessions.CLOSE_COMMAND, timeout_s=sessions.CLOSE_TIMEOUT_S)
     sessions.check_close_result(action, body.session)
     return SwerexCloseSessionResponse()
 
 
 async def execute(body: SwerexExecuteRequest, runtime: RuntimeDep) -> SwerexExecuteResponse:
-    """Run a program for SWE-ReX. `timeout` starts when the program runs."""
+    """Run a program for SWE-ReX outside its sessions.
+
+    `timeout` starts when the program runs. Returns 511 with an exception for the client if the program cannot run or
+    times out.
+    """
     action = await runtime.run(programs.execute_fields(body, runtime.marker), timeout_s=body.timeout)
     return programs.parse_result(action, body, runtime.marker)
 
 
 async def read_file(body: SwerexReadFileRequest, runtime: RuntimeDep) -> SwerexReadFileResponse:
-    """Return the text of a file."""
+    """Return the text of a file in the environment.
+
+    Returns 511 with an exception for the client if the file cannot be read.
+    """
     action = await runtime.run(files.read_fields(body.path), timeout_s=FILE_TIMEOUT_S, profile="swerex:read_file")
     return SwerexReadFileResponse(content=files.decode_file(action, body))
 
 
 async def write_file(body: SwerexWriteFileRequest, runtime: RuntimeDep) -> SwerexWriteFileResponse:
-    """Write a text file and create its directories."""
+    """Write a text file and create its parent directories.
+
+    Returns 511 with an exception for the client if the file cannot be written.
+    """
     parcel = files.write_transfer(body.path, body.content.encode(), runtime.marker)
     files.raise_if_failed(await runtime.transfer_files(parcel, profile="swerex:write_file"), body.path)
     return SwerexWriteFileResponse()
 
 
 async def upload(runtime: RuntimeDep, request: Request) -> SwerexUploadResponse:
-    """Write a file, or unpack a zip archive to a directory."""
+    """Write an uploaded file, or unpack a zip archive to a directory.
+
+    Returns 511 with an exception for the client if the content cannot be written.
+    """
     sent = await parse_upload(request)
     pack = files.unzip_transfer if sent.is_archive else files.write_transfer
     parcel = await asyncio.to_thread(pack, sent.target, sent.content, runtime.marker)
@@ -118,7 +155,10 @@ async def upload(runtime: RuntimeDep, request: Request) -> SwerexUploadResponse:
 
 
 async def close(runtime: RuntimeDep) -> SwerexCloseResponse:
-    """Close all sessions. An environment that was created by a trajectory's first use is deleted too."""
+    """Close all SWE-ReX sessions.
+
+    If the first use of a trajectory created the environment, the environment is deleted too.
+    """
     await runtime.close()
     return SwerexCloseResponse()
 
@@ -133,6 +173,7 @@ def _add_routes(prefix: str, *, is_documented: bool) -> None:
             each,
             methods=["GET" if each is is_alive else "POST"],
             operation_id=f"swerex_{each.__name__}",
+            summary=SUMMARIES[each.__name__],
             dependencies=JSON_BODY if has_json else None,
             responses={
                 **error_responses(*COMMON_ERRORS, *(BODY_ERRORS if each is not is_alive else ())),

@@ -83,6 +83,7 @@ class SwerexRuntime:
         return await self.run(given, timeout_s=timeout_s)
 
     async def transfer_files(self, transfer: FileTransfer, *, profile: str) -> Action:
+        """Run the action of a transfer. Content above the input limit is uploaded first and removed after a failure."""
         if transfer.archive is not None:
             try:
                 await cancel_on_disconnect(self.request, self._stage_archive(transfer.archive, transfer.staging_path))
@@ -144,7 +145,9 @@ class SwerexRuntime:
         made = await self.run({"kind": "environment.create"}, timeout_s=FILE_TIMEOUT_S, key_suffix="made")
         raise_if_infra_error(made)
         if made.environment is None:
-            raise SwerexError(f"there is no environment: {made.message or made.outcome}", action=str(made.id))
+            raise SwerexError(
+                f"the environment could not be created: {made.message or made.outcome}", action=str(made.id)
+            )
         return made.environment
 
     @property
@@ -169,6 +172,7 @@ async def _single_chunk(content: bytes) -> AsyncIterator[bytes]:
 
 
 def not_alive_reason(environment: EnvironmentInfo | None) -> str | None:
+    """Return the reason why commands cannot run in the environment; None if they can."""
     if environment is None or environment.state is EnvironmentState.LIVE:
         return None
     why = f" ({environment.end_reason})" if environment.end_reason else ""

@@ -72,11 +72,13 @@ def session_name(session: str) -> str:
 
 
 def open_command(body: SwerexCreateSessionRequest) -> str:
+    """Return the text that marks a new session and sources the given files."""
     sources = "".join(f"\n\\builtin eval {quote(f'source {path}')}" for path in body.startup_source)
     return f"if {IS_OPENED_TEST}; then :; else\n{SYNTAX_CHECK}{sources}\n\\builtin true; fi"
 
 
 def run_command(command: str, marker: str) -> str:
+    """Return the text that checks the syntax of a command and then runs it."""
     text = quote(command)
     check = f"{{ {IS_OPENED_TEST} || \\builtin exit 0; \\__tangram_rex {marker} {text}; }} 2>/dev/null"
     return f"{check} && \\builtin eval {text}"
@@ -111,7 +113,9 @@ def parse_run_result(action: Action, body: SwerexBashAction, marker: str) -> Swe
         message = f"session {body.session!r} {ENDED_NOTE} (exit code {code}). Here is the output:\n{ran.output!r}"
         raise SwerexError(message, PEXPECT_EOF, output=ran.output, exit_code=code)
     if body.check == "raise" and not ran.has_marker:
-        raise SwerexError(f"the session does not show what it runs (command: {body.command!r})", "NoExitCodeError")
+        raise SwerexError(
+            f"the session hides the exit codes of its commands (command: {body.command!r})", "NoExitCodeError"
+        )
     if body.check == "raise" and code != 0:
         message = f"Command {body.command!r} failed with exit code {code}. Here is the output:\n{ran.output!r}"
         raise SwerexError(f"{body.error_msg}: {message}" if body.error_msg else message, "NonZeroExitCodeError")
@@ -149,9 +153,11 @@ def check_close_result(action: Action, session: str) -> None:
 def reject_interactive(body: SwerexBashAction | SwerexBashInterruptAction) -> None:
     """Raise SwerexError for interactive commands, which would keep cores allocated while no call waits."""
     if isinstance(body, SwerexBashAction) and (body.is_interactive_command or body.is_interactive_quit):
-        raise not_implemented("interactive programs; start one with its input, as `gdb -batch` or a heredoc")
+        raise not_implemented(
+            "interactive programs; pass the input at the start, for example with `gdb -batch` or a heredoc"
+        )
     if body.expect:
-        raise not_implemented("`expect`; a command is over when the shell is back")
+        raise not_implemented("`expect`; a command ends when the shell shows its prompt again")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +171,7 @@ class _SessionOutput:
 
     @classmethod
     def parse(cls, action: Action, marker: str) -> "_SessionOutput":
+        """Return the output of an action, split at the marker."""
         shown = _output_text(action)
         found = re.search(rf"{marker}:(\d{{1,3}}):", shown)  # a trap may print the marker otherwise
         if found is None:
@@ -183,7 +190,7 @@ def _failure_note(action: Action) -> str:
     if action.outcome is ActionOutcome.LIMIT_EXCEEDED:
         found.append(f"limit exceeded: {action.reason}")
     if action.result is not None and action.result.stdout.truncated:
-        found.append(f"the output was cut: it had {action.result.stdout.total_bytes} bytes")
+        found.append(f"the output was truncated: it had {action.result.stdout.total_bytes} bytes")
     return "; ".join(found)
 
 
@@ -211,7 +218,7 @@ def _raise_if_not_run(action: Action) -> None:
     message = action.message or ""
     was_refused = action.result is None or (action.result.exit_code is None and action.result.signal is None)
     if NOT_RUN_NOTE in message or (action.outcome is ActionOutcome.USER_ERROR and was_refused):
-        raise SwerexError(f"it was not run: {message or action.outcome}", action=str(action.id))
+        raise SwerexError(f"session error: {message or action.outcome}", action=str(action.id))
 
 
 def _exit_code(action: Action) -> int:

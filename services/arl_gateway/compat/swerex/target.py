@@ -60,7 +60,7 @@ async def resolve_target(request: Request, caller: Caller) -> SwerexTarget:
     request.path_params.update(_parse_options(request.path_params.get("options", "")))
     asked = parse_target(request, _EnvironmentParams)
     if asked.trajectory is None:
-        raise NotFound("there is no trajectory in the address")
+        raise NotFound("the URL has no trajectory: use /t/TASK/trajectories/TRAJECTORY/swerex")
     sizes = {name: getattr(asked, name) for name in SIZE_FIELDS}
     environment = {"scope": "trajectory", "template": asked.template, "idle_ttl_s": asked.idle_ttl_s}
     given = _action_fields_for(asked, environment, {name: size for name, size in sizes.items() if size is not None})
@@ -73,7 +73,7 @@ async def _existing_target(request: Request, caller: Caller) -> SwerexTarget:
     try:
         id = UUID(request.path_params["id"])
     except ValueError:
-        raise NotFound(f"there is no environment {request.path_params['id'][:64]!r}") from None
+        raise NotFound(f"environment {request.path_params['id'][:64]!r} does not exist") from None
     known = await environments.get(id, caller)
     sizes = {name: getattr(known, name) for name in SIZE_FIELDS}
     given = _action_fields_for(asked, {"id": str(id), "scope": "trajectory"}, sizes)
@@ -94,6 +94,6 @@ def _parse_options(text: str) -> dict[str, str]:
     found = dict(each.partition("=")[::2] for each in text.split(",") if each)
     known = _EnvironmentParams.model_fields.keys() - {"task", "trajectory"}
     if wrong := found.keys() - known:
-        message = f"`{min(wrong)[:64]}` is none of {', '.join(sorted(known))}"
+        message = f"option `{min(wrong)[:64]}` does not exist. Available: {', '.join(sorted(known))}"
         raise ValidationFailed(message, errors=[FieldError(field="path.options", message=message)])
     return found

@@ -29,6 +29,8 @@ MIN_POOL_WEIGHT = np.float32(1e-9)
 
 @dataclass(frozen=True, slots=True)
 class BertConfig:
+    """The dimensions of a BERT encoder."""
+
     layers: int
     heads: int
     epsilon: float
@@ -42,7 +44,7 @@ def read_config(directory: Path) -> BertConfig:
     modes = [name for name, on in pooling.items() if name.startswith("pooling_mode_") and on]
     found = (said["model_type"], said["hidden_act"], modules, modes)
     if found != ("bert", "gelu", ["Transformer", "Pooling", "Normalize"], ["pooling_mode_mean_tokens"]):
-        raise ValueError(f"not a BERT with GELU, mean pooling and normalisation: {found}")
+        raise ValueError(f"the model is not a BERT with GELU, mean pooling and normalisation: {found}")
     return BertConfig(said["num_hidden_layers"], said["num_attention_heads"], said["layer_norm_eps"])
 
 
@@ -53,7 +55,7 @@ def has_torch() -> bool:
     try:
         importlib.import_module("torch")
     except Exception as error:  # noqa: BLE001 - native libraries can raise any exception
-        log.warning("torch is installed and can't be imported, so NumPy computes: %r", error)
+        log.warning("torch is installed but cannot be imported, so NumPy is used: %r", error)
         return False
     return True
 
@@ -82,6 +84,7 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
     from torch.nn import functional
 
     def tensor(name: str) -> Any:
+        """Return the weight as a tensor."""
         array = weights[name]
         return array if isinstance(array, torch.Tensor) else torch.from_numpy(array)
 
@@ -89,13 +92,16 @@ def encode_torch(weights: Mapping[str, Array], ids: Sequence[Sequence[int]], con
     padded, mask = (torch.from_numpy(each).to(words.device) for each in _pad(ids))
 
     def linear(x: Any, name: str) -> Any:
+        """Apply a linear layer."""
         return functional.linear(x, tensor(f"{name}.weight"), tensor(f"{name}.bias"))
 
     def norm(x: Any, name: str) -> Any:
+        """Apply a layer normalisation."""
         weight, bias = tensor(f"{name}.weight"), tensor(f"{name}.bias")
         return functional.layer_norm(x, x.shape[-1:], weight, bias, config.epsilon)
 
     def heads(x: Any) -> Any:
+        """Split the last dimension into attention heads."""
         return x.unflatten(-1, (config.heads, -1)).transpose(1, 2)
 
     with torch.inference_mode():
@@ -140,6 +146,7 @@ def _attention(x: Any, bias: Any, weights: Mapping[str, Array], name: str, confi
     texts, length, width = x.shape
 
     def heads(part: str) -> Any:
+        """Return a linear projection, split into attention heads."""
         return _linear(x, weights, f"{name}.{part}").reshape(texts, length, config.heads, -1).transpose(0, 2, 1, 3)
 
     scores = heads("query") @ heads("key").transpose(0, 1, 3, 2)

@@ -23,6 +23,7 @@ class EncoderClassifier(SentenceEncoder):
         self._activation = activation
 
     def score(self, items: Sequence[Item], content: Any) -> ModelOutput:
+        """Return an entry with the probabilities of each text."""
         texts = [str(item["text"]) for item in items]
         encoded = self.encode(texts, content)
         arrays = self.weights.arrays(content)
@@ -35,7 +36,7 @@ class EncoderClassifier(SentenceEncoder):
         logits = head["head.weight"] @ encoded.vectors[text] + head["head.bias"]
         values = [float(value) for value in (_activate(logits) if self._activation else logits)]
         if not np.isfinite(values).all():
-            return error_entry("not_finite", "the model's output is not a number")
+            return error_entry("not_finite", "the model's output is not a finite number")
         entry: Entry = {"score": values[-1], "truncated": encoded.tokens[text].truncated}
         return entry | ({"values": values} if len(values) > 1 else {})
 

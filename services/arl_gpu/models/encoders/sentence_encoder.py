@@ -35,6 +35,7 @@ class EncodedTexts:
     took_s: float
 
     def to_output(self, entries: list[Entry]) -> ModelOutput:
+        """Return the output of the model with these entries."""
         return ModelOutput(entries, len(self.vectors), self.token_count, self.padding, self.cpu_s, self.took_s)
 
 
@@ -61,6 +62,7 @@ class SentenceEncoder:
         arrays = self.weights.arrays(content)
 
         def encoded(group: Sequence[int]) -> Any:
+            """Return the vectors of a group of texts."""
             return self._encode(arrays, [tokens[wanted[at]].ids for at in group], self.config)
 
         vectors = {wanted[at]: each for at, each in self._passes.compute_groups(grouped, lengths, encoded).items()}
@@ -69,7 +71,8 @@ class SentenceEncoder:
 
 
 def empty_text_entry(name: str, purpose: str) -> Entry:
-    return error_entry(f"empty_{name}", f"{name} has no words: there is nothing to {purpose}")
+    """Return the error entry of a text without words."""
+    return error_entry(f"empty_{name}", f"{name} has no words, so it cannot be used to {purpose}")
 
 
 class SimilarityModel(SentenceEncoder):
@@ -89,5 +92,5 @@ def _entry(text: str, reference: str, encoded: EncodedTexts) -> Entry:
             return empty_text_entry(name, "compare")
     score = float(np.dot(encoded.vectors[text], encoded.vectors[reference]))
     if not np.isfinite(score):
-        return error_entry("not_finite", "the model's output is not a number")
+        return error_entry("not_finite", "the model's output is not a finite number")
     return {"score": score, "truncated": tokens[text].truncated or tokens[reference].truncated}

@@ -17,6 +17,8 @@ MAX_CHARACTERS_PER_TOKEN = 16
 
 @dataclass(frozen=True, slots=True)
 class TokenizedText:
+    """The token ids of a text, special tokens included."""
+
     ids: tuple[int, ...]
     truncated: bool
 

@@ -24,7 +24,7 @@ def create_model(spec: Mapping[str, Any]) -> RewardModel:
     """
     maker = MODEL_FACTORIES.get(spec["kind"])
     if maker is None:
-        raise LookupError(f"there is no kind {spec['kind']!r} of reward service")
+        raise LookupError(f"the kind {spec['kind']!r} of reward service does not exist")
     return maker(Path(spec["directory"]), spec.get("options", {}))
 
 

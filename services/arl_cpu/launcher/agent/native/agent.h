@@ -1,7 +1,7 @@
-/* The agent of an environment in C: what launcher/agent.py does behind its walls, in a tenth of the memory.
+/* The agent of an environment in C. It does what agent.py does after the isolation, in a tenth of the memory.
  *
- * One process, one action at a time. It reads no JSON: the launcher's messages to it are few and compared whole, and an
- * order (launcher/orders.py) is laid out so that its texts can be used where they lie.
+ * It is one process and runs one action at a time. It parses no JSON: it compares the few messages of the launcher as a
+ * whole. The format of a request (agent_request.py) allows its texts to be used in place.
  */
 #ifndef TANGRAM_AGENT_H
 #define TANGRAM_AGENT_H
@@ -14,7 +14,7 @@
 enum { CHANNEL = 3, OOM_SCORE = 4, MAX_FILES = 16, MAX_MESSAGE = 2000 };
 
 struct item {
-    const char *text; /* ends with a zero, too */
+    const char *text; /* also ends with a zero byte */
     uint32_t length;
 };
 
@@ -41,40 +41,40 @@ struct processes {
 };
 
 /* order.c */
-bool order_open(struct order *order, int file); /* takes the file over in any case */
+bool order_open(struct order *order, int file); /* always takes over the file */
 void order_close(struct order *order);
 bool order_is(const struct order *order, const char *mode);
-char **order_strings(const struct items *items); /* to be freed; NULL without memory */
+char **order_strings(const struct items *items); /* free the result; NULL without memory */
 
-/* channel.c: what the launcher hears */
+/* channel.c: messages to the launcher */
 void say(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool say_file(unsigned number, long long size, int file);
-char *quoted(const char *text); /* as a JSON string, cut at MAX_MESSAGE; to be freed */
+char *quoted(const char *text); /* a JSON string of at most MAX_MESSAGE; free the result */
 ssize_t hear(int channel, void *text, size_t room, int *files, int *count);
 
 /* files.c */
 int workspace_open(const char *root);
-char *files_write(const struct order *order, bool *is_full);                   /* NULL, or what was wrong */
-char *files_send(const struct order *order);                                   /* NULL, or a word on the limit */
+char *files_write(const struct order *order, bool *is_full);                   /* NULL or an error message */
+char *files_send(const struct order *order);                                   /* NULL or an error message */
 bool write_area_is_full(void);
 
 /* spawn.c */
-pid_t spawn(char **argv, char **variables, const int *files, int count, bool has_terminal); /* or -1 with errno */
+pid_t spawn(char **argv, char **variables, const int *files, int count, bool has_terminal); /* -1 sets errno */
 
-/* interpreter.c: a Python that stays, and runs each source in a fork of it */
+/* interpreter.c: a resident Python that runs each source in a fork */
 struct answer {
     int32_t kind, value, peak_kib;
 };
 enum { STARTED, EXITED, NO_PROCESS };
-extern pid_t interpreter_pid; /* 0 where there is none */
+extern pid_t interpreter_pid; /* 0 if none runs */
 extern int interpreter_channel;
-int interpreter_run(const struct order *order, const int *files); /* 0, or an errno */
-bool interpreter_answer(struct answer *answer);                   /* false when there is none now */
+int interpreter_run(const struct order *order, const int *files); /* 0 or an errno */
+bool interpreter_answer(struct answer *answer);                   /* false if none is available now */
 void interpreter_end(void);
 void interpreter_reaped(void);
 
 /* processes.c */
-void others(struct processes *found); /* every living process here but pid 1 and the interpreter */
+void others(struct processes *found); /* every living process except pid 1 and the interpreter */
 bool processes_have(const struct processes *known, struct process one);
 void processes_clear(struct processes *known);
 void kill_all_but(const struct processes *before);

@@ -1,4 +1,4 @@
-/* What the launcher hears, as JSON in one packet each, and what is heard from others. */
+/* Messages to the launcher, as one JSON packet each, and messages from other processes. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -15,7 +15,7 @@ union beside {
     char room[CMSG_SPACE(MAX_FILES * sizeof(int))];
 };
 
-/* Nobody to tell is the end of everything: the launcher is gone. False where too many files are on their way. */
+/* Exit if the channel has no reader: the launcher has ended. Return false if too many files are in transit. */
 static bool send_packet(const char *text, size_t length, int file)
 {
     struct iovec part = {.iov_base = (void *)text, .iov_len = length};
@@ -62,7 +62,7 @@ bool say_file(unsigned number, long long size, int file)
     return send_packet(text, length, file);
 }
 
-/* How many bytes of a character of UTF-8 (RFC 3629) begin here; 0 where none does. */
+/* Return the bytes of the UTF-8 character (RFC 3629) that starts here, or 0 if none does. */
 static int character(const unsigned char *text)
 {
     int length = *text < 0x80 ? 1 : *text < 0xc2 ? 0 : *text < 0xe0 ? 2 : *text < 0xf0 ? 3 : *text < 0xf5 ? 4 : 0;

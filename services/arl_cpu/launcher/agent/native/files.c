@@ -1,4 +1,4 @@
-/* Files of the working directory, never beyond it: a race against this can only hit the environment itself. */
+/* File access below the working directory. A race against it can only affect the environment itself. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -35,7 +35,7 @@ bool write_area_is_full(void)
     return statvfs(agent.area, &state) == 0 && (state.f_bavail == 0 || state.f_favail == 0);
 }
 
-/* `path` below the working directory without `.` and `..`, or NULL where it leads out. To be freed. */
+/* Return `path` relative to the working directory without `.` and `..`, or NULL if it leads out. Free the result. */
 static char *relative(const char *path)
 {
     size_t root = strlen(agent.workspace);
@@ -90,7 +90,7 @@ static int write_all(int file, const struct item *content)
     return 0;
 }
 
-/* All of it or, where it does not fit, what was there before. A file keeps its mode. */
+/* Write all of the content. If it does not fit, keep the previous file. A file keeps its mode. */
 static int replace(int directory, const char *name, const struct item *content, const struct stat *before)
 {
     mode_t mode = before && S_ISREG(before->st_mode) ? before->st_mode & 07777 : 0644;
@@ -100,7 +100,7 @@ static int replace(int directory, const char *name, const struct item *content, 
         errno = EISDIR;
         return -1;
     }
-    /* An action may have put anything there, a pipe that blocks too. */
+    /* An action may have created any kind of file here, such as a pipe that blocks. */
     if (unlinkat(directory, UNFINISHED, 0) < 0 && errno != ENOENT)
         return -1;
     int file = openat(directory, UNFINISHED, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
@@ -117,7 +117,7 @@ static int replace(int directory, const char *name, const struct item *content, 
     return failure ? -1 : 0;
 }
 
-/* Into the file that a link leads to, if that lies below the working directory. */
+/* Write to the target of a link if it is below the working directory. */
 static int write_through(const char *link, const struct item *content)
 {
     int file = open_beneath(agent.workspace_file, link, O_WRONLY | O_CREAT | O_TRUNC | O_NONBLOCK, 0644);
@@ -218,13 +218,13 @@ char *files_send(const struct order *order)
         if (fstat(file, &state) == 0 && S_ISREG(state.st_mode)) {
             if (state.st_size > left) {
                 free(message);
-                if (asprintf(&message, "fetch is limited to %lld bytes in all; '%s' has %lld", FETCH_LIMIT,
+                if (asprintf(&message, "fetch returns at most %lld bytes in total; '%s' has %lld", FETCH_LIMIT,
                              order->fetch.at[each].text, (long long)state.st_size) < 0)
                     _exit(1);
             } else {
                 left -= state.st_size;
                 if (!say_file(each, state.st_size, file) && !message)
-                    message = strdup("too many open files are on their way between processes of this user");
+                    message = strdup("too many open files are in transit between processes of this user");
             }
         }
         close(file);

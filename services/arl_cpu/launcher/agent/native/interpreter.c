@@ -1,5 +1,5 @@
-/* The environment's own Python, made at its first source. Whoever runs here may talk to it or end it: what it says is
- * believed about the action that it runs, and about nothing else. */
+/* The environment's own Python, started with the first source. Any process here may send it messages or end it, so its
+ * messages are trusted only about the action that it runs. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -13,9 +13,9 @@
 pid_t interpreter_pid = 0;
 int interpreter_channel = -1;
 
-static char **its_variables; /* what it was started with */
+static char **its_variables; /* variables at its start */
 
-/* Those that an interpreter reads when it starts, or that choose it: with others it has to be another one. */
+/* Variables that an interpreter reads at its start or that select it. Other values need another interpreter. */
 static bool is_for_start(const char *variable)
 {
     static const char *const names[] = {"PATH=", "LD_", "PYTHON", "LANG=", "LC_", "HOME="};
@@ -63,7 +63,7 @@ static int start(const struct order *order, int standard_error)
         return errno;
     if (!(argv = order_strings(&order->argv)))
         _exit(1);
-    /* What it has to say of its own beginning the action is told. */
+    /* The action receives the messages of its start. */
     const int files[] = {0, 1, standard_error, ends[1]};
     pid_t pid = spawn(argv, its_variables, files, 4, false);
     int failure = errno;
@@ -108,7 +108,7 @@ int interpreter_run(const struct order *order, const int *files)
         free_variables(variables);
         if (ask(order, files) == 0)
             return 0;
-        interpreter_end(); /* somebody ended it, or stopped it for so long that its channel is full */
+        interpreter_end(); /* it was killed, or stopped for so long that its channel is full */
         variables = variables_for_start(&order->variables);
     }
     free_variables(its_variables);
@@ -122,7 +122,7 @@ bool interpreter_answer(struct answer *answer)
     if (interpreter_channel < 0)
         return false;
     ssize_t length = recv(interpreter_channel, answer, sizeof *answer, MSG_DONTWAIT);
-    if (length == 0) { /* its death is told by its parent's signal */
+    if (length == 0) { /* the signal to its parent reports its death */
         close(interpreter_channel);
         interpreter_channel = -1;
     }

@@ -1,4 +1,4 @@
-/* Pid 1 of an environment, after its walls were raised: obeys the launcher until the channel ends. */
+/* Pid 1 of an isolated environment. It executes the requests of the launcher until the channel ends. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -22,7 +22,7 @@ struct agent agent;
 
 static struct {
     bool runs, is_watched, is_by_interpreter, has_ended;
-    pid_t pid; /* 0 while nobody told */
+    pid_t pid; /* 0 until a process was reported */
     int status;
     long peak_kib;
     struct order order;
@@ -58,14 +58,14 @@ static void say_limit(const char *limit, const char *message)
     say("{\"op\": \"exited\", \"limit\": \"%s\", \"message\": \"%s\"}", limit, message);
 }
 
-/* How many live that the action began; those of before are not its. */
+/* Return the number of living processes that the action started; earlier processes do not count. */
 static size_t count_left(void)
 {
     struct processes now = {0};
     siginfo_t any;
     size_t left = 0;
 
-    /* Every process here descends from one of this process's children. */
+    /* Every process here is a descendant of this process. */
     if (waitid(P_ALL, 0, &any, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD) {
         has_leftovers = false;
         return 0;
@@ -92,14 +92,14 @@ static void finish(int status, long peak_kib)
     forget_action();
 }
 
-/* As a shell would: 127 for a command that is not there, 126 for one that cannot be run. */
+/* Report like a shell: 127 for a missing command, 126 for one that cannot be executed. */
 static void report_unstarted(int failure, int standard_error)
 {
     char *text;
     const char *name = action.order.argv.count ? action.order.argv.at[0].text : "";
 
     if (failure == EAGAIN) {
-        say_limit("pids", "no process left to start the action");
+        say_limit("pids", "the process limit was reached before the action could start");
     } else if (failure == ENOENT && order_is(&action.order, "source")) {
         say("{\"op\": \"exited\", \"no_interpreter\": true}");
     } else {
@@ -107,7 +107,7 @@ static void report_unstarted(int failure, int standard_error)
         if (length < 0)
             _exit(1);
         if (write(standard_error, text, length) < 0)
-            errno = 0; /* nobody reads it; the message says it too */
+            errno = 0; /* stderr has no reader; the message has the same text */
         text[length - 1] = 0;
         char *message = quoted(text);
         say("{\"op\": \"exited\", \"status\": %d, \"message\": %s}",
@@ -121,10 +121,10 @@ static void report_unstarted(int failure, int standard_error)
 static void set_oom_score(const char *score)
 {
     if (pwrite(OOM_SCORE, score, strlen(score), 0) < 0)
-        errno = 0; /* a host may have set a higher floor */
+        errno = 0; /* a host may have set a higher minimum */
 }
 
-/* 0, or an errno. */
+/* Return 0 or an errno. */
 static int start_command(const int *files, int count, bool has_terminal)
 {
     char **argv = order_strings(&action.order.argv), **variables = order_strings(&action.order.variables);
@@ -150,7 +150,7 @@ static void launch(const int *files, int count)
     action.cpu_us_before = children_cpu_us();
     if (action.is_watched)
         others(&action.before);
-    /* The kernel's choice among processes of this environment must fall on the action, not on the agent. */
+    /* If memory runs out, the kernel must choose the action and not the agent. */
     set_oom_score("1000");
     if (is_source)
         failure = interpreter_run(&action.order, files);
@@ -181,7 +181,7 @@ static void start(const int *files, int count)
 
     if (!order_open(&action.order, files[0]))
         _exit(1);
-    /* Where nobody was left behind nobody can have come: the environment stood still. */
+    /* If no process was left behind, none can have appeared: the environment was frozen. */
     if (has_leftovers)
         others(&action.before);
     problem = files_write(&action.order, &is_full);
@@ -189,7 +189,7 @@ static void start(const int *files, int count)
         asprintf(&problem, "cwd '%s' is not a directory of the environment", action.order.directory.at[0].text) < 0)
         _exit(1);
     if (problem && is_full)
-        say_limit("disk", "its input files do not fit on disk");
+        say_limit("disk", "the input files do not fit on the disk of the environment");
     else if (problem)
         refuse(problem);
     if (problem)
@@ -205,13 +205,13 @@ static void start(const int *files, int count)
 
 static void end_action(void)
 {
-    /* It may have told of no process yet, or have been stopped by the one it runs. */
+    /* It may not have reported a process yet, or its own child may have stopped it. */
     if (action.is_by_interpreter)
         interpreter_end();
     kill_all_but(&action.before);
 }
 
-/* False at the end of the channel. */
+/* Return false at the end of the channel. */
 static bool obey(void)
 {
     char text[64] = "";
@@ -241,7 +241,7 @@ static void hear_interpreter(void)
             bool is_end = WIFEXITED(answer.value) || WIFSIGNALED(answer.value);
             finish(is_end ? answer.value & 0xffff : SIGKILL, answer.peak_kib < 0 ? 0 : answer.peak_kib);
         } else {
-            say_limit("pids", "no process left to start the action");
+            say_limit("pids", "the process limit was reached before the action could start");
             forget_action();
         }
     }
@@ -254,7 +254,7 @@ static void ended(int status, long peak_kib)
     action.peak_kib = peak_kib;
 }
 
-/* What it ran is this process's child by now, unless it had never begun or was reaped in the last moment. */
+/* Its child is now a child of this process, unless it never started or was just reaped. */
 static void interpreter_died(int status, long peak_kib)
 {
     hear_interpreter();
@@ -268,7 +268,7 @@ static void interpreter_died(int status, long peak_kib)
         ended(SIGKILL, 0);
 }
 
-/* Every dead child, orphans too; the action's end is told when no zombie is left beside it. */
+/* Reap every dead child, including orphans. Report the action's end when no zombie is left. */
 static void reap(void)
 {
     struct rusage usage;

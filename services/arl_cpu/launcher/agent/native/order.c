@@ -1,4 +1,4 @@
-/* An order as it lies in its file. */
+/* The format of a request in its file. */
 #include "agent.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Who else lives in this pid namespace. */
+/* The other processes of this pid namespace. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -15,7 +15,7 @@
 #define DEATH_MS 2500
 #define LOOK_AGAIN_NS 500000
 
-/* False once it is gone or a zombie, which holds nothing but its number. */
+/* Return false if it has ended or is a zombie, which has no resources except its number. */
 static bool read_process(int proc, const char *name, struct process *found)
 {
     char path[32], text[512], *at;
@@ -32,12 +32,12 @@ static bool read_process(int proc, const char *name, struct process *found)
         return false;
     text[length] = 0;
     at = strrchr(text, ')');
-    /* Fields 3, 20 and 22 of proc_pid_stat(5); a name may hold anything, brackets too. */
+    /* Fields 3, 20 and 22 of proc_pid_stat(5). A name may contain any characters, including brackets. */
     if (!at || sscanf(at + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %ld %*d %llu",
                       &state, &threads, &found->started) != 3)
         return false;
     found->pid = atoi(name);
-    /* The first thread of a process may end before the others, and looks like a zombie then. */
+    /* The first thread of a process may end before the others and then looks like a zombie. */
     return state != 'X' && (state != 'Z' || threads > 1);
 }
 
@@ -90,7 +90,7 @@ static long long now_ms(void)
     return now.tv_sec * 1000LL + now.tv_nsec / 1000000;
 }
 
-/* Signals those who were not there before: whether there was any. */
+/* Signal the processes that did not exist before. Return true if there was one. */
 static bool kill_fresh(const struct processes *before)
 {
     struct processes now = {0};
@@ -106,7 +106,7 @@ static bool kill_fresh(const struct processes *before)
     return any;
 }
 
-/* Returns when nothing else runs. What was there before stays, unless that takes too long. */
+/* Return when no other process runs. Earlier processes survive unless that takes too long. */
 void kill_all_but(const struct processes *before)
 {
     const struct timespec pause = {.tv_nsec = LOOK_AGAIN_NS};

@@ -1,4 +1,4 @@
-/* Start a command by vfork: nothing of this process is copied. */
+/* Start a command by vfork, which copies nothing of this process. */
 #define _GNU_SOURCE
 #include "agent.h"
 
@@ -19,7 +19,7 @@ static const char *search_path(char **variables)
     return "/bin:/usr/bin";
 }
 
-/* As a shell finds it: the first that may be executed, else the first that is there. To be freed; NULL with errno. */
+/* Find a program like a shell: the first executable file, else the first file. Free the result; NULL sets errno. */
 static __attribute__((noinline)) char *find_program(const char *name, char **variables)
 {
     char *first = NULL, *path;
@@ -51,7 +51,7 @@ static __attribute__((noinline)) char *find_program(const char *name, char **var
 static void be_command(const char *program, char **argv, char **variables, const int *files, int count, bool terminal)
 {
     sigset_t none;
-    const int defaults[] = {SIGPIPE, SIGXFSZ}; /* the agent ignores these two; what it starts must not */
+    const int defaults[] = {SIGPIPE, SIGXFSZ}; /* the agent ignores these two signals; its children must not */
 
     setsid();
     for (int each = 0; each < count; each++)
@@ -82,6 +82,6 @@ pid_t spawn(char **argv, char **variables, const int *files, int count, bool has
     if (pid < 0)
         failure = errno;
     free(program);
-    errno = failure; /* a child that did not become the command is reaped like any other */
+    errno = failure; /* a child that did not execute the command is reaped like any other */
     return failure ? -1 : pid;
 }

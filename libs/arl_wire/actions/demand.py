@@ -1,0 +1,81 @@
+"""Resources and the environment that an action demands."""
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import Discriminator, Field, StringConstraints, Tag, model_validator
+
+from arl_wire.actions.elasticity import MAX_CPU_CORES
+from arl_wire.validation import CustomResources, StrictModel
+
+__all__ = ["MAX_MIB", "Cpu", "CpuRange", "DemandSpec", "EnvironmentSelector", "TemplateName"]
+
+MAX_MIB = 64 << 20
+
+TemplateName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=64)]
+Cpu = Annotated[float, Field(ge=0.01, le=MAX_CPU_CORES, allow_inf_nan=False)]
+
+
+def _cpu_tag(value: Any) -> str:
+    return "range" if isinstance(value, (dict, CpuRange)) else "cores"
+
+
+class CpuRange(StrictModel):
+    """A range of cores: the action needs at least `min` and can use up to `max`."""
+
+    min: Cpu
+    max: Cpu
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "CpuRange":
+        if self.max < self.min:
+            raise ValueError("max must not be below min")
+        return self
+
+
+class DemandSpec(StrictModel):
+    """The resources that the action needs while it runs.
+
+    Whole cores are exclusive; a fraction is a ceiling on shared cores. `memory_mib` and `disk_mib` of a trajectory's
+    environment are set by its first action and stay allocated until the environment ends.
+    """
+
+    cpu: Annotated[
+        Annotated[Cpu, Tag("cores")] | Annotated[CpuRange, Tag("range")],
+        Discriminator(_cpu_tag),
+        Field(
+            description='Number of cores, or a range `{"min": …, "max": …}` for an action that can use more cores than'
+            " it needs"
+        ),
+    ] = 1
+    memory_mib: int = Field(default=512, ge=8, le=MAX_MIB)
+    disk_mib: int = Field(default=128, ge=1, le=MAX_MIB, description="Size of the writable working directory in MiB")
+    pids: int = Field(
+        default=256, ge=1, le=1 << 20, description="Maximum number of processes and threads at the same time"
+    )
+    resources: CustomResources = Field(
+        default_factory=dict,
+        description="Further resources that nodes declare, such as `network_mbps` or accelerators, in whole units. The"
+        " scheduler reserves them while the action runs; nothing limits their actual use",
+    )
+
+
+class EnvironmentSelector(StrictModel):
+    """The environment in which the action runs.
+
+    `ephemeral`: a new environment that ends with the action. `trajectory`: a persistent environment with files and
+    processes. The trajectory's first action creates it. It ends with the trajectory, or after `idle_ttl_s` seconds
+    without use. An `id` names an existing environment.
+    """
+
+    id: UUID | None = Field(
+        default=None, description="Id of an existing environment; replaces `scope` and `trajectory`"
+    )
+    scope: Literal["ephemeral", "trajectory"] = "ephemeral"
+    template: TemplateName | None = Field(
+        default=None,
+        description="Template of a new environment. `host`: the node's own system directories, read-only. Any other"
+        " name: an image that was imported on the node; all its files are writable. Absent: the template"
+        " of the trajectory's environment, or `host`",
+    )
+    idle_ttl_s: int = Field(default=3600, ge=1, le=30 * 86400)
