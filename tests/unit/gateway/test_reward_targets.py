@@ -61,7 +61,9 @@ async def test_what_comes_along_serves_who_names_nothing(model: str | None) -> N
 
 @pytest.mark.parametrize("services", [FRESH, (*FRESH, registered("twin", "similarity")), FRESH[:2], ()])
 async def test_a_model_that_is_unknown_is_served_by_nothing_else(services: Sequence[ServiceEntry]) -> None:
-    with pytest.raises(NotFound, match=f"reward service '{UNKNOWN}' does not exist, and no suitable service is registered"):
+    with pytest.raises(
+        NotFound, match=f"reward service '{UNKNOWN}' does not exist, and no suitable service is registered"
+    ):
         await named(UNKNOWN, *services)
 
 

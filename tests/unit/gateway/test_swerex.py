@@ -69,7 +69,8 @@ def test_our_trouble_is_never_an_answer(read: Callable[[Action], Any], outcome: 
 
 def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
     message = (
-        "the command did not run: the shell of the session ended before it read the command; session 'rex-default' ended with this command"
+        "the command did not run: the shell of the session ended before it read the command;"
+        " session 'rex-default' ended with this command"
     )
     with pytest.raises(SwerexError, match=r"^session error: the command did not run: "):
         sessions.parse_run_result(
