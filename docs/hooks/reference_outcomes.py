@@ -8,7 +8,7 @@ from enum import StrEnum
 from markdown_text import anchor, cell, code, table
 
 from arl_core.domain import states
-from arl_core.domain.states import TRANSITIONS, ActionOutcome, ActionState, EstimateBasis, WaitReason
+from arl_core.domain.states import MASKED_OUTCOMES, TRANSITIONS, ActionOutcome, ActionState, EstimateBasis, WaitReason
 
 __all__ = ["render"]
 
@@ -19,11 +19,9 @@ An action has one state. It settles exactly once, with one outcome. [Outcomes](.
 use an outcome in training.
 """
 OUTCOMES = """\
-Mask an action with an outcome that is not the program's: leave the sample out of the loss. Never turn it into a reward
-of 0, see [Mask infrastructure errors](../guides/masking-infrastructure-errors.md).
+An outcome marked *mask* says nothing about the program. Leave the sample out of the loss, and never give it a reward of
+0. See [Mask infrastructure errors](../guides/masking-infrastructure-errors.md).
 """
-MASKED = frozenset({ActionOutcome.INFRA_ERROR, ActionOutcome.DEADLINE_IN_QUEUE, ActionOutcome.CANCELLED})
-"""Outcomes that say nothing about the program."""
 TRANSITION_NOTE = """\
 A Postgres trigger rejects every other transition. The writer is the service whose database role may make it.
 """
@@ -49,7 +47,10 @@ def render() -> str:
             OUTCOMES,
             table(
                 ["Outcome", "Meaning", "Reward"],
-                [[code(name), cell(text), "mask" if name in MASKED else "you decide"] for name, text in outcomes],
+                [
+                    [code(name), cell(text), "mask" if name in MASKED_OUTCOMES else "you decide"]
+                    for name, text in outcomes
+                ],
             ),
             f"## States {anchor('states')}\n",
             _enum_table("State", ActionState),

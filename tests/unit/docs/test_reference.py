@@ -6,6 +6,9 @@ from types import ModuleType
 
 import pytest
 
+from arl_kit.telemetry.otel import OtelSettings
+from arl_local.provision import ProvisionSettings
+
 ROOT = Path(__file__).resolve().parents[3]
 HOOKS = ROOT / "docs" / "hooks"
 
@@ -42,6 +45,12 @@ def test_settings_page_has_every_variable() -> None:
     names = {name for model in settings.models().values() for name, _ in settings.variables(model)}
     assert len(names) > 60
     assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
+def test_every_setting_has_a_description() -> None:
+    settings = module("settings")
+    models = [*settings.models().values(), OtelSettings, ProvisionSettings]
+    assert [name for model in models for name, field in settings.variables(model) if not field.description] == []
 
 
 def test_settings_page_has_no_value_of_this_machine() -> None:
