@@ -166,11 +166,11 @@ async def test_the_list_has_pages(api: httpx.AsyncClient, home: str) -> None:
         (a_file("a/../../out"), "leads out"),
         (a_member("hard", tarfile.LNKTYPE, "/etc/passwd"), "leads out"),
         (a_member("hard", tarfile.LNKTYPE, "../../etc/passwd"), "leads out"),
-        (a_member("hard", tarfile.LNKTYPE, "nothing"), "no file there"),
+        (a_member("hard", tarfile.LNKTYPE, "nothing"), "is not a file"),
         (a_member("null", tarfile.CHRTYPE), "device"),
         (a_member("pipe", tarfile.FIFOTYPE), "device or a pipe"),
-        (a_file("etc/x"), "cannot be made"),
-        (a_file("there"), "cannot be made"),
+        (a_file("etc/x"), "cannot be created"),
+        (a_file("there"), "cannot be created"),
     ],
 )
 async def test_a_member_that_cannot_be_is_named(

@@ -205,7 +205,7 @@ async def test_where_an_endpoint_is_and_what_it_said_is_for_who_administers_it(s
     async def is_said() -> bool:
         listed = (await site.api.get("/v1/endpoints/search")).json()
         assert listed["url"].startswith(site.there.url)
-        return listed["nodes"][0]["health"].startswith("endpoint_refused: it answered 401")
+        return listed["nodes"][0]["health"].startswith("endpoint_refused: the endpoint returned status 401")
 
     await eventually(is_said)
     seen = (await site.api.get("/v1/endpoints/search", headers=stranger)).json()
@@ -230,11 +230,13 @@ async def test_a_client_calls_by_one_line_and_hears_what_went_wrong(site: Site) 
         site.there.answers(400)
         assert (await tangram.call("search", json_body={"q": 1})).status == 400
         site.there.answers(403)
-        with pytest.raises(ActionFailed, match="403; see to the endpoint's key and its budget"):
+        with pytest.raises(ActionFailed, match="403; check the endpoint's key and its budget"):
             await tangram.call("search")
-        with pytest.raises(EndpointNotFound, match="no broker has 'nothing'; there is away, many, search, slow"):
+        with pytest.raises(
+            EndpointNotFound, match="endpoint 'nothing' does not exist. Available: away, many, search, slow"
+        ):
             await tangram.call("nothing")
-        with pytest.raises(ValidationFailed, match="search takes GET, HEAD, POST, and no DELETE"):
+        with pytest.raises(ValidationFailed, match="search does not allow DELETE. Allowed: GET, HEAD, POST"):
             await tangram.call("search", method="DELETE")
         assert [each.name for each in await tangram.endpoints()] == ["away", "many", "search", "slow"]
 
@@ -251,7 +253,7 @@ async def test_a_method_that_the_endpoint_does_not_take_is_never_sent_whenever_t
         [id] = await tangram.submit_many([call_action("search", "all", method="DELETE")])
         await site.system.start("api")
         [action] = await tangram.wait([id], timeout_s=30)
-    assert (action.outcome, action.message) == ("user_error", "search takes GET, HEAD, POST, and no DELETE")
+    assert (action.outcome, action.message) == ("user_error", "search does not allow DELETE. Allowed: GET, HEAD, POST")
     assert site.there.asked == []
 
 

@@ -210,7 +210,7 @@ async def test_anothers_resource_is_as_good_as_unknown(
             await found.aread()
             # A simulated environment has no files, and says that and not that it is unknown.
             assert path.startswith("/v1/environments/{id}/"), found.text
-            assert any(said in found.text for said in ("there is no file", "has no files")), found.text
+            assert any(said in found.text for said in ("does not exist in environment", "has no files")), found.text
 
 
 @pytest.mark.parametrize(("method", "path"), LISTS)

@@ -175,7 +175,7 @@ class TestWhoMay:
 class TestNames:
     async def test_a_second_node_of_a_name_does_not_come_up_and_says_why(self, system: System) -> None:
         system.overrides["cpu-3"] = {"TANGRAM_NODE_NAME": "second"}
-        with pytest.raises(RuntimeError, match=f"the node at {system.url_of('cpu-2')} lives under the name second"):
+        with pytest.raises(RuntimeError, match=f"another live node at {system.url_of('cpu-2')} has the name second"):
             await system.start("cpu-3")
         async with httpx.AsyncClient() as prober:
             assert (await prober.get(f"{system.url_of('cpu-2')}/readyz")).status_code == 200

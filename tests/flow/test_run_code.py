@@ -126,7 +126,7 @@ async def test_a_compiler_that_is_not_there_is_no_failure_of_the_program(api: ht
 async def test_a_program_that_never_ran_is_no_success(api: httpx.AsyncClient, language: str) -> None:
     said = await ran(api, code="exit 1", language=language, files={"a": "", "a/b": ""})
     assert said["status"] == "SandboxError"
-    assert "it was not run" in said["message"]
+    assert "the program was not run" in said["message"]
 
 
 async def test_a_limit_is_the_failure_of_its_program(api: httpx.AsyncClient) -> None:

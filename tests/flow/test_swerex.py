@@ -225,10 +225,10 @@ async def test_what_would_hold_cores_between_calls_is_refused(shell: Rex, option
 
 async def test_an_output_that_is_cut_says_so(shell: Rex) -> None:
     said = await shell.ask("run_in_session", command="head -c 2000000 /dev/zero | tr '\\0' x")
-    assert said["failure_reason"].startswith("the output was cut: it had 20000")
+    assert said["failure_reason"].startswith("the output was truncated: it had 20000")
     assert said["output"].endswith(f"x\n{said['failure_reason']}\n")
     raised = await shell.raised("execute", command="head -c 2000000 /dev/zero", shell=True)
-    assert raised["message"].startswith("stdout has 2000000 bytes, and only the first 1048576")
+    assert raised["message"].startswith("stdout has 2000000 bytes, but only the first 1048576")
 
 
 async def test_a_limit_is_told_and_no_exception(shell: Rex) -> None:
@@ -254,7 +254,7 @@ async def test_a_program_is_run_where_and_with_what_is_asked(rex: Rex) -> None:
         ({"command": ["nosuch"], "merge_output_streams": True}, "FileNotFoundError", "'nosuch'"),
         ({"command": ["pwd"], "cwd": "/nowhere"}, "FileNotFoundError", "'/nowhere'"),
         ({"command": ["/etc/passwd"]}, "PermissionError", "[Errno 13] Permission denied: '/etc/passwd'"),
-        ({"command": ["true"], "env": {"": "x"}}, "ValueError", "illegal environment variable name"),
+        ({"command": ["true"], "env": {"": "x"}}, "ValueError", "names of environment variables must not be empty"),
     ],
 )
 async def test_a_program_that_cannot_be_run_is_raised_as_python_would(
@@ -304,7 +304,7 @@ async def test_files_and_trees_are_uploaded(rex: Rex) -> None:
         archive.writestr("a/large", large)
     assert (await upload(packed.getvalue(), "/tmp/tree", unzip="true")).json() == {}
     too_large = (await upload(large * 5, "/tmp/larger", unzip="false")).json()["swerexception"]
-    assert "33554432 bytes, which is all the environment has" in too_large["message"]
+    assert "33554432 bytes, the size of the environment's disk" in too_large["message"]
     look = "cd /tmp; cmp large tree/a/large; ls -A ~; cat tree/a/b.txt"
     compared = await rex.ask("execute", command=look, shell=True)
     assert (compared["stdout"], compared["exit_code"]) == ("b", 0)
@@ -337,7 +337,7 @@ async def test_our_trouble_is_an_exception_that_says_so(rex: Rex) -> None:
     await eventually_runs(rex)
     late = await rex.post("execute", command=["true"], headers={"tangram-deadline_s": "0.3"})
     said = late.json()["swerexception"]
-    assert said["message"].startswith("deadline_in_queue: the command did not begin in time")
+    assert said["message"].startswith("deadline_in_queue: the command could not start in time")
     assert (said["class_path"], late.status_code) == ("swerex.exceptions.SwerexException", 511)
     [running] = [each for each in await actions_of(rex) if each["state"] == "running"]
     await rex.api.delete(f"/v1/actions/{running['id']}")
@@ -379,7 +379,7 @@ async def test_a_key_of_another_project_finds_nothing(system: System, api: httpx
     at = f"{system.url}/v1/environments/{made['id']}/swerex"
     async with httpx.AsyncClient() as others:
         answer = await others.post(f"{at}/execute", json={"command": ["true"]}, headers={"x-api-key": OTHERS_KEY})
-        assert answer.json()["swerexception"]["message"] == f"there is no environment {made['id']}"
+        assert answer.json()["swerexception"]["message"] == f"environment {made['id']} does not exist in this project"
         assert (await others.get(f"{at}/is_alive", headers={"x-api-key": "tk_no"})).status_code == 401
         alive = await others.get(f"{at}/is_alive", headers={"x-api-key": API_KEY})
         assert alive.json()["is_alive"]

@@ -157,7 +157,7 @@ class TestWhatAnActionSees:
         imported(sandbox, "anew", base, a_layer(member("other")))
         target = an_environment(template="anew")
         await shell(sandbox, "true", target)
-        with pytest.raises(FileOperationError, match="imported anew"):
+        with pytest.raises(FileOperationError, match="imported again"):
             await moved(sandbox, source, target)
         await sandbox.destroy(source.id, target.id)
         remove_template(store_of(sandbox), "anew")

@@ -83,7 +83,7 @@ async def test_nothing_is_done_to_an_environment_in_which_an_action_runs(
     running = a_command("sleep", "30", environment=trajectory)
     report = await sandbox.begin(running)
     work = await begun(sandbox, trajectory, "pack")
-    with pytest.raises(FileOperationError, match="at work"):
+    with pytest.raises(FileOperationError, match="another operation or action is running"):
         await work.read_response()
     await work.close()
     await sandbox.executor.kill([running.fence])

@@ -210,7 +210,7 @@ class TestTemplates:
         layout = an_oci_layout(tmp_path / "layout", [packed(root)], config={"WorkingDir": "/data"})
         unknown = machine.cli("submit", "--template", "small", "--", "cat", "which", check=False)
         assert unknown.returncode == EXIT_USAGE
-        assert "no node has 'small'; there is host" in unknown.stderr
+        assert "template 'small' does not exist. Available: host" in unknown.stderr
         made = json.loads(machine.cli("templates", "import", str(layout), "--name", "small", "-o", "json").stdout)
         assert made["usable"]
         assert machine.cli("submit", "--template", "small", "--", "cat", "which").stdout == "image\n"

@@ -67,7 +67,7 @@ async def test_an_error_of_the_endpoint_is_shown_with_its_answer_and_exit_code_1
     terminal.there.answers(404)
     code, said, complained = await terminal.run("call", "search")
     assert (code, said) == (1, '{"status": 404}')
-    assert "user_error: it answered 404" in complained
+    assert "user_error: the endpoint returned status 404" in complained
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ async def test_an_error_of_the_endpoint_is_shown_with_its_answer_and_exit_code_1
     [
         (("search", "../x"), "request.path"),
         (("search", "-q", "q"), "--query q: write NAME=VALUE"),
-        (("search", "-H", "Authorization=x"), "a broker has its endpoint's key"),
-        (("search", "-X", "DELETE"), "search takes GET, HEAD, POST, and no DELETE"),
-        (("nothing",), "no broker has 'nothing'; there is search"),
+        (("search", "-H", "Authorization=x"), "the broker adds the endpoint's own key"),
+        (("search", "-X", "DELETE"), "search does not allow DELETE. Allowed: GET, HEAD, POST"),
+        (("nothing",), "endpoint 'nothing' does not exist. Available: search"),
     ],
 )
 async def test_what_is_wrong_is_said_in_a_line(terminal: Terminal, arguments: tuple[str, ...], said: str) -> None:

@@ -148,7 +148,7 @@ class _OrderHandler:
         except Exception as error:  # noqa: BLE001 - the client gets the error; the next order may succeed
             self._residency.check()
             code = "forward_failed" if op == "score" else "order_failed"
-            log.warning("the order %s of %s failed: %r", code, order.get("service") or order.get("name"), error)
+            log.warning("%s: service or engine %s: %r", code, order.get("service") or order.get("name"), error)
             answer = {"error": code, "message": f"{type(error).__name__}: {_public_message(error)}"}
         now = {"states": self._states(), "used_bytes": self._residency.used, "fitting": self._fitting()}
         now |= {"engines": self._engines.states, "unheard": sorted(self._engines.unconfirmed)}

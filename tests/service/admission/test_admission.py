@@ -191,7 +191,7 @@ class TestRefusals:
             assert answer.problem is not None
             assert (answer.problem.status, answer.problem.code) == (422, "template_not_found")
             assert answer.problem.errors[0].field == "environment.template"
-            assert "there is alpine, debian, host" in answer.problem.detail
+            assert "Available: alpine, debian, host" in answer.problem.detail
 
     async def test_the_node_that_has_the_template_has_to_be_large_enough(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
@@ -234,7 +234,7 @@ class TestRefusals:
             (answer,) = (await admission.admit([other])).items
             assert answer.problem is not None
             assert answer.problem.errors[0].field == "environment.template"
-            assert "was made from 'debian'" in answer.problem.detail
+            assert "was created from template 'debian'" in answer.problem.detail
 
     async def test_what_the_node_of_a_living_environment_lacks_is_refused(self, database: str) -> None:
         """It stays there, and another node is of no use to it."""

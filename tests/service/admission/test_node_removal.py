@@ -93,13 +93,13 @@ class TestRemove:
         for state in ("granted", "running"):
             await rows.action(state=state, node_id=node)
         await rows.action(state="settled", outcome="ok", node_id=node)
-        assert (await removed(admission)).kept_by == "2 actions there have not settled"
+        assert (await removed(admission)).kept_by == "it has 2 unsettled actions"
 
     async def test_one_that_has_live_environments_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
         node = await rows.node(beat=SILENT)
         await rows.environment("x", node)
         await rows.environment("y", node, lost_at=await rows.value("select now()"))
-        assert (await removed(admission)).kept_by == "1 environments there are not lost"
+        assert (await removed(admission)).kept_by == "it has 1 environments that are not lost"
 
     async def test_one_that_comes_back_is_open(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node(beat=SILENT)

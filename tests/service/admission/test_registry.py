@@ -151,7 +151,7 @@ async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(row
         await rows.execute("update nodes set services = $2 where id = $1", large, json.dumps([said]))
         found = await rewards.get("split", ADMINISTRATOR)
         assert (found.available, found.max_tokens, [each.available for each in found.nodes]) == (True, 1, [False, True])
-        lacks = refused | {"health": "not_here: there is no s/config.json"}
+        lacks = refused | {"health": "not_here: s/config.json does not exist"}
         await rows.execute("update nodes set services = $2 where id = $1", small, json.dumps([lacks]))
         assert [each.node for each in (await rewards.get("split", ADMINISTRATOR)).nodes] == ["one-with-four"]
         await rows.execute("update nodes set services = '[]' where id = $1", large)

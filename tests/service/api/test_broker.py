@@ -82,7 +82,7 @@ async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> No
         broker.add(a_call(timeout_s=0.1))
         await eventually(lambda: bool(reports))
         assert (reports[0].outcome, reports[0].reason) == ("infra_error", "endpoint_timeout")
-        assert broker.queues["e"].health == "endpoint_timeout: no answer within 0.1 s"
+        assert broker.queues["e"].health == "endpoint_timeout: no response within 0.1 s"
 
 
 async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
@@ -94,4 +94,4 @@ async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
         broker.add(a_call(timeout_s=0.1))
         await eventually(lambda: len(reports) == 2)
     assert [(each.reason, each.attempts) for each in reports] == [("endpoint_throttled", 1), ("endpoint_throttled", 0)]
-    assert "its turn did not come within 0.1 s" in str(reports[1].message)
+    assert "could not be sent within 0.1 s" in str(reports[1].message)

@@ -195,7 +195,10 @@ async def test_why_there_is_no_connection_is_said_without_the_address() -> None:
     sender = EndpointSender(EndpointSettings(url="http://127.0.0.1:9"))
     found = await sender.send(a_call())
     await sender.close()
-    assert (found.verdict, found.message) == (CallVerdict.UNREACHABLE, "no connection: connection refused")
+    assert (found.verdict, found.message) == (
+        CallVerdict.UNREACHABLE,
+        "the endpoint is not reachable: connection refused",
+    )
 
 
 async def test_nobodys_netrc_is_read_and_proxies_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:

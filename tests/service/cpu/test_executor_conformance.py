@@ -264,4 +264,6 @@ class TestRealExecutors:
         assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
         assert report.message is not None
         can = real.enforcement["templates"] != "absent"
-        assert ("no template 'moon'; it has host" if can else "has no template but `host`") in report.message
+        assert (
+            "'moon' is not available on this node. Available: host" if can else "supports only the template `host`"
+        ) in report.message

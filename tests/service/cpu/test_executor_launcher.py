@@ -118,7 +118,7 @@ async def lose_the_zygote(directory: Path) -> None:
 
 class TestLoss:
     async def test_without_its_zygote_a_launcher_ends_instead_of_failing_every_action(self, tmp_path: Path) -> None:
-        with pytest.raises(RuntimeError, match="makes environments is gone"):
+        with pytest.raises(RuntimeError, match="creates environments has ended"):
             await lose_the_zygote(tmp_path)
 
     async def test_a_used_environment_that_is_not_there_is_lost_and_not_made_anew(self, bench: Bench) -> None:
@@ -186,7 +186,7 @@ class TestEnd:
     async def test_a_second_launcher_in_the_directory_is_refused(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local"):
             second = Launcher(tmp_path, "unsafe-local")
-            with pytest.raises(RuntimeError, match="another launcher uses"):
+            with pytest.raises(RuntimeError, match="another launcher already uses"):
                 second.wait_until_ready()
 
 
@@ -196,7 +196,7 @@ class TestSettings:
         [
             ({"TANGRAM_DRIVER": "magic"}, "must be one of"),
             ({"TANGRAM_LAUNCHER_DIR": ""}, "TANGRAM_LAUNCHER_DIR must be set"),
-            ({"TANGRAM_NODE_NAME": "a/b"}, "plain name"),
+            ({"TANGRAM_NODE_NAME": "a/b"}, "must be a name without '/'"),
         ],
     )
     def test_a_wrong_setting_is_refused_with_a_sentence(

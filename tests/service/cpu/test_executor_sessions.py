@@ -315,7 +315,8 @@ class TestEnd:
         for number in range(16):
             assert await Shell(shell.bench, shell.environment, f"s{number}").says("echo hello") == "hello\n"
         refused = await shell.run("echo hello")
-        assert (refused.outcome, refused.message) == ("user_error", "an environment has at most 16 sessions")
+        message = "an environment can have at most 16 sessions; end one with `exit`"
+        assert (refused.outcome, refused.message) == ("user_error", message)
 
     async def test_no_file_stays_open_in_the_launcher(self, bench: Bench) -> None:
         await bench.run(a_command("true"))

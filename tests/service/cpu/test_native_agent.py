@@ -102,7 +102,7 @@ def test_the_program_is_made_once_and_only_where_nobody_else_may_write(
     os.close(native.open_native_agent())
     assert program.stat().st_mtime_ns == made
     program.parent.chmod(0o777)
-    with pytest.raises(native.NativeAgentUnavailable, match="written by others"):
+    with pytest.raises(native.NativeAgentUnavailable, match="writable by other users"):
         native.open_native_agent()
 
 

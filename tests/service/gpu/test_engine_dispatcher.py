@@ -245,8 +245,8 @@ async def test_one_that_does_not_sleep_says_so_until_it_does_and_judges_meanwhil
     await judged.engines[0].tell(refuses_sleep=True)
     for service, outcome, health in (
         ("j0", "ok", "ok"),
-        ("j1", "infra_error", "engine_stays: /sleep answered 500"),
-        ("j0", "ok", "engine_stays: /sleep answered 500"),
+        ("j1", "infra_error", "engine_stays: the engine answered /sleep with status 500"),
+        ("j0", "ok", "engine_stays: the engine answered /sleep with status 500"),
     ):
         job = judged.add(service, "text")
         assert (await judged.ends())[job.fence].outcome == outcome

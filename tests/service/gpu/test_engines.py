@@ -108,7 +108,7 @@ async def test_one_that_is_larger_than_its_device_is_refused_by_name(engine: Run
         for answer in (await worker.check_engine("e0"), await worker.acquire_engine("e0")):
             assert (answer["error"], answer["message"]) == (
                 "engine_too_large",
-                "engine e0 takes 6 MiB, and its device has 5 MiB in all",
+                "engine e0 needs 6 MiB, but its device has only 5 MiB in total",
             )
         assert (await engine.state())["asleep"], "it could not be used, and others might"
 
@@ -296,7 +296,7 @@ async def test_what_one_that_can_not_be_asked_was_told_is_known_to_a_later_manag
         await engine.tell(seed=1)  # by which it could be any
         async with working(engine, directory=tmp_path) as worker:
             assert (await worker.check_engine("e0"))["engines"] == {"e0": "resident"}
-            assert "not known" in (await worker.evict("judge0"))["message"]
+            assert "unknown" in (await worker.evict("judge0"))["message"]
             assert (await engine.state())["asleep"], "it was told nothing that ends it"
             await worker.check_engine("e0", restarted=True)
         assert json.loads((tmp_path / "e0.json").read_text())["sleeps"] is False

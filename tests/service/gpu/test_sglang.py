@@ -55,7 +55,7 @@ async def is_awake(engine: EngineController) -> bool | None:
     try:
         return await asyncio.to_thread(engine.is_awake)
     except EngineError as trouble:
-        if "restart it" not in str(trouble):
+        if "restart the engine" not in str(trouble):
             raise
         return None
 
@@ -106,7 +106,7 @@ async def test_what_did_not_answer_to_sleep_or_refused_to_wake_is_unknown_and_to
     await asyncio.to_thread(engine.sleep)
     with pytest.raises(EngineWakeFailed, match="CUDA out of memory"):
         await asyncio.to_thread(engine.wake().wait)
-    with pytest.raises(EngineError, match="restart it"):
+    with pytest.raises(EngineError, match="restart the engine"):
         await asyncio.to_thread(engine.sleep)
     assert (await is_awake(engine), (await sglang.state())["asleep"]) == (None, True)
     await sglang.tell(seed=1 << 30)
@@ -149,7 +149,7 @@ async def test_one_of_which_nobody_knows_is_not_used_and_does_not_leave_until_it
     residency = DeviceResidency(CpuDevice(8))
     residency.adopt_engine("e", engine := driver_of(sglang, last))
     for order in (residency.check_engine, residency.acquire_engine, residency.evict):
-        with pytest.raises(EngineError, match="restart it"):
+        with pytest.raises(EngineError, match="restart the engine"):
             await asyncio.to_thread(order, "e")
     assert residency.used == 1
     engine.mark_restarted()

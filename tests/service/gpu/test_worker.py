@@ -42,17 +42,20 @@ while (order := read_blocking(channel)) is not None:
 """
 STOPPED = "os.kill(os.getpid(), signal.SIGSTOP)"
 MISBEHAVING = {
-    "it says nothing": ("read_blocking(channel); signal.pause()", "did not answer within 0.5 s"),
-    "it is stopped": (STOPPED, "did not answer within 0.5 s"),
-    "it ends": ("read_blocking(channel); sys.exit(3)", "ended with 3"),
-    "it ends in a message": ("read_blocking(channel); channel.send(b'\\0\\0\\0\\x09{'); sys.exit(3)", "ended with 3"),
+    "it says nothing": ("read_blocking(channel); signal.pause()", "did not respond within 0.5 s"),
+    "it is stopped": (STOPPED, "did not respond within 0.5 s"),
+    "it ends": ("read_blocking(channel); sys.exit(3)", "ended with exit code 3"),
+    "it ends in a message": (
+        "read_blocking(channel); channel.send(b'\\0\\0\\0\\x09{'); sys.exit(3)",
+        "ended with exit code 3",
+    ),
     "no JSON": ("read_blocking(channel); channel.send(b'\\0\\0\\0\\x04nope'); signal.pause()", "JSONDecodeError"),
     "no message": ("read_blocking(channel); channel.send(b'Traceback'); signal.pause()", "a message of 1416782179"),
     "no answer": (
         "read_blocking(channel); write_blocking(channel, {}); signal.pause()",
         "entries, fitting, ",
     ),
-    "no object": ("read_blocking(channel); write_blocking(channel, []); signal.pause()", "no object"),
+    "no object": ("read_blocking(channel); write_blocking(channel, []); signal.pause()", "not an object"),
     "an entry too few": (
         "read_blocking(channel); write_blocking(channel, figures | {'entries': [], 'states': {}}); signal.pause()",
         "0 entries for 1 items",
@@ -119,7 +122,7 @@ async def test_a_worker_is_told_which_gpus_are_its_jobs_and_where_libraries_are_
 
 async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_order(start: Start) -> None:
     worker = start(STOPPED, limit_s=0.5)
-    async with dying(worker, "did not answer within 0.5 s"):
+    async with dying(worker, "did not respond within 0.5 s"):
         await worker.score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
 
 
@@ -149,7 +152,7 @@ process.serve(channel, process.WorkerConfig(**json.loads(sys.argv[2])))
 
 async def test_a_device_that_is_beyond_use_ends_its_worker(start: Start) -> None:
     worker = start(BEYOND_USE)
-    async with dying(worker, "ended with 1"):
+    async with dying(worker, "ended with exit code 1"):
         await worker.score("broken", [A])
 
 
@@ -183,7 +186,9 @@ async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(
         assert answer["message"] == "FileNotFoundError: No such file or directory", "whoever asked reads it"
     lines = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
     assert [(line["service"], line["level"]) for line in lines] == [("gpu-worker", "warning")] * 2
-    assert all(line["message"].startswith("forward_failed of broken: FileNotFoundError") for line in lines)
+    assert all(
+        line["message"].startswith("forward_failed: service or engine broken: FileNotFoundError") for line in lines
+    )
 
 
 async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_worker_too(start: Start) -> None:
@@ -192,9 +197,10 @@ async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_work
     assert worker.pid is None
     assert (await worker.restore("late"))["error"] == "order_failed"
     await worker.offer({"name": "late", "kind": "no such kind"})
-    assert "LookupError: there is no kind 'no such kind'" in (await worker.score("late", [A]))["message"]
+    unknown = "LookupError: the kind 'no such kind' of reward service does not exist"
+    assert unknown in (await worker.score("late", [A]))["message"]
     await worker.end()
-    assert "LookupError: there is no kind 'no such kind'" in (await worker.score("late", [A]))["message"]
+    assert unknown in (await worker.score("late", [A]))["message"]
     await worker.forget("late")
     assert (await worker.score("late", [A]))["message"] == "KeyError: 'late'"
 
@@ -250,7 +256,7 @@ async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
     refused = await other.score("a", [A])
     assert (refused["error"], refused["message"]) == (
         "no_room",
-        f"a takes {size} bytes of host memory, and all of it is used",
+        f"a needs {size} bytes of host memory, but all host memory is used",
     )
     await one.end()
     await other.pin("c", on=False)

@@ -62,6 +62,6 @@ class TestTheSameNode:
     async def test_is_not_ready_and_says_why_while_its_lease_is_anothers(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05) as cpu:
             await rows.execute("update node_beats set epoch = $1", UUID(int=99))
-            await eventually(lambda: "belongs to another" in (cpu.manager.fenced or ""))
+            await eventually(lambda: "another node registered with its name" in (cpu.manager.fenced or ""))
             await rows.execute("update node_beats set epoch = $1", EPOCH)
             await eventually(lambda: cpu.manager.fenced is None)

@@ -55,7 +55,7 @@ async def test_rounds_go_on_while_somebody_looks_ahead(database: str) -> None:
             await eventually(lambda: is_granted(rows, first))
             await eventually(lambda: is_granted(rows, second))
             assert not looking.done()
-            with pytest.raises(Unavailable, match="another plan"):
+            with pytest.raises(Unavailable, match="another capacity plan"):
                 await planning.plan(asked())
         finally:
             looking.cancel()
