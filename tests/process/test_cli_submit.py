@@ -1,4 +1,4 @@
-"""`tangram submit` against a system brought up by `tangram up`: output, exit codes, every option."""
+"""Test `tangram submit` against a system started by `tangram up`: output, exit codes and every option."""
 
 import json
 from collections.abc import Iterator
@@ -16,14 +16,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield machine
 
 
-def test_shows_what_the_program_printed(machine: Machine) -> None:
+def test_submit_prints_the_output_of_the_program(machine: Machine) -> None:
     done = machine.cli("submit", "--", "sh", "-c", "echo out; echo err >&2")
     assert done.stdout == "out\n"
     assert done.stderr.startswith("err\n")
     assert "ok" in done.stderr
 
 
-def test_follows_what_is_printed_now_or_later(machine: Machine) -> None:
+def test_submit_follow_and_logs_print_the_same_output(machine: Machine) -> None:
     done = machine.cli("submit", "--follow", "--", "sh", "-c", "echo out; echo err >&2; exit 3", check=False)
     id = done.stderr.splitlines()[-1].partition(" ")[0]
     again = machine.cli("logs", id, check=False)
@@ -33,11 +33,11 @@ def test_follows_what_is_printed_now_or_later(machine: Machine) -> None:
         assert "user_error" in shown.stderr
 
 
-def test_runs_a_python_program_from_standard_input(machine: Machine) -> None:
+def test_submit_runs_python_source_from_stdin(machine: Machine) -> None:
     assert machine.cli("submit", "--source", "-", stdin="print(6 * 7)").stdout == "42\n"
 
 
-def test_carries_a_file_along(machine: Machine, tmp_path: Path) -> None:
+def test_submit_uploads_a_file(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "note.txt").write_text("hello")
     assert machine.cli("submit", "--file", str(tmp_path / "note.txt"), "--", "cat", "note.txt").stdout == "hello"
 
@@ -101,20 +101,20 @@ def test_submit_explains_a_long_wait(machine: Machine) -> None:
         ("score", "x", "y"),
     ],
 )
-def test_an_error_is_json_if_json_is_asked_for(machine: Machine, arguments: tuple[str, ...]) -> None:
+def test_error_is_json_with_json_output(machine: Machine, arguments: tuple[str, ...]) -> None:
     done = machine.cli(arguments[0], "-o", "json", *arguments[1:], check=False)
     assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
     assert json.loads(done.stderr)["detail"]
 
 
-def test_an_impossible_demand_names_the_field(machine: Machine) -> None:
+def test_submit_with_an_impossible_demand_names_the_field(machine: Machine) -> None:
     done = machine.cli("submit", "--cpu", "4000", "--", "true", check=False)
     assert done.returncode == EXIT_USAGE
     assert "demand.cpu" in done.stderr
     assert "Traceback" not in done.stderr
 
 
-def test_get_shows_it_later(machine: Machine) -> None:
+def test_get_returns_an_earlier_action(machine: Machine) -> None:
     submitted = json.loads(machine.cli("submit", "--no-wait", "-o", "json", "--", "true").stdout)
     found = json.loads(machine.cli("get", submitted["id"], "--wait-s", "20", "-o", "json").stdout)
     assert (found["id"], found["outcome"]) == (submitted["id"], "ok")
