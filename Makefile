@@ -9,7 +9,7 @@ TORCH := $(CURDIR)/.torch/site-packages
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-all test-torch lint openapi dist clean
+.PHONY: help install demo test test-all test-torch lint docs docs-serve openapi dist clean
 
 help:
 	@echo "make install   install everything into .venv; the other targets begin with it"
@@ -17,6 +17,8 @@ help:
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
 	@echo "make lint      ruff, mypy, import-linter"
+	@echo "make docs      build the documentation into site/; the gateway serves it at /docs"
+	@echo "make docs-serve serve the documentation at http://127.0.0.1:8000 and rebuild it after each change"
 	@echo "make openapi   regenerate openapi/gateway.json after a change of the API"
 	@echo "make dist      build the wheels arl-tangram and arl-tangram-server into dist/"
 	@echo "make clean     remove the virtual environment and caches"
@@ -57,7 +59,19 @@ lint: $(VENV)/.ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	MYPYPATH=docs/hooks $(BIN)/mypy docs/hooks
 	$(BIN)/lint-imports
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[docs]'
+	@touch $@
+
+# NO_MKDOCS_2_WARNING: the theme prints an announcement otherwise.
+docs: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs-ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --watch libs --watch services
 
 openapi: $(VENV)/.ready
 	$(BIN)/python -m arl_gateway.openapi > openapi/gateway.json
@@ -67,5 +81,5 @@ dist: $(VENV)/.ready
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist . ./services
 
 clean:
-	rm -rf $(VENV) dist $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist site $(dir $(TORCH)) .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""Fixtures that every kind of test may ask for."""
+"""Fixtures for all tests."""
 
 import signal
 

@@ -102,7 +102,7 @@ def create_app(
         version=VERSION,
         lifespan=lifespan,
         openapi_url="/openapi.json" if public else None,
-        docs_url="/docs" if public else None,
+        docs_url=None,  # FastAPI's page loads its scripts from another host
         redoc_url=None,
         separate_input_output_schemas=False,
         telemetry=NO_TELEMETRY,

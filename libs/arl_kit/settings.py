@@ -23,8 +23,8 @@ class ServiceSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TANGRAM_", frozen=True, extra="ignore")
 
-    host: str = "127.0.0.1"
-    port: int = Field(ge=1, le=65535)
+    host: str = Field(default="127.0.0.1", description="Address on which this service listens")
+    port: int = Field(ge=1, le=65535, description="Port on which this service listens")
     database_url: SecretStr = Field(description="Database URL `postgresql://…` with the role of this service")
     service_token: SecretStr = Field(min_length=16, description="Token with which this service calls other services")
     caller_token_hashes: dict[str, str] = Field(
@@ -32,8 +32,8 @@ class ServiceSettings(BaseSettings):
         description="SHA-256 (hex) of the token of each service that may call this one, by name. All other callers"
         " are refused",
     )
-    pool_size: int = Field(default=6, ge=1, le=100)
-    log_level: str = "INFO"
+    pool_size: int = Field(default=6, ge=1, le=100, description="Maximum number of pooled database connections")
+    log_level: str = Field(default="INFO", description="Lowest level of log messages that are written, such as DEBUG")
     failpoints: str = Field(
         default="",
         description="Failpoints for tests: `name=kill:N,…` ends this process at these points. Empty in production",

@@ -66,6 +66,7 @@ FORWARDED_SETTINGS: Mapping[str, tuple[str, ...]] = {
             "max_inflight_score_batches",
             "max_pending_scores",
             "wait_poll_s",
+            "docs_dir",
         ),
     ),
 }

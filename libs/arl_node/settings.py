@@ -43,14 +43,18 @@ class ManagerSettings(ServiceSettings):
     """The settings of every node manager."""
 
     scheduler_url: str = Field(description="Base URL of the scheduler, which is notified of freed resources")
-    node_name: str = Field(default_factory=socket.gethostname, min_length=1, max_length=128)
+    node_name: str = Field(
+        default_factory=socket.gethostname, min_length=1, max_length=128, description="Name of the node; it is unique"
+    )
     advertise_url: str | None = Field(
         default=None, description="Base URL at which the scheduler reaches this manager. Absent: its host and port"
     )
-    node_ttl_s: float = Field(default=10.0, gt=0)
-    beat_s: float = Field(default=2.0, gt=0)
-    poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
-    poll_idle_s: float = Field(default=8.0, gt=0)
+    node_ttl_s: float = Field(
+        default=10.0, gt=0, description="Seconds for which the lease of the node lasts without a heartbeat"
+    )
+    beat_s: float = Field(default=2.0, gt=0, description="Seconds between heartbeats")
+    poll_busy_s: float = Field(default=1.0, gt=0, le=1.0, description="Seconds between polls while the node has work")
+    poll_idle_s: float = Field(default=8.0, gt=0, description="Maximum seconds between polls without work")
 
     @model_validator(mode="after")
     def _check_advertise_url(self) -> Self:

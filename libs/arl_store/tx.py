@@ -1,7 +1,7 @@
 """Access to Postgres. A path that only reads gets a type that cannot write.
 
 Statements are SQLAlchemy's, so that parameters have names; they are compiled once and run by asyncpg itself, which
-takes a third of the CPU time (README, «Decisions»).
+takes a third of the CPU time (docs/decisions/0005).
 """
 
 import asyncio

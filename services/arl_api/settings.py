@@ -1,7 +1,7 @@
 import math
 import socket
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
@@ -35,7 +35,9 @@ class EndpointSettings(BaseModel):
         default_factory=dict,
         description="Like `query`, but hidden in responses, for APIs that expect their key in the query",
     )
-    methods: Annotated[tuple[Method, ...], Field(min_length=1)] = ("GET", "HEAD", "POST")
+    methods: tuple[Method, ...] = Field(
+        default=("GET", "HEAD", "POST"), min_length=1, description="HTTP methods that actions may use"
+    )
     concurrency: int = Field(default=16, ge=1, le=4096, description="Maximum number of concurrent calls")
     rate_per_s: float | None = Field(
         default=None,
@@ -147,7 +149,12 @@ class EndpointSettings(BaseModel):
 class ApiSettings(ManagerSettings):
     """The settings of a broker node."""
 
-    node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-api", min_length=1, max_length=128)
+    node_name: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-api",
+        min_length=1,
+        max_length=128,
+        description="Name of the node; it is unique",
+    )
     endpoints: dict[EndpointName, EndpointSettings] = Field(
         default_factory=dict,
         max_length=256,

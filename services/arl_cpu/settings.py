@@ -13,7 +13,9 @@ __all__ = ["CpuSettings"]
 class CpuSettings(ManagerSettings):
     """The settings of a CPU node."""
 
-    driver: Literal["auto", "namespaces", "landlock", "unsafe-local", "simulated"] = "auto"
+    driver: Literal["auto", "namespaces", "landlock", "unsafe-local", "simulated"] = Field(
+        default="auto", description="Driver that confines actions; `simulated` runs no programs"
+    )
     launcher_socket: Path | None = Field(
         default=None, description="Path of the launcher's socket; required unless the driver is `simulated`"
     )

@@ -16,6 +16,7 @@ from arl_gateway.audit_log.routes import router as audit_log_router
 from arl_gateway.compat.routers import PREFIXED_MOUNTS
 from arl_gateway.compat.routers import ROUTERS as COMPATIBLE
 from arl_gateway.deps import build_deps
+from arl_gateway.docs_site import serve_docs
 from arl_gateway.endpoints.routes import router as endpoint_router
 from arl_gateway.environments.archive_routes import ARCHIVE_PATH
 from arl_gateway.environments.archive_routes import router as archive_router
@@ -89,6 +90,7 @@ def build(settings: GatewaySettings) -> FastAPI:
     )
     provide_deps(app, deps)
     _include_routers(app)
+    serve_docs(app, settings.docs_dir)
     return app
 
 

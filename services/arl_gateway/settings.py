@@ -1,3 +1,5 @@
+from pathlib import Path
+
 from pydantic import Field
 
 from arl_kit.settings import ServiceSettings
@@ -8,14 +10,14 @@ __all__ = ["GatewaySettings"]
 class GatewaySettings(ServiceSettings):
     """The settings of the gateway."""
 
-    admission_url: str
+    admission_url: str = Field(description="Base URL of admission, which takes new actions")
     scheduler_url: str = Field(
         description="Base URL of the scheduler, which explains why actions wait. Nothing else depends on it"
     )
     key_cache_s: float = Field(
         default=10.0, ge=0, description="Maximum seconds for which a revoked key may still be accepted"
     )
-    max_body_mib: int = Field(default=64, ge=1, le=1024)
+    max_body_mib: int = Field(default=64, ge=1, le=1024, description="Maximum MiB of a request body")
     max_archive_mib: int = Field(
         default=1024,
         ge=1,
@@ -25,7 +27,7 @@ class GatewaySettings(ServiceSettings):
     rate_limit: int = Field(
         default=20_000, ge=1, description="Maximum number of requests of one key in a window; all may arrive at once"
     )
-    rate_limit_window_s: int = Field(default=10, ge=1, le=86400)
+    rate_limit_window_s: int = Field(default=10, ge=1, le=86400, description="Seconds in which a rate limit refills")
     body_timeout_s: float = Field(
         default=30, gt=0, description="Seconds to receive a body, plus one second for each 64 KiB of it"
     )
@@ -44,4 +46,10 @@ class GatewaySettings(ServiceSettings):
     max_pending_scores: int = Field(
         default=20_000, ge=1, description="Maximum number of calls that wait for scores; further ones get 503"
     )
-    wait_poll_s: float = Field(default=1.0, gt=0, le=1.0)
+    docs_dir: Path | None = Field(
+        default=None,
+        description="Directory of the built documentation, served at `/docs`. Absent: `site` in the checkout",
+    )
+    wait_poll_s: float = Field(
+        default=1.0, gt=0, le=1.0, description="Seconds between polls for awaited actions, if no notification arrives"
+    )

@@ -25,12 +25,12 @@ class EngineSettings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     url: UpstreamUrl = Field(description="Base URL of the engine, before `/v1/chat/completions`")
-    family: Literal["vllm", "sglang"]
+    family: Literal["vllm", "sglang"] = Field(description="Engine that runs at this URL")
     device_memory_mib: int = Field(
         ge=1, description="Device memory in MiB that the engine uses while it is awake, in total"
     )
     device: int = Field(default=0, ge=0, description="Index in `devices` of the engine's device")
-    api_key: UpstreamKey | None = None
+    api_key: UpstreamKey | None = Field(default=None, description="API key of the engine")
     admin_key: UpstreamKey | None = Field(
         default=None,
         description="Key for putting the engine to sleep and waking it, if it differs, as with SGLang's"
@@ -43,7 +43,7 @@ class EngineSettings(BaseModel):
         default=64, ge=1, le=4096, description="Maximum number of concurrent requests; the engine forms its own batches"
     )
     request_timeout_s: float = Field(default=600.0, gt=0, description="Maximum seconds of one request")
-    wake_timeout_s: float = Field(default=120.0, gt=0)
+    wake_timeout_s: float = Field(default=120.0, gt=0, description="Maximum seconds for a wake-up")
     sleep_timeout_s: float = Field(
         default=45.0,
         gt=0,
@@ -70,7 +70,12 @@ class EngineSettings(BaseModel):
 class GpuSettings(ManagerSettings):
     """The settings of a GPU node."""
 
-    node_name: str = Field(default_factory=lambda: f"{socket.gethostname()}-gpu", min_length=1, max_length=128)
+    node_name: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-gpu",
+        min_length=1,
+        max_length=128,
+        description="Name of the node; it is unique",
+    )
     services: Annotated[tuple[str, ...], NoDecode] = Field(
         default=tuple(BUILT_IN_SERVICES),
         description="Built-in services to offer if their packages are installed, separated by commas",

@@ -20,15 +20,19 @@ class SchedulerSettings(ServiceSettings):
         le=4096,
         description="Cores of a trajectory's pod; only for the policies `static` and `overcommitted`",
     )
-    leader_ttl_s: float = Field(default=10.0, gt=0)
+    leader_ttl_s: float = Field(
+        default=10.0, gt=0, description="Seconds for which a leader leads without a renewal; then another may lead"
+    )
     node_ttl_s: float = Field(
         default=10.0, gt=0, description="Seconds without a heartbeat after which a node loses its grants"
     )
     environment_loss_after_s: float = Field(
         default=300.0, gt=0, description="Seconds without a heartbeat after which a node loses its environments"
     )
-    poll_busy_s: float = Field(default=1.0, gt=0, le=1.0)
-    poll_idle_s: float = Field(default=5.0, gt=0)
+    poll_busy_s: float = Field(
+        default=1.0, gt=0, le=1.0, description="Seconds between polls while actions are queued or run"
+    )
+    poll_idle_s: float = Field(default=5.0, gt=0, description="Maximum seconds between polls without actions")
     round_limit: int = Field(
         default=500,
         ge=1,

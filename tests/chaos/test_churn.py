@@ -1,4 +1,4 @@
-"""Very many execs over many environments, while agents and the CPU manager are killed at random: nothing piles up."""
+"""Test that memory and files do not grow over many execs while agents and the manager are killed."""
 
 import asyncio
 import os
@@ -18,14 +18,14 @@ from support.machine import Machine, a_machine
 EXECS = int(os.environ.get("TANGRAM_TEST_EXECS", "3000"))
 ENVIRONMENTS = max(50, EXECS // 100)
 MANAGER_EVERY = 5
-"""One kill in so many hits the manager, the others an agent."""
+"""One of this many kills hits the manager; the others hit an agent."""
 KILLS = EXECS // 100
 GROWTH = 1.1
-"""Over the second half, when as many environments live as before; a bounded number of fences is remembered."""
+"""Allowed memory growth over the second half; the number of remembered fences is bounded."""
 
 
 class Churn:
-    """Names of trajectories; one whose environment was lost is ended and gets a new name."""
+    """A set of trajectories. If an environment is lost, its trajectory ends and gets a new name."""
 
     def __init__(self, client: AsyncTangram) -> None:
         self._client = client
@@ -33,7 +33,7 @@ class Churn:
         self.outcomes: Counter[tuple[ActionOutcome | None, str | None]] = Counter()
 
     async def turn(self) -> None:
-        """One exec in each environment."""
+        """Run one exec in each environment."""
         names = {number: f"e{number}-{life}" for number, life in self._lives.items()}
         actions = [
             exec_action(task="churn", trajectory=name, argv=["true"], memory_mib=8, disk_mib=1, cpu=0.1)
@@ -60,13 +60,13 @@ def launcher_of(machine: Machine) -> int:
 
 
 def agents(launcher: int) -> list[int]:
-    """Without the oldest child, which makes them."""
+    """Return the launcher's children without the oldest one, which creates the others."""
     children = Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()
     return [int(pid) for pid in children[1:]]
 
 
 def files_of(launcher: int) -> int:
-    """Without the channel of each agent: how many stand ready differs while the launcher makes new ones."""
+    """Return the number of open files without agent channels, whose number varies."""
     return len(os.listdir(f"/proc/{launcher}/fd")) - len(agents(launcher))
 
 
@@ -88,7 +88,7 @@ async def kill_now_and_then(machine: Machine, launcher: int, random_: random.Ran
 
 
 @pytest.mark.slow
-async def test_nothing_piles_up_over_many_execs_with_agents_and_manager_killed(tmp_path: Path) -> None:
+async def test_memory_and_files_stay_bounded_over_many_execs_and_kills(tmp_path: Path) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}, {EXECS} execs over {ENVIRONMENTS} environments")
     with a_machine(tmp_path / "state") as machine:

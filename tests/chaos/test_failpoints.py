@@ -1,4 +1,4 @@
-"""Each process dies once at its worst moment and comes back; every action settles once and nothing stays held."""
+"""Test that every action settles once and all resources are freed if a process dies at a failpoint."""
 
 import asyncio
 from collections import Counter
@@ -34,7 +34,7 @@ STATES = "select count(*), count(distinct id) from actions where state = 'settle
 
 
 def workload() -> list[SubmitActionRequest]:
-    """Chains of steps that each check the one before, and fresh environments that need no retry to be right."""
+    """Build chains of steps that check their predecessor, and independent actions without retries."""
     step = (
         "import pathlib; p = pathlib.Path('steps'); n = len(p.read_text()) if p.exists() else 0\n"
         "assert n == {step}, n\np.write_text('x' * (n + 1))"
@@ -58,7 +58,9 @@ def workload() -> list[SubmitActionRequest]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("failpoint", FAILPOINTS)
-async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint: str, tmp_path: Path) -> None:
+async def test_process_killed_at_a_failpoint_loses_and_duplicates_no_action(
+    databases: Databases, failpoint: str, tmp_path: Path
+) -> None:
     service, release = FAILPOINTS[failpoint], tmp_path / "release"
     overrides = {"scheduler": QUICK | RESIZING}
     overrides.setdefault(service, {})["TANGRAM_FAILPOINTS"] = f"{failpoint}=kill:1"
@@ -83,7 +85,7 @@ async def test_nothing_is_lost_or_counted_twice(databases: Databases, failpoint:
 
 
 async def a_wide_one(client: AsyncTangram, release: Path) -> UUID:
-    """It runs before there is anything else, so that it has cores to give up, and until it is released.
+    """Submit a resizable action that starts first, so that it can give up cores, and runs until released.
 
     Of a class of its own: what the others teach, which sleep and use no core, is not held against it.
     """
@@ -103,7 +105,7 @@ async def a_wide_one(client: AsyncTangram, release: Path) -> UUID:
 
 
 def expect_one_truth(actions: list[Action]) -> None:
-    """What ran in a persistent environment is never a false failure of its code."""
+    """Check that every action is ok and that no persistent environment reports a false user error."""
     failed = [
         (a.outcome, a.reason, a.trajectory, a.message, a.result) for a in actions if a.outcome != ActionOutcome.OK
     ]
@@ -115,7 +117,9 @@ async def until_nothing_is_held(system: System) -> None:
         while True:
             answer = await client.get("/v1/admin/consistency")
             audit = ConsistencyReport.model_validate_json(answer.content)
-            if not any(entry.allocated for entry in audit.allocations) and not any(node.environments for node in audit.nodes):
+            if not any(entry.allocated for entry in audit.allocations) and not any(
+                node.environments for node in audit.nodes
+            ):
                 break
             await asyncio.sleep(0.1)
     assert audit.actions == {"settled": ACTIONS}

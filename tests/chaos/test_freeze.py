@@ -1,4 +1,4 @@
-"""Time that stands still for Postgres is nobody's silence."""
+"""Test that time in which Postgres is frozen does not count as node silence."""
 
 import asyncio
 import os
@@ -20,7 +20,7 @@ def tree_of(pid: int) -> list[int]:
 
 
 @pytest.mark.slow
-async def test_a_postgres_that_was_frozen_costs_no_running_action() -> None:
+async def test_frozen_postgres_loses_no_running_action() -> None:
     async with fast_postgres() as server:
         url = await Databases(server).clone()
         async with running_system(url, overrides={"scheduler": SHORT, "cpu": SHORT}) as system:

@@ -1,4 +1,4 @@
-"""A manager that stood still past its lease, while what it had started went on: it changes nothing any more."""
+"""Test that a manager frozen past its lease changes nothing when it continues."""
 
 import asyncio
 import os
@@ -25,7 +25,7 @@ SECONDS = {
     "goes on, again elsewhere": "345674",
     "ends, kept": "345675",
 }
-"""Each attempt by a time that nothing else on this machine sleeps for; nothing waits until it is over."""
+"""Sleep seconds that identify each attempt's process on this machine; no test waits that long."""
 
 ROWS = """
     select state, outcome, reason, grant_no, node_epoch, settled_at, failures
@@ -70,7 +70,7 @@ async def until_nothing_is_held(client: httpx.AsyncClient) -> ConsistencyReport:
 
 
 @pytest.mark.slow
-async def test_what_a_frozen_manager_lost_stays_as_it_is(databases: Databases) -> None:
+async def test_actions_lost_by_a_frozen_manager_are_not_changed(databases: Databases) -> None:
     url = await databases.clone()
     overrides = {"scheduler": SHORT, "cpu": SHORT, "cpu-2": ELSEWHERE}
     async with (

@@ -1,4 +1,4 @@
-"""A request sent again with its key, after whoever was to answer it died, is the same action."""
+"""Test that a request repeated with its key after a service died returns the same action."""
 
 import asyncio
 from typing import Any
@@ -17,7 +17,7 @@ AFTER_THE_COMMIT = [("admission", "admission.after_commit"), ("gateway", "gatewa
 
 
 async def ids_of(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> list[str]:
-    """Send the same request until all of it is accepted, as a client does; the ids of the last answer."""
+    """Send the same request until all of it is accepted; return the ids of the last answer."""
     async with asyncio.timeout(ANSWERED_S):
         while True:
             try:
@@ -34,8 +34,10 @@ async def ids_of(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("service", "failpoint"), AFTER_THE_COMMIT)
-async def test_a_key_sent_again_after_a_death_is_one_action(databases: Databases, service: str, failpoint: str) -> None:
-    """It dies when the action is durable and nobody was told."""
+async def test_key_repeated_after_a_service_death_returns_one_action(
+    databases: Databases, service: str, failpoint: str
+) -> None:
+    """The service dies after the commit and before its response."""
     url = await databases.clone()
     overrides = {service: {"TANGRAM_FAILPOINTS": f"{failpoint}=kill:1"}}
     async with running_system(url, overrides=overrides) as system, rows_in(url) as rows, system.client() as client:
@@ -55,7 +57,7 @@ async def test_a_key_sent_again_after_a_death_is_one_action(databases: Databases
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("service", "failpoint"), AFTER_THE_COMMIT)
-async def test_a_batch_sent_again_after_a_death_is_one_batch(
+async def test_batch_repeated_after_a_service_death_creates_one_batch(
     databases: Databases, service: str, failpoint: str
 ) -> None:
     url = await databases.clone()

@@ -1,4 +1,4 @@
-"""kill -9 of brokers, schedulers, admission and gateways while calls are under way: none is carried out twice."""
+"""Test that killing brokers, schedulers, admission and gateways never executes a call twice."""
 
 import asyncio
 import random
@@ -22,7 +22,7 @@ PATIENCE_S = 120.0
 
 @pytest_asyncio.fixture
 async def there() -> AsyncIterator[External]:
-    """It is slow now and then, and bears less than it is asked for now and then."""
+    """Provide an external API that is sometimes slow and sometimes throttles."""
     async with external() as there:
         whims = random.Random(0)
 
@@ -58,14 +58,14 @@ async def kill_now_and_then(system: System, random_: random.Random) -> None:
 
 
 def a_call(number: int) -> SubmitActionRequest:
-    """Every other one may not be sent twice."""
+    """Return a call; every second one is a POST that must not be sent twice."""
     if number % 2:
         return call_action("e", f"post/{number}", body=str(number), task="chaos")
     return call_action("e", f"get/{number}", retries=10, task="chaos")
 
 
 @pytest.mark.slow
-async def test_calls_settle_once_and_none_that_may_not_is_sent_twice(system: System, there: External) -> None:
+async def test_calls_settle_once_and_posts_are_never_repeated_under_kills(system: System, there: External) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}")
     random_ = random.Random(seed)
@@ -86,7 +86,7 @@ async def test_calls_settle_once_and_none_that_may_not_is_sent_twice(system: Sys
 
 
 def expect_one_truth(number: int, action: Action, carried_out: Counter[str]) -> None:
-    """What is said of it is what happened."""
+    """Check that the recorded outcome matches the requests that the API received."""
     assert action.outcome in (ActionOutcome.OK, ActionOutcome.INFRA_ERROR), action
     times = carried_out[f"/{'post' if number % 2 else 'get'}/{number}"]
     if action.outcome is ActionOutcome.OK:

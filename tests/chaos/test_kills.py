@@ -1,4 +1,4 @@
-"""kill -9 of everything, at its worst moments and at random, under 500 acknowledged actions that have not settled."""
+"""Test kill -9 of every process, at failpoints and at random, with 500 open acknowledged actions."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ KILLS = {"gateway": 20, "admission": 20, "scheduler": 20, "cpu": 20, "postgres":
 OPEN, MARGIN = 500, 200
 PATIENCE_S = 60.0
 SHORT_LIFE_S, LONG_LIFE_S = 1.0, 9.5
-"""Whoever lived for 10 s is started again at once; the others later and later, so that one life in six is long."""
+"""A process that lived 10 s restarts immediately, others with growing delay; one life in six is long."""
 
 
 async def ready(machine: Machine, process: str) -> int:
@@ -39,7 +39,7 @@ async def ready(machine: Machine, process: str) -> int:
 
 
 async def kill(machine: Machine, process: str) -> bool:
-    """Only what is ready now; True if it was this that ended it."""
+    """Kill a process that is ready now; return True if this kill ended it."""
     pid = await ready(machine, process)
     try:
         os.kill(pid, signal.SIGKILL)
@@ -50,7 +50,7 @@ async def kill(machine: Machine, process: str) -> bool:
 
 
 def end(machine: Machine, process: str) -> None:
-    """Ready or not: what is armed may die there each time before it is ready, so that must not be waited for."""
+    """Kill a process without waiting for readiness, because an armed process may die before it."""
     pid = json.loads((machine.directory / "processes.json").read_text())["processes"][process]["pid"]
     if pid is not None:
         with suppress(ProcessLookupError):
@@ -58,7 +58,7 @@ def end(machine: Machine, process: str) -> None:
 
 
 async def die_at_each_failpoint(machine: Machine, service: str) -> None:
-    """Its log says that it died there; what it was asked for then is asked again until it is disarmed."""
+    """Kill the service at each of its failpoints; wait for the log entry and disarm it."""
     for failpoint in FAILPOINTS[service]:
         machine.arm(service, failpoint)
         end(machine, service)
@@ -72,12 +72,12 @@ async def die_at_each_failpoint(machine: Machine, service: str) -> None:
 
 
 def logs_of(machine: Machine) -> str:
-    """The end of each; they go with the machine."""
+    """Return the end of each process log, before the machine deletes the logs."""
     return "".join(f"\n{each}:\n{machine.log(each)[-3000:]}" for each in ("supervisor", *KILLS, "cpu-launcher"))
 
 
 async def kill_at_random(machine: Machine, load: Load, process: str, random_: random.Random) -> None:
-    """At random moments of its life, each time with all the load there."""
+    """Kill the process at random moments under full load."""
     kills, first_long = 0, 1 + list(KILLS).index(process)
     while kills < KILLS[process]:
         await ready(machine, process)
@@ -87,7 +87,7 @@ async def kill_at_random(machine: Machine, load: Load, process: str, random_: ra
 
 
 @pytest.mark.slow
-async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_path: Path) -> None:
+async def test_every_acknowledged_action_settles_once_under_random_kills(tmp_path: Path) -> None:
     seed, begun = random.randrange(1 << 30), time.monotonic()
 
     def tell(what: str) -> None:
@@ -124,7 +124,7 @@ async def test_every_acknowledged_action_settles_once_whatever_is_killed(tmp_pat
 
 
 async def expect_one_truth(client: AsyncTangram, load: Load) -> None:
-    """What ran in a persistent environment is never a false failure of its code, and ran once and in order."""
+    """Check that no persistent environment reports a false failure and its steps ran once, in order."""
     outcomes = Counter(truth[:2] for truth in load.truth.values())
     print(dict(outcomes))
     failed = [id for id, truth in load.truth.items() if truth[0] not in (ActionOutcome.OK, ActionOutcome.INFRA_ERROR)]
@@ -138,7 +138,7 @@ async def expect_one_truth(client: AsyncTangram, load: Load) -> None:
 
 
 async def until_free(client: AsyncTangram, load: Load) -> None:
-    """The node holds no action and no environment."""
+    """End all trajectories and wait until the node has no action and no environment."""
     for trajectory in load.trajectories:
         await client.end_trajectory("chaos", trajectory)
     async with asyncio.timeout(30):

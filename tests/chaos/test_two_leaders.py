@@ -1,4 +1,4 @@
-"""Two schedulers that each believe to lead: nothing is granted that somebody holds."""
+"""Test that two schedulers that both believe to be leader never allocate a resource twice."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ NEXT_LEADER_WAITS = """
 
 
 async def submit(client: httpx.AsyncClient, *, seconds: str, priority: int) -> list[str]:
-    """As many as fill the node."""
+    """Submit as many actions as the node has cores and return their ids."""
     action = {"task": "t", "argv": ["sleep", seconds], "priority": priority, "demand": {"cpu": 1}}
     answer = await client.post("/v1/actions:batch", json={"actions": [action] * CORES})
     return [item["id"] for item in answer.json()["items"]]
@@ -42,8 +42,8 @@ def stands_still(system: System, name: str) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moment", ["leader.between_decision_and_lock", "leader.between_lock_and_update"])
-async def test_a_leader_that_stood_still_books_nothing_twice(databases: Databases, moment: str) -> None:
-    """What it has decided fills the node; what the next leader prefers, and grants meanwhile, fills it too."""
+async def test_frozen_leader_allocates_nothing_twice(databases: Databases, moment: str) -> None:
+    """The frozen leader's decision fills the node, and so do the grants of the next leader."""
     overrides: dict[str, Any] = {
         "scheduler": LEADER_TTL | {"TANGRAM_FAILPOINTS": f"{moment}=stop:1"},
         "scheduler-2": LEADER_TTL,
@@ -112,7 +112,7 @@ def wide(task: int, *, seconds: float) -> SubmitActionRequest:
 
 
 def some_work(turn: int) -> tuple[list[SubmitActionRequest], list[SubmitActionRequest]]:
-    """What may be resized, among what may not; and a gang of more than half the node."""
+    """Return resizable and fixed actions, and a gang that needs more than half the node."""
     resizable = [wide(n % 2, seconds=0.2 + n % 3) for n in range(5)]
     fixed = [exec_action(task="t0", argv=["sleep", "0.1"], cpu=1 + turn % 2, memory_mib=64) for _ in range(4)]
     gang = [exec_action(task="t1", argv=["sleep", "0.5"], cpu=1, memory_mib=64) for _ in range(CORES - 1)]
@@ -120,7 +120,7 @@ def some_work(turn: int) -> tuple[list[SubmitActionRequest], list[SubmitActionRe
 
 
 async def the_leader(system: System) -> str:
-    """Whose metric says that it leads; while one takes over nobody may."""
+    """Wait until exactly one scheduler's metric reports that it leads, and return its name."""
     found: list[str] = []
 
     async def says_so() -> bool:
@@ -134,10 +134,10 @@ async def the_leader(system: System) -> str:
 
 
 @pytest.mark.slow
-async def test_leaders_that_take_over_from_each_other_book_nothing_twice_while_they_resize(
+async def test_alternating_frozen_leaders_allocate_nothing_twice_during_resizes(
     databases: Databases,
 ) -> None:
-    """Each in turn stands still for longer than its lease, and goes on in the middle of what it was doing."""
+    """Each leader in turn is frozen for longer than its lease and then continues its work."""
     overrides = {
         name: {"TANGRAM_LEADER_TTL_S": "2", "TANGRAM_POLICY": "spar_m"} for name in ("scheduler", "scheduler-2")
     }

@@ -1,4 +1,4 @@
-"""verl's code rewards and SandboxFusion's own client, unmodified and from their packages, on a running system."""
+"""Test verl's code rewards and SandboxFusion's client, unmodified, against a running system."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without what else they depend on, which is gigabytes and not asked."""
+    """Install the packages without their other dependencies, which take gigabytes and are not used."""
     directory = tmp_path_factory.mktemp("code-rewards")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", directory)
     for wanted in (("--no-deps", *PACKAGES), NEEDED):
@@ -32,7 +32,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-async def test_the_code_of_verl_and_of_sandbox_fusion_gets_its_results(databases: Databases, packages: Path) -> None:
+async def test_verl_code_rewards_and_sandbox_fusion_get_their_results(databases: Databases, packages: Path) -> None:
     owner_url = await databases.clone()
     async with running_system(owner_url, driver="namespaces") as system:
         command = (sys.executable, CLIENT, packages, system.url.removeprefix("http://"), API_KEY)
@@ -50,9 +50,7 @@ async def test_the_code_of_verl_and_of_sandbox_fusion_gets_its_results(databases
     }
 
 
-async def test_a_tool_of_verl_keeps_the_rollout_s_environment_between_its_calls(
-    databases: Databases, packages: Path
-) -> None:
+async def test_verl_tool_keeps_the_environment_of_a_rollout_between_calls(databases: Databases, packages: Path) -> None:
     owner_url = await databases.clone()
     async with running_system(owner_url, driver="namespaces") as system:
         command = (sys.executable, TOOL, packages, system.url, API_KEY)

@@ -1,4 +1,4 @@
-"""`docker/` as far as it goes without an engine: forms, rules, and the same commands with the same environment."""
+"""Test `docker/` without a container engine: schema, rules, and the same commands as processes."""
 
 import asyncio
 import json
@@ -32,11 +32,11 @@ START_S = 40.0
 
 
 class TestCompose:
-    def test_it_fits_the_specification(self) -> None:
+    def test_compose_file_matches_the_specification(self) -> None:
         errors = [error.message for error in jsonschema_rs.validator_for(SCHEMA).iter_errors(COMPOSE)]
         assert errors == []
 
-    def test_nothing_but_the_gateway_is_published_and_only_on_loopback(self) -> None:
+    def test_only_the_gateway_is_published_and_only_on_loopback(self) -> None:
         assert {name: service["ports"] for name, service in SERVICES.items() if "ports" in service} == {
             "gateway": ["127.0.0.1:8700:8700"]
         }
@@ -50,8 +50,8 @@ class TestCompose:
             assert ("no-new-privileges:true" in service["security_opt"]) == (name not in LAUNCHERS)
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="only root can have another's directory")
-    def test_with_its_capabilities_a_node_reads_its_secrets_and_writes_its_snapshots(self, tmp_path: Path) -> None:
-        """As Dockerfile and `provision` leave both; root without capabilities is nobody special."""
+    def test_node_capabilities_allow_reading_secrets_and_writing_snapshots(self, tmp_path: Path) -> None:
+        """Uses owners and modes as set by Dockerfile and `provision`; root has only these capabilities."""
         secrets, snapshots = tmp_path / "secrets", tmp_path / "snapshots"
         for each in (secrets, snapshots):
             each.mkdir(mode=0o700)
@@ -65,34 +65,34 @@ class TestCompose:
         done = subprocess.run([*confined, "sh", "-c", script], capture_output=True, text=True, check=False)
         assert (done.returncode, done.stdout) == (0, "said"), done.stderr
 
-    def test_every_service_that_lasts_says_when_it_is_well(self) -> None:
+    def test_every_long_running_service_has_a_health_check(self) -> None:
         lasting = {name for name in OURS if name != "provision"}
         assert {name for name, service in OURS.items() if "healthcheck" in service} == lasting
 
-    def test_no_secret_stands_in_it_and_each_service_sees_only_its_own(self) -> None:
+    def test_compose_file_has_no_secrets_and_mounts_only_own_ones(self) -> None:
         for name, service in OURS.items():
             assert not [key for key in service.get("environment", {}) if re.search("PASSWORD|TOKEN|ACCEPT", key)]
             seen = {volume.split(":")[0] for volume in service.get("volumes", []) if volume.startswith("secrets-")}
             own = f"secrets-{re.sub('-[0-9]+$', '', name)}"
             assert name == "provision" or seen <= {own}
 
-    def test_images_are_pinned(self) -> None:
+    def test_other_images_are_pinned_to_a_version(self) -> None:
         others = [service["image"] for service in SERVICES.values() if service["image"] != "arl-tangram"]
         assert all(re.search(r":[0-9]+\.[0-9]+", image) for image in others)
 
-    def test_its_volumes_are_all_used(self) -> None:
+    def test_all_declared_volumes_are_used(self) -> None:
         used = {volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])}
         assert set(COMPOSE["volumes"]) <= used
 
 
 class TestDockerfile:
-    def test_it_is_one_and_keeps_the_rules(self) -> None:
-        """Docker's own parser reads it; hadolint and BuildKit's checks need binaries that are not packages."""
+    def test_dockerfile_parses_and_follows_the_rules(self) -> None:
+        """Docker's own parser reads the file. hadolint and BuildKit's checks need separate binaries."""
         parser = pytest.importorskip("dockerfile")
         lines = parser.parse_file(str(DOCKER / "Dockerfile"))
         by_verb = [(line.cmd.lower(), line.value, line.flags) for line in lines]
         stages = {value[2] for verb, value, _ in by_verb if verb == "from" and len(value) == 3}
-        froms = [value[0] for verb, value, _ in by_verb if verb == "from"]
+        froms = [value[0] for verb, value, _ in by_verb if verb == "from" and value[0] not in stages]
         assert all(re.search(r":\d+\.\d+\.\d+", image) for image in froms)
         copied = [flag.removeprefix("--from=") for verb, _, flags in by_verb if verb == "copy" for flag in flags]
         assert set(copied) <= stages
@@ -103,7 +103,7 @@ class TestDockerfile:
         installs = [value[0] for verb, value, _ in by_verb if verb == "run" and "apt-get install" in value[0]]
         assert all("--no-install-recommends" in run and "rm -rf /var/lib/apt/lists/*" in run for run in installs)
 
-    def test_what_it_copies_is_there_and_is_sent(self) -> None:
+    def test_copied_paths_exist_and_are_in_the_build_context(self) -> None:
         root = DOCKER.parent
         copied = re.findall(r"^COPY (?!--)(.+)$", (DOCKER / "Dockerfile").read_text(), re.MULTILINE)
         names = {name for line in copied for name in line.split()[:-1]}
@@ -114,7 +114,7 @@ class TestDockerfile:
 
 @dataclass
 class Containers:
-    """The services of the compose file as processes: hosts are loopback, volumes are directories."""
+    """The services of the compose file as processes, on loopback and with directories as volumes."""
 
     directory: Path
     owner_url: str
@@ -154,7 +154,7 @@ class Containers:
         return place
 
     async def until_well(self, name: str, process: subprocess.Popen[bytes]) -> None:
-        """As its health check asks."""
+        """Wait until the service's health check succeeds."""
         async with asyncio.timeout(START_S), httpx.AsyncClient() as client:
             while not await self._is_well(name, client):
                 assert process.poll() is None, (self.directory / f"{name}.log").read_text()[-3000:]
@@ -183,7 +183,7 @@ def started(containers: Containers, name: str) -> Iterator[subprocess.Popen[byte
 
 
 @pytest.mark.slow
-async def test_its_commands_bring_up_two_nodes_that_run_actions(databases: Databases) -> None:
+async def test_compose_commands_start_two_nodes_that_run_actions(databases: Databases) -> None:
     owner_url = await databases.empty("test_docker")
     directory = Path(tempfile.mkdtemp(prefix="docker-"))
     serving = [name for name, service in OURS.items() if "TANGRAM_PORT" in service.get("environment", {})]
@@ -205,7 +205,7 @@ async def test_its_commands_bring_up_two_nodes_that_run_actions(databases: Datab
 
 @asynccontextmanager
 async def brought_up(containers: Containers) -> AsyncIterator[None]:
-    """In the order that `depends_on` says."""
+    """Start all services in the order given by `depends_on`."""
     with ExitStack() as stack:
         done: set[str] = set(SERVICES) - set(OURS)
         while todo := [name for name in OURS if name not in done and set(OURS[name].get("depends_on", {})) <= done]:

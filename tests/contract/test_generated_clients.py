@@ -1,4 +1,4 @@
-"""Clients that others generate from `openapi/gateway.json`: made, compiled, and used against the running system."""
+"""Test generated clients: generate them from `openapi/gateway.json`, compile and use them."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ def run(*command: str | Path, cwd: Path) -> str:
 
 
 def install(*command: str | Path, cwd: Path) -> None:
-    """Without the packages of others there is nothing to test."""
+    """Install the generator, or skip the test if that fails."""
     found = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False, timeout=300)
     if found.returncode != 0:
         pytest.skip(f"{Path(command[0]).name} could not install the generator: {found.stderr[-300:]}")
@@ -58,7 +58,7 @@ def assert_all_of_it_worked(seen: dict[str, Any]) -> None:
     assert seen["problem"] == {"code": "validation_failed", "status": 422, "fields": ["demand.memory_mib"]}
 
 
-async def test_a_generated_python_client_submits_waits_pages_and_reads_problems(system: System, tmp_path: Path) -> None:
+async def test_generated_python_client_submits_waits_pages_and_reads_problems(system: System, tmp_path: Path) -> None:
     venv.create(tmp_path / "venv", with_pip=True)
     python = tmp_path / "venv" / "bin" / "python"
     install(python, "-m", "pip", "install", "--quiet", PYTHON_GENERATOR, cwd=tmp_path)
@@ -74,7 +74,7 @@ async def test_a_generated_python_client_submits_waits_pages_and_reads_problems(
     assert_all_of_it_worked(await used(system, python, "consumer.py", cwd=tmp_path))
 
 
-async def test_a_generated_typescript_client_submits_waits_pages_and_reads_problems(
+async def test_generated_typescript_client_submits_waits_pages_and_reads_problems(
     system: System, tmp_path: Path
 ) -> None:
     if shutil.which("npm") is None:

@@ -1,4 +1,4 @@
-"""SWE-ReX's own client, unmodified and from its package, on a running system: it hears what its own server says."""
+"""Test that SWE-ReX's client, unmodified, gets the same answers from us as from its own server."""
 
 import asyncio
 import json
@@ -31,16 +31,16 @@ NOT_THE_SAME = {
     "exit": {"raised": "pexpect.exceptions.EOF"},  # whose message is a dump of theirs
     "after an exit": {"raised": "swerex.exceptions.SessionDoesNotExistError"},
 }
-"""What ours says, where it is not what theirs does."""
+"""Our answers for the cases in which they differ from SWE-ReX's server."""
 BY_ANOTHER_MARK = {"function", "heredoc", "an array"}
-"""Theirs waited for another string than its prompt, and answers that one as `expect_string`."""
+"""Cases in which SWE-ReX's server waits for another string and returns it as `expect_string`."""
 
 pytestmark = pytest.mark.slow
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def answers(databases: Databases, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """By case: of their server, and of ours."""
+    """Provide the answers of SWE-ReX's server and of ours, by case."""
     directory = tmp_path_factory.mktemp("swerex")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--target", directory, *PACKAGES)
     found = await asyncio.to_thread(subprocess.run, pip, capture_output=True, text=True, check=False, timeout=300)
@@ -56,7 +56,7 @@ async def answers(databases: Databases, tmp_path_factory: pytest.TempPathFactory
     return dict(json.loads(ran.stdout))
 
 
-def test_its_client_hears_from_ours_what_it_hears_from_its_own_server(answers: dict[str, Any]) -> None:
+def test_swerex_client_gets_equal_answers_from_both_servers(answers: dict[str, Any]) -> None:
     cases = {name: both for name, both in answers.items() if isinstance(both[0], dict) and name not in NOT_THE_SAME}
     assert len(cases) > 75
     theirs = {name: _comparable(name, both[0]) for name, both in cases.items()}
@@ -66,19 +66,19 @@ def test_its_client_hears_from_ours_what_it_hears_from_its_own_server(answers: d
 
 
 @pytest.mark.parametrize("name", NOT_THE_SAME)
-def test_what_is_not_the_same_is_as_the_readme_has_it(answers: dict[str, Any], name: str) -> None:
+def test_known_differences_from_swerex_are_as_documented(answers: dict[str, Any], name: str) -> None:
     theirs, ours = answers[name]
     assert ours != theirs, "it is the same by now"
     assert ours.items() >= NOT_THE_SAME[name].items()
 
 
-def test_a_directory_is_uploaded_as_there(answers: dict[str, Any]) -> None:
+def test_uploaded_directory_is_equal_on_both_servers(answers: dict[str, Any]) -> None:
     theirs, ours = answers["tree"]
     assert ours == theirs
     assert "./below/run.sh\nran\n" in ours
 
 
-def test_a_command_takes_no_longer_than_there(answers: dict[str, Any]) -> None:
+def test_command_is_faster_than_on_the_swerex_server(answers: dict[str, Any]) -> None:
     theirs, ours = answers["seconds"]
     assert ours < theirs
 

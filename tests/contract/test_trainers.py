@@ -1,4 +1,4 @@
-"""Trainers' own code for remote rewards, unmodified and as their packages have it, against the running system.
+"""Test the remote-reward code of trainers, unmodified from their packages, against a running system.
 
 slime is in no package index; its fork miles is, with the same `remote_rm`.
 """
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases, models: Path) -> AsyncIterator[System]:
-    """With a reward model that an operator registered: what comes along serves no trainer's model."""
+    """Run a system with a registered reward model, because no built-in service serves a trainer's model."""
     owner_url = await databases.clone()
     overrides = {"gpu": {"TANGRAM_MODELS": str(models), "TANGRAM_POLL_IDLE_S": "0.2"}}
     async with running_system(owner_url, scores=True, overrides=overrides) as system:
@@ -62,7 +62,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without what they depend on, which is gigabytes and not asked."""
+    """Install the trainers without their dependencies, which take gigabytes and are not used."""
     directory = tmp_path_factory.mktemp("trainers")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", directory)
     found = subprocess.run((*pip, *TRAINERS), capture_output=True, text=True, check=False, timeout=300)
@@ -71,7 +71,7 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-async def test_the_code_of_trainers_gets_its_rewards(system: System, packages: Path) -> None:
+async def test_reward_code_of_trainers_gets_its_rewards(system: System, packages: Path) -> None:
     address = system.url.removeprefix("http://")
     command = (sys.executable, CLIENT, packages, address, API_KEY)
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120)

@@ -1,4 +1,4 @@
-"""TRL trains with our rewards. Runs where TRL can be imported: `make test-torch`."""
+"""Test that TRL trains with our rewards. Runs only if TRL is installed: `make test-torch`."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
     await databases.drop(owner_url)
 
 
-async def test_five_steps_of_grpo_are_rewarded_by_two_services(system: System, tmp_path: Path) -> None:
+async def test_five_grpo_steps_are_rewarded_by_two_services(system: System, tmp_path: Path) -> None:
     command = (sys.executable, CLIENT, system.url, API_KEY, tmp_path)
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=300)
     assert ran.returncode == 0, ran.stderr[-4000:]

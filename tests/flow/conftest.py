@@ -1,4 +1,4 @@
-"""What the tests of a module's own system share."""
+"""Fixtures for tests that run their own system per module."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="session")
 def openai(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Without what is installed anyway."""
+    """Install the OpenAI client into its own directory, without its dependencies."""
     directory = tmp_path_factory.mktemp("openai")
     pip = (sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", directory)
     found = subprocess.run((*pip, *OPENAI), capture_output=True, text=True, check=False, timeout=120)

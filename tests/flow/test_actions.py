@@ -1,4 +1,4 @@
-"""The whole line: real processes, a real Postgres, the simulated driver. Commands other than `sleep` end at once."""
+"""Test actions through all services. The simulated driver ends commands other than `sleep` immediately."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ async def until_running(rows: Rows, action: dict[str, Any]) -> None:
 
 
 class TestSubmit:
-    async def test_an_action_runs_and_its_outcome_is_the_answer(self, api: httpx.AsyncClient) -> None:
+    async def test_submit_with_wait_returns_the_settled_action(self, api: httpx.AsyncClient) -> None:
         response = await api.post("/v1/actions", json=TRUE, params={"wait": 20})
         body = response.json()
         assert (response.status_code, body["state"], body["outcome"]) == (200, "settled", "ok")
@@ -60,13 +60,13 @@ class TestSubmit:
         again = await api.get(response.headers["location"])
         assert again.json() == body
 
-    async def test_without_waiting_the_answer_is_that_it_was_accepted(self, api: httpx.AsyncClient) -> None:
+    async def test_submit_without_wait_returns_202(self, api: httpx.AsyncClient) -> None:
         response = await api.post("/v1/actions", json=LONG)
         assert response.status_code == 202
         await api.delete(response.headers["location"])
 
-    async def test_a_wait_ends_with_the_action_and_not_with_a_poll(self, api: httpx.AsyncClient) -> None:
-        """Median of several, because the machine may be busy with others."""
+    async def test_wait_ends_with_the_action_instead_of_a_poll(self, api: httpx.AsyncClient) -> None:
+        """The test takes the median, because the machine may be busy."""
         taken = []
         for _ in range(9):
             started = time.monotonic()
@@ -74,10 +74,10 @@ class TestSubmit:
             taken.append(time.monotonic() - started)
         assert sorted(taken)[4] < 0.5
 
-    async def test_a_timeout_is_an_outcome(self, api: httpx.AsyncClient) -> None:
+    async def test_action_past_its_timeout_is_a_user_timeout(self, api: httpx.AsyncClient) -> None:
         assert (await submit(api, LONG, timeout_s=0.05))["outcome"] == "user_timeout"
 
-    async def test_an_idempotency_key_makes_a_repeated_request_harmless(self, api: httpx.AsyncClient) -> None:
+    async def test_concurrent_requests_with_one_key_create_one_action(self, api: httpx.AsyncClient) -> None:
         key = {"idempotency-key": str(uuid4())}
         answers = await asyncio.gather(
             *(api.post("/v1/actions", json=TRUE, params={"wait": 20}, headers=key) for _ in range(5))
@@ -86,7 +86,7 @@ class TestSubmit:
         other = await api.post("/v1/actions", json=LONG, headers=key)
         assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
 
-    async def test_what_no_node_can_ever_run_is_refused_with_the_field(self, api: httpx.AsyncClient) -> None:
+    async def test_impossible_demand_is_refused_with_its_field(self, api: httpx.AsyncClient) -> None:
         await submit(api, TRUE)
         response = await api.post("/v1/actions", json=TRUE | {"demand": {"cpu": 65}})
         assert (response.status_code, response.json()["code"]) == (422, "demand_impossible")
@@ -94,7 +94,7 @@ class TestSubmit:
 
 
 class TestBatch:
-    async def test_a_batch_settles_and_each_item_has_its_own_answer(self, api: httpx.AsyncClient) -> None:
+    async def test_batch_items_settle_and_only_the_impossible_one_is_refused(self, api: httpx.AsyncClient) -> None:
         actions = [TRUE] * 99 + [TRUE | {"demand": {"cpu": 65}}]
         response = await api.post("/v1/actions:batch", json={"actions": actions})
         items = response.json()["items"]
@@ -104,27 +104,27 @@ class TestBatch:
         assert [action["id"] for action in waited["settled"]] == ids
         assert {action["outcome"] for action in waited["settled"]} == {"ok"}
 
-    async def test_a_batch_with_a_key_is_idempotent_as_a_whole(self, api: httpx.AsyncClient) -> None:
+    async def test_repeated_batch_with_one_key_returns_the_same_actions(self, api: httpx.AsyncClient) -> None:
         key, body = {"idempotency-key": str(uuid4())}, {"actions": [TRUE] * 5}
         first, second = [
             (await api.post("/v1/actions:batch", json=body, headers=key)).json()["items"] for _ in range(2)
         ]
         assert first == second
 
-    async def test_many_clients_at_once_are_all_answered(self, api: httpx.AsyncClient) -> None:
+    async def test_hundred_concurrent_submissions_all_settle(self, api: httpx.AsyncClient) -> None:
         answers = await asyncio.gather(*(submit(api, TRUE, wait=30) for _ in range(100)))
         assert {answer["outcome"] for answer in answers} == {"ok"}
 
 
 class TestCancel:
-    async def test_a_running_action_ends(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_cancelled_running_action_settles_as_cancelled(self, api: httpx.AsyncClient, rows: Rows) -> None:
         action = await submit(api, LONG, wait=0)
         await until_running(rows, action)
         await api.delete(f"/v1/actions/{action['id']}")
         settled = (await api.get(f"/v1/actions/{action['id']}", params={"wait": 20})).json()
         assert (settled["outcome"], settled["cancel_requested"]) == ("cancelled", True)
 
-    async def test_a_queued_action_never_starts(self, api: httpx.AsyncClient) -> None:
+    async def test_cancelled_queued_action_never_starts(self, api: httpx.AsyncClient) -> None:
         whole = {"demand": {"cpu": 64}}
         blocking = await submit(api, LONG | whole, wait=0)
         action = await submit(api, TRUE | whole, wait=0)
@@ -139,15 +139,15 @@ class TestTrajectories:
     def body(self, trajectory: str, **changed: Any) -> dict[str, Any]:
         return TRUE | {"trajectory": trajectory, "environment": {"scope": "trajectory"}} | changed
 
-    async def test_actions_in_quick_succession_share_one_environment(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_rapid_actions_of_a_trajectory_share_one_environment(
+        self, api: httpx.AsyncClient, rows: Rows
+    ) -> None:
         actions = [await submit(api, self.body("quick")) for _ in range(10)]
         assert [action["outcome"] for action in actions] == ["ok"] * 10
         sql = "select count(distinct environment_id) from actions where trajectory = 'quick'"
         assert await rows.value(sql) == 1
 
-    async def test_actions_sent_at_once_run_one_after_the_other_in_order(
-        self, api: httpx.AsyncClient, rows: Rows
-    ) -> None:
+    async def test_batch_of_a_trajectory_runs_sequentially_in_order(self, api: httpx.AsyncClient, rows: Rows) -> None:
         actions = [self.body("line", argv=["sleep", "0.02"]) for _ in range(5)]
         items = (await api.post("/v1/actions:batch", json={"actions": actions})).json()["items"]
         ids = [item["id"] for item in items]
@@ -157,7 +157,7 @@ class TestTrajectories:
                   where a.trajectory = 'line' and b.trajectory = 'line'"""
         assert await rows.value(sql)
 
-    async def test_an_ended_trajectorys_name_is_free_again(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_name_of_an_ended_trajectory_can_be_used_again(self, api: httpx.AsyncClient, rows: Rows) -> None:
         await submit(api, self.body("again"))
         ended = await api.delete("/v1/trajectories/again", params={"task": "t"})
         assert ended.status_code == 204
@@ -165,7 +165,7 @@ class TestTrajectories:
         sql = "select count(distinct environment_id) from actions where trajectory = 'again'"
         assert await rows.value(sql) == 2
 
-    async def test_ending_a_trajectory_cancels_what_is_left_of_it(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_ending_a_trajectory_cancels_its_unsettled_actions(self, api: httpx.AsyncClient, rows: Rows) -> None:
         running = await submit(api, self.body("left", argv=["sleep", "300"]), wait=0)
         queued = await submit(api, self.body("left"), wait=0)
         await until_running(rows, running)
@@ -174,13 +174,13 @@ class TestTrajectories:
         waited = (await api.post("/v1/actions:wait", json={"ids": ids, "timeout_s": 30})).json()
         assert [action["outcome"] for action in waited["settled"]] == ["cancelled"] * 2
 
-    async def test_a_trajectory_that_never_was(self, api: httpx.AsyncClient) -> None:
+    async def test_ending_an_unknown_trajectory_is_not_found(self, api: httpx.AsyncClient) -> None:
         response = await api.delete("/v1/trajectories/never", params={"task": "t"})
         assert (response.status_code, response.json()["code"]) == (404, "not_found")
 
 
 class TestInternalRoutes:
-    async def test_only_services_with_their_token_are_answered(self, system: System) -> None:
+    async def test_internal_routes_refuse_missing_and_foreign_tokens(self, system: System) -> None:
         async with httpx.AsyncClient() as client:
             paths = (("admission", "admit"), ("scheduler", "freed"), ("cpu", "grants"), ("cpu", "resizes"))
             for url, path in paths:
@@ -191,13 +191,13 @@ class TestInternalRoutes:
 
 
 class TestNodes:
-    async def test_the_node_is_alive_and_says_that_it_only_simulates(self, api: httpx.AsyncClient) -> None:
+    async def test_simulated_node_is_alive_and_enforces_nothing(self, api: httpx.AsyncClient) -> None:
         (node,) = (await api.get("/v1/admin/nodes")).json()["items"]
         assert (node["alive"], node["driver"], node["capacity"]["cpu_milli"]) == (True, "simulated", 64000)
         assert {entry["level"] for entry in node["enforced"]} == {"absent"}
 
 
-async def test_a_task_that_is_cancelled_takes_its_action_back(system: System) -> None:
+async def test_cancelled_client_task_cancels_its_action(system: System) -> None:
     async with AsyncTangram(system.url, API_KEY) as tangram:
         running = asyncio.create_task(tangram.run(task="taken-back", argv=["sleep", "300"], cpu=0.1))
 
@@ -212,7 +212,7 @@ async def test_a_task_that_is_cancelled_takes_its_action_back(system: System) ->
         assert (await tangram.get(action.id, wait_s=20)).outcome == "cancelled"
 
 
-async def test_more_runs_than_connections_wait_together(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_more_runs_than_dedicated_waits_all_settle(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("arl_tangram.async_client.MAX_DEDICATED_WAITS", 2)
     async with AsyncTangram(system.url, API_KEY) as tangram:
 

@@ -1,4 +1,4 @@
-"""File trees of persistent environments: listed, taken out and put in as archives, whatever they hold."""
+"""Test file lists, archive downloads and archive uploads of environments, with hostile contents."""
 
 import asyncio
 import gzip
@@ -37,7 +37,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture
 async def home(api: httpx.AsyncClient) -> AsyncIterator[str]:
-    """The path of an environment, ended afterwards."""
+    """Provide the API path of an environment and delete the environment afterwards."""
     path = await made(api)
     yield path
     await api.delete(path)
@@ -82,7 +82,7 @@ def names(content: bytes) -> dict[str, tarfile.TarInfo]:
         return {member.name: member for member in packed}
 
 
-async def test_what_goes_in_comes_out(api: httpx.AsyncClient, home: str) -> None:
+async def test_uploaded_archive_is_downloaded_unchanged(api: httpx.AsyncClient, home: str) -> None:
     packed = archive(
         a_member("src", tarfile.DIRTYPE),
         a_file("src/run.sh", b"#!/bin/sh\necho ran\n", mode=0o755, mtime=1_000_000_000),
@@ -110,7 +110,7 @@ async def test_what_goes_in_comes_out(api: httpx.AsyncClient, home: str) -> None
     await api.delete(other)
 
 
-async def test_a_part_of_it(api: httpx.AsyncClient, home: str) -> None:
+async def test_archive_of_a_subdirectory_or_file_contains_only_that_part(api: httpx.AsyncClient, home: str) -> None:
     await api.put(f"{home}/archive", params={"path": "a/b"}, content=archive(a_file("c/d", b"1"), a_file("e", b"22")))
     assert list(names((await api.get(f"{home}/archive", params={"path": "a/b/c"})).content)) == ["d"]
     assert list(names((await api.get(f"{home}/archive", params={"path": "a/b/e"})).content)) == ["e"]
@@ -118,7 +118,7 @@ async def test_a_part_of_it(api: httpx.AsyncClient, home: str) -> None:
     assert (await api.get(f"{home}/archive", params={"path": "../x"})).status_code == 422
 
 
-async def test_a_file_may_say_that_it_is_of_any_time(api: httpx.AsyncClient, home: str) -> None:
+async def test_out_of_range_modification_times_are_clamped(api: httpx.AsyncClient, home: str) -> None:
     await run(api, home, "touch -d @100000000000000 a; touch -d @30000000000 b; touch -d @-9 c")
     answer = await api.get(f"{home}/files")
     assert answer.status_code == 200, answer.text
@@ -129,7 +129,7 @@ async def test_a_file_may_say_that_it_is_of_any_time(api: httpx.AsyncClient, hom
     ]
 
 
-async def test_the_list_has_pages(api: httpx.AsyncClient, home: str) -> None:
+async def test_file_list_returns_every_entry_across_pages(api: httpx.AsyncClient, home: str) -> None:
     await run(
         api, home, "mkdir -p b/c; echo hi > b/c/f; ln -s /etc/passwd a; mkfifo p; printf x > \"$(printf 'n\\377')\""
     )
@@ -173,10 +173,10 @@ async def test_the_list_has_pages(api: httpx.AsyncClient, home: str) -> None:
         (a_file("there"), "cannot be created"),
     ],
 )
-async def test_a_member_that_cannot_be_is_named(
+async def test_invalid_archive_member_is_refused_by_name(
     api: httpx.AsyncClient, home: str, member: tuple[tarfile.TarInfo, bytes], word: str
 ) -> None:
-    """What came before it is there."""
+    """Members before the invalid one are written."""
     await run(api, home, "ln -s /etc etc; mkdir there; touch there/y")
     answer = await api.put(f"{home}/archive", content=archive(a_file("first"), member, a_file("last")))
     assert answer.status_code in (409, 422), answer.text
@@ -185,12 +185,12 @@ async def test_a_member_that_cannot_be_is_named(
     assert await run(api, home, "ls -A; ls /out ../out 2>&1 | grep -v such") == "etc\nfirst\nthere\n"
 
 
-async def test_no_set_uid_bit_comes_through(api: httpx.AsyncClient, home: str) -> None:
+async def test_set_uid_bits_of_members_are_removed(api: httpx.AsyncClient, home: str) -> None:
     await api.put(f"{home}/archive", content=archive(a_file("f", mode=0o6755)))
     assert await run(api, home, "stat -c %a f") == "755\n"
 
 
-async def test_a_link_of_the_archive_leads_no_file_of_it_out(api: httpx.AsyncClient, home: str) -> None:
+async def test_symlink_member_cannot_redirect_a_later_member(api: httpx.AsyncClient, home: str) -> None:
     packed = archive(a_member("d", tarfile.SYMTYPE, "/tmp"), a_file("d/f"))
     assert (await api.put(f"{home}/archive", content=packed)).status_code == 409
     assert await run(api, home, "ls /tmp") == ""
@@ -199,12 +199,12 @@ async def test_a_link_of_the_archive_leads_no_file_of_it_out(api: httpx.AsyncCli
 @pytest.mark.parametrize(
     "content", [b"no archive at all", archive(a_file("f", b"y" * 5000))[:3000], b"\x1f\x8b\x08junk"]
 )
-async def test_what_is_no_archive_is_a_problem(api: httpx.AsyncClient, home: str, content: bytes) -> None:
+async def test_invalid_archive_is_refused(api: httpx.AsyncClient, home: str, content: bytes) -> None:
     answer = await api.put(f"{home}/archive", content=content)
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
 
 
-async def test_what_does_not_fit_leaves_what_was_there(api: httpx.AsyncClient, home: str) -> None:
+async def test_archive_too_large_for_the_disk_keeps_existing_files(api: httpx.AsyncClient, home: str) -> None:
     await run(api, home, "echo old > f")
     answer = await api.put(f"{home}/archive", content=archive(a_file("e", b"e"), a_file("f", os.urandom(9 << 20))))
     assert (answer.status_code, answer.json()["code"]) == (409, "conflict")
@@ -216,7 +216,7 @@ async def test_what_does_not_fit_leaves_what_was_there(api: httpx.AsyncClient, h
     assert await run(api, home, "cat f; rm most; ls -A") == "old\ne\nf\n"
 
 
-async def test_a_bomb_bursts_outside(api: httpx.AsyncClient, home: str) -> None:
+async def test_decompression_bomb_is_refused_without_writing(api: httpx.AsyncClient, home: str) -> None:
     zeros = archive(a_file("z", b"\0" * (60 << 20)))
     answer = await api.put(f"{home}/archive", content=gzip.compress(zeros))
     assert answer.status_code == 409, answer.text
@@ -231,7 +231,7 @@ async def test_a_bomb_bursts_outside(api: httpx.AsyncClient, home: str) -> None:
 
 
 @pytest.mark.slow
-async def test_too_many_members_are_a_problem(api: httpx.AsyncClient, home: str) -> None:
+async def test_archive_with_too_many_members_is_refused(api: httpx.AsyncClient, home: str) -> None:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as packed:
         for number in range(100_000):
@@ -241,7 +241,7 @@ async def test_too_many_members_are_a_problem(api: httpx.AsyncClient, home: str)
     assert await run(api, home, "rm -rf d*; ls -A") == ""
 
 
-async def test_bodies_and_answers_have_a_bound(api: httpx.AsyncClient) -> None:
+async def test_archive_above_the_size_limit_is_refused_both_ways(api: httpx.AsyncClient) -> None:
     home = await made(api, disk_mib=200, memory_mib=512)
     answer = await api.put(f"{home}/archive", content=b"\0" * (65 << 20))
     assert (answer.status_code, answer.json()["code"]) == (413, "too_large")
@@ -251,7 +251,7 @@ async def test_bodies_and_answers_have_a_bound(api: httpx.AsyncClient) -> None:
     await api.delete(home)
 
 
-async def test_who_fills_a_tree_with_traps_catches_nothing(api: httpx.AsyncClient, home: str) -> None:
+async def test_pipes_sockets_and_symlink_loops_do_not_block_the_archive(api: httpx.AsyncClient, home: str) -> None:
     a_socket = "import socket; socket.socket(1).bind('s')"
     await run(api, home, f'mkfifo p; ln -s /proc/1/root/etc out; ln -s loop loop; python3 -c "{a_socket}"')
     found = names((await api.get(f"{home}/archive")).content)
@@ -261,8 +261,8 @@ async def test_who_fills_a_tree_with_traps_catches_nothing(api: httpx.AsyncClien
     assert (answer.status_code, "shut" in answer.json()["detail"]) == (409, True)
 
 
-async def test_a_transfer_waits_for_the_actions_before_it(api: httpx.AsyncClient, home: str) -> None:
-    """And the processes that an action left behind see no half of it: they stand still."""
+async def test_transfer_waits_for_earlier_actions(api: httpx.AsyncClient, home: str) -> None:
+    """Leftover processes are frozen during the transfer, so they see no partial state."""
     body = {"task": "t", "environment": {"id": home.rpartition("/")[2]}, "demand": {"cpu": 0.5}}
     script = "(while :; do ls | wc -l >> ../tmp/seen; done) & sleep 1; touch made"
     first = await api.post("/v1/actions", json=body | {"argv": ["sh", "-c", script]})
@@ -271,7 +271,7 @@ async def test_a_transfer_waits_for_the_actions_before_it(api: httpx.AsyncClient
     assert (await api.get(f"/v1/actions/{first.json()['id']}")).json()["outcome"] == "ok"
 
 
-async def test_files_of_another_project_are_not_there(api: httpx.AsyncClient, home: str) -> None:
+async def test_files_of_another_project_are_not_found(api: httpx.AsyncClient, home: str) -> None:
     other = {"authorization": f"Bearer {OTHER_KEY}"}
     calls: list[Callable[[], Any]] = [
         lambda: api.get(f"{home}/files", headers=other),
@@ -282,7 +282,7 @@ async def test_files_of_another_project_are_not_there(api: httpx.AsyncClient, ho
     assert (await api.get(f"/v1/environments/{uuid4()}/archive")).status_code == 404
 
 
-async def test_what_is_over_has_no_files(api: httpx.AsyncClient) -> None:
+async def test_ended_environment_has_no_archive(api: httpx.AsyncClient) -> None:
     home = await made(api)
     await api.delete(home)
     answer = await api.get(f"{home}/archive")
@@ -290,14 +290,16 @@ async def test_what_is_over_has_no_files(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.slow
-async def test_a_transfer_that_nobody_brings_ends_by_itself(api: httpx.AsyncClient, home: str) -> None:
+async def test_transfer_without_a_client_is_abandoned(api: httpx.AsyncClient, home: str) -> None:
     body = {"task": "t", "kind": "environment.transfer", "environment": {"id": home.rpartition("/")[2]}}
     settled = (await api.post("/v1/actions", params={"wait": 30}, json=body)).json()
     assert (settled["outcome"], settled["reason"]) == ("infra_error", "transfer_abandoned")
     assert (await api.get(f"{home}/files")).status_code == 200
 
 
-async def test_both_clients_move_directories(system: System, api: httpx.AsyncClient, home: str, tmp_path: Path) -> None:
+async def test_sync_and_async_clients_transfer_directories(
+    system: System, api: httpx.AsyncClient, home: str, tmp_path: Path
+) -> None:
     id, source = UUID(home.rpartition("/")[2]), tmp_path / "source"
     (source / "sub").mkdir(parents=True)
     (source / "sub" / "f").write_bytes(b"content")
@@ -320,7 +322,7 @@ async def test_both_clients_move_directories(system: System, api: httpx.AsyncCli
     assert await run(api, home, "cat f") == "content"
 
 
-async def test_the_command_line_moves_directories(system: System, home: str, tmp_path: Path) -> None:
+async def test_cli_pushes_and_pulls_directories(system: System, home: str, tmp_path: Path) -> None:
     (tmp_path / "f").write_text("content")
     variables = {**os.environ, "TANGRAM_URL": system.url, "TANGRAM_API_KEY": API_KEY}
 
@@ -332,11 +334,11 @@ async def test_the_command_line_moves_directories(system: System, home: str, tmp
     id = home.rpartition("/")[2]
     await tangram("push", id, str(tmp_path), "in")
     assert "in/f" in await tangram("files", id, "--recursive")
-    await tangram("pull", id, str(tmp_path / "back"), "in")
+    await tangram("pull", id, "in", str(tmp_path / "back"))
     assert (tmp_path / "back" / "f").read_text() == "content"
 
 
-async def test_a_client_that_goes_away_leaves_nothing(system: System, api: httpx.AsyncClient, home: str) -> None:
+async def test_disconnected_upload_leaves_no_file_or_process(system: System, api: httpx.AsyncClient, home: str) -> None:
     async def endless() -> AsyncIterator[bytes]:
         head, _ = a_file("f", size=1 << 23)
         yield head.tobuf()
@@ -353,7 +355,7 @@ async def test_a_client_that_goes_away_leaves_nothing(system: System, api: httpx
 
 
 async def nothing_is_at_work(system: System) -> None:
-    """The launcher has its zygote and agents as children, and as many files open as before the first transfer."""
+    """Wait until the launcher has no transfer processes left."""
     launcher = system.processes["launcher"].pid
     async with asyncio.timeout(10):
         while any(is_worker(pid) for pid in living_descendants(launcher)):
@@ -361,7 +363,7 @@ async def nothing_is_at_work(system: System) -> None:
 
 
 def is_worker(pid: int) -> bool:
-    """In an environment's mount namespace, and not in its pid namespace."""
+    """Return True for a process in an environment's mount namespace but outside its pid namespace."""
     try:
         mounts, pids = os.readlink(f"/proc/{pid}/ns/mnt"), os.readlink(f"/proc/{pid}/ns/pid")
     except OSError:

@@ -1,4 +1,4 @@
-"""The audit log by the API, the SDK and the command line: its order, pages, filters and visibility."""
+"""Test the audit log by API, SDK and command line: order, pages, filters and visibility."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ OTHERS_KEY = "tk_" + "o" * 32
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def system(databases: Databases) -> AsyncIterator[System]:
-    """Five changes: three weights of `labs/other`, and a key of each project."""
+    """Run a system with five audited changes: three weights of `labs/other` and one key per project."""
     owner_url = await databases.clone()
     await ensure_api_key(owner_url, "labs/other", OTHERS_KEY)
     async with running_system(owner_url, cores=1) as system:
@@ -122,9 +122,10 @@ async def run_cli(system: System, *arguments: str) -> str:
     return printed.decode()
 
 
-async def test_command_line_prints_text_and_json(system: System) -> None:
+async def test_audit_log_command_prints_text_and_json(system: System) -> None:
     query = ("--limit", "1", "--verb", "project.change")
-    [line] = (await run_cli(system, *query)).splitlines()
+    headings, line = (await run_cli(system, *query)).splitlines()
+    assert headings.split() == ["ID", "TIME", "(UTC)", "PROJECT", "KEY", "VERB", "TARGET", "DETAIL"]
     assert "project.change  project:labs/other" in line
     assert line.endswith('{"weight": 4.0}')
     [entry] = json.loads(await run_cli(system, *query, "-o", "json"))["items"]

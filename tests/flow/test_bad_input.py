@@ -1,4 +1,4 @@
-"""Whatever comes in, the answer is a problem that names what is wrong, and the system goes on."""
+"""Test that invalid input returns a problem with the wrong field and leaves the system running."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def api(system: System) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def fields_of(response: httpx.Response, *statuses: int) -> list[str]:
-    """The fields that a problem names, after the checks that hold for every one."""
+    """Check the properties common to all problems and return the fields that this one names."""
     assert response.status_code in statuses, response.text[:500]
     assert response.headers["content-type"] == "application/problem+json"
     problem = response.json()
@@ -111,24 +111,26 @@ IDS = [f"{number}-{field}" for number, (_, field) in enumerate(WRONG)]
 
 
 def as_json(value: Any) -> bytes:
-    """Lone surrogates as escapes, as a careless client sends them."""
+    """Encode the value as JSON with lone surrogates as escapes."""
     return json.dumps(value).encode()
 
 
-class TestOneAction:
+class TestSingleAction:
     @pytest.mark.parametrize(("changed", "field"), WRONG, ids=IDS)
-    async def test_the_field_is_named(self, api: httpx.AsyncClient, changed: dict[str, Any], field: str) -> None:
+    async def test_invalid_action_is_refused_with_its_field(
+        self, api: httpx.AsyncClient, changed: dict[str, Any], field: str
+    ) -> None:
         response = await api.post("/v1/actions", content=as_json(TRUE | changed), headers=JSON)
         assert field in fields_of(response, 422)
 
-    async def test_a_name_of_a_field_is_not_echoed_at_length(self, api: httpx.AsyncClient) -> None:
+    async def test_long_field_name_is_shortened_in_the_problem(self, api: httpx.AsyncClient) -> None:
         (field,) = fields_of(await api.post("/v1/actions", json=TRUE | {"x" * MIB: 1}), 422)
         assert len(field) < 1000
 
 
 class TestBatch:
     @pytest.mark.parametrize(("changed", "field"), WRONG, ids=IDS)
-    async def test_only_the_wrong_item_is_refused(
+    async def test_only_the_invalid_item_of_a_batch_is_refused(
         self, api: httpx.AsyncClient, changed: dict[str, Any], field: str
     ) -> None:
         content = as_json({"actions": [TRUE, TRUE | changed, TRUE]})
@@ -140,14 +142,14 @@ class TestBatch:
         assert ("actions.1" if field == "body" else f"actions.1.{field}") in named
 
     @pytest.mark.parametrize("item", [None, 7, "true", [], {}])
-    async def test_an_item_that_is_no_action(self, api: httpx.AsyncClient, item: Any) -> None:
+    async def test_batch_item_that_is_no_action_is_refused(self, api: httpx.AsyncClient, item: Any) -> None:
         items = (await api.post("/v1/actions:batch", json={"actions": [item, TRUE]})).json()["items"]
         assert [sorted(each) for each in items] == [["problem"], ["id"]]
         assert items[0]["problem"]["status"] == 422
         assert all(error["field"].startswith("actions.0") for error in items[0]["problem"]["errors"])
 
-    async def test_the_keys_of_the_others_stay_what_they_are(self, api: httpx.AsyncClient) -> None:
-        """A client that mends its item sends the rest again and gets the same ids."""
+    async def test_valid_items_keep_their_ids_when_a_corrected_batch_repeats(self, api: httpx.AsyncClient) -> None:
+        """A client that corrects one item and resends the batch gets the same ids for the other items."""
         headers = {"idempotency-key": "mended"}
         bad, good = {"actions": [TRUE | {"nice": 1}, TRUE]}, {"actions": [TRUE, TRUE]}
         first, second = [
@@ -168,16 +170,16 @@ class TestBatch:
             ([TRUE], "body"),
         ],
     )
-    async def test_a_batch_that_is_none(self, api: httpx.AsyncClient, body: Any, field: str) -> None:
+    async def test_invalid_batch_is_refused_with_its_field(self, api: httpx.AsyncClient, body: Any, field: str) -> None:
         assert field in fields_of(await api.post("/v1/actions:batch", json=body), 422)
 
-    async def test_the_document_still_says_what_an_item_is(self, api: httpx.AsyncClient) -> None:
+    async def test_openapi_document_describes_a_batch_item(self, api: httpx.AsyncClient) -> None:
         schema = (await api.get("/openapi.json")).json()["components"]["schemas"]["ActionBatchRequest"]
         assert schema["properties"]["actions"]["items"] == {"$ref": "#/components/schemas/SubmitActionRequest"}
 
 
 async def answered(system: System, status: str) -> float:
-    """Submissions, by the gateway's own count."""
+    """Return the number of submissions with this status from the gateway's metrics."""
     async with system.client() as client:
         lines = (await client.get("/metrics")).text.splitlines()
     line = f'tangram_http_requests_total{{method="POST",route="/v1/actions",status="{status}"}} '
@@ -208,32 +210,32 @@ BODIES: list[tuple[str, bytes, dict[str, str]]] = [
 class TestBody:
     @pytest.mark.parametrize("path", ["/v1/actions", "/v1/actions:batch", "/v1/actions:wait", "/v1/admin/keys"])
     @pytest.mark.parametrize(("what", "content", "headers"), BODIES, ids=[each[0] for each in BODIES])
-    async def test_what_is_no_json_object(
+    async def test_body_that_is_no_json_object_is_refused(
         self, api: httpx.AsyncClient, path: str, what: str, content: bytes, headers: dict[str, str]
     ) -> None:
         assert fields_of(await api.post(path, content=content, headers=headers), 400, 415, 422), what
 
     @pytest.mark.parametrize("media_type", ["text/plain", "application/x-www-form-urlencoded", "application", ""])
-    async def test_one_of_another_type(self, api: httpx.AsyncClient, media_type: str) -> None:
+    async def test_body_of_another_media_type_is_refused(self, api: httpx.AsyncClient, media_type: str) -> None:
         headers = {"content-type": media_type} if media_type else {}
         response = await api.post("/v1/actions", content=as_json(TRUE), headers=headers)
         assert fields_of(response, 415) == ["header.Content-Type"]
 
-    async def test_one_of_json_says_so_in_several_ways(self, api: httpx.AsyncClient) -> None:
+    async def test_json_media_type_variants_are_accepted(self, api: httpx.AsyncClient) -> None:
         for media_type in ("application/json; charset=utf-8", "Application/JSON", "application/merge-patch+json"):
             response = await api.post("/v1/actions", content=as_json(TRUE), headers={"content-type": media_type})
             assert response.status_code in (200, 202), "a quick one has settled by the answer"
 
-    async def test_a_method_that_is_none_of_this_path(self, api: httpx.AsyncClient) -> None:
+    async def test_wrong_method_is_refused_with_the_allow_header(self, api: httpx.AsyncClient) -> None:
         response = await api.put("/v1/actions", json=TRUE)
         fields_of(response, 405)
         assert response.headers["allow"] == "GET, POST"
 
-    async def test_one_that_announces_too_much(self, api: httpx.AsyncClient) -> None:
+    async def test_body_with_too_large_content_length_is_refused(self, api: httpx.AsyncClient) -> None:
         response = await api.post("/v1/actions", content=b" " * (MAX_BODY + 1), headers=JSON)
         assert fields_of(response, 413) == ["body"]
 
-    async def test_one_that_turns_out_too_large(self, api: httpx.AsyncClient) -> None:
+    async def test_streamed_body_above_the_limit_is_refused(self, api: httpx.AsyncClient) -> None:
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(MAX_BODY // 65536 + 1):
                 yield b" " * 65536
@@ -241,7 +243,7 @@ class TestBody:
         assert fields_of(await api.post("/v1/actions", content=chunks(), headers=JSON), 413) == ["body"]
 
     @pytest.mark.parametrize("sent", [b"", b'{"task": "t", '])
-    async def test_one_that_never_ends(self, system: System, sent: bytes) -> None:
+    async def test_body_that_never_ends_times_out(self, system: System, sent: bytes) -> None:
         head = (
             f"POST /v1/actions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
             "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
@@ -257,7 +259,7 @@ class TestBody:
         assert json.loads(body)["errors"][0]["field"] == "body"
 
     @pytest.mark.parametrize("media_type", ["application/json", "application/json; charset=utf-8"])
-    async def test_one_whose_client_goes_away_is_no_error_of_ours(self, system: System, media_type: str) -> None:
+    async def test_client_disconnect_during_a_body_is_counted_as_499(self, system: System, media_type: str) -> None:
         head = (
             f"POST /v1/actions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {API_KEY}\r\n"
             f"Content-Type: {media_type}\r\nContent-Length: 1000\r\n\r\n"
@@ -279,8 +281,8 @@ class TestBody:
     ) -> None:
         assert fields_of(await api.post("/v1/actions", json=TRUE, params={"wait": wait}), 422) == [field]
 
-    async def test_a_slow_answer_is_not_a_slow_body(self, api: httpx.AsyncClient) -> None:
-        """A wait outlasts the time that a body may take."""
+    async def test_long_wait_is_not_limited_by_the_body_timeout(self, api: httpx.AsyncClient) -> None:
+        """A wait may take longer than the body timeout."""
         response = await api.post("/v1/actions", json=TRUE | {"argv": ["sleep", "300"]}, params={"wait": 1})
         assert response.status_code == 202
         await api.delete(response.headers["location"])
@@ -302,9 +304,11 @@ class TestParameters:
             ("/v1/admin/keys?cursor=-1", "query.cursor"),
         ],
     )
-    async def test_one_that_is_wrong_is_named(self, api: httpx.AsyncClient, url: str, field: str) -> None:
+    async def test_invalid_parameter_is_refused_with_its_name(
+        self, api: httpx.AsyncClient, url: str, field: str
+    ) -> None:
         assert field in fields_of(await api.get(url), 400, 422)
 
-    async def test_a_trajectory_that_is_no_name(self, api: httpx.AsyncClient) -> None:
+    async def test_invalid_trajectory_name_is_refused(self, api: httpx.AsyncClient) -> None:
         response = await api.request("DELETE", "/v1/trajectories/%00?task=t")
         assert "path.trajectory" in fields_of(response, 422)

@@ -1,4 +1,4 @@
-"""Calls of an external API, by the public API, through all services."""
+"""Test calls of an external API through the public API and all services."""
 
 import asyncio
 import json
@@ -28,7 +28,7 @@ def _anew(site: Site) -> None:
     site.begin()
 
 
-async def test_a_call_is_sent_with_the_endpoints_key_and_its_answer_is_the_actions_result(site: Site) -> None:
+async def test_call_carries_the_endpoint_key_and_returns_its_response(site: Site) -> None:
     request = {"path": "find%20it", "query": {"q": ["a b", "c"]}, "json_body": {"deep": [1]}}
     action = await site.call(request, labels={"a": "b"})
     assert (action["outcome"], action["node"][-4:]) == ("ok", "-api")
@@ -41,20 +41,20 @@ async def test_a_call_is_sent_with_the_endpoints_key_and_its_answer_is_the_actio
     assert json.loads(asked.body) == {"deep": [1]}
 
 
-async def test_a_request_that_is_wrong_is_a_user_error_with_the_answer(site: Site) -> None:
+async def test_client_error_response_is_a_user_error(site: Site) -> None:
     site.there.answers(404)
     action = await site.call()
     assert (action["outcome"], action["result"]["response"]["status"], len(site.there.asked)) == ("user_error", 404, 1)
 
 
 @pytest.mark.parametrize("status", [429, 500, 503, 529])
-async def test_what_may_go_better_is_sent_again(site: Site, status: int) -> None:
+async def test_retryable_response_is_sent_again(site: Site, status: int) -> None:
     site.there.answers(status)
     action = await site.call()
     assert (action["outcome"], action["result"]["response"]["attempts"]) == ("ok", 2)
 
 
-async def test_a_post_that_may_have_been_carried_out_is_not_sent_again(site: Site) -> None:
+async def test_failed_post_is_retried_only_if_idempotent(site: Site) -> None:
     site.there.answers(500)
     action = await site.call({"body": "x"})
     assert (action["outcome"], action["reason"], len(site.there.asked)) == ("infra_error", "endpoint_unavailable", 1)
@@ -63,20 +63,20 @@ async def test_a_post_that_may_have_been_carried_out_is_not_sent_again(site: Sit
     assert (await site.call({"body": "x"}, idempotent=True))["outcome"] == "ok"
 
 
-async def test_a_key_that_is_not_good_enough_is_our_trouble(site: Site) -> None:
+async def test_refused_endpoint_key_is_an_infrastructure_error(site: Site) -> None:
     site.there.answers(401)
     action = await site.call()
     assert (action["outcome"], action["reason"]) == ("infra_error", "endpoint_refused")
 
 
-async def test_an_endpoint_that_is_not_there_is_said_and_never_an_empty_answer(site: Site) -> None:
+async def test_unreachable_endpoint_is_an_infrastructure_error_without_response(site: Site) -> None:
     action = await site.call(endpoint="away")
     assert (action["outcome"], action["reason"]) == ("infra_error", "endpoint_unreachable")
-    assert "after 2 tries" in action["message"]
+    assert "after 2 attempts" in action["message"]
     assert "response" not in action["result"]
 
 
-async def test_an_answer_that_takes_too_long_ends_the_call_and_its_connection(site: Site) -> None:
+async def test_call_past_its_timeout_closes_the_connection(site: Site) -> None:
     async def never(_: Asked) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -87,7 +87,7 @@ async def test_an_answer_that_takes_too_long_ends_the_call_and_its_connection(si
     await eventually(lambda: site.there.in_flight == 0)
 
 
-async def test_a_cancelled_call_is_cut_off(site: Site) -> None:
+async def test_cancelled_call_closes_the_connection(site: Site) -> None:
     async def never(_: Asked) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -101,7 +101,7 @@ async def test_a_cancelled_call_is_cut_off(site: Site) -> None:
     await eventually(lambda: site.there.in_flight == 0)
 
 
-async def test_no_more_are_in_flight_than_the_endpoint_may_have(site: Site) -> None:
+async def test_calls_in_flight_never_exceed_the_endpoint_concurrency(site: Site) -> None:
     async def soon(_: Asked) -> web.StreamResponse:
         await asyncio.sleep(0.02)
         return web.Response()
@@ -114,7 +114,7 @@ async def test_no_more_are_in_flight_than_the_endpoint_may_have(site: Site) -> N
     assert site.there.most == 8
 
 
-async def test_a_task_has_no_more_calls_of_an_endpoint_than_its_quota(site: Site) -> None:
+async def test_calls_of_a_task_never_exceed_its_endpoint_quota(site: Site) -> None:
     async def soon(_: Asked) -> web.StreamResponse:
         await asyncio.sleep(0.01)
         return web.Response()
@@ -131,7 +131,7 @@ async def test_a_task_has_no_more_calls_of_an_endpoint_than_its_quota(site: Site
     assert site.there.most == 2
 
 
-async def test_in_no_time_are_more_sent_than_the_endpoints_rate_allows(site: Site) -> None:
+async def test_calls_never_exceed_the_endpoint_rate(site: Site) -> None:
     site.there.answers(*[429] * 3)
     actions = [{**CALL, "endpoint": "slow", "request": {"method": "GET"}} for _ in range(30)]
     items = (await site.api.post("/v1/actions:batch", json={"actions": actions})).json()["items"]
@@ -145,7 +145,7 @@ async def test_in_no_time_are_more_sent_than_the_endpoints_rate_allows(site: Sit
             assert last - first + 1 <= 5 + 20 * (moments[last] - begun + 0.1)
 
 
-async def test_what_is_secret_is_in_no_row_no_log_and_no_answer(site: Site) -> None:
+async def test_endpoint_secrets_are_absent_from_rows_logs_and_responses(site: Site) -> None:
     async def echo(asked: Asked) -> web.StreamResponse:
         said = f"{asked.headers['Authorization']} {asked.url}"
         return web.Response(text=said, status=404, headers={"X-Said": said})
@@ -166,7 +166,7 @@ async def test_what_is_secret_is_in_no_row_no_log_and_no_answer(site: Site) -> N
     assert "engine-7" not in shown + "".join(row[0].decode() for row in stdout)
 
 
-async def test_an_answer_without_end_is_cut_and_says_so(site: Site) -> None:
+async def test_response_above_the_size_limit_is_truncated(site: Site) -> None:
     async def endless(asked: Asked) -> web.StreamResponse:
         return web.Response(body=b"x" * (3 << 20))
 
@@ -175,7 +175,7 @@ async def test_an_answer_without_end_is_cut_and_says_so(site: Site) -> None:
     assert (len(body["text"]), body["total_bytes"], body["truncated"]) == (1 << 20, 3 << 20, True)
 
 
-async def test_a_redirection_is_an_answer_and_is_not_followed(site: Site) -> None:
+async def test_redirect_is_returned_and_not_followed(site: Site) -> None:
     async def away(asked: Asked) -> web.StreamResponse:
         return web.Response(status=302, headers={"Location": "http://169.254.169.254/"})
 
@@ -186,7 +186,7 @@ async def test_a_redirection_is_an_answer_and_is_not_followed(site: Site) -> Non
     )  # fmt: skip
 
 
-async def test_the_endpoints_are_listed_with_what_they_bear(site: Site) -> None:
+async def test_endpoints_are_listed_with_their_limits(site: Site) -> None:
     await site.call()
     listed = {each["name"]: each for each in (await site.api.get("/v1/endpoints")).json()["items"]}
     assert sorted(listed) == ["away", "many", "search", "slow"]
@@ -197,7 +197,7 @@ async def test_the_endpoints_are_listed_with_what_they_bear(site: Site) -> None:
     assert (one.status_code, one.json()["code"]) == (404, "not_found")
 
 
-async def test_where_an_endpoint_is_and_what_it_said_is_for_who_administers_it(site: Site) -> None:
+async def test_endpoint_url_and_health_details_are_visible_only_to_administrators(site: Site) -> None:
     stranger = {"authorization": f"Bearer {STRANGER}"}
     site.there.answers(401)
     await site.call()
@@ -214,7 +214,7 @@ async def test_where_an_endpoint_is_and_what_it_said_is_for_who_administers_it(s
     assert site.there.url not in (await site.api.get("/v1/endpoints", headers=stranger)).text
 
 
-async def test_a_trace_shows_the_wait_and_each_request(site: Site) -> None:
+async def test_trace_shows_the_endpoint_wait_and_each_request(site: Site) -> None:
     site.there.answers(503)
     action = await site.call()
     trace = (await site.api.get(f"/v1/actions/{action['id']}/trace")).json()
@@ -223,7 +223,7 @@ async def test_a_trace_shows_the_wait_and_each_request(site: Site) -> None:
     assert "endpoint wait" in names
 
 
-async def test_a_client_calls_by_one_line_and_hears_what_went_wrong(site: Site) -> None:
+async def test_sdk_call_returns_responses_and_raises_typed_errors(site: Site) -> None:
     async with AsyncTangram(site.system.url, API_KEY) as tangram:
         response = await tangram.call("search", "find", query={"q": "x"}, task="search")
         assert (response.status, json.loads(response.body.text)) == (200, {"status": 200})
@@ -241,7 +241,7 @@ async def test_a_client_calls_by_one_line_and_hears_what_went_wrong(site: Site) 
         assert [each.name for each in await tangram.endpoints()] == ["away", "many", "search", "slow"]
 
 
-async def test_a_method_that_the_endpoint_does_not_take_is_never_sent_whenever_that_is_asked_for(site: Site) -> None:
+async def test_method_the_endpoint_does_not_allow_is_never_sent(site: Site) -> None:
     site.system.kill("api")
     connection = await asyncpg.connect(site.system.owner_url)
     try:  # as if no broker had ever been there
@@ -258,7 +258,7 @@ async def test_a_method_that_the_endpoint_does_not_take_is_never_sent_whenever_t
 
 
 async def _is_taken(tangram: AsyncTangram) -> bool:
-    """Admission has forgotten what there was."""
+    """Return True once admission accepts any endpoint because its cache has expired."""
     try:
         action = await tangram.submit(call_action("nothing"))
     except EndpointNotFound:
@@ -267,7 +267,7 @@ async def _is_taken(tangram: AsyncTangram) -> bool:
     return True
 
 
-async def test_calls_of_a_broker_that_died_are_carried_out_by_the_next(site: Site) -> None:
+async def test_calls_of_a_killed_broker_are_completed_by_the_next(site: Site) -> None:
     async def never(_: Asked) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError

@@ -1,4 +1,4 @@
-"""Reward protocols of trainers, answered by the scheduler's own line: together, durable, and never a 0 by accident."""
+"""Test the reward protocols of trainers: coalesced, durable and never an accidental 0."""
 
 import asyncio
 import json
@@ -44,8 +44,8 @@ def about(score: float) -> Any:
     return pytest.approx(score, abs=TOLERANCE)
 
 
-class TestTogether:
-    async def test_calls_at_once_are_few_actions_and_each_gets_its_own_scores(self, api: httpx.AsyncClient) -> None:
+class TestCoalescing:
+    async def test_concurrent_calls_share_actions_and_get_their_own_scores(self, api: httpx.AsyncClient) -> None:
         pairs = [(SHORT[at % 8], SHORT[at // 8 % 8]) for at in range(64)]
 
         async def call(at: int, one: int, other: int) -> tuple[str, float]:
@@ -61,7 +61,7 @@ class TestTogether:
         assert len(listed) < 32
         assert {action["outcome"] for action in listed} == {"ok"}
 
-    async def test_an_item_that_its_service_does_not_take_fails_alone(self, api: httpx.AsyncClient) -> None:
+    async def test_invalid_item_of_a_shared_action_fails_only_its_call(self, api: httpx.AsyncClient) -> None:
         good = {"text": TEXTS[0], "reference": TEXTS[1]}
 
         async def call(item: dict[str, str]) -> httpx.Response:
@@ -71,7 +71,7 @@ class TestTogether:
         assert [answer.status_code for answer in answers] == [422 if at % 4 == 3 else 200 for at in range(12)]
         assert answers[3].json()["errors"][0]["field"] == "items.0.reference"
 
-    async def test_what_nobody_waits_for_any_more_is_cancelled(self, api: httpx.AsyncClient, system: System) -> None:
+    async def test_action_without_waiting_clients_is_cancelled(self, api: httpx.AsyncClient, system: System) -> None:
         system.processes["scheduler"].send_signal(signal.SIGSTOP)
         body = {"service": "minilm", "task": "gone", "items": [{"text": "a", "reference": "b"}]}
         with pytest.raises(httpx.ReadTimeout):
@@ -92,7 +92,7 @@ class TestTogether:
 
 
 class TestOpenRlhf:
-    async def test_a_query_is_compared_with_its_label(self, api: httpx.AsyncClient) -> None:
+    async def test_query_is_compared_with_its_label(self, api: httpx.AsyncClient) -> None:
         body = {"query": [f"Q: {TEXTS[0]}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
         said = await json_of(api, "/reward-services/minilm/get_reward", body)
         assert said == {
@@ -101,18 +101,18 @@ class TestOpenRlhf:
             "extra_logs": {"truncated": [0.0]},
         }
 
-    async def test_later_addresses_get_nothing_and_answer_nothing(self, api: httpx.AsyncClient) -> None:
+    async def test_empty_query_returns_no_rewards(self, api: httpx.AsyncClient) -> None:
         said = await json_of(api, "/get_reward", {"query": [], "prompts": [], "labels": []})
         assert said["rewards"] == []
 
-    async def test_what_has_no_score_is_no_zero(self, api: httpx.AsyncClient) -> None:
+    async def test_unscored_text_is_an_error_instead_of_zero(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/get_reward?service=minilm", json={"query": [""], "prompts": [""], "labels": ["x"]})
         assert (answer.status_code, answer.json()["code"]) == (422, "not_scored")
         answer = await api.post("/get_reward", json={"query": ["x"], "prompts": [], "labels": ["x"]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "prompts")
 
     @pytest.mark.parametrize("end", ["<|im_end|>\n", "<｜end▁of▁sentence｜>", "</s><|endoftext|>"])
-    async def test_tokens_that_end_an_answer_are_no_part_of_it(self, api: httpx.AsyncClient, end: str) -> None:
+    async def test_end_of_sequence_tokens_are_removed_before_scoring(self, api: httpx.AsyncClient, end: str) -> None:
         body = {"query": [f"Q: {TEXTS[0]}{end}"], "prompts": ["Q: "], "labels": [TEXTS[1]]}
         said = await json_of(api, "/reward-services/minilm/get_reward", body)
         assert said["rewards"] == [about(COSINES[0, 1])]
@@ -120,7 +120,7 @@ class TestOpenRlhf:
         assert await json_of(api, "/reward-services/minilm/slime/reward", sample) == about(COSINES[0, 1])
 
     @pytest.mark.parametrize(("label", "response"), [(4, "4"), ([1, "é"], '[1, "é"]'), ({"a": None}, '{"a": null}')])
-    async def test_a_label_that_is_no_text_is_compared_as_json(
+    async def test_label_that_is_no_text_is_compared_as_json(
         self, api: httpx.AsyncClient, label: Any, response: str
     ) -> None:
         body = {"query": [response, TEXTS[0]], "prompts": ["", ""], "labels": [label, label]}
@@ -129,27 +129,29 @@ class TestOpenRlhf:
         assert other < 0.9
 
     @pytest.mark.parametrize("service", ["exact", "minilm"])
-    async def test_without_a_label_nothing_is_compared(self, api: httpx.AsyncClient, service: str) -> None:
+    async def test_missing_label_is_refused_with_its_field(self, api: httpx.AsyncClient, service: str) -> None:
         body = {"query": ["x", "y"], "prompts": ["", ""], "labels": ["x", ""]}
         answer = await api.post(f"/reward-services/{service}/get_reward", json=body)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "labels.1")
         assert "needs a label" in answer.json()["detail"]
 
 
-class TestWhateverAPolicyWrites:
+class TestUnusualText:
     @pytest.mark.parametrize("written", ["\\u0000", "\\ud83d", "\\uDC00x", "\\ud83d\\ud83d\\udE00"])
-    async def test_what_no_text_can_have_is_replaced_and_scored(self, api: httpx.AsyncClient, written: str) -> None:
+    async def test_null_and_lone_surrogate_escapes_are_replaced_and_scored(
+        self, api: httpx.AsyncClient, written: str
+    ) -> None:
         content = f'{{"query": ["{TEXTS[0]} {written}"], "prompts": [""], "labels": ["x"]}}'
         headers = {"content-type": "application/json"}
         answer = await api.post("/reward-services/minilm/get_reward", content=content, headers=headers)
         assert answer.status_code == 200, answer.text
 
-    async def test_what_only_looks_like_it_is_left_as_it_is(self, api: httpx.AsyncClient) -> None:
+    async def test_escaped_backslash_text_is_left_unchanged(self, api: httpx.AsyncClient) -> None:
         text = "a \\u0000 b \U0001f600 \\\\ud83d"
         body = {"query": [text], "prompts": [""], "labels": [text]}
         assert (await json_of(api, "/reward-services/minilm/get_reward", body))["rewards"] == [about(1)]
 
-    async def test_a_text_without_a_score_has_the_number_of_the_address(self, api: httpx.AsyncClient) -> None:
+    async def test_unscored_parameter_replaces_a_missing_score(self, api: httpx.AsyncClient) -> None:
         body = {"query": ["", TEXTS[0]], "prompts": ["", ""], "labels": [TEXTS[1], TEXTS[1]]}
         answer = await api.post("/reward-services/minilm/get_reward?unscored=-1.5", json=body)
         assert answer.json()["rewards"] == [-1.5, about(COSINES[0, 1])]
@@ -176,14 +178,18 @@ BAD = [
 
 
 @pytest.mark.parametrize(("path", "body", "field"), BAD)
-async def test_what_cannot_be_is_refused_by_its_name(api: httpx.AsyncClient, path: str, body: Any, field: str) -> None:
+async def test_invalid_request_is_refused_with_its_field(
+    api: httpx.AsyncClient, path: str, body: Any, field: str
+) -> None:
     answer = await api.post(path, json=body)
     assert 400 <= answer.status_code < 500, answer.text
     assert answer.json()["errors"][0]["field"] == field
 
 
-class TestWhose:
-    async def test_all_of_it_may_be_in_the_address(self, system: System, api: httpx.AsyncClient) -> None:
+class TestRequestTarget:
+    async def test_key_task_service_and_trajectory_may_be_in_the_url(
+        self, system: System, api: httpx.AsyncClient
+    ) -> None:
         body = {"prompt": "Q: ", "response": TEXTS[2], "label": TEXTS[3]}
         async with httpx.AsyncClient(base_url=system.url.replace("//", f"//{API_KEY}@")) as without_headers:
             path = "/t/by-address/reward-services/minilm/slime/reward?trajectory=r7&step=3"
@@ -191,15 +197,15 @@ class TestWhose:
         [action] = (await api.get("/v1/actions", params={"task": "by-address"})).json()["items"]
         assert action["trajectory"] == "r7"
 
-    async def test_a_key_may_be_the_password(self, system: System) -> None:
+    async def test_api_key_is_accepted_as_basic_auth_password(self, system: System) -> None:
         said = b64encode(f"trainer:{API_KEY}".encode()).decode()
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Basic {said}"}) as client:
             assert "minilm" in {each["id"] for each in (await client.get("/v1/models")).json()["data"]}
             wrong = await client.get("/v1/models", headers={"authorization": "Basic !"})
         assert wrong.status_code == 401
 
-    async def test_what_an_address_names_is_the_first_model_and_is_asked_for_its_health(self, system: System) -> None:
-        """As TRL's client for a teacher begins."""
+    async def test_service_in_the_url_is_the_first_listed_model(self, system: System) -> None:
+        """TRL's teacher client sends these requests at its start."""
         base = f"{system.url.replace('//', f'//{API_KEY}@')}/t/opd/reward-services/quality"
         async with httpx.AsyncClient() as client:
             assert (await client.get(f"{base}/health")).status_code == 200
@@ -218,7 +224,7 @@ class TestWhose:
             ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}),
         ],
     )
-    async def test_no_model_that_comes_along_stands_for_one_that_is_unknown(
+    async def test_unknown_model_is_not_replaced_by_a_builtin_model(
         self, api: httpx.AsyncClient, path: str, body: dict[str, Any]
     ) -> None:
         answer = await api.post(path, json=body | {"model": "Skywork/Reward\x1b[2J" + "x" * 1000})
@@ -227,7 +233,7 @@ class TestWhose:
         assert r"'Skywork/Reward\x1b[2Jxxx" in detail
         assert ("minilm" in detail, len(detail) < 500, detail.isprintable()) == (True, True, True)
 
-    async def test_a_service_that_is_not_there_is_said(self, api: httpx.AsyncClient) -> None:
+    async def test_unknown_service_is_refused_with_available_services(self, api: httpx.AsyncClient) -> None:
         body = {"query": ["x"], "prompts": [""], "labels": ["x"]}
         answer = await api.post("/reward-services/nothing/get_reward", json=body)
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "service")
@@ -235,7 +241,7 @@ class TestWhose:
 
 
 class TestVllm:
-    async def test_a_text_is_classified_as_verl_reads_it(self, api: httpx.AsyncClient) -> None:
+    async def test_text_is_classified_in_the_format_that_verl_reads(self, api: httpx.AsyncClient) -> None:
         right = {"service": "quality", "task": "verl", "items": [{"text": TEXTS[0]}]}
         score = (await json_of(api, "/v1/scores", right))["scores"][0]["score"]
         for model in ("quality", "", None):
@@ -249,12 +255,12 @@ class TestVllm:
         said = await json_of(api, "/pooling", {"input": [TEXTS[0], TEXTS[1]], "encoding_format": "base64"})
         assert np.frombuffer(b64decode(said["data"][0]["data"]), "<f4")[-1] == about(score)
 
-    async def test_fewer_dimensions_than_there_are_can_not_be_had(self, api: httpx.AsyncClient) -> None:
+    async def test_embedding_with_fewer_dimensions_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/v1/embeddings", json={"model": "quality", "input": "x", "dimensions": 8})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "dimensions")
 
-    async def test_a_rollout_of_32k_tokens_is_scored(self, api: httpx.AsyncClient) -> None:
-        """By its beginning, where the model reads no more; a trainer would die of a refusal."""
+    async def test_rollout_of_32k_tokens_is_truncated_and_scored(self, api: httpx.AsyncClient) -> None:
+        """The model scores only the beginning, because a trainer would fail on a refusal."""
         said = await json_of(api, "/classify", {"input": f"{TEXTS[0]} " + "word " * (32 << 10)})
         assert 0 < said["data"][-1]["probs"][-1] < 1
 
@@ -266,13 +272,13 @@ class TestVllm:
             (["a", *["word " * 1000] * 60], ",".join(map(str, range(1, 51)))),
         ],
     )
-    async def test_an_answer_names_the_texts_that_were_cut(
+    async def test_response_header_names_the_truncated_texts(
         self, api: httpx.AsyncClient, texts: list[str], cut: str | None
     ) -> None:
         answer = await api.post("/classify", json={"input": texts})
         assert (answer.status_code, answer.headers.get("tangram-truncated")) == (200, cut)
 
-    async def test_pairs_are_scored_one_with_each(self, api: httpx.AsyncClient) -> None:
+    async def test_text_is_scored_against_each_second_text(self, api: httpx.AsyncClient) -> None:
         body = {"text_1": TEXTS[0], "text_2": [TEXTS[1], TEXTS[2]], "unknown": 1}
         said = await json_of(api, "/score", body)
         assert [each["score"] for each in said["data"]] == [about(COSINES[0, 1]), about(COSINES[0, 2])]
@@ -280,33 +286,33 @@ class TestVllm:
         said = await json_of(api, "/v1/score", {"query": TEXTS[0], "items": [TEXTS[1]]})
         assert (said["scores"], said["object"]) == ([[about(COSINES[0, 1])]], "scoring")
 
-    async def test_documents_come_back_the_best_first(self, api: httpx.AsyncClient) -> None:
+    async def test_rerank_returns_the_best_documents_first(self, api: httpx.AsyncClient) -> None:
         documents = [TEXTS[at] for at in SHORT]
         said = await json_of(api, "/v1/rerank", {"query": TEXTS[SHORT[0]], "documents": documents, "top_n": 3})
         best = sorted(range(len(SHORT)), key=lambda at: -COSINES[SHORT[0], SHORT[at]])[:3]
         assert [each["index"] for each in said["results"]] == best
         assert said["results"][0]["document"] == {"text": documents[best[0]]}
 
-    async def test_a_thousand_documents_are_as_many_actions_as_it_takes(self, api: httpx.AsyncClient) -> None:
+    async def test_rerank_splits_a_thousand_documents_into_several_actions(self, api: httpx.AsyncClient) -> None:
         documents = [TEXTS[SHORT[at % 8]] for at in range(1000)]
         said = await json_of(api, "/rerank", {"query": TEXTS[SHORT[0]], "documents": documents})
         assert sorted(each["index"] for each in said["results"]) == list(range(1000))
 
-    async def test_what_a_service_cannot_do_is_refused(self, api: httpx.AsyncClient) -> None:
+    async def test_unsupported_operation_of_a_service_is_refused(self, api: httpx.AsyncClient) -> None:
         answer = await api.post("/reward-services/minilm/classify", json={"input": "x"})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "input")
         answer = await api.post("/v1/score", json={"query": "x", "items": ["y"], "label_token_ids": [1]})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (404, "service")
 
 
-async def test_a_rollout_is_verified_and_comes_back_with_its_reward(api: httpx.AsyncClient) -> None:
+async def test_rollout_is_verified_and_returned_with_its_reward(api: httpx.AsyncClient) -> None:
     output = [{"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": TEXTS[0]}]}]
     body = {"responses_create_params": {"input": "?"}, "response": {"output": output}, "expected_answer": TEXTS[1]}
     said = await json_of(api, "/reward-services/minilm/verify", body)
     assert said == {**body, "reward": about(COSINES[0, 1])}
 
 
-async def test_an_agent_that_knows_a_host_alone_has_its_rollout_verified_by_the_service_of_its_dataset(
+async def test_rollout_is_verified_by_the_service_named_in_its_dataset(
     api: httpx.AsyncClient,
 ) -> None:
     output = [{"type": "message", "content": [{"type": "output_text", "text": TEXTS[0]}]}]

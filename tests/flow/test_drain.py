@@ -1,4 +1,4 @@
-"""A service that is told to stop keeps nobody waiting."""
+"""Test that a stopping gateway answers all waiting requests."""
 
 import asyncio
 import signal
@@ -10,7 +10,7 @@ from support.system import API_KEY, running_system
 
 
 @pytest.mark.slow
-async def test_a_gateway_that_stops_answers_whoever_waits(database: str) -> None:
+async def test_stopping_gateway_answers_waiting_requests(database: str) -> None:
     async with running_system(database) as system, system.client() as client:
         id = (await client.post("/v1/actions", json={"task": "t", "argv": ["sleep", "60"]})).json()["id"]
         waiting = asyncio.create_task(client.get(f"/v1/actions/{id}?wait=50"))
@@ -27,7 +27,7 @@ async def test_a_gateway_that_stops_answers_whoever_waits(database: str) -> None
 
 
 @pytest.mark.slow
-async def test_a_client_that_waits_rides_out_a_restart_of_the_gateway(database: str) -> None:
+async def test_waiting_sdk_client_survives_a_gateway_restart(database: str) -> None:
     async with running_system(database) as system, AsyncTangram(system.url, API_KEY) as tangram:
         running = asyncio.create_task(tangram.run(task="t", argv=["sleep", "2"]))
         async with asyncio.timeout(10):

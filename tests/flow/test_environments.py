@@ -1,4 +1,4 @@
-"""Environments by their ids: made before their first action, given files, used, listed, ended."""
+"""Test environments by id: creation, files, actions, lists and deletion."""
 
 import asyncio
 from base64 import b64encode
@@ -47,7 +47,7 @@ async def until_it_is(api: httpx.AsyncClient, path: str, state: str) -> dict[str
     return dict(found)
 
 
-async def test_it_is_there_before_its_first_action_with_its_files_and_variables(api: httpx.AsyncClient) -> None:
+async def test_new_environment_has_its_files_and_variables_before_any_action(api: httpx.AsyncClient) -> None:
     files = {"src/a.txt": b64encode(b"hello").decode()}
     environment = await made(api, env={"GREETING": "hi", "LANG": "C"}, files=files)
     assert (environment["state"], environment["memory_mib"], environment["disk_mib"]) == ("live", 64, 8)
@@ -57,8 +57,8 @@ async def test_it_is_there_before_its_first_action_with_its_files_and_variables(
     assert settled["trajectory"] == environment["trajectory"]
 
 
-async def test_it_needs_no_cores(api: httpx.AsyncClient) -> None:
-    """The node's only core is taken."""
+async def test_environment_is_created_while_all_cores_are_allocated(api: httpx.AsyncClient) -> None:
+    """The node's only core is allocated to another action."""
     busy = (await api.post("/v1/actions", json={"task": "t", "argv": ["sleep", "300"], "demand": {"cpu": 1}})).json()
     await until_it_is(api, f"/v1/actions/{busy['id']}", "running")
     environment = await made(api)
@@ -68,7 +68,7 @@ async def test_it_needs_no_cores(api: httpx.AsyncClient) -> None:
     await api.delete(f"/v1/actions/{busy['id']}")
 
 
-async def test_any_bytes_go_in_and_come_out(api: httpx.AsyncClient) -> None:
+async def test_binary_file_is_uploaded_and_downloaded_unchanged(api: httpx.AsyncClient) -> None:
     environment = await made(api)
     path = f"/v1/environments/{environment['id']}/files/a/b c/ü.bin"
     content = bytes(range(256)) * 5000
@@ -85,13 +85,13 @@ async def test_any_bytes_go_in_and_come_out(api: httpx.AsyncClient) -> None:
         *(("%ff", 422), ("q/", 422)),
     ],
 )
-async def test_a_file_that_cannot_be_read_is_a_problem(api: httpx.AsyncClient, path: str, status: int) -> None:
+async def test_unreadable_file_path_is_refused(api: httpx.AsyncClient, path: str, status: int) -> None:
     environment = await made(api)
     answer = await api.get(f"/v1/environments/{environment['id']}/files/{path}")
     assert (answer.status_code, answer.headers["content-type"]) == (status, "application/problem+json")
 
 
-async def test_a_file_that_does_not_fit_is_a_problem_and_the_environment_stays(api: httpx.AsyncClient) -> None:
+async def test_file_too_large_for_the_disk_is_refused_without_changes(api: httpx.AsyncClient) -> None:
     environment = await made(api, disk_mib=1)
     path = f"/v1/environments/{environment['id']}/files/big"
     assert (await api.put(path, content=b"old")).status_code == 204
@@ -104,7 +104,7 @@ async def test_a_file_that_does_not_fit_is_a_problem_and_the_environment_stays(a
     assert (await api.put(path, content=b"small")).status_code == 204
 
 
-async def test_a_taken_name_stays_as_it_is(api: httpx.AsyncClient) -> None:
+async def test_create_with_a_used_name_is_refused_without_changes(api: httpx.AsyncClient) -> None:
     environment = await made(api, trajectory="mine", env={"WHOSE": "mine"}, files={"a": b64encode(b"1").decode()})
     await run(api, argv=["true"], environment={"id": environment["id"]})
     other = SMALL | {"trajectory": "mine", "env": {"WHOSE": "yours"}, "files": {"a": b64encode(b"2").decode()}}
@@ -116,14 +116,14 @@ async def test_a_taken_name_stays_as_it_is(api: httpx.AsyncClient) -> None:
 
 
 @pytest.mark.parametrize("files", [{"a": "eA==", "a/b": "eA=="}, {"big": b64encode(b"x" * (9 << 20)).decode()}])
-async def test_one_whose_files_do_not_fit_is_not_made(api: httpx.AsyncClient, files: dict[str, str]) -> None:
+async def test_environment_with_invalid_files_is_not_created(api: httpx.AsyncClient, files: dict[str, str]) -> None:
     name = f"unmade-{uuid4().hex}"
     answer = await api.post("/v1/environments", json=SMALL | {"trajectory": name, "files": files})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "files")
     await made(api, trajectory=name)
 
 
-async def test_a_repeated_request_that_failed_ends_nobody_elses(api: httpx.AsyncClient) -> None:
+async def test_repeated_failed_create_does_not_delete_a_later_environment(api: httpx.AsyncClient) -> None:
     key, name = {"Idempotency-Key": uuid4().hex}, f"failed-{uuid4().hex}"
     bad = SMALL | {"trajectory": name, "files": {"a": "eA==", "a/b": "eA=="}}
     assert (await api.post("/v1/environments", json=bad, headers=key)).status_code == 422
@@ -132,7 +132,7 @@ async def test_a_repeated_request_that_failed_ends_nobody_elses(api: httpx.Async
     assert (await api.get(f"/v1/environments/{environment['id']}")).json()["state"] == "live"
 
 
-async def test_nothing_in_the_way_keeps_a_file_from_being_written(api: httpx.AsyncClient) -> None:
+async def test_file_upload_ignores_a_pipe_with_the_temporary_name(api: httpx.AsyncClient) -> None:
     environment = await made(api)
     await run(api, argv=["mkfifo", ".tangram-unfinished"], environment={"id": environment["id"]})
     path = f"/v1/environments/{environment['id']}/files/a"
@@ -140,20 +140,20 @@ async def test_nothing_in_the_way_keeps_a_file_from_being_written(api: httpx.Asy
     assert (await api.get(path)).content == b"1"
 
 
-async def test_what_is_asked_for_in_vain_is_named_as_it_was_asked_for(api: httpx.AsyncClient) -> None:
+async def test_impossible_environment_is_refused_with_the_request_field(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/environments", json={"task": "t", "memory_mib": 1 << 24})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "memory_mib")
     answer = await api.post("/v1/environments", json={"task": "t", "template": "none-such"})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "template")
 
 
-async def test_an_action_by_id_needs_to_say_no_size(api: httpx.AsyncClient) -> None:
+async def test_action_with_an_environment_id_needs_no_demand(api: httpx.AsyncClient) -> None:
     environment = await made(api)
     settled = await run(api, argv=["true"], environment={"id": environment["id"]}, demand={})
     assert (settled["outcome"], settled["environment"]) == ("ok", environment["id"])
 
 
-async def test_a_repeated_submission_is_answered_after_the_end_of_its_environment(api: httpx.AsyncClient) -> None:
+async def test_repeated_submission_returns_its_action_after_environment_deletion(api: httpx.AsyncClient) -> None:
     environment = await made(api)
     key = {"Idempotency-Key": uuid4().hex}
     body = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
@@ -163,7 +163,7 @@ async def test_a_repeated_submission_is_answered_after_the_end_of_its_environmen
     assert (again.status_code, again.json()["id"]) == (200, first.json()["id"])
 
 
-async def test_a_late_submission_for_one_that_is_over_is_refused_and_spares_the_one_that_has_its_name(
+async def test_submission_to_an_ended_environment_does_not_affect_its_successor(
     api: httpx.AsyncClient,
 ) -> None:
     environment = await made(api, trajectory="reused")
@@ -180,14 +180,14 @@ async def test_a_late_submission_for_one_that_is_over_is_refused_and_spares_the_
     assert settled["outcome"] == "ok"
 
 
-async def test_a_repeated_request_makes_one(api: httpx.AsyncClient) -> None:
+async def test_repeated_create_with_one_key_creates_one_environment(api: httpx.AsyncClient) -> None:
     key = {"Idempotency-Key": uuid4().hex}
     first, second = [await api.post("/v1/environments", json=SMALL, headers=key) for _ in range(2)]
     assert (first.status_code, second.status_code) == (201, 201)
     assert first.json()["id"] == second.json()["id"]
 
 
-async def test_the_list_has_pages_and_filters(api: httpx.AsyncClient) -> None:
+async def test_environment_list_supports_pages_and_filters(api: httpx.AsyncClient) -> None:
     ids = [(await made(api, task="listed"))["id"] for _ in range(3)]
     await api.delete(f"/v1/environments/{ids[1]}")
     seen: list[str] = []
@@ -204,7 +204,7 @@ async def test_the_list_has_pages_and_filters(api: httpx.AsyncClient) -> None:
     assert (await api.get("/v1/environments", params={"cursor": "x"})).status_code == 400
 
 
-async def test_what_ended_is_gone_and_says_so(api: httpx.AsyncClient) -> None:
+async def test_ended_environment_reports_its_state_and_end_reason(api: httpx.AsyncClient) -> None:
     environment = await made(api, trajectory="over")
     path = f"/v1/environments/{environment['id']}"
     assert (await api.delete(path)).status_code == 204
@@ -218,7 +218,7 @@ async def test_what_ended_is_gone_and_says_so(api: httpx.AsyncClient) -> None:
     assert (await api.get(f"/v1/environments/{again['id']}")).json()["state"] == "live"
 
 
-async def test_in_a_batch_an_unknown_id_is_refused_alone(api: httpx.AsyncClient) -> None:
+async def test_only_batch_items_with_a_wrong_environment_are_refused(api: httpx.AsyncClient) -> None:
     environment = await made(api)
     good = {"task": "t", "argv": ["true"], "environment": {"id": environment["id"]}}
     good["demand"] = {"memory_mib": 64, "disk_mib": 8}
@@ -229,7 +229,7 @@ async def test_in_a_batch_an_unknown_id_is_refused_alone(api: httpx.AsyncClient)
     assert codes == [None, "not_found", "conflict"]
 
 
-async def test_an_id_that_is_gone_is_no_new_environment(api: httpx.AsyncClient) -> None:
+async def test_id_of_a_deleted_environment_creates_no_new_one(api: httpx.AsyncClient) -> None:
     environment = await made(api)
     path = f"/v1/environments/{environment['id']}"
     await api.delete(path)

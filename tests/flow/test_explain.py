@@ -1,4 +1,4 @@
-"""Why an action waits and what would be otherwise, asked of the whole system: one simulated node with one core."""
+"""Test explanations and capacity plans through the whole system: one simulated node with one core."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -10,9 +10,9 @@ import pytest_asyncio
 
 from arl_core.durations.estimates import MIN_STRAGGLER_RUNS
 from arl_tangram import AsyncTangram, BatchRefused, exec_action
+from arl_tangram.cli.actions.explain import sentences
 from arl_tangram.cli.admin.capacity import capacity_table
 from arl_tangram.cli.admin.top import stragglers_table
-from arl_tangram.cli.explain import sentences
 from arl_wire.actions.explanations import StragglerInfo
 from support.conditions import eventually
 from support.postgres import Databases
@@ -32,7 +32,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture
 async def busy(api: httpx.AsyncClient) -> AsyncIterator[str]:
-    """What has the core, in an environment of its own; nothing is left of it or of what waits behind it."""
+    """Run an action that occupies the core in its own environment; cancel all actions afterwards."""
     id = await submit(api, **AT_HOME)
     await eventually(lambda: is_running(api, id))
     yield id
@@ -50,7 +50,7 @@ async def is_running(api: httpx.AsyncClient, id: str) -> bool:
 
 
 async def explained(api: httpx.AsyncClient, id: str, rule: str | None = None) -> dict[str, Any]:
-    """Asked again until that rule holds: what others do comes to the scheduler a moment later."""
+    """Repeat the request until the scheduler gives this reason and return the explanation."""
     found: dict[str, Any] = {}
 
     async def holds() -> bool:
@@ -66,7 +66,7 @@ async def explained(api: httpx.AsyncClient, id: str, rule: str | None = None) ->
     return found
 
 
-async def test_one_that_waits_for_the_core_says_so_and_who_goes_first(api: httpx.AsyncClient, busy: str) -> None:
+async def test_queued_action_is_explained_with_shortfall_and_actions_ahead(api: httpx.AsyncClient, busy: str) -> None:
     first, second = await submit(api), await submit(api)
     wait = (await explained(api, first, "waits_for_capacity"))["wait"]
     (lack,) = wait["shortfalls"]
@@ -81,7 +81,7 @@ async def test_one_that_waits_for_the_core_says_so_and_who_goes_first(api: httpx
     assert (await explained(api, first, "waits_behind_priority"))["wait"]["ahead"]["priority"] == 1
 
 
-async def test_one_whose_environment_is_busy_says_how_many_come_before_it(api: httpx.AsyncClient, busy: str) -> None:
+async def test_action_of_a_busy_environment_reports_the_actions_ahead(api: httpx.AsyncClient, busy: str) -> None:
     await submit(api, **AT_HOME)
     last = await submit(api, **AT_HOME)
     wait = (await explained(api, last, "environment_busy"))["wait"]
@@ -89,7 +89,7 @@ async def test_one_whose_environment_is_busy_says_how_many_come_before_it(api: h
     assert "ahead" not in wait
 
 
-async def test_one_of_a_paused_queue_says_so_until_it_is_resumed(api: httpx.AsyncClient, busy: str) -> None:
+async def test_action_of_a_paused_queue_reports_it_until_resumed(api: httpx.AsyncClient, busy: str) -> None:
     id = await submit(api, task="halted")
     await api.patch("/v1/admin/queues/halted", json={"paused": True})
     await explained(api, id, "queue_paused")
@@ -97,13 +97,13 @@ async def test_one_of_a_paused_queue_says_so_until_it_is_resumed(api: httpx.Asyn
     await explained(api, id, "waits_for_capacity")
 
 
-async def test_another_token_than_the_gateways_asks_in_vain(system: System, api: httpx.AsyncClient, busy: str) -> None:
+async def test_explain_route_refuses_other_service_tokens(system: System, api: httpx.AsyncClient, busy: str) -> None:
     headers = {"authorization": f"Bearer {system.token('cpu')}"}
     async with httpx.AsyncClient(base_url=system.url_of("scheduler"), headers=headers) as cpu:
         assert (await cpu.post("/internal/explain", json={"id": busy})).status_code == 401
 
 
-async def test_the_sdk_and_the_command_line_tell_it(system: System, api: httpx.AsyncClient, busy: str) -> None:
+async def test_sdk_and_cli_print_the_explanation(system: System, api: httpx.AsyncClient, busy: str) -> None:
     id = await submit(api)
     await explained(api, id, "waits_for_capacity")
     async with AsyncTangram(system.url, API_KEY) as tangram:
@@ -116,7 +116,7 @@ async def test_the_sdk_and_the_command_line_tell_it(system: System, api: httpx.A
     assert "1000 cpu_milli" in said[1]
 
 
-async def test_a_resource_that_only_its_node_knows_of_is_granted_and_waited_for(api: httpx.AsyncClient) -> None:
+async def test_custom_node_resource_is_granted_and_explained(api: httpx.AsyncClient) -> None:
     with_npus = {"demand": {"cpu": 0.25, "resources": {"npu": 2}}}
     holds = await submit(api, **with_npus)
     await eventually(lambda: is_running(api, holds))
@@ -134,9 +134,7 @@ async def test_a_resource_that_only_its_node_knows_of_is_granted_and_waited_for(
         assert [error["field"] for error in answer.json()["errors"]] == [f"demand.resources.{next(iter(resources))}"]
 
 
-async def test_a_gang_starts_when_there_is_room_for_all_of_it(
-    system: System, api: httpx.AsyncClient, busy: str
-) -> None:
+async def test_gang_starts_when_all_its_members_fit(system: System, api: httpx.AsyncClient, busy: str) -> None:
     half = [exec_action(task="t", argv=["sleep", "300"], cpu=0.5) for _ in range(2)]
     async with AsyncTangram(system.url, API_KEY) as tangram:
         gang = await tangram.submit_gang(half)
@@ -154,7 +152,7 @@ async def test_a_gang_starts_when_there_is_room_for_all_of_it(
     assert (await api.get(f"/v1/actions/{gang[1]}")).json()["state"] == "running", "started, each goes its own way"
 
 
-async def test_a_gang_that_cannot_be_one_is_refused_item_by_item(api: httpx.AsyncClient) -> None:
+async def test_invalid_gang_is_refused_with_a_problem_per_item(api: httpx.AsyncClient) -> None:
     for wrong, field in (
         ({"kind": "exec", "trajectory": "x", "environment": {"scope": "trajectory"}}, "actions.1.environment.scope"),
         ({"task": "other"}, "actions.1.task"),
@@ -169,7 +167,7 @@ async def test_a_gang_that_cannot_be_one_is_refused_item_by_item(api: httpx.Asyn
     assert alone["problem"]["errors"][0]["field"] == "actions.0.gang"
 
 
-async def test_what_runs_far_longer_than_others_like_it_is_shown(system: System, api: httpx.AsyncClient) -> None:
+async def test_action_far_slower_than_its_class_is_listed_as_straggler(system: System, api: httpx.AsyncClient) -> None:
     alike = {"task": "t", "profile": "suite", "cpu": 0.1}
     async with AsyncTangram(system.url, API_KEY) as tangram:
         quick = [exec_action(argv=["sleep", "0.02"], **alike) for _ in range(MIN_STRAGGLER_RUNS)]
@@ -194,7 +192,7 @@ async def test_what_runs_far_longer_than_others_like_it_is_shown(system: System,
     assert any("is a straggler: the limit" in sentence for sentence in sentences(explained))
 
 
-async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
+async def test_capacity_plan_shows_the_effect_of_more_or_fewer_cores(
     system: System, api: httpx.AsyncClient, busy: str
 ) -> None:
     id = await submit(api)
@@ -217,7 +215,7 @@ async def test_a_plan_says_what_more_or_fewer_cores_would_bring(
     assert [each["name"] for each in (await api.get("/v1/admin/nodes")).json()["items"]] == [node], "nothing was done"
 
 
-async def test_a_plan_of_what_cannot_be_is_a_problem_that_names_the_field(api: httpx.AsyncClient) -> None:
+async def test_invalid_capacity_plan_is_refused_with_its_field(api: httpx.AsyncClient) -> None:
     for asked, field in (
         ({"cores": "lots"}, "query.cores"),
         ({"exclude_node": ["nobody"]}, "query.exclude_node"),
@@ -228,7 +226,7 @@ async def test_a_plan_of_what_cannot_be_is_a_problem_that_names_the_field(api: h
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
-async def test_what_was_granted_says_what_it_holds_without_the_scheduler(
+async def test_granted_action_is_explained_without_the_scheduler(
     system: System, api: httpx.AsyncClient, busy: str
 ) -> None:
     system.kill("scheduler")

@@ -1,4 +1,4 @@
-"""Who goes first when there is not enough for all, through the whole product."""
+"""Test fair shares, priorities and deadlines under load, through all services."""
 
 import asyncio
 from collections import Counter
@@ -39,7 +39,7 @@ async def submit(client: httpx.AsyncClient, action: dict[str, Any], count: int) 
 
 
 @pytest.mark.slow
-async def test_projects_with_weights_of_3_and_1_get_3_and_1(database: str) -> None:
+async def test_grants_of_two_projects_follow_their_weights(database: str) -> None:
     async with running_system(database, cores=4) as system, system.client() as ours, another_project(system) as other:
         answer = await ours.patch("/v1/admin/projects/default", json={"weight": 3})
         assert answer.status_code == 200, answer.text
@@ -55,7 +55,7 @@ async def test_projects_with_weights_of_3_and_1_get_3_and_1(database: str) -> No
 
 
 @pytest.mark.slow
-async def test_an_action_of_priority_overtakes_ten_thousand(database: str) -> None:
+async def test_high_priority_action_overtakes_ten_thousand_queued_actions(database: str) -> None:
     async with running_system(database, cores=2) as system, system.client() as api:
         await submit(api, sleeps(0.3), 10_000)
         urgent = await api.post("/v1/actions", params={"wait": 20}, json=sleeps(0.01, priority=1))
@@ -70,7 +70,7 @@ async def test_an_action_of_priority_overtakes_ten_thousand(database: str) -> No
 
 
 @pytest.mark.slow
-async def test_a_deadline_that_cannot_be_met_is_answered_before_it_passes(database: str) -> None:
+async def test_unreachable_deadline_settles_the_action_early(database: str) -> None:
     async with running_system(database, cores=8) as system, system.client() as api:
         known = sleeps(1.5, profile="long")
         first = await asyncio.gather(*(api.post("/v1/actions", params={"wait": 20}, json=known) for _ in range(8)))
@@ -83,7 +83,7 @@ async def test_a_deadline_that_cannot_be_met_is_answered_before_it_passes(databa
 
 
 @pytest.mark.slow
-async def test_the_flood_of_one_task_does_not_double_how_long_another_waits(database: str) -> None:
+async def test_flood_of_one_task_does_not_double_anothers_latency(database: str) -> None:
     async with running_system(database, cores=4) as system, system.client() as api:
 
         async def p99() -> float:
@@ -98,7 +98,5 @@ async def test_the_flood_of_one_task_does_not_double_how_long_another_waits(data
         beside = await p99()
         print("ALONE", alone, "BESIDE", beside)
         waiting = (await api.get("/v1/admin/queues")).json()["items"]
-        assert next(queue["queued"] for queue in waiting if queue["task"] == "flood") > 0, (
-            "the flood was over too soon"
-        )
+        assert next(queue["queued"] for queue in waiting if queue["task"] == "flood") > 0, "the flood was over too soon"
         assert beside <= 2 * alone

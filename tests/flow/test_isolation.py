@@ -1,4 +1,4 @@
-"""Projects are strangers: every route of the OpenAPI document, asked with another project's key.
+"""Test project isolation: call every route of the OpenAPI document with another project's key.
 
 A new route with a path parameter fails here until `RESOURCES` says whose resource it names.
 """
@@ -36,7 +36,7 @@ OF_THE_INSTALLATION = {
     ),
     *("/v1/admin/projects", "/v1/admin/projects/{name}", "/v1/admin/audit-log"),
 }
-"""Paths that belong to no project: administrators of the first project change it.
+"""Paths that belong to no project. Administrators of the first project may change these resources.
 
 Visibility of projects: `test_projects.py`; of the audit log: `test_audit_log.py`.
 """
@@ -61,7 +61,7 @@ OPERATIONS = [
 
 @dataclass(frozen=True)
 class Resource:
-    """Something of the owner's, in the terms of a route."""
+    """A resource of the owner, as the path, query and body of a request."""
 
     path: dict[str, str]
     query: dict[str, str]
@@ -97,7 +97,7 @@ async def an_environment(owner: httpx.AsyncClient, _system: System) -> Resource:
 
 
 async def a_snapshot(owner: httpx.AsyncClient, system: System) -> Resource:
-    """As a node would have kept it: a simulated one keeps none."""
+    """Insert a snapshot row directly, because a simulated node stores no snapshots."""
     made = await an_environment(owner, system)
     taken = """
         insert into snapshots (id, project_id, queue_id, trajectory, environment_id, node_id, template,
@@ -133,11 +133,11 @@ RESOURCES: dict[str, Make] = {
     "/v1/admin/keys/{id}": a_key,
     "/v1/admin/queues/{task}": a_queue,
 }
-"""What makes a resource, by the path that names it or that begins with its name."""
+"""Functions that create a resource, by the path or path prefix that names it."""
 
 
 def maker_of(path: str) -> Make:
-    """The longest name that the path begins with."""
+    """Return the function for the longest name that is a prefix of the path."""
     names = [name for name in RESOURCES if path == name or path.startswith((f"{name}/", f"{name}:"))]
     assert names, f"add to RESOURCES what {path} names"
     return RESOURCES[max(names, key=len)]
@@ -148,7 +148,7 @@ def named(operations: list[tuple[str, str, dict[str, Any]]]) -> list[Any]:
 
 
 def lists(operation: dict[str, Any]) -> bool:
-    """Whether its answer is a page of items."""
+    """Return True if the operation returns a page of items."""
     reference = operation["responses"].get("200", {}).get("content", {}).get("application/json", {}).get("schema", {})
     schema = DOCUMENT["components"]["schemas"].get(reference.get("$ref", "").rpartition("/")[2], {})
     return "items" in schema.get("properties", {})
@@ -186,16 +186,16 @@ async def stranger(system: System) -> AsyncIterator[httpx.AsyncClient]:
         yield api
 
 
-def test_the_document_has_what_this_test_asks_for() -> None:
+def test_openapi_document_has_parameter_and_list_routes() -> None:
     assert len(WITH_PARAMETERS) >= 4
     assert len(LISTS) >= 2
 
 
 @pytest.mark.parametrize(("method", "path"), WITH_PARAMETERS)
-async def test_anothers_resource_is_as_good_as_unknown(
+async def test_resource_of_another_project_is_not_found(
     system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
 ) -> None:
-    """The owner asks last, so that it is there to be found."""
+    """The owner sends the last request, which proves that the resource exists."""
     resource = await maker_of(path)(owner, system)
     url = path.format(**resource.path)
     refused = await stranger.request(method, url, params=resource.query, json=resource.body)
@@ -214,7 +214,7 @@ async def test_anothers_resource_is_as_good_as_unknown(
 
 
 @pytest.mark.parametrize(("method", "path"), LISTS)
-async def test_a_list_has_only_ones_own(
+async def test_list_contains_only_resources_of_its_own_project(
     system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient, method: str, path: str
 ) -> None:
     for make in RESOURCES.values():
@@ -230,7 +230,7 @@ async def test_a_list_has_only_ones_own(
 
 
 async def a_straggler(api: httpx.AsyncClient) -> None:
-    """One that runs for long, after enough like it that did not."""
+    """Run enough short actions of a class and then a long one; wait until it is a straggler."""
     alike = LONG | {"profile": "suite"}
     quick = [alike | {"argv": ["sleep", "0.01"]}] * MIN_STRAGGLER_RUNS
     items = (await api.post("/v1/actions:batch", json={"actions": quick})).json()["items"]
@@ -244,7 +244,7 @@ async def a_straggler(api: httpx.AsyncClient) -> None:
     await eventually(is_listed)
 
 
-async def test_waiting_finds_nothing_of_anothers(
+async def test_wait_does_not_find_actions_of_another_project(
     system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient
 ) -> None:
     id = (await an_action(owner, system)).path["id"]
@@ -252,7 +252,7 @@ async def test_waiting_finds_nothing_of_anothers(
     assert answer == {"settled": [], "pending": [], "unknown": [id]}
 
 
-async def test_an_idempotency_key_finds_nothing_of_anothers(
+async def test_same_idempotency_key_in_two_projects_creates_two_actions(
     owner: httpx.AsyncClient, stranger: httpx.AsyncClient
 ) -> None:
     first, second = [
@@ -269,7 +269,7 @@ OWN = """[{"name": "own", "kind": "python", "registered": false, "model": "ours.
            "health": "engine_gone: nothing answers at 10.1.2.3"}]"""
 
 
-async def test_how_a_service_is_called_is_everybody_s_and_what_it_is_made_of_its_administrators(
+async def test_reward_service_internals_are_visible_only_to_administrators(
     system: System, owner: httpx.AsyncClient, stranger: httpx.AsyncClient
 ) -> None:
     options = {"judge": {"prompt": PROMPT, "pattern": "(yes|no)", "words": {"yes": 1, "no": 0}}}
@@ -292,7 +292,7 @@ async def test_how_a_service_is_called_is_everybody_s_and_what_it_is_made_of_its
 
 
 @pytest.mark.parametrize(("method", "path"), named(OPERATIONS))
-async def test_without_a_key_every_route_is_closed(system: System, method: str, path: str) -> None:
+async def test_every_route_refuses_requests_without_a_key(system: System, method: str, path: str) -> None:
     url = path.format(
         id="00000000-0000-0000-0000-000000000001",
         **dict.fromkeys(("trajectory", "task", "name", "path", "endpoint"), "x"),

@@ -1,4 +1,4 @@
-"""Judges: items and chats through the whole line to an engine that sleeps and wakes, and fails as it is told."""
+"""Test judges through all services, with an engine that sleeps, wakes and fails on request."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from support.system import API_KEY, System, running_system
 
 OPENAI_CHAT = Path(__file__).parents[1] / "contract" / "clients" / "openai_chat.py"
 DEVICE_MIB = 100
-"""MiniLM's 87 MiB, or the engine's 60."""
+"""MiniLM needs 87 MiB and the engine 60 MiB, so only one of them fits."""
 OPTIONS = {"prompt": "{response}", "pattern": r"verdict: (\w+)", "words": {"good": 1, "bad": 0}}
 JUDGE = {"name": "judge", "kind": "judge", "source": "tiny", "options": {"judge": OPTIONS | {"samples": 3}}}
 PAIR = {"text": "a cat", "reference": "a cat"}
@@ -74,7 +74,7 @@ async def chat(api: httpx.AsyncClient, text: str, path: str = "", **more: Any) -
     return await api.post(f"{path}/v1/chat/completions", json=body)
 
 
-async def test_items_and_chats_are_answered_and_a_key_is_nowhere_but_with_the_engine(
+async def test_items_and_chats_are_answered_without_leaking_the_engine_key(
     api: httpx.AsyncClient, system: System, engine: RunningEngine
 ) -> None:
     scores = await judged(api, "say:verdict: good|verdict: bad|none", "say:none", "x" * 20_000)
@@ -116,7 +116,7 @@ def nested(depth: int) -> list[Any]:
         ({"model": "minilm"}, 400, "model"),
     ],
 )
-async def test_what_can_not_be_is_refused_as_openai_does(
+async def test_invalid_chat_is_refused_in_the_openai_format(
     api: httpx.AsyncClient, body: dict[str, Any], status: int, param: str | None
 ) -> None:
     answer = await chat(api, "hello", **body)
@@ -125,13 +125,13 @@ async def test_what_can_not_be_is_refused_as_openai_does(
     assert param is None or error["param"] == param
 
 
-class TestTrouble:
-    """Each with an engine that is well again afterwards."""
+class TestEngineFaults:
+    """Every test leaves the engine healthy."""
 
     pytestmark = pytest.mark.slow
 
     @pytest.mark.parametrize("fault", ["garbled", "no_choices", "500", "429"])
-    async def test_an_answer_that_is_none_is_our_trouble_and_nobody_s_score(
+    async def test_invalid_engine_answer_is_an_infrastructure_error(
         self, api: httpx.AsyncClient, engine: RunningEngine, fault: str
     ) -> None:
         await engine.tell(answer=fault)
@@ -143,7 +143,7 @@ class TestTrouble:
         assert (action["outcome"], action["reason"]) == ("infra_error", "engine_failed")
         assert (await judged(api, "say:verdict: good"))[0]["score"] == 1.0
 
-    async def test_what_is_cancelled_is_aborted_at_the_engine(
+    async def test_cancelled_action_aborts_its_engine_requests(
         self, api: httpx.AsyncClient, engine: RunningEngine
     ) -> None:
         await engine.tell(hang=True)
@@ -165,7 +165,7 @@ class TestTrouble:
         await engine.tell(hang=False)
         assert (await api.get(f"/v1/actions/{id}", params={"wait": 10})).json()["outcome"] == "cancelled"
 
-    async def test_a_wake_that_fails_is_tried_again_for_who_waits(
+    async def test_failed_wake_is_retried_for_a_blocking_score(
         self, api: httpx.AsyncClient, engine: RunningEngine
     ) -> None:
         await asleep(api, engine)
@@ -176,7 +176,7 @@ class TestTrouble:
         await engine.tell(wakes_that_fail=1)
         assert (await judged(api, "say:verdict: bad"))[0]["score"] == 0.0
 
-    async def test_a_crash_is_said_and_what_comes_meanwhile_waits_until_it_is_back(
+    async def test_engine_crash_is_reported_and_later_calls_wait_for_recovery(
         self, api: httpx.AsyncClient, engine: RunningEngine
     ) -> None:
         await engine.tell(hang=True)
@@ -201,7 +201,7 @@ class TestTrouble:
         assert (await waiting)[0]["score"] == 1.0
         await until(api, health="ok")
 
-    async def test_what_does_not_sleep_keeps_its_room_and_is_asked_again(
+    async def test_engine_that_frees_nothing_keeps_its_memory_and_is_retried(
         self, api: httpx.AsyncClient, engine: RunningEngine
     ) -> None:
         await judged(api, "say:verdict: good")
@@ -217,7 +217,7 @@ class TestTrouble:
 
 
 @pytest.mark.slow
-async def test_the_official_client_reads_answers_and_errors(system: System, openai: Path) -> None:
+async def test_official_openai_client_reads_answers_and_errors(system: System, openai: Path) -> None:
     command = (sys.executable, OPENAI_CHAT, openai, f"{system.url}/reward-services/judge/v1", API_KEY)
     ran = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0, ran.stderr[-4000:]
@@ -227,7 +227,7 @@ async def test_the_official_client_reads_answers_and_errors(system: System, open
 
 
 @pytest.mark.slow
-async def test_a_judge_is_registered_from_a_terminal_with_what_it_is_asked(system: System, tmp_path: Path) -> None:
+async def test_cli_registers_a_judge_with_its_prompt_file(system: System, tmp_path: Path) -> None:
     file = tmp_path / "judge.json"
     for content, code in ((json.dumps(OPTIONS), 0), ("{", 2), ('{"prompt": "?"}', 2)):
         file.write_text(content)
@@ -249,21 +249,21 @@ async def test_a_judge_is_registered_from_a_terminal_with_what_it_is_asked(syste
 
 
 async def asleep(api: httpx.AsyncClient, engine: RunningEngine) -> None:
-    """As it is once another service has needed its room."""
+    """Score with another service so that the engine is put to sleep."""
     body = {"task": "j", "kind": "score", "service": "minilm", "items": [PAIR]}
     assert (await api.post("/v1/actions", json=body, params={"wait": 30})).json()["outcome"] == "ok"
     assert (await engine.state())["asleep"]
 
 
 @pytest.mark.slow
-async def test_a_judge_and_a_similarity_swap_under_load_and_each_request_is_answered_once(
+async def test_judge_and_similarity_swap_under_load_without_lost_requests(
     api: httpx.AsyncClient, engine: RunningEngine
 ) -> None:
     await engine.tell(chat_s=0.1)
     before = await engine.state()
 
     async def similar(at: int) -> float:
-        """By an action of its own: a retry would hide that it was turned away."""
+        """Score with a separate action, because a retry would hide a refusal."""
         items = [{"text": f"{at} cats", "reference": f"{at} cats"}]
         body = {"kind": "score", "service": "minilm", "task": f"m{at % 3}", "items": items}
         action = (await api.post("/v1/actions", json=body, params={"wait": 50})).json()

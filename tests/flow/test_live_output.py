@@ -1,4 +1,4 @@
-"""Output while it is written, and input while the program runs. No test sleeps: each side waits for the other."""
+"""Test live log streams and stdin of running actions. No test sleeps: each side waits for the other."""
 
 import asyncio
 import signal
@@ -56,7 +56,7 @@ async def settled(api: httpx.AsyncClient, id: str) -> dict[str, Any]:
 
 
 class TestOutput:
-    async def test_it_is_seen_before_the_action_ends(self, api: httpx.AsyncClient) -> None:
+    async def test_output_is_streamed_before_the_action_ends(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, ECHO, stdin_open=True)
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
@@ -69,7 +69,7 @@ class TestOutput:
         assert (end.data["state"], end.data["outcome"], end.data["exit_code"]) == ("settled", "ok", 0)
         assert (end.data["stdout_bytes"], end.data["stderr_bytes"]) == (27, 16)
 
-    async def test_a_queued_action_is_waited_for(self, api: httpx.AsyncClient) -> None:
+    async def test_log_stream_waits_for_a_queued_action(self, api: httpx.AsyncClient) -> None:
         busy = await submitted(api, ECHO, stdin_open=True, demand={"cpu": 1})
         async with following(api, busy) as first:
             await first.until("stdout", b"ready\n")
@@ -80,7 +80,7 @@ class TestOutput:
                 await stream.to_the_end()
             assert stream.content("stdout") == b"mine\n"
 
-    async def test_a_client_goes_on_after_the_last_event_that_it_saw(self, api: httpx.AsyncClient) -> None:
+    async def test_reconnected_stream_continues_after_the_last_event_id(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, ECHO, stdin_open=True)
         async with following(api, id) as stream:
             last = await stream.until("stdout", b"ready\n")
@@ -95,7 +95,7 @@ class TestOutput:
         assert b"ready" not in stream.content("stdout")
         assert stream.content("stderr") == b""
 
-    async def test_of_a_settled_action_what_is_kept_is_sent(self, api: httpx.AsyncClient) -> None:
+    async def test_stream_of_a_settled_action_sends_retained_output(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, "echo out; echo err >&2; exit 3")
         await settled(api, id)
         async with following(api, id) as stream:
@@ -106,7 +106,7 @@ class TestOutput:
             await stream.to_the_end()
         assert [event.name for event in stream.seen] == ["end"]
 
-    async def test_one_that_was_cancelled_before_it_ran_has_only_an_end(self, api: httpx.AsyncClient) -> None:
+    async def test_stream_of_a_cancelled_queued_action_has_only_an_end(self, api: httpx.AsyncClient) -> None:
         busy = await submitted(api, ECHO, stdin_open=True, demand={"cpu": 1})
         async with following(api, busy) as first:
             await first.until("stdout", b"ready\n")
@@ -117,7 +117,7 @@ class TestOutput:
         assert [event.name for event in stream.seen] == ["end"]
         await send(api, busy, end=True)
 
-    async def test_any_bytes_come_through_and_characters_come_whole(self, api: httpx.AsyncClient) -> None:
+    async def test_stream_delivers_any_bytes_and_never_splits_characters(self, api: httpx.AsyncClient) -> None:
         script = "printf 'a\\303'; read x; printf '\\244'; read x; printf '\\377\\376'"
         id = await submitted(api, script, stdin_open=True)
         async with following(api, id) as stream:
@@ -130,7 +130,9 @@ class TestOutput:
         assert [event.data.get("base64") is not None for event in stream.seen[:-1]] == [False, False, True]
 
     @pytest.mark.parametrize("live", [True, False])
-    async def test_what_is_not_kept_is_announced(self, api: httpx.AsyncClient, live: bool) -> None:
+    async def test_output_past_the_retained_size_is_announced_as_truncated(
+        self, api: httpx.AsyncClient, live: bool
+    ) -> None:
         id = await submitted(api, f"head -c {3 * MIB} /dev/zero; echo over >&2; read x", stdin_open=True)
         if not live:
             await send_when_it_reads(api, id)
@@ -148,7 +150,7 @@ class TestOutput:
             await stream.to_the_end()
         assert "truncated" not in [event.name for event in stream.seen], "it was told"
 
-    async def test_a_reader_that_takes_nothing_holds_nobody_up(self, api: httpx.AsyncClient) -> None:
+    async def test_slow_reader_does_not_block_the_action_or_others(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, f"head -c {8 * MIB} /dev/zero; echo over >&2")
         async with following(api, id) as stream:
             await stream.next()
@@ -159,7 +161,7 @@ class TestOutput:
             await stream.to_the_end()
         assert len(stream.content("stdout")) == MIB
 
-    async def test_many_follow_one_action_and_no_more_than_there_is_room_for(self, api: httpx.AsyncClient) -> None:
+    async def test_streams_above_max_log_streams_are_refused(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, ECHO, stdin_open=True)
         async with following(api, id) as a, following(api, id) as b, following(api, id) as c, following(api, id) as d:
             for stream in (a, b, c, d):
@@ -176,7 +178,7 @@ class TestOutput:
                 await asyncio.sleep(0.02)
         assert again.text.count("event: end") == 1
 
-    async def test_it_goes_on_through_a_restart_of_the_manager(self, system: System, api: httpx.AsyncClient) -> None:
+    async def test_stream_continues_through_a_manager_restart(self, system: System, api: httpx.AsyncClient) -> None:
         id = await submitted(api, ECHO, stdin_open=True)
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
@@ -186,7 +188,9 @@ class TestOutput:
             await stream.to_the_end()
         assert stream.content("stdout") == b"ready\ngot one\nover\n"
 
-    async def test_anothers_is_as_good_as_unknown(self, system: System, api: httpx.AsyncClient) -> None:
+    async def test_logs_and_input_of_another_project_are_not_found(
+        self, system: System, api: httpx.AsyncClient
+    ) -> None:
         id = await submitted(api, ECHO, stdin_open=True)
         headers = {"authorization": f"Bearer {STRANGER}"}
         async with httpx.AsyncClient(base_url=system.url, headers=headers) as stranger:
@@ -200,19 +204,19 @@ class TestOutput:
     @pytest.mark.parametrize(
         ("caller", "path"), [("scheduler", "output"), ("scheduler", "input"), ("gateway", "grants")]
     )
-    async def test_a_node_is_asked_by_the_gateway_alone(self, system: System, caller: str, path: str) -> None:
+    async def test_node_routes_refuse_tokens_of_other_callers(self, system: System, caller: str, path: str) -> None:
         headers = {"authorization": f"Bearer {system.token(caller)}"}
         async with httpx.AsyncClient(base_url=system.url_of("cpu"), headers=headers) as peer:
             assert (await peer.post(f"/internal/{path}", json={})).status_code == 401
 
     @pytest.mark.parametrize("wrong", ["x", "1:2", "1:-2:3", "1:2:3:4"])
-    async def test_an_event_id_that_is_none_is_a_problem(self, api: httpx.AsyncClient, wrong: str) -> None:
+    async def test_invalid_last_event_id_is_refused(self, api: httpx.AsyncClient, wrong: str) -> None:
         id = await submitted(api, "true")
         answer = await api.get(f"/v1/actions/{id}/logs", headers={"last-event-id": wrong})
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (400, "header.Last-Event-ID")
 
-    async def test_an_attempt_that_was_given_up_is_said_to_begin_anew(self, api: httpx.AsyncClient) -> None:
-        """As after an infra error: the client saw grant 7, and the accepted one is another."""
+    async def test_stream_of_a_retried_action_sends_a_restart_event(self, api: httpx.AsyncClient) -> None:
+        """As after an infrastructure error: the client saw grant 7, and another grant produced the result."""
         id = await submitted(api, "echo mine")
         await settled(api, id)
         async with following(api, id, after="7:100:0") as stream:
@@ -221,8 +225,8 @@ class TestOutput:
         assert stream.content("stdout") == b"mine\n"
 
 
-class TestClient:
-    async def test_it_streams_and_sends_and_rides_out_a_restart_of_the_gateway(
+class TestSdk:
+    async def test_async_stream_and_input_survive_a_gateway_restart(
         self, system: System, api: httpx.AsyncClient
     ) -> None:
         async with AsyncTangram(system.url, API_KEY) as tangram:
@@ -242,7 +246,7 @@ class TestClient:
         assert (event.outcome, sent) == ("ok", 8)
         assert seen == "ready\ngot ä\u2028\n".encode() + b"got \xff\nover\n"
 
-    async def test_the_blocking_one_does_the_same(self, system: System) -> None:
+    async def test_blocking_client_streams_output_and_sends_input(self, system: System) -> None:
         def follow() -> list[OutputEvent]:
             with Tangram(system.url, API_KEY) as tangram:
                 action = tangram.submit(
@@ -256,7 +260,7 @@ class TestClient:
         assert stdout == b"ready\ngot one\nover\n"
         assert isinstance(seen[-1], OutputEnd)
 
-    async def test_what_is_not_there_is_raised(self, system: System) -> None:
+    async def test_unknown_action_raises_not_found(self, system: System) -> None:
         async with AsyncTangram(system.url, API_KEY) as tangram:
             with pytest.raises(NotFound):
                 await anext(aiter(tangram.stream_logs(uuid4())))
@@ -271,7 +275,7 @@ async def send_when_it_reads(api: httpx.AsyncClient, id: str) -> None:
 
 
 class TestInput:
-    async def test_it_comes_after_what_was_submitted(self, api: httpx.AsyncClient) -> None:
+    async def test_sent_input_follows_the_submitted_stdin(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, "echo ready; cat", stdin="first ", stdin_open=True)
         async with following(api, id) as stream:
             await stream.until("stdout", b"first ")
@@ -280,7 +284,7 @@ class TestInput:
             await stream.to_the_end()
         assert stream.content("stdout") == b"ready\nfirst second\xff"
 
-    async def test_a_repeated_request_gives_nothing_twice(self, api: httpx.AsyncClient) -> None:
+    async def test_repeated_input_at_an_offset_is_delivered_once(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, "echo ready; cat", stdin_open=True)
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
@@ -295,7 +299,7 @@ class TestInput:
         assert stream.content("stdout") == b"ready\nabcdef"
         assert last.status_code in (200, 409), "the second one comes while it runs, or after its end"
 
-    async def test_one_that_does_not_run_takes_none(self, api: httpx.AsyncClient) -> None:
+    async def test_action_that_is_not_running_refuses_input(self, api: httpx.AsyncClient) -> None:
         busy = await submitted(api, ECHO, stdin_open=True, demand={"cpu": 1})
         async with following(api, busy) as stream:
             await stream.until("stdout", b"ready\n")
@@ -308,7 +312,7 @@ class TestInput:
         for answer in (early, late):
             assert (answer.status_code, answer.json()["code"]) == (409, "not_running")
 
-    async def test_one_that_was_not_submitted_for_it_takes_none(self, api: httpx.AsyncClient) -> None:
+    async def test_action_without_open_stdin_refuses_input(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, "echo ready; sleep 60")
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
@@ -316,7 +320,7 @@ class TestInput:
         assert (answer.status_code, answer.json()["code"]) == (409, "input_closed")
         await api.delete(f"/v1/actions/{id}")
 
-    async def test_a_program_that_never_reads_costs_a_megabyte_and_no_more(self, api: httpx.AsyncClient) -> None:
+    async def test_unread_input_is_limited_to_one_mebibyte(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, "echo ready; sleep 60", stdin_open=True)
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
@@ -327,7 +331,7 @@ class TestInput:
             assert (await settled(api, other))["outcome"] == "ok"
         await api.delete(f"/v1/actions/{id}")
 
-    async def test_a_reader_of_much_gets_all_of_it(self, api: httpx.AsyncClient) -> None:
+    async def test_four_mebibytes_of_input_arrive_completely(self, api: httpx.AsyncClient) -> None:
         id = await submitted(api, "echo ready; wc -c", stdin_open=True)
         async with following(api, id) as stream:
             await stream.until("stdout", b"ready\n")
@@ -340,5 +344,5 @@ class TestInput:
         assert stream.content("stdout") == b"ready\n%d\n" % (4 * MIB)
 
     @pytest.mark.parametrize("body", [{"text": "x", "base64": "eA=="}, {"base64": "!"}, {"text": "x" * (MIB + 1)}])
-    async def test_what_is_no_input_is_a_problem(self, api: httpx.AsyncClient, body: dict[str, str]) -> None:
+    async def test_invalid_input_body_is_refused(self, api: httpx.AsyncClient, body: dict[str, str]) -> None:
         assert (await send(api, str(uuid4()), **body)).status_code == 422

@@ -1,4 +1,4 @@
-"""What the logs say: which trace a line belongs to. And what neither they nor the rows ever say: a secret."""
+"""Test that log lines carry their trace id and that no log or row contains a secret."""
 
 import json
 from collections.abc import AsyncIterator
@@ -20,7 +20,7 @@ SECRETS = {"task": "t", "source": f"x = '{SOURCE}'", "env": {"TOKEN": VALUE}, "d
 
 @pytest_asyncio.fixture
 async def system(databases: Databases) -> AsyncIterator[System]:
-    """A database of its own: the tests break it."""
+    """Run a system on its own database, because the tests break the database."""
     owner_url = await databases.clone()
     async with running_system(owner_url, cores=4) as system:
         yield system
@@ -55,8 +55,8 @@ def traceparent(number: int) -> dict[str, str]:
     return {"traceparent": f"00-{number:032x}-00000000000000aa-01"}
 
 
-async def test_a_line_about_a_request_carries_its_trace_in_every_service(databases: Databases, system: System) -> None:
-    """The key is known to the gateway by then, so that the last request goes as far as admission."""
+async def test_log_lines_carry_the_request_trace_in_every_service(databases: Databases, system: System) -> None:
+    """The gateway has cached the key by then, so the last request reaches admission."""
     async with system.client() as api, httpx.AsyncClient() as prober:
         assert (await api.get("/v1/actions")).status_code == 200
         async with unreachable_database(databases, system):
@@ -70,7 +70,7 @@ async def test_a_line_about_a_request_carries_its_trace_in_every_service(databas
     assert f"{99:032x}" in traces_of(system, "admission")
 
 
-async def test_an_unexpected_error_is_found_by_its_trace_id(system: System) -> None:
+async def test_unexpected_error_is_logged_with_its_trace_id(system: System) -> None:
     async with rows_in(system.owner_url) as rows, system.client() as api:
         await rows.execute("alter table nodes rename column driver to pilot")
         answer = await api.get("/v1/admin/nodes", headers=traceparent(7))
@@ -80,8 +80,8 @@ async def test_an_unexpected_error_is_found_by_its_trace_id(system: System) -> N
     assert "driver" in line["exception"]
 
 
-async def test_no_secret_is_in_a_log_or_in_a_row_that_has_no_need_of_it(databases: Databases, system: System) -> None:
-    """After a run, refusals, and rows that Postgres itself refuses: its errors quote them."""
+async def test_secrets_are_absent_from_logs_and_unrelated_rows(databases: Databases, system: System) -> None:
+    """The test covers a run, refusals and rejected rows, because Postgres errors quote the rows."""
     async with rows_in(system.owner_url) as rows, system.client() as api:
         assert (await api.post("/v1/actions", json=SECRETS, params={"wait": 20})).json()["outcome"] == "ok"
         assert (await api.post("/v1/actions", json=SECRETS | {"nice": VALUE})).status_code == 422
@@ -100,7 +100,7 @@ async def test_no_secret_is_in_a_log_or_in_a_row_that_has_no_need_of_it(database
 
 
 async def tables_with(rows: Rows, secrets: list[str]) -> set[str]:
-    """Those in which a row shows one of them, as text or as bytes."""
+    """Return the tables with a row that contains a secret, as text or as bytes."""
     forms = [form for secret in secrets for form in (secret, secret.encode().hex())]
     names = "select table_name from information_schema.tables where table_schema = 'public' and table_type <> 'VIEW'"
     found = set()

@@ -1,4 +1,4 @@
-"""What every service tells Prometheus after a few actions."""
+"""Test the Prometheus metrics of every service after a few actions."""
 
 from collections.abc import AsyncIterator
 
@@ -46,7 +46,7 @@ def value(samples: Samples, name: str, **labels: str) -> float:
     return samples[f"tangram_{name}", frozenset(labels.items())]
 
 
-async def test_each_says_what_it_is_and_names_nothing_by_id(system: System) -> None:
+async def test_every_service_exports_build_info_and_no_id_labels(system: System) -> None:
     for service in SERVICES:
         samples = await scrape(system, service)
         assert value(samples, "build_info", service=service, version="0.1.0") == 1
@@ -56,7 +56,7 @@ async def test_each_says_what_it_is_and_names_nothing_by_id(system: System) -> N
         assert not IDS & {label for _, labels in samples for label, _ in labels}
 
 
-async def test_requests_are_counted_by_the_template_of_their_route(system: System) -> None:
+async def test_requests_are_counted_by_route_template(system: System) -> None:
     async with system.client() as api:
         await api.get("/v1/actions/00000000-0000-7000-8000-000000000000")
         await api.get("/no/such/path")
@@ -74,18 +74,18 @@ async def test_requests_are_counted_by_the_template_of_their_route(system: Syste
     assert value(samples, "http_requests_total", method="POST", route="/get_reward", status="422") == 2
 
 
-async def test_the_gateway_tells_only_who_may_read_it(system: System) -> None:
+async def test_gateway_metrics_require_a_key(system: System) -> None:
     async with httpx.AsyncClient() as client:
         assert (await client.get(f"{system.url}/metrics")).status_code == 401
 
 
-async def test_admission_counts_what_it_took_and_refused(system: System) -> None:
+async def test_admission_counts_admitted_and_refused_actions(system: System) -> None:
     samples = await scrape(system, "admission")
     assert value(samples, "actions_admitted_total") == 7
     assert value(samples, "actions_refused_total", code="demand_impossible") == 1
 
 
-async def test_the_scheduler_shows_the_queue_of_each_task(system: System) -> None:
+async def test_scheduler_exports_the_queue_of_each_task(system: System) -> None:
     samples = await scrape(system, "scheduler")
     waits = {"project": "default", "task": "waits"}
     assert (value(samples, "leader"), value(samples, "queue_depth", **waits)) == (1, 1)
@@ -96,7 +96,7 @@ async def test_the_scheduler_shows_the_queue_of_each_task(system: System) -> Non
     assert value(samples, "attempts_reclaimed_total") == value(samples, "round_failures_total") == 0
 
 
-async def test_the_manager_shows_what_its_node_holds(system: System) -> None:
+async def test_manager_exports_the_allocations_of_its_node(system: System) -> None:
     samples = await scrape(system, "cpu")
     held = {name: value(samples, "node_allocated", resource=name) for name in ("cpu_cores", "memory_bytes")}
     assert held == {"cpu_cores": 2, "memory_bytes": 512 * 2**20}

@@ -1,4 +1,4 @@
-"""The OpenAPI document keeps its word: whatever it allows or forbids is asked, and only what it says is answered."""
+"""Test that the API answers generated requests only as the OpenAPI document describes."""
 
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -33,9 +33,9 @@ CHECKS = schemathesis.checks.CHECKS.get_by_names(
 )
 ACTION: dict[str, Any] = {"task": "t", "trajectory": "known", "argv": ["true"], "demand": {"cpu": 0.1}}
 OWN_KEY = "1"
-"""The id of the first key: revoking it would end the test and not the gateway."""
+"""The id of the first key. Revoking it would break the test itself."""
 LONGEST_WAIT_S = 0.05
-"""What a case may wait, so that a test of answers is not one of patience."""
+"""The longest wait of a generated request in seconds; it keeps the test fast."""
 
 
 def the_document() -> dict[str, Any]:
@@ -66,7 +66,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def known(system: System) -> dict[str, dict[str, str]]:
-    """What the parameters of a path may name so that there is something to be found."""
+    """Provide path parameters that name existing resources, by route."""
     async with system.client() as api:
         action = (await api.post("/v1/actions", json=ACTION, params={"wait": 20})).json()
         key = (await api.post("/v1/admin/keys", json={})).json()
@@ -88,13 +88,13 @@ def session() -> Iterator[requests.Session]:
 
 
 def _checks(case: Case) -> Any:
-    """Who holds a request until there are scores may give up, as it documents."""
+    """Return the checks for a case. Blocking routes may answer 503 or 504, as they document."""
     holds = case.operation.path == "/v1/scores" or "compatibility" in (case.operation.tags or ())
     return [check for check in CHECKS if check.__name__ != "not_a_server_error"] if holds else CHECKS
 
 
 def ask(case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]) -> None:
-    """As it is, and again for something that is there."""
+    """Send the generated request, and send it again for an existing resource."""
     _wait_briefly(case)
     if case.operation.label != "DELETE /v1/admin/keys/{id}" or str(case.path_parameters.get("id")) != OWN_KEY:
         _call(case, system, session)
@@ -106,7 +106,7 @@ def ask(case: Case, system: System, session: requests.Session, known: dict[str, 
 
 
 def _open_queues(system: System, session: requests.Session) -> None:
-    """What waits in one that a case closed would wait for as long as it may."""
+    """Reopen all queues, so that no action waits in a queue that a case has paused."""
     url, headers = f"{system.url}/v1/admin/queues", {"Authorization": f"Bearer {API_KEY}"}
     for queue in session.get(url, headers=headers).json()["items"]:
         opened = {"paused": False, "quota": None, "max_queued": None}
@@ -140,10 +140,10 @@ WITH_BODY = [
 
 
 @pytest.mark.parametrize(("method", "path"), WITH_BODY)
-def test_a_body_of_another_type_is_a_documented_refusal(
+def test_body_of_another_media_type_gets_a_documented_415(
     method: str, path: str, system: System, session: requests.Session
 ) -> None:
-    """The generated cases have bodies of the documented type only."""
+    """Generated cases only have bodies of the documented media type."""
     headers = {"authorization": f"Bearer {API_KEY}", "content-type": "text/plain"}
     url = system.url + path.format(task="t", name="n", id=uuid4())
     assert session.request(method, url, data=b"{}", headers=headers).status_code == 415
@@ -155,7 +155,7 @@ BOUNDED = settings(derandomize=True, deadline=None, database=None, suppress_heal
 
 @SCHEMA.parametrize()
 @settings(BOUNDED, max_examples=6)
-def test_every_answer_is_a_documented_one(
+def test_every_response_is_documented(
     case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]
 ) -> None:
     ask(case, system, session, known)
@@ -164,7 +164,7 @@ def test_every_answer_is_a_documented_one(
 @pytest.mark.slow
 @SCHEMA.parametrize()
 @settings(BOUNDED, max_examples=15)
-def test_every_answer_to_many_more_questions_is_a_documented_one(
+def test_every_response_is_documented_for_many_more_requests(
     case: Case, system: System, session: requests.Session, known: dict[str, dict[str, str]]
 ) -> None:
     ask(case, system, session, known)

@@ -1,4 +1,4 @@
-"""Nodes closed, emptied and opened, queues paused, while work goes on: real processes, two simulated nodes."""
+"""Test cordon, drain and node removal, and paused queues, on two simulated nodes under load."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -31,7 +31,7 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 @pytest_asyncio.fixture
 async def both(api: httpx.AsyncClient) -> AsyncIterator[None]:
-    """Both nodes are open, before and afterwards."""
+    """Uncordon both nodes after the test."""
     yield
     for name in ("first", "second"):
         await change(api, name, cordoned=False)
@@ -67,7 +67,7 @@ async def until(api: httpx.AsyncClient, id: str, state: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("both")
 class TestCordon:
-    async def test_nothing_new_goes_there_and_what_lives_there_goes_on(self, api: httpx.AsyncClient) -> None:
+    async def test_cordoned_node_gets_only_actions_of_its_environments(self, api: httpx.AsyncClient) -> None:
         at_home = await submit(api, "true", trajectory="lives", wait=10)
         await change(api, at_home["node"], cordoned=True)
         others = {(await submit(api, "true", trajectory=f"t{number}", wait=10))["node"] for number in range(4)}
@@ -75,7 +75,7 @@ class TestCordon:
         again = await submit(api, "true", trajectory="lives", wait=10)
         assert (again["outcome"], again["node"]) == ("ok", at_home["node"])
 
-    async def test_what_waited_for_a_closed_node_starts_when_it_is_opened(self, api: httpx.AsyncClient) -> None:
+    async def test_queued_action_starts_when_its_node_is_uncordoned(self, api: httpx.AsyncClient) -> None:
         for name in ("first", "second"):
             await change(api, name, cordoned=True)
         waiting = (await submit(api, "true"))["id"]
@@ -86,7 +86,7 @@ class TestCordon:
 
 @pytest.mark.usefixtures("both")
 class TestDrain:
-    async def test_a_node_that_is_given_time_loses_no_work(self, api: httpx.AsyncClient) -> None:
+    async def test_drain_with_a_long_deadline_loses_no_work(self, api: httpx.AsyncClient) -> None:
         await change(api, "second", cordoned=True)
         await submit(api, "true", trajectory="slow", wait=10)
         running = await submit(api, "sleep", "0.4")
@@ -106,7 +106,9 @@ class TestDrain:
             while not any(node["drained"] for node in (await api.get("/v1/admin/nodes")).json()["items"]):
                 pass
 
-    async def test_at_the_deadline_actions_go_elsewhere_and_environments_are_lost(self, api: httpx.AsyncClient) -> None:
+    async def test_drain_past_its_deadline_reclaims_actions_and_loses_environments(
+        self, api: httpx.AsyncClient
+    ) -> None:
         await change(api, "second", cordoned=True)
         loose = await submit(api, "sleep", "1", retries=1)
         final = await submit(api, "sleep", "60")
@@ -127,10 +129,8 @@ class TestDrain:
         assert (await api.get("/v1/admin/consistency")).json()["findings"] == []
 
 
-class TestRemove:
-    async def test_a_node_that_is_gone_is_removed_and_is_open_when_it_comes_back(
-        self, api: httpx.AsyncClient, system: System
-    ) -> None:
+class TestRemoveNode:
+    async def test_removed_node_that_returns_is_not_cordoned(self, api: httpx.AsyncClient, system: System) -> None:
         system.overrides["cpu-4"] = {"TANGRAM_NODE_NAME": "borrowed"}
         await system.start("cpu-4")
         await change(api, "borrowed", cordoned=True)
@@ -153,8 +153,8 @@ async def names(api: httpx.AsyncClient) -> set[str]:
     return {node["name"] for node in (await api.get("/v1/admin/nodes")).json()["items"]}
 
 
-class TestWhoMay:
-    async def test_a_key_of_another_project_has_no_say(self, system: System) -> None:
+class TestAccess:
+    async def test_key_of_another_project_cannot_operate_nodes(self, system: System) -> None:
         stranger = "tk_" + "n" * 32
         await ensure_api_key(system.owner_url, "strangers", stranger)
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
@@ -162,25 +162,25 @@ class TestWhoMay:
             assert (await other.delete("/v1/admin/nodes/first")).status_code == 403
             assert (await other.get("/v1/admin/consistency")).status_code == 403
 
-    async def test_a_node_that_is_not_there_is_unknown(self, api: httpx.AsyncClient) -> None:
+    async def test_change_of_an_unknown_node_is_not_found(self, api: httpx.AsyncClient) -> None:
         assert (await api.patch("/v1/admin/nodes/third", json={"cordoned": True})).status_code == 404
 
     @pytest.mark.parametrize(
         "body", [{}, {"cordoned": False, "drain_deadline_s": 1}, {"cordoned": True, "drain_deadline_s": -1}]
     )
-    async def test_what_makes_no_sense_is_refused(self, api: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async def test_invalid_node_change_is_refused(self, api: httpx.AsyncClient, body: dict[str, Any]) -> None:
         assert (await api.patch("/v1/admin/nodes/first", json=body)).status_code == 422
 
 
-class TestNames:
-    async def test_a_second_node_of_a_name_does_not_come_up_and_says_why(self, system: System) -> None:
+class TestNodeNames:
+    async def test_second_node_with_the_same_name_fails_with_the_reason(self, system: System) -> None:
         system.overrides["cpu-3"] = {"TANGRAM_NODE_NAME": "second"}
         with pytest.raises(RuntimeError, match=f"another live node at {system.url_of('cpu-2')} has the name second"):
             await system.start("cpu-3")
         async with httpx.AsyncClient() as prober:
             assert (await prober.get(f"{system.url_of('cpu-2')}/readyz")).status_code == 200
 
-    async def test_a_node_whose_lease_is_anothers_is_not_ready(self, system: System) -> None:
+    async def test_node_without_its_lease_is_not_ready(self, system: System) -> None:
         async with owner_of(system) as owner, httpx.AsyncClient() as prober:
 
             async def answers(status: int, text: str) -> bool:
@@ -195,7 +195,7 @@ class TestNames:
             await eventually(partial(answers, 200, "ok"))
 
 
-async def test_a_paused_queue_starts_nothing_and_wakes_at_once(api: httpx.AsyncClient) -> None:
+async def test_paused_queue_starts_nothing_until_it_is_resumed(api: httpx.AsyncClient) -> None:
     await submit(api, "true", task="paused", wait=10)
     queue = "/v1/admin/queues/paused"
     assert (await api.patch(queue, json={"paused": True})).json()["paused"] is True
@@ -212,7 +212,7 @@ async def test_a_paused_queue_starts_nothing_and_wakes_at_once(api: httpx.AsyncC
         assert done["outcome"] == "ok"
 
 
-async def test_a_paused_action_can_still_be_cancelled(api: httpx.AsyncClient) -> None:
+async def test_action_of_a_paused_queue_can_be_cancelled(api: httpx.AsyncClient) -> None:
     await submit(api, "true", task="halted", wait=10)
     await api.patch("/v1/admin/queues/halted", json={"paused": True})
     waiting = (await submit(api, "true", task="halted"))["id"]
@@ -220,12 +220,12 @@ async def test_a_paused_action_can_still_be_cancelled(api: httpx.AsyncClient) ->
     assert (await until(api, waiting, "settled"))["outcome"] == "cancelled"
 
 
-async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClient) -> None:
+async def test_task_quota_limits_running_actions_until_it_is_removed(api: httpx.AsyncClient) -> None:
     queue, ids = "/v1/admin/queues/capped", list[str]()
     await submit(api, "true", task="capped", wait=10)
     assert (await api.patch(queue, json={"quota": {"running": 1}})).json()["quota"] == {
         "running": 1,
-        "services": {},
+        "reward_services": {},
         "endpoints": {},
     }
     try:
@@ -239,7 +239,7 @@ async def test_a_quota_holds_says_so_and_is_lifted_at_once(api: httpx.AsyncClien
         assert (counts["queued"], counts["running"], counts["quota"]) == (
             2,
             1,
-            {"running": 1, "services": {}, "endpoints": {}},
+            {"running": 1, "reward_services": {}, "endpoints": {}},
         )
         assert "quota" not in (await api.patch(queue, json={"quota": None})).json()
         for id in ids:

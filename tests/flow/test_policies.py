@@ -1,4 +1,4 @@
-"""The policies that static provisioning is made of, by real processes: what starts beside what."""
+"""Test the static provisioning policies through all services."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -30,7 +30,7 @@ async def run(api: httpx.AsyncClient, trajectory: str, *, wait_s: float, scope: 
 
 
 @pytest.mark.slow
-async def test_a_static_pod_is_held_while_its_trajectory_thinks(databases: Databases) -> None:
+async def test_static_pod_stays_allocated_between_actions_of_its_trajectory(databases: Databases) -> None:
     async with a_system(databases, "static", "2") as system, system.client() as api:
         assert (await run(api, "a", wait_s=10))["outcome"] == "ok"
         second = await run(api, "b", wait_s=0)
@@ -42,7 +42,7 @@ async def test_a_static_pod_is_held_while_its_trajectory_thinks(databases: Datab
 
 
 @pytest.mark.slow
-async def test_overcommitted_pods_run_beside_each_other(databases: Databases) -> None:
+async def test_overcommitted_pods_run_concurrently(databases: Databases) -> None:
     async with a_system(databases, "overcommitted", "2") as system, system.client() as api:
         body = {"task": TASK, "argv": ["sleep", "300"]}
         ids = [

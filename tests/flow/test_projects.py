@@ -1,4 +1,4 @@
-"""Projects by the API: who sees them, and who weighs them."""
+"""Test projects through the API: visibility and weights."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,7 +36,7 @@ async def weights(api: httpx.AsyncClient) -> dict[str, float]:
     return {project["name"]: project["weight"] for project in items}
 
 
-async def test_a_project_is_weighed_with_a_key_of_the_first_one(
+async def test_project_weight_is_changed_only_by_the_first_project(
     system: System, api: httpx.AsyncClient, others: httpx.AsyncClient
 ) -> None:
     assert await weights(api) == {"default": 1.0, "labs/other": 1.0}
@@ -52,17 +52,17 @@ async def test_a_project_is_weighed_with_a_key_of_the_first_one(
 
 
 @pytest.mark.parametrize("body", [{}, {"weight": 0}, {"weight": 101}, {"weight": None}, {"weight": 1, "share": 2}])
-async def test_what_is_no_weight_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
+async def test_invalid_weight_is_refused_with_its_field(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
     answer = await api.patch("/v1/admin/projects/labs/other", json=body)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] in ("weight", "share")
 
 
-async def test_a_project_without_a_key_is_unknown(api: httpx.AsyncClient) -> None:
+async def test_unknown_project_is_not_found(api: httpx.AsyncClient) -> None:
     assert (await api.patch("/v1/admin/projects/never", json={"weight": 1})).status_code == 404
 
 
-async def test_they_come_in_pages(api: httpx.AsyncClient) -> None:
+async def test_project_list_is_paged(api: httpx.AsyncClient) -> None:
     first = (await api.get("/v1/admin/projects", params={"limit": 1})).json()
     second = (await api.get("/v1/admin/projects", params={"limit": 1, "cursor": first["next_cursor"]})).json()
     assert [page["items"][0]["name"] for page in (first, second)] == ["labs/other", "default"]

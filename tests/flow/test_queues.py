@@ -1,4 +1,4 @@
-"""A task's queue by the API: what is in it, and how many may wait."""
+"""Test a task's queue through the API: contents, limits, weights and quotas."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -36,7 +36,7 @@ async def rows(system: System) -> AsyncIterator[Rows]:
 
 
 async def submit(api: httpx.AsyncClient, count: int) -> list[str | None]:
-    """The code of each problem, None for what was accepted."""
+    """Submit actions and return each problem's code, or None for an accepted action."""
     answer = (await api.post("/v1/actions:batch", json={"actions": [ONE] * count})).json()
     return [item.get("problem", {}).get("code") for item in answer["items"]]
 
@@ -50,7 +50,7 @@ async def limit(api: httpx.AsyncClient, body: dict[str, Any], task: str = "ai/co
     return await api.patch(f"/v1/admin/queues/{task}", json=body)
 
 
-async def test_a_limit_holds_from_its_answer_on_and_is_taken_back(rows: Rows, api: httpx.AsyncClient) -> None:
+async def test_queue_limit_applies_immediately_and_can_be_removed(rows: Rows, api: httpx.AsyncClient) -> None:
     running = (await api.post("/v1/actions", json=ONE)).json()["id"]
     await rows.until_value("running", "select state from actions where id = $1", running)
     assert await submit(api, 3) == [None] * 3
@@ -66,21 +66,21 @@ async def test_a_limit_holds_from_its_answer_on_and_is_taken_back(rows: Rows, ap
     assert await submit(api, 2) == [None, None]
 
 
-async def test_a_limit_that_is_not_named_stays(api: httpx.AsyncClient) -> None:
+async def test_queue_limit_is_unchanged_by_other_changes(api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     await limit(api, {"max_queued": 55})
     assert (await limit(api, {"paused": True})).json()["max_queued"] == 55
     assert (await limit(api, {"paused": False})).json()["max_queued"] == 55
 
 
-async def test_a_weight_is_shown_as_it_was_given_and_stays(api: httpx.AsyncClient) -> None:
+async def test_queue_weight_is_returned_unchanged_and_kept(api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     assert (await limit(api, {"weight": 0.1})).json()["weight"] == 0.1
     await limit(api, {"paused": False})
     assert (await the_queue(api))["weight"] == 0.1
 
 
-async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) -> None:
+async def test_queue_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     await limit(api, {"max_queued": 77})
     sql = "select verb || ' ' || target || ' ' || (detail->>'max_queued') from audit_log order by id desc limit 1"
@@ -103,15 +103,15 @@ async def test_a_change_is_in_the_audit_log(rows: Rows, api: httpx.AsyncClient) 
         {"quota": {"cores": 1}},
     ],
 )
-async def test_what_cannot_be_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
+async def test_invalid_queue_change_is_refused(api: httpx.AsyncClient, body: dict[str, Any]) -> None:
     assert (await limit(api, body)).status_code == 422
 
 
-async def test_a_task_without_a_queue_is_unknown(api: httpx.AsyncClient) -> None:
+async def test_change_of_an_unknown_queue_is_not_found(api: httpx.AsyncClient) -> None:
     assert (await limit(api, {"max_queued": 1}, task="never-seen")).status_code == 404
 
 
-async def test_scopes(system: System, api: httpx.AsyncClient) -> None:
+async def test_admin_scopes_allow_exactly_their_queue_operations(system: System, api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     for scope, list_status, change_status in (
         ("actions:*", 403, 403),
@@ -124,7 +124,7 @@ async def test_scopes(system: System, api: httpx.AsyncClient) -> None:
             assert (await limit(scoped, {"max_queued": 1000})).status_code == change_status
 
 
-async def test_another_project_has_its_own(system: System, api: httpx.AsyncClient) -> None:
+async def test_queues_of_another_project_are_hidden(system: System, api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     stranger = "tk_" + "q" * 32
     await ensure_api_key(system.owner_url, "strangers", stranger)
@@ -133,7 +133,7 @@ async def test_another_project_has_its_own(system: System, api: httpx.AsyncClien
         assert (await limit(other, {"max_queued": 1})).status_code == 404
 
 
-async def test_they_come_in_pages(api: httpx.AsyncClient) -> None:
+async def test_queue_list_is_paged(api: httpx.AsyncClient) -> None:
     await submit(api, 1)
     await api.post("/v1/actions", json=ONE | {"task": "another"})
     first = (await api.get("/v1/admin/queues", params={"limit": 1})).json()

@@ -1,4 +1,4 @@
-"""Cores of a running command shrink when others come and grow when they have gone; the command sees it.
+"""Test that a running command loses cores when others arrive and gets them back afterwards.
 
 And what brings nothing is not given for long.
 """
@@ -38,14 +38,14 @@ async def system(databases: Databases) -> AsyncIterator[System]:
 
 
 async def until_cores(client: AsyncTangram, action: object, milli: int) -> None:
-    """As the action shows them."""
+    """Wait until the action's allocation shows this many milli-cores."""
     async with asyncio.timeout(20):
         while ((await client.get(action)).allocation or {}).get("cpu_milli") != milli:  # type: ignore[arg-type]
             await asyncio.sleep(0.02)
 
 
 @TWO_CORES
-async def test_a_running_command_gives_a_core_and_gets_it_back(system: System) -> None:
+async def test_running_command_gives_up_a_core_and_gets_it_back(system: System) -> None:
     async with AsyncTangram(system.url, API_KEY) as client:
         wide = await client.submit(
             SubmitActionRequest.model_validate(
@@ -67,8 +67,8 @@ async def test_a_running_command_gives_a_core_and_gets_it_back(system: System) -
 
 
 @TWO_CORES
-async def test_cores_that_a_program_does_not_use_are_not_given_for_long(system: System) -> None:
-    """It says that it runs in parallel, and does not."""
+async def test_unused_cores_are_no_longer_granted_after_a_few_runs(system: System) -> None:
+    """The program declares a parallel fraction but runs serially."""
     serial = "import time\nwhile time.process_time() < 0.2: pass"
     given = []
     async with AsyncTangram(system.url, API_KEY) as client, asyncio.timeout(40):

@@ -1,4 +1,4 @@
-"""The registry of reward services: what operators register and wish, obeyed by nodes and kept over restarts."""
+"""Test the reward service registry: nodes apply operators' changes, which survive restarts."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -65,7 +65,7 @@ async def changed(api: httpx.AsyncClient, name: str, verb: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-async def test_a_registered_service_scores_until_it_is_removed(api: httpx.AsyncClient, twin: None) -> None:
+async def test_registered_service_scores_until_it_is_removed(api: httpx.AsyncClient, twin: None) -> None:
     action = (await api.post("/v1/actions", json=SCORE, params={"wait": 50})).json()
     assert action["result"]["scores"][0]["score"] == pytest.approx(1.0, abs=1e-4)
     assert (await described(api, "twin"))["registered"]
@@ -74,15 +74,13 @@ async def test_a_registered_service_scores_until_it_is_removed(api: httpx.AsyncC
     assert (await api.post("/v1/actions", json=SCORE)).json()["code"] == "reward_service_not_found"
 
 
-async def test_a_drained_service_lets_actions_wait_and_cannot_be_removed_under_them(
-    api: httpx.AsyncClient, twin: None
-) -> None:
+async def test_drained_service_queues_actions_and_cannot_be_removed(api: httpx.AsyncClient, twin: None) -> None:
     await changed(api, "twin", "load")
     await until(api, "twin", state="resident")
     await changed(api, "twin", "drain")
 
     async def has_left() -> bool:
-        """Its node may have read the load together with the drain, which was later: then it was never there."""
+        """If the node reads load and drain together, the service is never resident."""
         found = await described(api, "twin")
         return bool(found["drained"] and found["state"] in ("host", "cold"))
 
@@ -99,10 +97,10 @@ async def test_a_drained_service_lets_actions_wait_and_cannot_be_removed_under_t
     assert (await api.get(f"/v1/actions/{id}", params={"wait": 50})).json()["outcome"] == "ok"
 
 
-async def test_a_pinned_service_stays_and_its_pin_outlives_the_manager(
+async def test_pinned_service_stays_resident_across_a_manager_restart(
     api: httpx.AsyncClient, system: System, twin: None
 ) -> None:
-    """There is room for one of them."""
+    """The device has memory for only one of the two services."""
     for verb in ("pin", "load"):
         await changed(api, "twin", verb)
     await until(api, "twin", state="resident", pinned=True)
@@ -122,7 +120,9 @@ async def test_a_pinned_service_stays_and_its_pin_outlives_the_manager(
 
 
 @pytest.mark.parametrize("source", ["../elsewhere", "/etc", "none/such"])
-async def test_what_lies_elsewhere_is_refused_or_offered_nowhere(api: httpx.AsyncClient, source: str) -> None:
+async def test_source_outside_the_models_directory_is_refused_or_unavailable(
+    api: httpx.AsyncClient, source: str
+) -> None:
     answer = await api.post("/v1/reward-services", json=TWIN | {"name": "away", "source": source})
     if source == "none/such":
         assert (answer.status_code, answer.json()["available"]) == (201, False)
@@ -131,7 +131,7 @@ async def test_what_lies_elsewhere_is_refused_or_offered_nowhere(api: httpx.Asyn
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "source")
 
 
-async def test_a_service_that_comes_along_cannot_be_removed_and_one_that_is_not_there_not_changed(
+async def test_builtin_and_unknown_services_cannot_be_removed_or_changed(
     api: httpx.AsyncClient,
 ) -> None:
     assert (await api.delete("/v1/reward-services/minilm")).status_code == 409

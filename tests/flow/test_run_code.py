@@ -1,4 +1,4 @@
-"""SandboxFusion's `/run_code`, as verl and others ask it, on real sandboxes."""
+"""Test SandboxFusion's `/run_code` on real sandboxes, with the requests that verl and others send."""
 
 import asyncio
 import signal
@@ -33,7 +33,7 @@ async def listed(api: httpx.AsyncClient, task: str) -> list[dict[str, Any]]:
     return list((await api.get("/v1/actions", params={"task": task})).json()["items"])
 
 
-async def test_a_program_is_run_and_its_output_is_there(api: httpx.AsyncClient) -> None:
+async def test_program_runs_and_its_output_is_returned(api: httpx.AsyncClient) -> None:
     said = await ran(
         api,
         compile_timeout=10,
@@ -52,7 +52,7 @@ async def test_a_program_is_run_and_its_output_is_there(api: httpx.AsyncClient) 
     assert said["run_result"]["execution_time"] > 0
 
 
-async def test_code_alone_is_python(api: httpx.AsyncClient) -> None:
+async def test_code_without_a_language_runs_as_python(api: httpx.AsyncClient) -> None:
     said = await ran(api, code="import sys; sys.stderr.write('e'); print('o')")
     assert said["run_result"]["stdout"] + said["run_result"]["stderr"] == "o\ne"
 
@@ -66,7 +66,7 @@ async def test_code_alone_is_python(api: httpx.AsyncClient) -> None:
         ("print('so far', flush=True)\nwhile True: pass", {"status": "TimeLimitExceeded", "return_code": None}),
     ],
 )
-async def test_a_program_that_fails_is_failed(api: httpx.AsyncClient, code: str, part: dict[str, Any]) -> None:
+async def test_failing_program_is_reported_as_failed(api: httpx.AsyncClient, code: str, part: dict[str, Any]) -> None:
     said = await ran(api, code=code, run_timeout=1.5)
     assert (said["status"], said["message"]) == ("Failed", "")
     assert said["run_result"].items() >= part.items()
@@ -74,7 +74,7 @@ async def test_a_program_that_fails_is_failed(api: httpx.AsyncClient, code: str,
         assert said["run_result"]["stdout"] == "so far\n"
 
 
-async def test_files_go_in_and_come_out(api: httpx.AsyncClient) -> None:
+async def test_input_files_are_written_and_requested_files_returned(api: httpx.AsyncClient) -> None:
     said = await ran(
         api,
         code="cat given/a.txt > made.txt; echo b >> made.txt",
@@ -85,7 +85,7 @@ async def test_files_go_in_and_come_out(api: httpx.AsyncClient) -> None:
     assert {path: b64decode(content) for path, content in said["files"].items()} == {"made.txt": b"a\nb\n"}
 
 
-async def test_a_compiled_program_has_two_results_and_leaves_no_environment(api: httpx.AsyncClient) -> None:
+async def test_compiled_program_has_two_results_and_no_remaining_environment(api: httpx.AsyncClient) -> None:
     code = "#include <iostream>\nint main() { int n; std::cin >> n; std::cout << n + 1; }\n"
     said = await ran(api, "/t/cpp/run_code?trajectory=r1", code=code, language="cpp", stdin="1", compile_timeout=60)
     if said["status"] == "SandboxError" and "g++" in said["message"]:
@@ -104,7 +104,7 @@ async def test_a_compiled_program_has_two_results_and_leaves_no_environment(api:
     assert "error" in broken["compile_result"]["stderr"]
 
 
-async def test_java_is_compiled_and_run(api: httpx.AsyncClient) -> None:
+async def test_java_program_is_compiled_and_run(api: httpx.AsyncClient) -> None:
     code = "public class Main { public static void main(String[] a) { System.out.println(6 * 7); } }"
     said = await ran(api, code=code, language="java", compile_timeout=60, run_timeout=30, memory_limit_MB=1024)
     if said["status"] == "SandboxError" and "javac" in said["message"]:
@@ -113,7 +113,7 @@ async def test_java_is_compiled_and_run(api: httpx.AsyncClient) -> None:
     assert said["run_result"]["stdout"] == "42\n"
 
 
-async def test_a_compiler_that_is_not_there_is_no_failure_of_the_program(api: httpx.AsyncClient) -> None:
+async def test_missing_compiler_is_a_sandbox_error(api: httpx.AsyncClient) -> None:
     said = await ran(api, code="int main() {}", language="swift")
     assert said["status"] == "SandboxError"
     assert "cannot run 'swiftc'" in said["message"]
@@ -123,13 +123,13 @@ async def test_a_compiler_that_is_not_there_is_no_failure_of_the_program(api: ht
 
 
 @pytest.mark.parametrize("language", ["python", "bash", "cpp"])
-async def test_a_program_that_never_ran_is_no_success(api: httpx.AsyncClient, language: str) -> None:
+async def test_program_that_never_ran_is_a_sandbox_error(api: httpx.AsyncClient, language: str) -> None:
     said = await ran(api, code="exit 1", language=language, files={"a": "", "a/b": ""})
     assert said["status"] == "SandboxError"
     assert "the program was not run" in said["message"]
 
 
-async def test_a_limit_is_the_failure_of_its_program(api: httpx.AsyncClient) -> None:
+async def test_exceeded_memory_limit_is_a_program_failure(api: httpx.AsyncClient) -> None:
     said = await ran(api, code="x = bytearray(400 << 20)\nprint(len(x))", memory_limit_MB=64)
     assert said["status"] in ("Failed", "Success")  # where memory is not enforced
     if said["status"] == "Failed":
@@ -148,12 +148,14 @@ async def test_a_limit_is_the_failure_of_its_program(api: httpx.AsyncClient) -> 
         ({"code": "\x00"}, "code"),
     ],
 )
-async def test_what_cannot_be_run_names_its_field(api: httpx.AsyncClient, body: dict[str, Any], field: str) -> None:
+async def test_invalid_request_is_refused_with_its_field(
+    api: httpx.AsyncClient, body: dict[str, Any], field: str
+) -> None:
     answer = await api.post("/run_code", json=body)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
-async def test_what_takes_too_long_is_504_and_the_next_try_takes_it_up(api: httpx.AsyncClient, system: System) -> None:
+async def test_request_past_within_returns_504_and_a_retry_resumes_it(api: httpx.AsyncClient, system: System) -> None:
     system.processes["scheduler"].send_signal(signal.SIGSTOP)
     body = {"code": "print('once')"}
     answer = await api.post("/t/tries/run_code?within=0.5", json=body)
@@ -175,7 +177,7 @@ async def test_what_takes_too_long_is_504_and_the_next_try_takes_it_up(api: http
     assert len(await listed(api, "tries")) == 2
 
 
-async def test_one_task_takes_up_nothing_of_another(api: httpx.AsyncClient, system: System) -> None:
+async def test_identical_code_of_two_tasks_runs_as_two_actions(api: httpx.AsyncClient, system: System) -> None:
     system.processes["scheduler"].send_signal(signal.SIGSTOP)
     for task in ("first", "second"):
         answer = await api.post("/run_code?within=0.3", json={"code": "1"}, headers={"tangram-task": task})
@@ -184,7 +186,7 @@ async def test_one_task_takes_up_nothing_of_another(api: httpx.AsyncClient, syst
     assert [len(await listed(api, task)) for task in ("first", "second")] == [1, 1]
 
 
-async def test_who_hangs_up_takes_his_program_back(api: httpx.AsyncClient) -> None:
+async def test_client_disconnect_cancels_the_program(api: httpx.AsyncClient) -> None:
     with pytest.raises(httpx.ReadTimeout):
         await api.post("/t/gone/run_code", json={"code": "while True: pass", "run_timeout": 100}, timeout=1)
 

@@ -1,4 +1,4 @@
-"""Scores through the whole line: durable, batched across requests, right, and never a 0 that nobody computed."""
+"""Test scores through all services: durable, batched, correct and never an accidental 0."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ REFERENCE: dict[str, Any] = json.loads((Path(__file__).parents[1] / "support" / 
 TEXTS: list[str] = REFERENCE["texts"]
 COSINES = np.array(REFERENCE["embeddings"]) @ np.array(REFERENCE["embeddings"]).T
 SHORT = [at for at, text in enumerate(TEXTS) if len(text) < 100]
-"""Eight of them."""
+"""Indices of the eight texts shorter than 100 characters."""
 TOLERANCE = 1e-4
 CLIENTS = 32
 
@@ -48,7 +48,7 @@ async def settled(api: httpx.AsyncClient, body: dict[str, Any]) -> dict[str, Any
 
 
 async def scores_of(api: httpx.AsyncClient, count: int) -> None:
-    """One item a call from many clients at once; every answer is right, and every action has a row and one result."""
+    """Score one item per call from many concurrent clients and check every score."""
     at = [(SHORT[number % 8], SHORT[(number // 8 + number) % 8]) for number in range(count)]
     work = iter(at)
 
@@ -66,7 +66,7 @@ async def scores_of(api: httpx.AsyncClient, count: int) -> None:
     assert max(abs(score - COSINES[one, other]) for one, other, score in found) < TOLERANCE
 
 
-async def test_items_of_many_clients_are_each_answered_once_and_right(api: httpx.AsyncClient, system: System) -> None:
+async def test_concurrent_clients_get_correct_scores_in_shared_batches(api: httpx.AsyncClient, system: System) -> None:
     await scores_of(api, 150)
     metrics = (await api.get(f"{system.url_of('gpu')}/metrics")).text
     said = dict(line.rsplit(" ", 1) for line in metrics.splitlines() if not line.startswith("#"))
@@ -79,7 +79,7 @@ async def test_items_of_many_clients_are_each_answered_once_and_right(api: httpx
     assert float(said["tangram_gpu_restore_seconds_count"]) == 1
 
 
-async def test_a_trace_shows_what_a_score_waited_for_on_its_device(api: httpx.AsyncClient) -> None:
+async def test_trace_of_a_score_shows_device_wait_and_weight_restore(api: httpx.AsyncClient) -> None:
     async def took(**changed: Any) -> dict[str, dict[str, Any]]:
         action = await settled(api, scored((TEXTS[0], TEXTS[1]), (TEXTS[1], TEXTS[2]), **changed))
         spans = (await api.get(f"/v1/actions/{action['id']}/trace")).json()["spans"]
@@ -99,7 +99,7 @@ async def test_a_trace_shows_what_a_score_waited_for_on_its_device(api: httpx.As
     assert 0 < cold["restore weights"]["duration_ms"] <= cold["batch"]["duration_ms"]
 
 
-async def test_many_items_in_one_action_come_back_in_their_order(api: httpx.AsyncClient) -> None:
+async def test_scores_of_one_action_are_in_item_order(api: httpx.AsyncClient) -> None:
     pairs = [(text, other) for text in TEXTS[:6] for other in TEXTS]
     action = await settled(api, scored(*pairs))
     found = [entry["score"] for entry in action["result"]["scores"]]
@@ -108,7 +108,7 @@ async def test_many_items_in_one_action_come_back_in_their_order(api: httpx.Asyn
     assert action["result"]["cpu_s"] > 0
 
 
-async def test_what_cannot_be_scored_is_an_error_of_its_item(api: httpx.AsyncClient) -> None:
+async def test_unscorable_item_has_an_error_and_no_score(api: httpx.AsyncClient) -> None:
     action = await settled(api, scored((TEXTS[0], TEXTS[0]), (" ", "x"), ("x", "\n")))
     good, *bad = action["result"]["scores"]
     assert (action["outcome"], good["score"]) == ("ok", pytest.approx(1.0, abs=TOLERANCE))
@@ -116,19 +116,19 @@ async def test_what_cannot_be_scored_is_an_error_of_its_item(api: httpx.AsyncCli
     assert not any("score" in entry for entry in bad)
 
 
-async def test_an_action_of_which_nothing_could_be_scored_is_not_ok(api: httpx.AsyncClient) -> None:
+async def test_action_without_any_score_is_a_user_error(api: httpx.AsyncClient) -> None:
     action = await settled(api, scored((" ", "x")))
     assert (action["outcome"], action["reason"]) == ("user_error", "no_item_scored")
 
 
-async def test_a_service_that_no_node_has_is_refused_and_those_that_there_are_named(api: httpx.AsyncClient) -> None:
+async def test_unknown_service_is_refused_with_available_services(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/actions", json=scored(("a", "b"), service="nobody"))
     problem = answer.json()
     assert (answer.status_code, problem["code"]) == (422, "reward_service_not_found")
     assert (problem["errors"][0]["field"], "minilm" in problem["detail"]) == ("service", True)
 
 
-async def test_an_item_that_lacks_what_the_kind_of_its_service_takes_is_refused(api: httpx.AsyncClient) -> None:
+async def test_item_without_a_required_field_is_refused(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/actions", json=scored(("a", "b")) | {"items": [{"text": "a"}]})
     problem = answer.json()
     assert (answer.status_code, problem["errors"][0]["field"]) == (422, "items.0.reference")
@@ -146,12 +146,12 @@ async def test_an_item_that_lacks_what_the_kind_of_its_service_takes_is_refused(
         {"items": [{"text": "a" * (64 << 10), "reference": ""}] * 17},
     ],
 )
-async def test_what_is_no_score_is_refused(api: httpx.AsyncClient, changed: dict[str, Any]) -> None:
+async def test_invalid_score_action_is_refused(api: httpx.AsyncClient, changed: dict[str, Any]) -> None:
     answer = await api.post("/v1/actions", json=scored(("a", "b")) | changed)
     assert (answer.status_code, answer.json()["code"]) == (422, "validation_failed")
 
 
-async def test_the_registry_says_where_weights_are_and_what_they_did(api: httpx.AsyncClient) -> None:
+async def test_registry_reports_residency_and_score_counts(api: httpx.AsyncClient) -> None:
     await settled(api, scored((TEXTS[0], TEXTS[1])))
 
     async def is_said() -> bool:
@@ -166,10 +166,8 @@ async def test_the_registry_says_where_weights_are_and_what_they_did(api: httpx.
     assert (await api.get("/v1/reward-services/nobody")).status_code == 404
 
 
-async def test_a_worker_that_is_killed_in_mid_batch_costs_an_attempt_and_never_makes_a_score(
-    api: httpx.AsyncClient, system: System
-) -> None:
-    """The one that it had is our trouble; those that waited for their batch are right."""
+async def test_killed_worker_fails_its_batch_without_a_wrong_score(api: httpx.AsyncClient, system: System) -> None:
+    """The running action ends with an infrastructure error. The queued actions are scored correctly."""
     await settled(api, scored((TEXTS[0], TEXTS[1])))
     worker = worker_of(system)
     os.kill(worker, signal.SIGSTOP)
@@ -201,14 +199,12 @@ async def are_running(api: httpx.AsyncClient, ids: list[str]) -> bool:
 
 
 @pytest.mark.slow
-async def test_two_thousand_items_of_many_clients_are_each_answered_once_and_right(api: httpx.AsyncClient) -> None:
+async def test_two_thousand_items_of_concurrent_clients_are_scored_correctly(api: httpx.AsyncClient) -> None:
     await scores_of(api, 2000)
 
 
 @pytest.mark.slow
-async def test_a_manager_that_is_killed_loses_no_score_that_may_be_retried(
-    api: httpx.AsyncClient, system: System
-) -> None:
+async def test_killed_manager_loses_no_retryable_score(api: httpx.AsyncClient, system: System) -> None:
     bodies = [scored((TEXTS[number % 10], TEXTS[0]), retries=3, task="restart") for number in range(200)]
     items = (await api.post("/v1/actions:batch", json={"actions": bodies})).json()["items"]
     worker = worker_of(system)
@@ -222,7 +218,7 @@ async def test_a_manager_that_is_killed_loses_no_score_that_may_be_retried(
 
 
 @pytest.mark.slow
-async def test_an_action_with_many_items_is_scored_on_two_devices_as_on_one(databases: Databases) -> None:
+async def test_action_split_across_two_devices_is_scored_correctly(databases: Databases) -> None:
     devices = {"TANGRAM_DEVICES": "cpu,cpu", "TANGRAM_BATCH_TOKENS": "128", "TANGRAM_DEVICE_MIB": "100"}
     owner_url = await databases.clone()
     async with running_system(owner_url, scores=True, overrides={"gpu": devices}) as system, system.client() as api:

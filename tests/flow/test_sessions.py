@@ -1,4 +1,4 @@
-"""Sessions through the public API: a shell that stays open in an environment, whatever happens around it."""
+"""Test sessions through the public API: a shell that stays open in an environment."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -42,7 +42,7 @@ async def says(session: AsyncEnvironmentSession, command: str, **options: Any) -
     return action.result.stdout.text
 
 
-async def test_what_one_command_changes_the_next_one_finds(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+async def test_session_state_persists_between_commands(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
     session = AsyncEnvironmentSession(tangram, environment)
     first = await session.run("cd /tmp; x=1; sleep 100 &")
     assert first.message == "session 'main' began with this command"
@@ -52,7 +52,9 @@ async def test_what_one_command_changes_the_next_one_finds(tangram: AsyncTangram
     assert await says(AsyncEnvironmentSession(tangram, environment, "other"), "pwd; echo [$x]") == "/workspace\n[]\n"
 
 
-async def test_it_outlives_the_manager(system: System, tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+async def test_session_survives_a_manager_restart(
+    system: System, tangram: AsyncTangram, environment: EnvironmentInfo
+) -> None:
     session = AsyncEnvironmentSession(tangram, environment)
     await says(session, "x=1")
     system.kill("cpu")
@@ -60,7 +62,9 @@ async def test_it_outlives_the_manager(system: System, tangram: AsyncTangram, en
     assert await says(session, "echo $x") == "1\n"
 
 
-async def test_a_command_is_followed_and_answered(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+async def test_session_command_streams_output_and_reads_input(
+    tangram: AsyncTangram, environment: EnvironmentInfo
+) -> None:
     session = AsyncEnvironmentSession(tangram, environment)
     action = await session.submit("echo ready; read x; echo got $x", stdin_open=True)
     seen = b""
@@ -72,9 +76,7 @@ async def test_a_command_is_followed_and_answered(tangram: AsyncTangram, environ
     assert seen == b"ready\ngot hello\n"
 
 
-async def test_a_command_that_takes_too_long_leaves_the_session(
-    tangram: AsyncTangram, environment: EnvironmentInfo
-) -> None:
+async def test_command_past_its_timeout_keeps_the_session(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
     session = AsyncEnvironmentSession(tangram, environment)
     await says(session, "x=1")
     late = await session.run("echo begun; sleep 100", timeout_s=0.3)
@@ -82,7 +84,7 @@ async def test_a_command_that_takes_too_long_leaves_the_session(
     assert await says(session, "echo $x") == "1\n"
 
 
-async def test_an_exit_ends_it_and_says_so(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
+async def test_exit_ends_the_session_and_is_reported(tangram: AsyncTangram, environment: EnvironmentInfo) -> None:
     session = AsyncEnvironmentSession(tangram, environment)
     ended = await session.run("x=1; exit 3")
     assert ended.result is not None
@@ -91,7 +93,7 @@ async def test_an_exit_ends_it_and_says_so(tangram: AsyncTangram, environment: E
     assert await says(session, "echo [$x]") == "[]\n"
 
 
-async def test_without_a_kept_environment_there_is_none(api: httpx.AsyncClient) -> None:
+async def test_session_without_a_persistent_environment_is_refused(api: httpx.AsyncClient) -> None:
     answer = await api.post("/v1/actions", json={"task": "t", "session": "main", "command": "true"})
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "body")
     assert "persistent environment" in answer.json()["detail"]

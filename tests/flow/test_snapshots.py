@@ -1,4 +1,4 @@
-"""Snapshots: what was written in one environment is what others begin with."""
+"""Test snapshots: the files of one environment become the start of others."""
 
 import asyncio
 from base64 import b64encode
@@ -56,7 +56,7 @@ def kept(system: System) -> set[str]:
     return {path.name for path in (system.directory / "snapshots").glob("*/*")}
 
 
-async def test_two_begin_with_one_and_go_their_own_ways(api: httpx.AsyncClient) -> None:
+async def test_two_environments_from_one_snapshot_are_independent(api: httpx.AsyncClient) -> None:
     first = await made(api)
     await run(api, first, "mkdir d; echo 1 > d/f; ln -s d/f l; chmod 700 d; echo t > /tmp/t")
     snapshot = await taken(api, first)
@@ -71,7 +71,7 @@ async def test_two_begin_with_one_and_go_their_own_ways(api: httpx.AsyncClient) 
     assert await run(api, await made(api, snapshot=again["id"]), "cat l") == "1\n"
 
 
-async def test_hostile_contents_are_kept_as_they_are_and_lead_nowhere(api: httpx.AsyncClient) -> None:
+async def test_snapshot_restores_symlinks_safely_and_drops_pipes_and_setuid(api: httpx.AsyncClient) -> None:
     first = await made(api)
     script = "ln -s /etc/passwd p; ln -s / root; mkfifo pipe; touch $(printf 'n\\377') a; ln a b"
     await run(api, first, f"{script}; chmod 4755 a")
@@ -79,7 +79,7 @@ async def test_hostile_contents_are_kept_as_they_are_and_lead_nowhere(api: httpx
     assert await run(api, second, "readlink p root; stat -c '%a %h' a; ls | wc -l") == "/etc/passwd\n/\n755 2\n5\n"
 
 
-async def test_it_outlives_its_environment_its_manager_and_its_launcher(system: System, api: httpx.AsyncClient) -> None:
+async def test_snapshot_survives_its_environment_manager_and_launcher(system: System, api: httpx.AsyncClient) -> None:
     first = await made(api)
     await run(api, first, "echo kept > f")
     snapshot = await taken(api, first)
@@ -92,7 +92,7 @@ async def test_it_outlives_its_environment_its_manager_and_its_launcher(system: 
     assert await run(api, await made(api, snapshot=snapshot["id"]), "cat f") == "kept\n"
 
 
-async def test_a_manager_that_dies_meanwhile_leaves_no_half_of_one(system: System, api: httpx.AsyncClient) -> None:
+async def test_manager_killed_during_a_snapshot_leaves_no_partial_file(system: System, api: httpx.AsyncClient) -> None:
     first = await made(api, disk_mib=40, memory_mib=256)
     await run(api, first, "head -c 30000000 /dev/urandom > f", timeout_s=60)
     before = kept(system)
@@ -109,7 +109,7 @@ async def test_a_manager_that_dies_meanwhile_leaves_no_half_of_one(system: Syste
         await api.delete(f"/v1/snapshots/{each['id']}")
 
 
-async def test_a_deleted_one_is_gone(system: System, api: httpx.AsyncClient) -> None:
+async def test_deleted_snapshot_is_not_found_and_its_file_removed(system: System, api: httpx.AsyncClient) -> None:
     first = await made(api)
     snapshot = await taken(api, first)
     path = f"/v1/snapshots/{snapshot['id']}"
@@ -123,7 +123,7 @@ async def test_a_deleted_one_is_gone(system: System, api: httpx.AsyncClient) -> 
     await eventually(lambda: f"{snapshot['id']}.tar" not in kept(system), timeout_s=20)
 
 
-async def test_the_node_keeps_no_more_than_its_budget(system: System, api: httpx.AsyncClient) -> None:
+async def test_snapshot_above_the_node_budget_is_refused(system: System, api: httpx.AsyncClient) -> None:
     first = await made(api, disk_mib=60, memory_mib=256)
     await run(api, first, "head -c 50000000 /dev/zero > f", timeout_s=60)
     snapshot = await taken(api, first)
@@ -134,7 +134,7 @@ async def test_the_node_keeps_no_more_than_its_budget(system: System, api: httpx
     await eventually(lambda: f"{snapshot['id']}.tar" not in kept(system), timeout_s=20)
 
 
-async def test_holes_of_files_are_no_way_around_the_size_of_a_disk(system: System, api: httpx.AsyncClient) -> None:
+async def test_sparse_files_count_with_their_full_size(system: System, api: httpx.AsyncClient) -> None:
     first = await made(api)
     await run(api, first, "for i in 1 2 3; do truncate -s 9M f$i; done")
     before = kept(system)
@@ -146,7 +146,7 @@ async def test_holes_of_files_are_no_way_around_the_size_of_a_disk(system: Syste
 
 
 @pytest.mark.slow
-async def test_long_names_have_room(api: httpx.AsyncClient) -> None:
+async def test_snapshot_preserves_long_paths_and_link_targets(api: httpx.AsyncClient) -> None:
     first = await made(api)
     deep = "d=$(printf '%0200d' 0); for i in 1 2 3 4 5 6 7 8; do mkdir $d; cd $d; done"
     await run(api, first, f"{deep}; for i in $(seq 200); do ln -s $(printf '%04000d' $i) $i; done")
@@ -154,7 +154,7 @@ async def test_long_names_have_room(api: httpx.AsyncClient) -> None:
     assert await run(api, second, "find . | wc -l") == "209\n"
 
 
-async def test_what_does_not_fit_is_no_environment(api: httpx.AsyncClient) -> None:
+async def test_snapshot_larger_than_the_disk_creates_no_environment(api: httpx.AsyncClient) -> None:
     first = await made(api)
     await run(api, first, "head -c 9000000 /dev/zero > f")
     snapshot = await taken(api, first)
@@ -169,7 +169,7 @@ async def test_what_does_not_fit_is_no_environment(api: httpx.AsyncClient) -> No
         assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, field)
 
 
-async def test_the_client_takes_and_uses_them(system: System, api: httpx.AsyncClient) -> None:
+async def test_sdk_takes_lists_uses_and_deletes_snapshots(system: System, api: httpx.AsyncClient) -> None:
     first = await made(api, task="client")
     await run(api, first, "echo 1 > f", task="client")
     async with AsyncTangram(system.url, API_KEY) as tangram:
@@ -181,7 +181,7 @@ async def test_the_client_takes_and_uses_them(system: System, api: httpx.AsyncCl
     assert await run(api, str(second.id), "cat f", task="client") == "1\n"
 
 
-async def test_those_of_another_project_are_not_there(api: httpx.AsyncClient) -> None:
+async def test_snapshots_of_another_project_are_not_found(api: httpx.AsyncClient) -> None:
     first = await made(api)
     snapshot = await taken(api, first)
     other = {"authorization": f"Bearer {OTHER_KEY}"}

@@ -1,4 +1,4 @@
-"""SWE-ReX's runtime protocol by plain HTTP, on real sandboxes: what its own client makes of it is a contract test."""
+"""Test SWE-ReX's runtime protocol over HTTP on real sandboxes. A contract test covers its client."""
 
 import asyncio
 import io
@@ -32,7 +32,7 @@ SMALL = {"task": "t", "memory_mib": 64, "disk_mib": 8}
 
 @pytest.fixture(scope="module")
 def templates() -> Iterator[Path]:
-    """With one that has little more than SWE-ReX's routes need."""
+    """Provide a template store with one minimal template for SWE-ReX's routes."""
     directory = Path(tempfile.mkdtemp(prefix="tangram-templates-"))
     directory.chmod(0o755)
     root = a_root(directory / "root", programs=PROGRAMS, files={"root/.bashrc": "FROM=bashrc\n"})
@@ -54,7 +54,7 @@ async def system(databases: Databases, templates: Path) -> AsyncIterator[System]
 
 @pytest_asyncio.fixture
 async def rex(system: System) -> AsyncIterator["Rex"]:
-    """In a trajectory of its own, whose environment its first use makes, and its close ends."""
+    """Provide a runtime in its own trajectory; the first use creates its environment and close ends it."""
     async with system.client() as api:
         rex = Rex(api, f"/t/rex/trajectories/{uuid4()}/options/memory_mib=64,disk_mib=32/swerex")
         yield rex
@@ -89,7 +89,7 @@ class Rex:
 
 
 def _full(route: str, body: dict[str, Any]) -> dict[str, Any] | None:
-    """As its client sends it."""
+    """Return the body as SWE-ReX's client sends it."""
     if route == "close":
         return None
     return {"action_type": "bash", **body} if route == "run_in_session" else body
@@ -100,7 +100,7 @@ async def actions_of(rex: Rex) -> list[dict[str, Any]]:
     return list((await rex.api.get("/v1/actions", params={"trajectory": trajectory})).json()["items"])
 
 
-async def test_an_environment_that_is_there_is_a_runtime(api: httpx.AsyncClient) -> None:
+async def test_existing_environment_works_as_a_runtime(api: httpx.AsyncClient) -> None:
     made = (await api.post("/v1/environments", json=SMALL)).json()
     rex = Rex(api, f"/v1/environments/{made['id']}/swerex")
     alive = await api.get(f"{rex.at}/is_alive")
@@ -118,7 +118,7 @@ async def test_an_environment_that_is_there_is_a_runtime(api: httpx.AsyncClient)
     assert all(said["message"].startswith(f"environment {made['id']} is end") for said in (gone, refused))
 
 
-async def test_a_trajectory_s_is_made_by_its_first_use_and_ends_with_its_close(rex: Rex) -> None:
+async def test_trajectory_environment_starts_on_first_use_and_ends_on_close(rex: Rex) -> None:
     async def environments() -> list[dict[str, Any]]:
         found = await rex.api.get("/v1/environments", params={"task": "rex", "trajectory": rex.at.split("/")[4]})
         return list(found.json()["items"])
@@ -137,12 +137,12 @@ async def test_a_trajectory_s_is_made_by_its_first_use_and_ends_with_its_close(r
 
 
 @pytest.mark.parametrize("options", ["memory_mib=1", "colour=red", "template=no such"])
-async def test_an_address_that_says_what_cannot_be_is_refused_by_name(api: httpx.AsyncClient, options: str) -> None:
+async def test_invalid_url_option_is_refused_by_name(api: httpx.AsyncClient, options: str) -> None:
     rex = Rex(api, f"/t/rex/trajectories/wrong/options/{options}/swerex")
     assert options.partition("=")[0] in (await rex.raised("execute", command=["true"]))["message"]
 
 
-async def test_a_session_keeps_what_its_commands_change(shell: Rex) -> None:
+async def test_session_state_persists_between_commands(shell: Rex) -> None:
     assert await shell.says("declare -A m; m[k]=v; cd /tmp; f() { echo $(($1 * 2)); }") == ""
     assert await shell.says("pwd; echo ${m[k]}; f 21") == "/tmp\nv\n42\n"
     assert await shell.says("for i in 1 2\ndo\n  echo $i\ndone\ncat <<EOF\n${m[k]}\nEOF") == "1\n2\nv\n"
@@ -151,13 +151,13 @@ async def test_a_session_keeps_what_its_commands_change(shell: Rex) -> None:
     assert (await shell.raised("close_session"))["class_path"] == "swerex.exceptions.SessionDoesNotExistError"
 
 
-async def test_a_session_that_was_not_opened_runs_nothing(rex: Rex) -> None:
+async def test_command_in_an_unknown_session_is_refused(rex: Rex) -> None:
     raised = await rex.raised("run_in_session", command="touch made", session="a name/of any kind")
     assert raised["message"] == "session 'a name/of any kind' does not exist"
     assert (await rex.ask("execute", command=["ls"]))["stdout"] == ""
 
 
-async def test_files_are_sourced_at_its_start(rex: Rex) -> None:
+async def test_startup_source_files_are_sourced(rex: Rex) -> None:
     await rex.ask("write_file", path="/tmp/it's", content="x=1; echo sourced\n")
     sources = ['"/tmp/it\'s"', "/nowhere"]
     opened = await rex.ask("create_session", startup_source=sources, startup_timeout=10)
@@ -165,7 +165,7 @@ async def test_files_are_sourced_at_its_start(rex: Rex) -> None:
     assert await rex.says("echo $x") == "1\n"
 
 
-async def test_a_command_with_wrong_syntax_runs_not_even_its_beginning(shell: Rex) -> None:
+async def test_command_with_a_syntax_error_runs_nothing(shell: Rex) -> None:
     raised = await shell.raised("run_in_session", command="touch begun\nfor")
     assert raised["class_path"] == "swerex.exceptions.BashIncorrectSyntaxError"
     assert "syntax error" in raised["extra_info"]["bash_stderr"]
@@ -176,23 +176,23 @@ async def test_a_command_with_wrong_syntax_runs_not_even_its_beginning(shell: Re
     ("check", "code"),
     [("silent", 3), ("ignore", None)],
 )
-async def test_an_exit_code_is_told_as_asked(shell: Rex, check: str, code: int | None) -> None:
+async def test_check_option_controls_the_returned_exit_code(shell: Rex, check: str, code: int | None) -> None:
     said = await shell.ask("run_in_session", command="echo out; (exit 3)", check=check)
     assert (said["output"], said["exit_code"], said["failure_reason"]) == ("out\n", code, "")
 
 
-async def test_an_exit_code_is_raised_where_it_is_asked_for(shell: Rex) -> None:
+async def test_nonzero_exit_code_raises_by_default(shell: Rex) -> None:
     raised = await shell.raised("run_in_session", command="echo out; (exit 3)", error_msg="Wrong")
     assert raised["class_path"] == "swerex.exceptions.NonZeroExitCodeError"
     assert raised["message"].startswith("Wrong: Command 'echo out; (exit 3)' failed with exit code 3.")
 
 
-async def test_what_looks_like_our_mark_is_output(shell: Rex) -> None:
+async def test_output_that_imitates_the_end_marker_is_returned(shell: Rex) -> None:
     forged = f"{'0' * 32}:2:bash: syntax error"
     assert await shell.says(f"echo {forged!r}") == f"{forged}\n"
 
 
-async def test_a_command_that_takes_too_long_is_cut_off_and_its_session_goes_on(shell: Rex) -> None:
+async def test_command_past_its_timeout_raises_and_keeps_the_session(shell: Rex) -> None:
     raised = await shell.raised("run_in_session", command="x=1; echo begun; sleep 100", timeout=0.5)
     assert raised["class_path"] == "swerex.exceptions.CommandTimeoutError"
     assert raised["message"].startswith("timeout after 0.5 seconds while running command")
@@ -203,12 +203,12 @@ async def test_a_command_that_takes_too_long_is_cut_off_and_its_session_goes_on(
     assert await shell.says("echo $x") == "1\n"
 
 
-async def test_a_program_waits_for_input_that_does_not_come(shell: Rex) -> None:
+async def test_command_waiting_for_stdin_times_out(shell: Rex) -> None:
     raised = await shell.raised("run_in_session", command="read line; echo got $line", timeout=0.5)
     assert raised["class_path"] == "swerex.exceptions.CommandTimeoutError"
 
 
-async def test_an_exit_ends_the_session_and_says_so(shell: Rex) -> None:
+async def test_exit_ends_the_session_and_raises_eof(shell: Rex) -> None:
     raised = await shell.raised("run_in_session", command="echo bye; exit 3")
     assert raised["class_path"] == "pexpect.exceptions.EOF"
     assert raised["extra_info"] == {"output": "bye\n", "exit_code": 3}
@@ -216,14 +216,14 @@ async def test_an_exit_ends_the_session_and_says_so(shell: Rex) -> None:
 
 
 @pytest.mark.parametrize("option", [{"is_interactive_command": True}, {"is_interactive_quit": True}, {"expect": [">"]}])
-async def test_what_would_hold_cores_between_calls_is_refused(shell: Rex, option: dict[str, Any]) -> None:
+async def test_interactive_commands_are_refused(shell: Rex, option: dict[str, Any]) -> None:
     raised = await shell.raised("run_in_session", command="touch made", **option)
     assert raised["class_path"] == "swerex.exceptions.SwerexException"
     assert raised["message"].startswith("not implemented: ")
     assert await shell.says("ls") == ""
 
 
-async def test_an_output_that_is_cut_says_so(shell: Rex) -> None:
+async def test_truncated_output_is_reported(shell: Rex) -> None:
     said = await shell.ask("run_in_session", command="head -c 2000000 /dev/zero | tr '\\0' x")
     assert said["failure_reason"].startswith("the output was truncated: it had 20000")
     assert said["output"].endswith(f"x\n{said['failure_reason']}\n")
@@ -231,13 +231,13 @@ async def test_an_output_that_is_cut_says_so(shell: Rex) -> None:
     assert raised["message"].startswith("stdout has 2000000 bytes, but only the first 1048576")
 
 
-async def test_a_limit_is_told_and_no_exception(shell: Rex) -> None:
+async def test_exceeded_limit_is_a_failure_reason_without_exception(shell: Rex) -> None:
     program = "x = bytearray(200 << 20); print(len(x))"
     said = await shell.ask("run_in_session", command=f"python3 -c '{program}'", check="silent")
     assert said["exit_code"] == 0 or said["failure_reason"] == "limit exceeded: memory", said
 
 
-async def test_a_program_is_run_where_and_with_what_is_asked(rex: Rex) -> None:
+async def test_execute_uses_the_given_directory_and_variables(rex: Rex) -> None:
     await rex.ask("execute", command=["mkdir", "/tmp/a dir"])
     asked = {"command": "pwd; echo $A-$HOME; echo err >&2; exit 3", "shell": True, "cwd": "/tmp/a dir"}
     said = await rex.ask("execute", **asked, env={"A": "1 2"})
@@ -257,7 +257,7 @@ async def test_a_program_is_run_where_and_with_what_is_asked(rex: Rex) -> None:
         ({"command": ["true"], "env": {"": "x"}}, "ValueError", "names of environment variables must not be empty"),
     ],
 )
-async def test_a_program_that_cannot_be_run_is_raised_as_python_would(
+async def test_execute_failure_raises_the_exception_that_python_raises(
     rex: Rex, asked: dict[str, Any], of: str, says: str
 ) -> None:
     raised = await rex.raised("execute", **asked)
@@ -265,14 +265,14 @@ async def test_a_program_that_cannot_be_run_is_raised_as_python_would(
     assert says in raised["message"]
 
 
-async def test_a_program_s_timeout_is_raised_and_its_signal_told(rex: Rex) -> None:
+async def test_execute_timeout_raises_and_a_signal_is_the_exit_code(rex: Rex) -> None:
     raised = await rex.raised("execute", command="echo so far; sleep 100", shell=True, timeout=0.5)
     assert raised["class_path"] == "swerex.exceptions.CommandTimeoutError"
     assert raised["extra_info"]["stdout"] == "so far\n"
     assert (await rex.ask("execute", command="kill -9 $$", shell=True))["exit_code"] == -9
 
 
-async def test_files_are_written_and_read_wherever_the_environment_may(rex: Rex) -> None:
+async def test_files_are_written_and_read_within_the_environment_rights(rex: Rex) -> None:
     assert await rex.ask("write_file", path="/tmp/x/y/-a b", content="grüße\r\n") == {}
     assert await rex.ask("read_file", path="/tmp/x/y/-a b") == {"content": "grüße\n"}
     assert (await rex.ask("execute", command=["wc", "-c", "/tmp/x/y/-a b"]))["stdout"].startswith("9 ")
@@ -282,7 +282,7 @@ async def test_files_are_written_and_read_wherever_the_environment_may(rex: Rex)
     assert forbidden["class_path"] in ("builtins.PermissionError", "builtins.OSError")
 
 
-async def test_files_and_trees_are_uploaded(rex: Rex) -> None:
+async def test_upload_writes_files_and_unpacks_archives(rex: Rex) -> None:
     async def upload(content: bytes, target: str, *, unzip: str) -> httpx.Response:
         form = {"target_path": target, "unzip": unzip}
         return await rex.api.post(f"{rex.at}/upload", data=form, files={"file": ("a", content)})
@@ -313,8 +313,8 @@ async def test_files_and_trees_are_uploaded(rex: Rex) -> None:
     assert (await rex.api.post(f"{rex.at}/upload", data={"target_path": "a"})).status_code in (415, 422)
 
 
-async def test_an_image_is_an_agent_s_whole_machine(api: httpx.AsyncClient) -> None:
-    """SWE-agent begins so: what it is given lies in /root."""
+async def test_environment_from_a_template_runs_sweagent_setup(api: httpx.AsyncClient) -> None:
+    """SWE-agent starts like this and puts its files in /root."""
     rex = Rex(api, "/t/rex/trajectories/image/options/template=small,memory_mib=64/swerex")
     answer = await rex.post("execute", command=["ls", "-a", "/root"])
     if "no node" in answer.text:
@@ -332,7 +332,7 @@ async def test_an_image_is_an_agent_s_whole_machine(api: httpx.AsyncClient) -> N
     await rex.ask("close")
 
 
-async def test_our_trouble_is_an_exception_that_says_so(rex: Rex) -> None:
+async def test_infrastructure_error_raises_with_its_reason(rex: Rex) -> None:
     going = asyncio.create_task(rex.raised("execute", command=["sleep", "100"]))
     await eventually_runs(rex)
     late = await rex.post("execute", command=["true"], headers={"tangram-deadline_s": "0.3"})
@@ -353,7 +353,7 @@ async def eventually_runs(rex: Rex) -> None:
     await eventually(runs)
 
 
-async def test_who_hangs_up_takes_his_command_back(shell: Rex) -> None:
+async def test_client_disconnect_cancels_the_command(shell: Rex) -> None:
     body = {"action_type": "bash", "command": "sleep 100"}
     with pytest.raises(httpx.ReadTimeout):
         await shell.api.post(f"{shell.at}/run_in_session", json=body, timeout=0.7)
@@ -365,7 +365,7 @@ async def test_who_hangs_up_takes_his_command_back(shell: Rex) -> None:
     assert await shell.says("echo fine") == "fine\n"
 
 
-async def test_a_request_that_comes_again_is_the_same_command(shell: Rex) -> None:
+async def test_repeated_request_id_runs_the_command_once(shell: Rex) -> None:
     said = [
         (await shell.post("run_in_session", command="echo $((x += 1))", headers={"x-request-id": "r"})).json()["output"]
         for _ in range(2)
@@ -374,7 +374,7 @@ async def test_a_request_that_comes_again_is_the_same_command(shell: Rex) -> Non
     assert await shell.says("echo $x") == "1\n"
 
 
-async def test_a_key_of_another_project_finds_nothing(system: System, api: httpx.AsyncClient) -> None:
+async def test_environment_of_another_project_is_not_found(system: System, api: httpx.AsyncClient) -> None:
     made = (await api.post("/v1/environments", json=SMALL)).json()
     at = f"{system.url}/v1/environments/{made['id']}/swerex"
     async with httpx.AsyncClient() as others:
@@ -386,7 +386,7 @@ async def test_a_key_of_another_project_finds_nothing(system: System, api: httpx
     await api.delete(f"/v1/environments/{made['id']}")
 
 
-async def test_a_gateway_that_ends_says_so_and_takes_the_command_back(rex: Rex, system: System) -> None:
+async def test_stopping_gateway_raises_and_cancels_the_command(rex: Rex, system: System) -> None:
     going = asyncio.create_task(rex.raised("execute", command=["sleep", "100"]))
     await eventually_runs(rex)
     await asyncio.to_thread(system.kill, "gateway", signal.SIGTERM)

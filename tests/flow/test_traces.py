@@ -1,4 +1,4 @@
-"""One action, one trace: what `/trace` says are the rows' timestamps, and what a collector gets are the same spans."""
+"""Test that `/trace` matches the rows' timestamps and that collectors get the same spans."""
 
 import asyncio
 import secrets
@@ -86,7 +86,7 @@ def nanoseconds(text: str) -> int:
 
 
 class TestTrace:
-    async def test_its_ends_are_the_timestamps_of_the_row(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_span_times_are_the_timestamps_of_the_row(self, api: httpx.AsyncClient, rows: Rows) -> None:
         action = await settled(api, {**TRUE, "argv": ["sleep", "0.05"]})
         trace = await trace_of(api, action["id"])
         row = await rows.pool.fetchrow(ROW, UUID(action["id"]))
@@ -103,7 +103,7 @@ class TestTrace:
         assert ends["settle"] == (ends["process action"][1], row["settled_at"])
         assert all(span["parent_span_id"] == spans["create action"]["span_id"] for span in trace["spans"][1:])
 
-    async def test_what_waits_or_runs_has_open_spans(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_queued_and_running_actions_have_open_spans(self, api: httpx.AsyncClient, rows: Rows) -> None:
         runs = (await api.post("/v1/actions", json={**LONG, "demand": {"cpu": 64}})).json()
         await rows.until_value("running", "select state from actions where id = $1", UUID(runs["id"]))
         waits = (await api.post("/v1/actions", json={**TRUE, "demand": {"cpu": 1}})).json()
@@ -113,7 +113,7 @@ class TestTrace:
             assert still == ["create action", last]
             await api.delete(f"/v1/actions/{id}")
 
-    async def test_another_project_has_no_such_action(self, system: System, api: httpx.AsyncClient) -> None:
+    async def test_trace_of_another_project_is_not_found(self, system: System, api: httpx.AsyncClient) -> None:
         action = await settled(api, TRUE)
         await ensure_api_key(system.owner_url, "other", OTHER_KEY)
         headers = {"authorization": f"Bearer {OTHER_KEY}"}
@@ -125,7 +125,7 @@ class TestTrace:
 
 
 class TestExport:
-    async def test_an_action_is_one_trace_below_its_client_s_span(
+    async def test_exported_action_is_one_trace_below_the_client_span(
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         trace_id, parent = secrets.token_hex(16), secrets.token_hex(8)
@@ -142,7 +142,7 @@ class TestExport:
             assert sent.start_time_unix_nano == nanoseconds(span["started_at"])
             assert sent.end_time_unix_nano == nanoseconds(span["ended_at"])
 
-    async def test_python_client_s_span_is_the_parent(self, system: System, collector: Collector) -> None:
+    async def test_span_of_the_python_client_is_the_parent(self, system: System, collector: Collector) -> None:
         tracer = TracerProvider(shutdown_on_exit=False).get_tracer("trainer")
         async with AsyncTangram(system.url, API_KEY) as tangram:
             with tracer.start_as_current_span("rollout") as span:
@@ -153,7 +153,7 @@ class TestExport:
         [root] = [span for span in collector.of_trace(trace_id) if span.name == "create action"]
         assert root.parent_span_id.hex() == format_span_id(context.span_id)
 
-    async def test_without_a_client_s_span_it_begins_the_trace_that_the_answer_names(
+    async def test_action_without_a_client_span_starts_the_returned_trace(
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         answer = await api.post("/v1/actions", json=TRUE, params={"wait": 20})
@@ -163,7 +163,7 @@ class TestExport:
         [root] = [span for span in collector.of_trace(trace_id) if span.name == "create action"]
         assert root.parent_span_id == b""
 
-    async def test_a_round_is_a_trace_of_its_own_and_linked_both_ways(
+    async def test_scheduler_round_is_its_own_trace_with_links_both_ways(
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         trace_id = secrets.token_hex(16)
@@ -176,7 +176,7 @@ class TestExport:
         assert (done.span_id, done.parent_span_id) == (link.span_id, b"")
         assert trace_id in {back.trace_id.hex() for back in done.links}
 
-    async def test_the_standard_variables_hold(self, api: httpx.AsyncClient, collector: Collector) -> None:
+    async def test_standard_otel_variables_are_applied(self, api: httpx.AsyncClient, collector: Collector) -> None:
         trace_id = secrets.token_hex(16)
         await settled(api, TRUE, traceparent=f"00-{trace_id}-{secrets.token_hex(8)}-01")
         await collector.until(lambda: bool(collector.of_trace(trace_id)))
@@ -184,7 +184,7 @@ class TestExport:
         assert collector.resources[-1]["deployment.environment"] == "test"
         assert collector.resources[-1]["service.name"] == "tangram-scheduler"
 
-    async def test_what_its_client_did_not_sample_is_sent_only_if_it_failed(
+    async def test_unsampled_action_is_exported_only_if_it_failed(
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         fine, late, marker = (secrets.token_hex(16) for _ in range(3))
@@ -197,7 +197,7 @@ class TestExport:
         failed = next(span for span in collector.of_trace(late) if span.name == "create action")
         assert (failed.status.code, failed.status.message) == (Status.STATUS_CODE_ERROR, "user_timeout")
 
-    async def test_a_straggler_is_sent_though_its_client_did_not_sample_it_and_says_so(
+    async def test_unsampled_straggler_is_exported_with_its_limit(
         self, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         alike = {**TRUE, "profile": "straggles", "argv": ["sleep", "0.02"]}
@@ -217,7 +217,7 @@ class TestExport:
         [limit_ms] = [each.value.int_value for each in ran.attributes if each.key == "tangram.straggler.limit_ms"]
         assert limit_ms > 100
 
-    async def test_a_collector_that_is_away_gets_them_when_it_is_back(
+    async def test_spans_are_exported_after_the_collector_recovers(
         self, system: System, api: httpx.AsyncClient, collector: Collector
     ) -> None:
         # The SDK itself tries again after a 503, and gives up after a 500.
@@ -234,7 +234,7 @@ class TestExport:
         assert "tangram_span_export_failures_total 0.0" not in metrics
 
 
-async def test_the_trace_of_an_action_whose_manager_was_killed_has_both_attempts(
+async def test_trace_after_a_manager_kill_has_both_attempts(
     system: System, api: httpx.AsyncClient, rows: Rows, collector: Collector
 ) -> None:
     body = {**TRUE, "argv": ["sleep", "2"], "retries": 1}

@@ -1,4 +1,4 @@
-"""Clients of an external API that have another address and key, and are otherwise as they were."""
+"""Test existing API clients that only change their base URL and key."""
 
 import asyncio
 import json
@@ -29,7 +29,7 @@ def _anew(site: Site) -> None:
     site.begin()
 
 
-async def test_a_client_of_the_api_itself_needs_another_address_and_key_alone(site: Site) -> None:
+async def test_existing_client_needs_only_another_base_url_and_key(site: Site) -> None:
     async def chat(asked: Asked) -> web.StreamResponse:
         said = json.loads(asked.body)
         return web.json_response({"said": said["messages"], "tool": asked.headers.get("X-Tool")}, status=200)
@@ -47,7 +47,7 @@ async def test_a_client_of_the_api_itself_needs_another_address_and_key_alone(si
     assert (action["task"], action["trajectory"], action["kind"]) == ("deep-search", "r7", "call")
 
 
-async def test_what_goes_through_is_answered_as_the_endpoint_answered(site: Site) -> None:
+async def test_proxy_returns_the_endpoint_response_with_its_outcome(site: Site) -> None:
     site.there.answers(*[429] * 4, Retry_After="0.01")
     answer = await site.api.get("/endpoints/search/x")
     assert (answer.status_code, answer.headers["tangram-outcome"]) == (429, "infra_error; endpoint_throttled")
@@ -65,7 +65,7 @@ async def test_what_goes_through_is_answered_as_the_endpoint_answered(site: Site
         assert (answer.status_code, answer.json()["code"]) == (422, code)
 
 
-async def test_who_hangs_up_on_what_goes_through_ends_it(site: Site) -> None:
+async def test_client_disconnect_cancels_the_proxied_call(site: Site) -> None:
     async def never(_: Asked) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -83,7 +83,7 @@ async def test_who_hangs_up_on_what_goes_through_ends_it(site: Site) -> None:
     await eventually(is_cancelled)
 
 
-async def test_what_a_client_sends_arrives_as_it_was(site: Site) -> None:
+async def test_proxy_forwards_the_request_unchanged(site: Site) -> None:
     async def echo(asked: Asked) -> web.StreamResponse:
         return web.Response(body=asked.body, headers={"X-Method": asked.method, "Request-Id": "r1"})
 
@@ -100,7 +100,7 @@ async def test_what_a_client_sends_arrives_as_it_was(site: Site) -> None:
     assert site.there.asked[-1].url == "/"
 
 
-async def test_no_answer_sends_a_client_elsewhere_or_speaks_for_us(site: Site) -> None:
+async def test_proxy_removes_redirects_and_forged_headers(site: Site) -> None:
     async def hostile(_: Asked) -> web.StreamResponse:
         headers = {"Location": "http://evil.example/", "Refresh": "0; url=http://evil.example/"}
         ours = {"tangram-outcome": "infra_error; x", "tangram-action": "other", "clear-site-data": "*"}
@@ -123,7 +123,7 @@ async def test_no_answer_sends_a_client_elsewhere_or_speaks_for_us(site: Site) -
     assert answer.headers["x-should-retry"] == "false"
 
 
-async def test_what_was_answered_to_an_earlier_try_is_no_answer_to_the_last(site: Site) -> None:
+async def test_timed_out_retry_does_not_return_an_earlier_response(site: Site) -> None:
     async def late(_: Asked) -> web.StreamResponse:
         if len(site.there.asked) == 1:
             return web.Response(status=429, headers={"Retry-After": "0.01"})
@@ -135,7 +135,7 @@ async def test_what_was_answered_to_an_earlier_try_is_no_answer_to_the_last(site
     assert (answer.status_code, answer.headers["x-should-retry"], len(site.there.asked)) == (504, "false", 2)
 
 
-async def test_who_asked_for_what_may_have_been_carried_out_is_not_told_to_ask_again(site: Site) -> None:
+async def test_possibly_executed_request_is_not_marked_for_retry(site: Site) -> None:
     async def hangs_up(asked: Asked) -> web.StreamResponse:
         raise asyncio.CancelledError
 
@@ -148,7 +148,7 @@ async def test_who_asked_for_what_may_have_been_carried_out_is_not_told_to_ask_a
     assert "x-should-retry" not in answer.headers
 
 
-async def test_where_no_broker_lives_nobody_is_kept_waiting(site: Site) -> None:
+async def test_call_without_a_live_broker_returns_504_at_its_deadline(site: Site) -> None:
     headers = {"tangram-deadline_s": "0.5"}
     site.system.kill("api")
     try:
@@ -159,7 +159,7 @@ async def test_where_no_broker_lives_nobody_is_kept_waiting(site: Site) -> None:
 
 
 async def chat(asked: Asked) -> web.StreamResponse:
-    """As a provider of models answers."""
+    """Answer as a model provider does."""
     wanted = json.loads(asked.body)
     if wanted["model"] == "unknown":
         return web.json_response({"error": {"message": "no such model", "type": "invalid"}}, status=404)
@@ -176,8 +176,8 @@ async def chat(asked: Asked) -> web.StreamResponse:
 
 
 @pytest.mark.slow
-async def test_the_client_of_openai_chats_streams_and_hears_errors_as_ever(site: Site, openai: Path) -> None:
-    """What may have been carried out it does not ask for again, whatever its own rule is."""
+async def test_official_openai_client_chats_streams_and_reads_errors(site: Site, openai: Path) -> None:
+    """The client does not retry a request that may have been executed, despite its own retry rule."""
     site.there.answer = chat
     address = f"{site.system.url}/t/deep-search/endpoints/search"
     script = Path(__file__).parents[1] / "contract" / "clients" / "openai_through.py"

@@ -1,4 +1,4 @@
-"""Verifiable rewards through the whole line: in a sandbox, on a core, as any other score comes back."""
+"""Test verifiers through all services: they run on a core in a sandbox and return scores."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -32,7 +32,7 @@ async def scored(api: httpx.AsyncClient, service: str, *items: dict[str, str], *
     return action
 
 
-async def test_answers_are_verified_on_a_core_and_in_a_sandbox(api: httpx.AsyncClient) -> None:
+async def test_verifier_runs_on_a_core_in_a_sandbox(api: httpx.AsyncClient) -> None:
     action = await scored(
         api, "json", {"text": "[1]", "reference": "[1.0]"}, {"text": "no"}, {"text": "[1]", "reference": "("}
     )
@@ -44,33 +44,33 @@ async def test_answers_are_verified_on_a_core_and_in_a_sandbox(api: httpx.AsyncC
     assert action["result"]["stdout"]["text"] == ""
 
 
-async def test_a_text_that_never_ends_is_an_error_of_its_item(api: httpx.AsyncClient) -> None:
+async def test_item_that_never_ends_has_a_timeout_error(api: httpx.AsyncClient) -> None:
     action = await scored(api, "regex", BOMB, timeout_s=7.0)
     assert action["outcome"] == "user_error"
     assert action["result"]["scores"][0]["error"]["code"] == "verifier_timeout"
 
 
-async def test_a_verifier_without_its_library_gives_no_zero(api: httpx.AsyncClient) -> None:
-    """Where the sandbox's python3 has the library, there is a score, and it is right."""
+async def test_verifier_without_its_library_returns_an_error_instead_of_zero(api: httpx.AsyncClient) -> None:
+    """If the sandbox's python3 has the library, the score must be correct."""
     action = await scored(api, "math", {"text": "$0.5$", "reference": "$\\frac{1}{2}$"})
     [entry] = action["result"]["scores"]
     assert entry.get("score", 1.0) == 1.0
     assert ("score" in entry) != (entry.get("error", {}).get("code") == "verifier_missing")
 
 
-async def test_what_a_verifier_does_not_take_is_refused(api: httpx.AsyncClient) -> None:
+async def test_item_without_a_field_of_its_verifier_is_refused(api: httpx.AsyncClient) -> None:
     body = {"task": "t", "kind": "score", "service": "exact", "items": [{"text": "a"}]}
     answer = await api.post("/v1/actions", json=body)
     assert (answer.status_code, answer.json()["errors"][0]["field"]) == (422, "items.0.reference")
 
 
-async def test_the_sdk_scores_with_a_verifier_as_with_any_service(api: httpx.AsyncClient, system: System) -> None:
+async def test_sdk_scores_with_a_verifier_like_any_service(api: httpx.AsyncClient, system: System) -> None:
     async with AsyncTangram(system.url, API_KEY) as tangram:
         assert "exact" in {service.name for service in await tangram.reward_services() if service.available}
         assert [entry.score for entry in await tangram.score("exact", [("a", "a"), ("a", "b")])] == [1.0, 0.0]
 
 
-async def test_calls_that_wait_for_it_are_actions_beside_each_other(api: httpx.AsyncClient) -> None:
+async def test_blocking_verifier_calls_run_as_separate_actions(api: httpx.AsyncClient) -> None:
     async def call(text: str) -> tuple[str, float]:
         item = {"text": text, "reference": "x"}
         answer = await api.post("/v1/scores", json={"service": "exact", "task": "beside", "items": [item]})

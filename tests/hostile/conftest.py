@@ -1,4 +1,4 @@
-"""One launcher of every driver for each module of attacks, as whichever user runs the tests."""
+"""Provide one launcher per driver for each module of attacks."""
 
 from collections.abc import AsyncIterator
 
@@ -17,7 +17,7 @@ async def sandbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempP
 
 @pytest.fixture
 async def trajectory(sandbox: Bench) -> AsyncIterator[EnvironmentSpec]:
-    """A persistent environment, destroyed after the test."""
+    """Provide a persistent environment and destroy it after the test."""
     environment = an_environment()
     yield environment
     await sandbox.destroy(environment.id)
@@ -25,7 +25,7 @@ async def trajectory(sandbox: Bench) -> AsyncIterator[EnvironmentSpec]:
 
 @pytest.fixture(autouse=True)
 async def nothing_is_left(sandbox: Bench) -> AsyncIterator[None]:
-    """After every attack the launcher has one child, the zygote, and no cgroup but its own."""
+    """Check after every attack that the launcher has only its zygote and its own cgroup."""
     yield
     launcher = sandbox.launcher
     assert launcher is not None

@@ -1,4 +1,4 @@
-"""What an image may try while it is unpacked, and what becomes of a store whatever happens."""
+"""Test hostile images during import, and the consistency of the template store."""
 
 import gzip
 import os
@@ -34,7 +34,7 @@ def store(tmp_path: Path) -> TemplateStore:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path) -> Iterator[None]:
-    """No partial layer, nothing outside the store, and every layer belongs to a template."""
+    """Check afterwards that the store has no partial or unused layer and nothing was written outside."""
     yield
     store = TemplateStore(tmp_path / "store")
     assert not (tmp_path / PLANTED).exists()
@@ -57,7 +57,7 @@ def tree_of(store: TemplateStore, template: Template, layer: int = -1) -> Path:
     return store.layers_dir / template.layers[layer] / LAYER_TREE
 
 
-class TestWhatIsRefused:
+class TestRefusedImages:
     @pytest.mark.parametrize(
         "members",
         [
@@ -77,30 +77,32 @@ class TestWhatIsRefused:
         ],
         ids=lambda members: members[-1][0].name[:40],
     )
-    def test_a_path_that_leads_out_or_nowhere(self, store: TemplateStore, members: list[Any]) -> None:
+    def test_member_path_outside_the_layer_is_refused(self, store: TemplateStore, members: list[Any]) -> None:
         with pytest.raises(TemplateError):
             imported(store, a_layer(*members))
         assert store.list_templates() == ()
 
-    def test_what_unpacks_to_too_much_however_small_it_was(self, store: TemplateStore) -> None:
-        """10 GiB of zeros are 10 MiB as they come."""
+    def test_decompression_bomb_is_refused(self, store: TemplateStore) -> None:
+        """10 GiB of zeros compress to 10 MiB."""
         layer = a_layer(member("bomb", bytes(128 << 20)))
         with pytest.raises(TemplateError, match="more than 64 MiB; --max-mib"):
             imported(store, layer)
 
-    def test_a_file_of_holes_counts_with_its_holes(self, store: TemplateStore) -> None:
+    def test_sparse_file_counts_with_its_full_size(self, store: TemplateStore) -> None:
         sparse = {"GNU.sparse.major": "1", "GNU.sparse.minor": "0", "GNU.sparse.name": "s"}
         sparse["GNU.sparse.realsize"] = str(10 << 30)
         content = b"1\n0\n1\n".ljust(512, b"\0") + b"x".ljust(512, b"\0")
         with pytest.raises(TemplateError, match="more than 64 MiB"):
             imported(store, a_layer(member("s", content, pax_headers=sparse)))
 
-    def test_too_many_files(self, store: TemplateStore) -> None:
+    def test_image_with_too_many_files_is_refused(self, store: TemplateStore) -> None:
         with pytest.raises(TemplateError, match="more than 10 files; --max-members"):
             imported(store, a_layer(*(member(f"{n}") for n in range(11))), budget=a_budget(max_members=10))
 
     @pytest.mark.parametrize("what", ["digest", "diff_id", "truncated", "garbage", "zstd"])
-    def test_a_layer_that_is_not_what_the_image_says(self, store: TemplateStore, tmp_path: Path, what: str) -> None:
+    def test_layer_that_differs_from_its_digest_is_refused(
+        self, store: TemplateStore, tmp_path: Path, what: str
+    ) -> None:
         layer = a_layer(member("a", os.urandom(9000)))
         path = an_oci_layout(tmp_path / "image", [layer])
         blob = max((path / "blobs/sha256").iterdir(), key=lambda each: each.stat().st_size)
@@ -116,8 +118,8 @@ class TestWhatIsRefused:
             import_template(store, path, "t", budget=a_budget())
         assert store.list_templates() == ()
 
-    def test_a_layer_that_the_configuration_does_not_know(self, store: TemplateStore, tmp_path: Path) -> None:
-        """What `docker save` writes says no other digests."""
+    def test_docker_layer_unknown_to_the_configuration_is_refused(self, store: TemplateStore, tmp_path: Path) -> None:
+        """Archives from `docker save` contain no other digests."""
         path = a_docker_archive(tmp_path / "image.tar", [a_layer(member("a", "1"))])
         content = path.read_bytes()
         path.write_bytes(content.replace(a_layer(member("a", "1")), a_layer(member("a", "2"))))
@@ -126,7 +128,7 @@ class TestWhatIsRefused:
             import_template(store, path, "t", budget=a_budget())
 
     @pytest.mark.parametrize("content", [b"", b"x" * 2000, b"{}", b"[" * 100_000])
-    def test_what_is_no_image(self, store: TemplateStore, tmp_path: Path, content: bytes) -> None:
+    def test_invalid_image_is_refused(self, store: TemplateStore, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "image.tar").write_bytes(content)
         layout = an_oci_layout(tmp_path / "layout", [a_layer()])
         (layout / "index.json").write_bytes(content)
@@ -135,7 +137,7 @@ class TestWhatIsRefused:
                 import_template(store, path, "t", budget=a_budget())
         store.create_directories()
 
-    def test_a_docker_archive_whose_parts_lie_outside_it(self, store: TemplateStore, tmp_path: Path) -> None:
+    def test_docker_archive_with_outside_references_is_refused(self, store: TemplateStore, tmp_path: Path) -> None:
         path = a_docker_archive(tmp_path / "image.tar", [a_layer()])
         manifest = '[{"Config": "../../../../etc/passwd", "Layers": ["/etc/passwd"]}]'
         path.write_bytes(a_layer(member("manifest.json", manifest)))
@@ -143,9 +145,9 @@ class TestWhatIsRefused:
             import_template(store, path, "t", budget=a_budget())
 
 
-class TestWhatIsContained:
-    def test_links_are_followed_inside_the_layer_only(self, store: TemplateStore, tmp_path: Path) -> None:
-        """As with the image's root for the root: an absolute link leads to the layer's own directory."""
+class TestContainedImages:
+    def test_symlinks_are_followed_only_inside_the_layer(self, store: TemplateStore, tmp_path: Path) -> None:
+        """An absolute link is resolved inside the layer's own directory."""
         (tmp_path / "outside").mkdir()
         outside = str(tmp_path / "outside")
         layer = a_layer(a_symlink("way", outside), member(f"{outside.lstrip('/')}/"), member(f"way/{PLANTED}", "x"))
@@ -153,21 +155,19 @@ class TestWhatIsContained:
         assert list((tmp_path / "outside").iterdir()) == []
         assert (tree_of(store, template) / outside.lstrip("/") / PLANTED).read_text() == "x"
 
-    def test_a_layer_does_not_write_through_a_link_of_the_one_below(self, store: TemplateStore, tmp_path: Path) -> None:
+    def test_layer_does_not_write_through_symlinks_of_lower_layers(self, store: TemplateStore, tmp_path: Path) -> None:
         template = imported(store, a_layer(a_symlink("way", str(tmp_path))), a_layer(member(f"way/{PLANTED}", "x")))
         assert (tree_of(store, template) / "way" / PLANTED).read_text() == "x"
         assert (tree_of(store, template, 0) / "way").is_symlink()
 
-    def test_a_file_replaces_a_link_of_its_name_and_not_what_that_leads_to(
-        self, store: TemplateStore, tmp_path: Path
-    ) -> None:
+    def test_file_replaces_a_symlink_and_not_its_target(self, store: TemplateStore, tmp_path: Path) -> None:
         victim = tmp_path / "victim"
         victim.write_text("mine")
         template = imported(store, a_layer(a_symlink("f", str(victim)), member("f", "x"), a_symlink("f", "y")))
         assert victim.read_text() == "mine"
         assert os.readlink(tree_of(store, template) / "f") == "y"
 
-    def test_no_device_no_pipe_and_no_set_uid_bit_come_through(self, store: TemplateStore) -> None:
+    def test_devices_pipes_and_set_uid_bits_are_removed(self, store: TemplateStore) -> None:
         kinds = (tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE)
         nodes = [member(f"n{n}", type=kind, devmajor=1, devminor=3) for n, kind in enumerate(kinds)]
         template = imported(store, a_layer(*nodes, member("su", "x", mode=0o6755), member("d/", mode=0o7777)))
@@ -177,7 +177,7 @@ class TestWhatIsContained:
 
     @pytest.mark.root
     @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
-    def test_no_file_of_a_layer_is_roots(self, store: TemplateStore) -> None:
+    def test_files_of_a_layer_are_not_owned_by_root(self, store: TemplateStore) -> None:
         layer = a_layer(member("a/b/c", "x"), a_symlink("s", "x"), member("d/", uid=0), a_link("l", "a/b/c"))
         tree = tree_of(store, imported(store, layer))
         assert {path.lstat().st_uid for path in (tree, *tree.rglob("*"))} == {1000}
@@ -185,7 +185,7 @@ class TestWhatIsContained:
 
 
 class TestLayers:
-    def test_marks_become_those_of_overlayfs(self, store: TemplateStore) -> None:
+    def test_whiteouts_are_converted_to_overlayfs_marks(self, store: TemplateStore) -> None:
         layer = a_layer(
             member(".wh.gone"),
             *(member("kept", "x"), member(".wh.kept")),
@@ -202,14 +202,14 @@ class TestLayers:
         assert opaque == {"new", "again", "d"}
         assert {path.name for path in tree.iterdir()} == {"gone", "kept", "new", "again", "d"}
 
-    def test_links_times_and_modes_are_kept_and_the_owner_may_write(self, store: TemplateStore) -> None:
+    def test_hard_links_times_and_modes_are_preserved_and_owner_writable(self, store: TemplateStore) -> None:
         layer = a_layer(member("a", "x", mode=0o555), a_link("b", "a"), member("d/", mode=0o555), member("d/e"))
         tree = tree_of(store, imported(store, layer))
         assert (tree / "a").samefile(tree / "b")
         assert [stat.S_IMODE((tree / name).stat().st_mode) for name in ("a", "d")] == [0o755, 0o755]
         assert {(tree / name).stat().st_mtime for name in ("a", "d", "d/e")} == {1_700_000_000}
 
-    def test_the_three_forms_of_an_image_are_the_same_template(self, store: TemplateStore, tmp_path: Path) -> None:
+    def test_all_three_image_formats_give_the_same_template(self, store: TemplateStore, tmp_path: Path) -> None:
         layers = [a_layer(member("a", "1")), a_layer(member("b", "2"))]
         layout = an_oci_layout(tmp_path / "layout", layers, config={"Env": ["A=1"], "WorkingDir": "/w"})
         with tarfile.open(tmp_path / "layout.tar", "w") as archive:
@@ -222,7 +222,7 @@ class TestLayers:
         assert len({(template.layers, template.env["A"], template.workdir, template.digest) for template in made}) == 1
         assert len(list(store.layers_dir.iterdir())) == 2
 
-    def test_a_directory_is_copied_and_known_again(self, store: TemplateStore, tmp_path: Path) -> None:
+    def test_imported_directory_is_copied_and_keeps_its_digest(self, store: TemplateStore, tmp_path: Path) -> None:
         tree = tmp_path / "tree"
         (tree / "root").mkdir(parents=True)
         (tree / "root" / "a").write_text("1")
@@ -237,7 +237,7 @@ class TestLayers:
         assert (copy / "b").read_text() == "1"
         assert import_template(store, tree, "t", budget=a_budget()).digest != first.digest
 
-    def test_a_directory_that_is_too_large_is_refused(self, store: TemplateStore, tmp_path: Path) -> None:
+    def test_too_large_directory_is_refused(self, store: TemplateStore, tmp_path: Path) -> None:
         (tmp_path / "tree").mkdir()
         (tmp_path / "tree" / "a").write_bytes(bytes(1 << 20))
         with pytest.raises(TemplateError, match="--max-mib"):
@@ -245,13 +245,13 @@ class TestLayers:
 
 
 class TestStore:
-    def test_a_layer_that_is_there_is_not_unpacked_again(self, store: TemplateStore) -> None:
+    def test_existing_layer_is_not_unpacked_again(self, store: TemplateStore) -> None:
         base, top = a_layer(member("a", "1")), a_layer(member("b", "2"))
         before = (tree_of(store, imported(store, base, name="one")) / "a").stat().st_ino
         both = imported(store, base, top, name="two", budget=a_budget(max_bytes=len(top)))
         assert (tree_of(store, both, 0) / "a").stat().st_ino == before
 
-    def test_layers_go_with_the_last_template_that_has_them(self, store: TemplateStore) -> None:
+    def test_layer_is_deleted_with_its_last_template(self, store: TemplateStore) -> None:
         base = a_layer(member("a", "1"))
         imported(store, base, name="one")
         imported(store, base, a_layer(member("b")), name="two")
@@ -262,7 +262,7 @@ class TestStore:
         with pytest.raises(UnknownTemplate):
             remove_template(store, "one")
 
-    def test_what_is_in_use_stays_until_it_is_not(self, store: TemplateStore) -> None:
+    def test_template_in_use_is_kept_until_closed(self, store: TemplateStore) -> None:
         imported(store, a_layer(member("a", "1")))
         used = store.open("t")
         with pytest.raises(TemplateInUse):
@@ -274,9 +274,7 @@ class TestStore:
         imported(store, a_layer(member("a", "2")))
         assert not tree_of(store, used.template).exists()
 
-    def test_what_an_environment_began_with_stays_by_its_name_when_that_is_imported_anew(
-        self, store: TemplateStore
-    ) -> None:
+    def test_template_in_use_survives_a_new_import_of_its_name(self, store: TemplateStore) -> None:
         imported(store, a_layer(member("a", "1")))
         used = store.open("t")
         imported(store, a_layer(member("a", "2")))
@@ -286,7 +284,7 @@ class TestStore:
         remove_template(store, "t")
         assert list(store.records_dir.iterdir()) == []
 
-    def test_a_record_that_cannot_be_read_is_in_nobodys_way(self, store: TemplateStore) -> None:
+    def test_unreadable_record_does_not_affect_other_templates(self, store: TemplateStore) -> None:
         kept = imported(store, a_layer(member("a", "1")), name="bad")
         store.record_path("bad").write_text("{")
         imported(store, a_layer(member("b", "2")), name="good")
@@ -300,13 +298,13 @@ class TestStore:
         remove_template(store, "bad")
         assert [path.name for path in store.layers_dir.iterdir()] == list(store.list_templates()[0].layers)
 
-    def test_a_layer_whose_root_hides_all_below_it_is_the_lowest(self, store: TemplateStore) -> None:
+    def test_layer_with_an_opaque_root_drops_lower_layers(self, store: TemplateStore) -> None:
         top = a_layer(member(".wh..wh..opq"), member("b", "2"))
         template = imported(store, a_layer(member("a", "1")), top, a_layer(member("c", "3")))
         assert len(template.layers) == 2
         assert (tree_of(store, template, 0) / "b").exists()
 
-    def test_an_import_that_was_killed_leaves_nothing_that_counts(self, store: TemplateStore, tmp_path: Path) -> None:
+    def test_killed_import_leaves_no_template(self, store: TemplateStore, tmp_path: Path) -> None:
         layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", bytes(1 << 20)))])
         arguments = [str(store.directory), "import", str(layout), "t", "100", "100"]
         command = f"""
@@ -321,7 +319,7 @@ sys.exit(__main__.main({arguments!r}))
         assert store.list_templates() == ()
         assert import_template(store, layout, "t", budget=a_budget()).layers
 
-    async def test_two_imports_at_once_wait_for_each_other(self, store: TemplateStore, tmp_path: Path) -> None:
+    async def test_concurrent_imports_run_one_after_the_other(self, store: TemplateStore, tmp_path: Path) -> None:
         store.create_directories()
         layout = an_oci_layout(tmp_path / "layout", [a_layer(member("a", "1"))])
         made: list[Template] = []
@@ -342,7 +340,7 @@ sys.exit(__main__.main({arguments!r}))
 
 
 def waiting_for(path: Path) -> int:
-    """How many wait for its lock, as the kernel lists them."""
+    """Return the number of processes that wait for the file's lock, from `/proc/locks`."""
     inode = str(path.stat().st_ino)
     lines = [line.split() for line in Path("/proc/locks").read_text().splitlines()]
     return sum("->" in line and line[6].endswith(f":{inode}") for line in lines)

@@ -1,11 +1,11 @@
-"""Open files that an action sends to nobody, up to what the kernel lets a user have on their way."""
+"""Test actions that exhaust the kernel's limit of files in flight on sockets."""
 
 from dataclasses import replace
 
 from support.sandbox import Bench, a_program
 
 
-async def test_files_on_their_way_make_no_trouble_of_ours(sandbox: Bench) -> None:
+async def test_exhausted_in_flight_files_are_a_user_error(sandbox: Bench) -> None:
     source = """
 import array, os, resource, socket, sys
 open("done", "w").write("x")

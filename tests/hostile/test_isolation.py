@@ -1,4 +1,4 @@
-"""What an action may not see, touch or reach."""
+"""Test that an action cannot see, change or reach anything outside its environment."""
 
 import json
 import os
@@ -40,7 +40,7 @@ COUNT = "ls -d /proc/[0-9]* | wc -l"
 
 
 async def what_worked(sandbox: Bench, attempts: str, environment: EnvironmentSpec | None = None) -> list[str]:
-    """Run named attempts inside; those that did not raise."""
+    """Run named attempts in the sandbox and return those that did not raise."""
     source = f"{REFUSED}\nsurvivors({attempts})"
     report = await sandbox.run(a_program(source, environment=environment or an_environment(scope="ephemeral")))
     assert report.outcome == "ok", report.stderr.data
@@ -49,7 +49,7 @@ async def what_worked(sandbox: Bench, attempts: str, environment: EnvironmentSpe
 
 
 class TestFiles:
-    async def test_no_file_of_the_host_can_be_read(self, sandbox: Bench, tmp_path: Path) -> None:
+    async def test_action_cannot_read_host_files(self, sandbox: Bench, tmp_path: Path) -> None:
         secret = tmp_path / "secret"
         secret.write_text("outside")
         secret.chmod(0o644)
@@ -59,7 +59,7 @@ class TestFiles:
             if sandbox.enforcement["files"] == "enforced":
                 assert (await sandbox.run(a_command("ls", "-d", str(path)))).outcome == "user_error", path
 
-    async def test_nothing_of_the_system_can_be_written(self, sandbox: Bench) -> None:
+    async def test_action_cannot_write_system_files(self, sandbox: Bench) -> None:
         worked = await what_worked(
             sandbox,
             """
@@ -71,7 +71,7 @@ class TestFiles:
         )
         assert worked == []
 
-    async def test_no_sysctl_can_be_written(self, sandbox: Bench) -> None:
+    async def test_action_cannot_write_sysctls(self, sandbox: Bench) -> None:
         worked = await what_worked(
             sandbox,
             """
@@ -82,7 +82,9 @@ class TestFiles:
         )
         assert worked == []
 
-    async def test_another_environment_s_files_are_not_there(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_action_cannot_reach_files_of_another_environment(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
         marker = secrets.token_hex(8)
         await sandbox.run(
             a_command("sh", "-c", f"echo {marker} | tee mine $TMPDIR/mine /dev/shm/mine", environment=trajectory)
@@ -97,7 +99,7 @@ class TestFiles:
             await sandbox.run(a_command("cat", "mine", environment=trajectory))
         ).stdout.data == f"{marker}\n".encode()
 
-    async def test_a_link_cannot_make_the_agent_read_or_write_outside_the_workspace(self, sandbox: Bench) -> None:
+    async def test_symlink_does_not_redirect_the_agent_outside_the_workspace(self, sandbox: Bench) -> None:
         environment = an_environment()
         links = "ln -s /proc/self/environ e; ln -s /etc/passwd p; ln -s /proc/1/environ o"
         await sandbox.run(a_command("sh", "-c", links, environment=environment))
@@ -107,13 +109,13 @@ class TestFiles:
         assert written.outcome == "user_error"
         await sandbox.destroy(environment.id)
 
-    async def test_a_device_or_pipe_in_place_of_a_fetched_file_is_missing(self, sandbox: Bench) -> None:
+    async def test_pipe_or_directory_is_reported_as_a_missing_file(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", "mkfifo pipe; mkdir dir", fetch=("pipe", "dir")))
         assert (report.outcome, report.missing_files) == ("ok", ("pipe", "dir"))
 
 
 class TestNetwork:
-    async def test_nothing_listens_for_an_action_and_no_address_can_be_reached(self, sandbox: Bench) -> None:
+    async def test_action_cannot_connect_to_any_address_or_socket(self, sandbox: Bench) -> None:
         with socket.create_server(("127.0.0.1", 0)) as service, socket.socket(socket.AF_UNIX) as abstract:
             name = f"tangram-{secrets.token_hex(4)}"
             abstract.bind(f"\0{name}")
@@ -131,8 +133,8 @@ class TestNetwork:
             )
         assert worked == []
 
-    async def test_no_files_of_others_change_by_path(self, sandbox: Bench, tmp_path: Path) -> None:
-        """Landlock does not look at modes, times and owners."""
+    async def test_action_cannot_change_host_files_by_path(self, sandbox: Bench, tmp_path: Path) -> None:
+        """Landlock does not restrict changes of modes, times and owners."""
         mine = tmp_path / "mine"
         mine.write_text("x")
         mine.chmod(0o640)
@@ -147,7 +149,7 @@ class TestNetwork:
         )
         assert (worked, mine.read_text(), mine.stat().st_mode & 0o777) == ([], "x", 0o640)
 
-    async def test_only_unix_and_ip_sockets_exist(self, sandbox: Bench) -> None:
+    async def test_only_unix_and_tcp_sockets_can_be_created(self, sandbox: Bench) -> None:
         worked = await what_worked(
             sandbox,
             """
@@ -159,8 +161,8 @@ class TestNetwork:
         )
         assert worked == (["unix", "tcp"] if has_own_network(sandbox) else [])
 
-    async def test_a_pair_of_sockets_leads_nowhere_else(self, sandbox: Bench) -> None:
-        """A datagram socket could be turned to any name of the host's."""
+    async def test_socket_pair_cannot_be_redirected_to_another_address(self, sandbox: Bench) -> None:
+        """A datagram socket could be redirected to any abstract name of the host."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as abstract:
             name = f"tangram-{secrets.token_hex(4)}"
             abstract.bind(f"\0{name}")
@@ -176,7 +178,7 @@ class TestNetwork:
         source = "import socket\na, b = socket.socketpair()\na.send(b'x')\nprint(b.recv(1))"
         assert (await sandbox.run(a_program(source))).outcome == "ok"
 
-    async def test_an_environment_has_a_loopback_of_its_own(self, sandbox: Bench) -> None:
+    async def test_environment_has_its_own_loopback_interface(self, sandbox: Bench) -> None:
         source = (
             "import socket\ns = socket.create_server(('127.0.0.1', 0))\nsocket.create_connection(s.getsockname(), 1)"
         )
@@ -185,7 +187,7 @@ class TestNetwork:
 
 
 class TestKernel:
-    async def test_calls_that_leave_the_sandbox_are_refused(self, sandbox: Bench) -> None:
+    async def test_system_calls_that_leave_the_sandbox_are_refused(self, sandbox: Bench) -> None:
         worked = await what_worked(
             sandbox,
             """
@@ -201,7 +203,7 @@ class TestKernel:
         assert worked == []
 
     @pytest.mark.skipif(os.uname().machine != "x86_64", reason="the numbers are those of x86-64")
-    async def test_calls_that_widen_the_kernel_s_surface_are_refused(self, sandbox: Bench) -> None:
+    async def test_risky_kernel_system_calls_are_refused(self, sandbox: Bench) -> None:
         worked = await what_worked(
             sandbox,
             """
@@ -218,11 +220,11 @@ class TestKernel:
         assert worked == []
 
     @pytest.mark.skipif(os.uname().machine != "x86_64", reason="x32 is a matter of x86-64")
-    async def test_a_call_of_another_architecture_is_killed(self, sandbox: Bench) -> None:
+    async def test_system_call_of_another_architecture_is_killed(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_program("import ctypes; ctypes.CDLL(None).syscall(0x40000000 | 39)"))
         assert (report.outcome, report.signal) == ("user_error", 31)
 
-    async def test_an_action_has_no_capability_and_can_get_none(self, sandbox: Bench) -> None:
+    async def test_action_has_no_capabilities_and_cannot_gain_any(self, sandbox: Bench) -> None:
         source = """
 import ctypes, os, struct
 prctl, sets = ctypes.CDLL(None).prctl, ctypes.create_string_buffer(24)
@@ -242,7 +244,7 @@ print(sum(sets.raw), sum(prctl(23, each, 0, 0, 0) > 0 for each in range(64)), pr
         else:
             assert "0" not in rest[2:]
 
-    async def test_no_environment_runs_under_host_root(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_environment_never_runs_as_host_root(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         async def host_uid(environment: EnvironmentSpec) -> int:
             await sandbox.run(a_command("true", environment=environment))
             assert sandbox.launcher is not None
@@ -261,16 +263,14 @@ print(sum(sets.raw), sum(prctl(23, each, 0, 0, 0) > 0 for each in range(64)), pr
 
 
 class TestOtherProcesses:
-    async def test_the_names_of_cgroups_are_not_shown(self, sandbox: Bench) -> None:
+    async def test_cgroup_names_are_hidden(self, sandbox: Bench) -> None:
         assert b"tangram" not in (await sandbox.run(a_command("cat", "/proc/self/cgroup"))).stdout.data
 
-    async def test_only_the_environment_s_own_processes_exist(self, sandbox: Bench) -> None:
+    async def test_action_sees_only_processes_of_its_environment(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", COUNT))
         assert int(report.stdout.data) <= 4  # the agent, sh, ls, wc
 
-    async def test_the_agent_cannot_be_killed_stopped_or_read(
-        self, sandbox: Bench, trajectory: EnvironmentSpec
-    ) -> None:
+    async def test_action_cannot_kill_stop_or_read_the_agent(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         attempts = """
             **{name: lambda name=name: open(f"/proc/{os.getppid()}/{name}", "rb").read(1)
                for name in ("environ", "mem", "maps")},
@@ -307,10 +307,10 @@ except OSError:
         assert (report.environment_lost, report.signal) in ((False, None), (False, signal.SIGSTOP)), report
         assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
 
-    async def test_the_agent_s_limits_and_priority_are_out_of_reach(
+    async def test_action_cannot_change_limits_or_priority_of_the_agent(
         self, sandbox: Bench, trajectory: EnvironmentSpec
     ) -> None:
-        """With them an action could make of its failure, or of the next one's, trouble of ours."""
+        """Otherwise an action could turn its own failure into an infrastructure error."""
         agent = "os.getppid()" if sandbox.enforcement["driver"] == "landlock" else "1"
         attempts = """
             **{name: lambda act=act: act(AGENT) for name, act in {
@@ -329,11 +329,11 @@ except OSError:
         assert (await sandbox.run(a_program(own, environment=trajectory))).outcome == "ok"
         assert (await sandbox.run(a_command("false", environment=trajectory))).outcome == "user_error"
 
-    async def test_an_interrupt_ends_a_command_as_it_does_outside(self, sandbox: Bench) -> None:
+    async def test_interrupt_ends_a_command_with_signal_2(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("sh", "-c", "kill -INT $$; sleep 5"))
         assert (report.outcome, report.signal) == ("user_error", 2)
 
-    async def test_variables_of_the_launcher_are_not_shown(
+    async def test_launcher_variables_are_hidden_from_actions(
         self, sandbox: Bench, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         report = await sandbox.run(a_program("print(open('/proc/self/environ').read(), __import__('os').environ)"))
@@ -345,7 +345,7 @@ except OSError:
             "NUMEXPR_NUM_THREADS", "PYTHON_CPU_COUNT",
         }  # fmt: skip
 
-    async def test_source_does_not_inherit_what_other_actions_did(
+    async def test_source_finds_no_data_of_other_actions_in_memory(
         self, sandbox: Bench, trajectory: EnvironmentSpec
     ) -> None:
         marker = secrets.token_hex(16)
@@ -357,7 +357,7 @@ print(sum(half + {marker[16:]!r} in repr(each)[:4096] for each in gc.get_objects
 """
         assert (await sandbox.run(a_program(search))).stdout.data.strip() == b"0"
 
-    async def test_open_files_are_the_three_standard_ones(self, sandbox: Bench) -> None:
+    async def test_action_starts_with_only_three_open_files(self, sandbox: Bench) -> None:
         source = """
 import os
 def is_open(number):
@@ -371,7 +371,7 @@ print([number for number in range(4096) if is_open(number)])
 
 
 def has_own_network(sandbox: Bench) -> bool:
-    """Without a network namespace there are no sockets at all."""
+    """Return True if the driver gives each environment its own network namespace."""
     (network,) = (each for each in sandbox.state.capabilities if each.name == "net_isolation")
     return network.mechanism == "network namespace"
 

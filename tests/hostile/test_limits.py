@@ -1,4 +1,4 @@
-"""Actions that take too much: each ends with the right outcome and nothing of it stays alive."""
+"""Test actions that exceed limits: each gets the right outcome and leaves no process behind."""
 
 import os
 import signal
@@ -67,10 +67,10 @@ if os.fork() == 0:
 
 @pytest.mark.parametrize("scope", ["ephemeral", "trajectory"])
 class TestTimeout:
-    """After each the environment answers and holds the agent and what counts, nothing else."""
+    """After each test the environment works and contains only the agent and the counting command."""
 
     @pytest.mark.parametrize("bomb", [FORK_BOMB, DAEMON_BOMB], ids=["fork", "setsid and double fork"])
-    async def test_a_fork_bomb_is_ended_and_its_environment_lives_on(
+    async def test_fork_bomb_is_killed_and_its_environment_survives(
         self, sandbox: Bench, scope: str, bomb: str
     ) -> None:
         environment = an_environment(scope=scope)
@@ -83,15 +83,13 @@ class TestTimeout:
         assert len(living_descendants(sandbox.launcher.pid)) <= 4  # zygote, agent, and what starts an agent
         await sandbox.destroy(environment.id)
 
-    async def test_ignored_signals_and_stopped_children_do_not_help(self, sandbox: Bench, scope: str) -> None:
+    async def test_program_that_ignores_signals_is_killed_at_its_timeout(self, sandbox: Bench, scope: str) -> None:
         environment = an_environment(scope=scope)
         report = await sandbox.run(a_program(STUBBORN, environment=environment, timeout_s=0.3))
         assert (report.outcome, report.environment_lost) == ("user_timeout", False)
         await sandbox.destroy(environment.id)
 
-    async def test_a_daemon_that_outlives_its_parent_is_killed_after_the_timeout(
-        self, sandbox: Bench, scope: str
-    ) -> None:
+    async def test_daemon_is_killed_at_the_timeout_of_its_action(self, sandbox: Bench, scope: str) -> None:
         environment = an_environment(scope=scope)
         report = await sandbox.run(a_program(DAEMON + "time.sleep(600)", environment=environment, timeout_s=0.3))
         assert (report.outcome, report.stdout.data) == ("user_timeout", b"started\n")
@@ -102,12 +100,12 @@ class TestTimeout:
         await sandbox.destroy(environment.id)
 
 
-class TestOddInput:
-    async def test_a_command_has_its_three_files_and_no_other(self, sandbox: Bench) -> None:
+class TestUnusualInput:
+    async def test_command_starts_with_only_three_open_files(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("python3", "-c", OPEN_FILES, stdin=b"x"))
         assert report.stdout.data == b"[0, 1, 2]\n", report
 
-    async def test_text_that_is_no_text_is_a_user_error(self, sandbox: Bench) -> None:
+    async def test_invalid_text_in_a_spec_is_a_user_error(self, sandbox: Bench) -> None:
         lone = "\ud800"
         for spec in (
             a_program(f"print('{lone}')"),
@@ -121,12 +119,12 @@ class TestOddInput:
         ):
             assert (await sandbox.run(spec)).outcome == "user_error"
 
-    async def test_thousands_of_long_missing_names_are_all_told(self, sandbox: Bench) -> None:
+    async def test_thousands_of_long_missing_files_are_all_reported(self, sandbox: Bench) -> None:
         names = tuple(f"{number:0200}" for number in range(3000))
         report = await sandbox.run(a_command("true", fetch=(*names, "\ud800")))
         assert (report.outcome, report.missing_files) == ("ok", (*names, "\ud800"))
 
-    async def test_a_hundred_small_files_come_out(self, sandbox: Bench) -> None:
+    async def test_hundred_small_files_are_fetched(self, sandbox: Bench) -> None:
         names = tuple(f"d/{number}" for number in range(100))
         report = await sandbox.run(a_command("true", files=dict.fromkeys(names, b"x"), fetch=names))
         assert report.files == dict.fromkeys(names, b"x")
@@ -137,18 +135,18 @@ import ctypes, platform, threading, time
 threading.Thread(target=time.sleep, args=(1000,)).start()
 ctypes.CDLL(None).syscall(60 if platform.machine() == "x86_64" else 93, 0)
 """
-"""Looks like a zombie, and is none."""
+"""A process without its first thread. It looks like a zombie but still runs."""
 
 
-class TestStages:
+class TestKillStages:
     @pytest.mark.parametrize("bomb", [FORK_BOMB, DAEMON_BOMB], ids=["fork", "setsid and double fork"])
-    async def test_a_tenth_of_a_core_is_enough_to_end_a_bomb(self, sandbox: Bench, bomb: str) -> None:
+    async def test_fork_bomb_with_a_tenth_of_a_core_is_killed(self, sandbox: Bench, bomb: str) -> None:
         environment = an_environment()
         report = await sandbox.run(a_program(bomb, environment=environment, timeout_s=0.7, cpu_milli=100))
         assert (report.outcome in ends_of_a_bomb(sandbox), report.environment_lost) == (True, False), report
         await sandbox.destroy(environment.id)
 
-    async def test_a_stopped_agent_costs_its_environment_but_not_the_outcome(self, sandbox: Bench) -> None:
+    async def test_stopped_agent_loses_its_environment_but_keeps_the_outcome(self, sandbox: Bench) -> None:
         environment = an_environment()
         await sandbox.run(a_command("true", environment=environment))
         assert sandbox.launcher is not None
@@ -162,7 +160,7 @@ class TestStages:
         assert again.outcome == "ok"  # a new one; it is the manager that refuses to make it silently
         await sandbox.destroy(environment.id)
 
-    async def test_a_process_whose_first_thread_has_ended_ends_at_the_timeout_too(
+    async def test_process_without_its_first_thread_is_killed_at_its_timeout(
         self, sandbox: Bench, trajectory: EnvironmentSpec
     ) -> None:
         report = await sandbox.run(a_program(HEADLESS, environment=trajectory, timeout_s=0.7))
@@ -170,30 +168,32 @@ class TestStages:
 
 
 class TestOutput:
-    async def test_ten_megabytes_are_drained_and_said_to_be_truncated(self, sandbox: Bench) -> None:
+    async def test_ten_megabytes_of_output_are_drained_and_marked_truncated(self, sandbox: Bench) -> None:
         report = await sandbox.run(
             a_program("import sys; sys.stdout.write('x' * 10_000_000); print('e', file=sys.stderr)")
         )
         assert (report.outcome, report.stdout.is_truncated, report.stdout.total_bytes) == ("ok", True, 10_000_000)
         assert (len(report.stdout.data), report.stderr.data) == (1 << 20, b"e\n")
 
-    async def test_a_flood_is_stopped(self, sandbox: Bench) -> None:
+    async def test_output_flood_is_limit_exceeded(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_command("cat", "/dev/zero", output_kill_bytes=8 << 20))
         assert (report.outcome, report.reason) == ("limit_exceeded", "output")
 
-    async def test_a_daemon_that_holds_stdout_does_not_hold_up_the_result(self, sandbox: Bench) -> None:
+    async def test_daemon_with_open_stdout_does_not_delay_the_result(self, sandbox: Bench) -> None:
         report = await sandbox.run(a_program(DAEMON))
         assert (report.outcome, report.leftover_processes) == ("ok", 0)
         assert report.run_us < 2_000_000
 
 
 class TestMemory:
-    async def test_a_memory_bomb_is_a_limit_exceeded(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_memory_bomb_is_limit_exceeded_and_keeps_the_environment(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
         report = await sandbox.run(a_program(MEMORY_BOMB, environment=trajectory))
         assert (report.outcome, report.reason, report.environment_lost) == ("limit_exceeded", "memory", False)
         assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
 
-    async def test_many_children_together_are_held_to_the_limit(self, sandbox: Bench) -> None:
+    async def test_memory_limit_applies_to_the_sum_of_all_children(self, sandbox: Bench) -> None:
         children = "import os, sys, time\n" + (
             "for _ in range(8):\n"
             "    if os.fork() == 0:\n"
@@ -205,7 +205,7 @@ class TestMemory:
         report = await sandbox.run(a_program(children, timeout_s=25))
         assert (report.outcome, report.reason) == ("limit_exceeded", "memory")
 
-    async def test_the_kernel_picks_the_action_before_the_agent(
+    async def test_action_has_a_higher_oom_score_than_the_agent(
         self, sandbox: Bench, trajectory: EnvironmentSpec
     ) -> None:
         await sandbox.run(a_command("true", environment=trajectory))
@@ -222,7 +222,9 @@ class TestMemory:
         await eventually(lambda: scores() == ["0", "1000"], timeout_s=1.5)
         await running
 
-    async def test_a_neighbour_does_not_feel_it(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_memory_bomb_does_not_affect_another_environment(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
         neighbour = await sandbox.begin(a_command("sleep", "0.5", environment=trajectory))
         assert (await sandbox.run(a_program(MEMORY_BOMB))).outcome == "limit_exceeded"
         assert (await neighbour).outcome == "ok"
@@ -230,7 +232,9 @@ class TestMemory:
 
 class TestDisk:
     @pytest.mark.parametrize("place", ["$HOME", "$TMPDIR", "/dev/shm"])
-    async def test_every_write_area_is_bounded(self, sandbox: Bench, trajectory: EnvironmentSpec, place: str) -> None:
+    async def test_disk_limit_applies_to_every_writable_directory(
+        self, sandbox: Bench, trajectory: EnvironmentSpec, place: str
+    ) -> None:
         fill, tidy = f"exec dd if=/dev/zero of={place}/x bs=1M", f"exec rm {place}/x"
         report = await sandbox.run(a_command("sh", "-c", fill, environment=trajectory))
         if place == "/dev/shm" and sandbox.state.driver == "landlock":
@@ -239,14 +243,16 @@ class TestDisk:
         assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
         assert (await sandbox.run(a_command("sh", "-c", tidy, environment=trajectory))).outcome == "ok"
 
-    async def test_many_files_together_are_bounded(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_disk_limit_applies_to_the_sum_of_many_files(
+        self, sandbox: Bench, trajectory: EnvironmentSpec
+    ) -> None:
         many = "import time\nfor n in range(64):\n    open(str(n), 'wb').write(bytes(1 << 20))\ntime.sleep(5)"
         report = await sandbox.run(a_program(many, environment=trajectory))
         assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
         tidy = a_command("sh", "-c", "rm -rf $HOME/*", environment=trajectory)
         assert (await sandbox.run(tidy)).outcome == "ok"
 
-    async def test_a_deep_and_closed_tree_is_removed(self, sandbox: Bench) -> None:
+    async def test_deep_unreadable_tree_is_removed(self, sandbox: Bench) -> None:
         deep = """
 import os
 for _ in range(3000):
@@ -259,7 +265,7 @@ os.fchmod(fd, 0)
         assert (await sandbox.run(a_program(deep))).outcome == "ok"
         assert (await sandbox.run(a_command("true"))).outcome == "ok"
 
-    async def test_a_flood_of_inodes_is_bounded(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_disk_limit_bounds_the_number_of_inodes(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         flood = "import os\nfor number in range(1 << 20):\n    os.mkdir(str(number))"
         report = await sandbox.run(a_program(flood, environment=trajectory))
         assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
@@ -267,7 +273,7 @@ os.fchmod(fd, 0)
 
 
 class TestProcesses:
-    async def test_more_processes_than_the_limit_are_refused(self, sandbox: Bench) -> None:
+    async def test_processes_above_the_pids_limit_are_refused(self, sandbox: Bench) -> None:
         source = "import os, time\nfor _ in range(200):\n    if os.fork() == 0: time.sleep(60)"
         report = await sandbox.run(a_program(source, environment=an_environment(scope="ephemeral", pids=16)))
         if sandbox.enforcement["pids"] == "enforced":
@@ -282,7 +288,7 @@ class TestProcesses:
             assert report.outcome == "user_error"
         assert b"BlockingIOError" in report.stderr.data
 
-    async def test_left_behind_processes_get_no_cpu(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    async def test_leftover_processes_get_no_cpu(self, sandbox: Bench, trajectory: EnvironmentSpec) -> None:
         spin = "import os\nif os.fork() == 0:\n    os.setsid()\n    while True: pass"
         report = await sandbox.run(a_program(spin, environment=trajectory))
         assert (report.outcome, report.leftover_processes) == ("ok", 1)
@@ -294,7 +300,7 @@ class TestProcesses:
 
 
 class TestCpu:
-    async def test_an_action_sees_and_keeps_to_its_cores(self, sandbox: Bench) -> None:
+    async def test_action_sees_and_uses_only_its_cores(self, sandbox: Bench) -> None:
         source = """
 import os
 try:
@@ -306,7 +312,7 @@ print(sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"])
         report = await sandbox.run(a_program(source, cores=(0,), cpu_milli=1000))
         assert report.stdout.data == b"[0] 1\n"
 
-    async def test_a_quota_is_a_ceiling(self, sandbox: Bench) -> None:
+    async def test_fractional_core_quota_limits_cpu_time(self, sandbox: Bench) -> None:
         if sandbox.enforcement["cpu_quota"] != "enforced":
             pytest.skip("no writable cgroup")
         burn = "import time\nend = time.monotonic() + 1\nwhile time.monotonic() < end: pass"
@@ -315,14 +321,14 @@ print(sorted(os.sched_getaffinity(0)), os.environ["OMP_NUM_THREADS"])
 
 
 def runs_and_is_told(agent: int, program: str) -> bool:
-    """A child of the agent is this program, and the agent, having said so, waits for what comes next."""
+    """Return True if a child of the agent is this program and the agent has reported it and sleeps."""
     words = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in living_descendants(agent)]
     waits = Path(f"/proc/{agent}/stat").read_text().rpartition(")")[2].split()[0] == "S"
     return waits and any(word[0] == program.encode() for word in words)
 
 
 def ends_of_a_bomb(sandbox: Bench) -> set[str]:
-    """Refused processes let it run on; a look that finds too many ends it, if it comes to look in time."""
+    """Return the allowed outcomes of a fork bomb. A polled process count may end it before its timeout."""
     looks = mechanism_of(sandbox, "pids") == "a polled count"
     return {"user_timeout", "limit_exceeded"} if looks else {"user_timeout"}
 

@@ -1,4 +1,4 @@
-"""Environments that begin with an image, hostile ones among them."""
+"""Test environments that start from a template, including hostile images."""
 
 import hashlib
 import os
@@ -28,7 +28,7 @@ USED_AT_START = ("collections", "encodings", "importlib", "lib-dynload", "re")
 
 @pytest.fixture(scope="module")
 async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
-    """Of the driver that has templates."""
+    """Provide a launcher with the driver that supports templates."""
     async with a_bench(tmp_path_factory.mktemp("sandbox"), "namespaces") as bench:
         if bench.enforcement["templates"] == "absent":
             kernel = tuple(map(int, os.uname().release.split(".")[:2]))
@@ -38,7 +38,7 @@ async def sandbox(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ben
 
 @pytest.fixture(scope="module")
 async def base(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    """A layer with a shell and a few programs."""
+    """Build a layer with a shell and a few programs."""
     files = {"root/.profile": "", "data/kept": "below\n", "data/gone": "x", "data/old/a": "x"}
     return packed(a_root(tmp_path_factory.mktemp("root"), files=files))
 
@@ -52,7 +52,7 @@ async def plain(sandbox: Bench, base: bytes) -> Template:
 
 @pytest.fixture
 def changeable(sandbox: Bench) -> None:
-    """Where what an image brings can only be read there is less to see."""
+    """Skip the test if files of a template are read-only."""
     if sandbox.enforcement["templates"] != "enforced":
         pytest.skip(capability(sandbox).reason)
 
@@ -90,7 +90,7 @@ async def shell(
 
 
 def digest_of(tree: Path) -> str:
-    """Of all that can be told apart: names, kinds, modes, owners, times, contents."""
+    """Return a digest of all names, types, modes, owners, times and contents in the tree."""
     digest = hashlib.sha256()
     for path in sorted(tree.rglob("*")):
         found = path.lstat()
@@ -103,12 +103,12 @@ def digest_of(tree: Path) -> str:
 
 
 @pytest.mark.usefixtures("plain")
-class TestWhatAnActionSees:
-    async def test_the_layers_as_one_tree_without_what_the_upper_ones_hide(self, sandbox: Bench) -> None:
+class TestTemplateFiles:
+    async def test_layers_appear_as_one_tree_without_hidden_files(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat kept; ls; ls old")
         assert report.stdout.data == b"below\nkept\nnew\nold\n", report
 
-    async def test_what_the_image_asks_for_and_nothing_of_the_host(self, sandbox: Bench) -> None:
+    async def test_action_gets_image_variables_and_no_host_files(self, sandbox: Bench) -> None:
         report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/passwd /sys')
         shown = report.stdout.data.decode().splitlines()
         assert shown[0] == "/data /root blue /nowhere:/bin"
@@ -116,17 +116,17 @@ class TestWhatAnActionSees:
         assert not {"home", "usr", "var", "layers", "area"} & set(shown[1:])
         assert b"/usr" in report.stderr.data
 
-    async def test_what_the_action_asks_for_goes_first(self, sandbox: Bench) -> None:
+    async def test_variables_and_directory_of_the_action_override_the_image(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "echo $COLOUR; pwd", env={"COLOUR": "red"}, cwd="old")
         assert report.stdout.data == b"red\n/data/old\n"
 
     @pytest.mark.usefixtures("changeable")
-    async def test_files_go_to_its_working_directory_and_come_from_there(self, sandbox: Bench) -> None:
+    async def test_files_are_written_to_and_fetched_from_the_image_directory(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat in >out; cat kept >>out", files={"in": b"1\n"}, fetch=("out", "kept"))
         assert report.files == {"out": b"1\nbelow\n", "kept": b"below\n"}
 
     @pytest.mark.usefixtures("changeable")
-    async def test_everything_can_be_changed_by_the_one_user(self, sandbox: Bench) -> None:
+    async def test_every_file_can_be_changed_by_the_sandbox_user(self, sandbox: Bench) -> None:
         text = """
             set -e
             echo above >kept; echo x >/etc/release; rm -r old; mkdir old; echo y >old/b; mv new /moved
@@ -137,7 +137,7 @@ class TestWhatAnActionSees:
         assert (report.outcome, report.stdout.data) == ("ok", b"above\nx\nb\n1000:700\n"), report
 
     @pytest.mark.usefixtures("changeable")
-    async def test_what_was_changed_can_be_put_into_another_environment(self, sandbox: Bench) -> None:
+    async def test_changes_can_be_moved_to_another_environment(self, sandbox: Bench) -> None:
         source, target = an_environment(template="plain"), an_environment(template="plain")
         text = (
             "rm -r old; mkdir old; echo y >old/b; rm kept; mkdir kept; chmod 700 /bin/ls; rm /bin/cat; echo t >/tmp/t"
@@ -150,7 +150,7 @@ class TestWhatAnActionSees:
         await sandbox.destroy(source.id, target.id)
 
     @pytest.mark.usefixtures("changeable")
-    async def test_what_was_changed_of_another_template_is_put_nowhere(self, sandbox: Bench, base: bytes) -> None:
+    async def test_changes_cannot_be_moved_to_a_different_template(self, sandbox: Bench, base: bytes) -> None:
         imported(sandbox, "anew", base)
         source = an_environment(template="anew")
         await shell(sandbox, "touch /f", source)
@@ -162,14 +162,14 @@ class TestWhatAnActionSees:
         await sandbox.destroy(source.id, target.id)
         remove_template(store_of(sandbox), "anew")
 
-    async def test_devices_and_proc_are_the_sandboxs_own(self, sandbox: Bench) -> None:
+    async def test_dev_and_proc_belong_to_the_sandbox(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"
         report = await shell(sandbox, text)
         assert b"full\nnull\nrandom\nshm\n" in report.stdout.data
         assert report.stdout.data.endswith(b"refused\n")
         assert report.stdout.data.count(b"/proc/") < 5
 
-    async def test_its_mounts_tell_nothing_of_where_the_layers_lie(self, sandbox: Bench) -> None:
+    async def test_mountinfo_does_not_reveal_the_layer_directories(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat /proc/self/mountinfo")
         assert report.outcome == "ok"
         assert str(store_of(sandbox).directory).encode() not in report.stdout.data
@@ -178,7 +178,7 @@ class TestWhatAnActionSees:
 
 @pytest.mark.usefixtures("plain")
 class TestSource:
-    async def test_without_a_python_it_is_refused_by_name(self, sandbox: Bench) -> None:
+    async def test_source_in_an_image_without_python_is_refused_with_reason(self, sandbox: Bench) -> None:
         report = await sandbox.run(
             a_program("print(1)", environment=an_environment(scope="ephemeral", template="plain"))
         )
@@ -187,7 +187,7 @@ class TestSource:
         assert "no python3 in its PATH" in report.message
 
     @pytest.mark.skipif(not PYTHON.exists(), reason="this machine has no /usr/bin/python3 to make an image of")
-    async def test_it_is_run_by_the_images_own_python(self, sandbox: Bench, tmp_path: Path) -> None:
+    async def test_source_runs_with_the_python_of_the_image(self, sandbox: Bench, tmp_path: Path) -> None:
         library = next(Path("/usr/lib").glob("python3.*/os.py")).parent
         root = a_root(tmp_path / "root", programs=("python3", "sh"), files={"usr/lib/marker.py": "WHERE = 'image'"})
         packages = [path for path in library.iterdir() if path.is_dir() and path.name not in USED_AT_START]
@@ -212,14 +212,14 @@ class TestSource:
 @pytest.mark.usefixtures("plain")
 class TestLimits:
     @pytest.mark.usefixtures("changeable")
-    async def test_all_that_is_written_is_bounded_wherever_it_is(self, sandbox: Bench, small: EnvironmentSpec) -> None:
+    async def test_disk_limit_applies_to_every_path(self, sandbox: Bench, small: EnvironmentSpec) -> None:
         for place in ("/etc/x", "/data/x", "/tmp/x", "/dev/shm/x", "/x"):
             report = await shell(sandbox, f"dd if=/dev/zero of={place} bs=1048576 count=20", small)
             assert (report.outcome, report.reason) == ("limit_exceeded", "disk"), place
             assert (await shell(sandbox, f"rm {place}", small)).outcome == "ok"
 
     @pytest.mark.usefixtures("changeable")
-    async def test_copying_up_counts_too(self, sandbox: Bench, base: bytes) -> None:
+    async def test_disk_limit_applies_to_copied_up_files(self, sandbox: Bench, base: bytes) -> None:
         imported(sandbox, "large", base, a_layer(member("large", bytes(16 << 20))))
         report = await shell(
             sandbox, "echo x >>/large", an_environment(scope="ephemeral", template="large", disk_mib=8)
@@ -228,7 +228,7 @@ class TestLimits:
         assert b"No space left on device" in report.stderr.data
 
     @pytest.mark.usefixtures("changeable")
-    async def test_no_end_of_files_can_be_made(self, sandbox: Bench) -> None:
+    async def test_number_of_files_is_limited(self, sandbox: Bench) -> None:
         environment = an_environment(scope="ephemeral", template="plain", memory_mib=32)
         text = "i=0; while [ $i -lt 6000 ]; do : >/data/$i || exit 1; i=$((i+1)); done"
         report = await shell(sandbox, text, environment, timeout_s=60)
@@ -237,16 +237,14 @@ class TestLimits:
 
 @pytest.mark.usefixtures("plain")
 class TestSeparation:
-    async def test_a_layer_that_comes_twice_lies_where_it_lies_highest(self, sandbox: Bench, base: bytes) -> None:
+    async def test_repeated_layer_counts_at_its_highest_position(self, sandbox: Bench, base: bytes) -> None:
         first, second = (a_layer(member("data/which", text)) for text in ("first", "second"))
         imported(sandbox, "repeated", base, first, second, first)
         environment = an_environment(scope="ephemeral", template="repeated")
         assert (await shell(sandbox, "cat /data/which", environment)).stdout.data == b"first"
 
     @pytest.mark.usefixtures("changeable")
-    async def test_two_environments_do_not_see_what_the_other_writes_and_the_template_stays(
-        self, sandbox: Bench
-    ) -> None:
+    async def test_environments_of_one_template_are_separate_and_leave_it_unchanged(self, sandbox: Bench) -> None:
         before = digest_of(store_of(sandbox).layers_dir)
         environments = [an_environment(template="plain") for _ in range(2)]
         write = "rm -rf old /root; echo mine >>written; echo x >/bin/new; ls /bin/new /data"
@@ -256,9 +254,7 @@ class TestSeparation:
         await sandbox.destroy(*(environment.id for environment in environments))
         assert digest_of(store_of(sandbox).layers_dir) == before
 
-    async def test_an_environment_keeps_its_template_and_the_template_its_layers(
-        self, sandbox: Bench, base: bytes
-    ) -> None:
+    async def test_environment_keeps_its_template_after_a_new_import(self, sandbox: Bench, base: bytes) -> None:
         imported(sandbox, "kept", base, a_layer(member("data/which", "first")))
         environment = an_environment(template="kept")
         assert (await shell(sandbox, "cat /data/which", environment)).stdout.data == b"first"
@@ -274,11 +270,11 @@ class TestSeparation:
         await sandbox.destroy(environment.id)
         await eventually(lambda: is_removed(sandbox, "kept"))
 
-    async def test_nothing_is_mounted_outside(self, sandbox: Bench, small: EnvironmentSpec) -> None:
+    async def test_environment_mounts_are_invisible_outside(self, sandbox: Bench, small: EnvironmentSpec) -> None:
         await shell(sandbox, "true", small)
         assert str(store_of(sandbox).directory) not in Path("/proc/self/mountinfo").read_text()
 
-    async def test_a_template_that_is_not_there_is_named_with_those_that_are(self, sandbox: Bench) -> None:
+    async def test_unknown_template_is_reported_with_available_templates(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "true", an_environment(template="moon"))
         assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
         assert report.message is not None
@@ -287,8 +283,8 @@ class TestSeparation:
 
 
 class TestHostileImages:
-    async def test_links_in_the_place_of_what_is_mounted_lead_nowhere(self, sandbox: Bench, base: bytes) -> None:
-        """An absolute link would lead to the host's directory before the root is changed."""
+    async def test_symlinks_at_mount_points_are_replaced(self, sandbox: Bench, base: bytes) -> None:
+        """Before the root changes, an absolute link would point to a host directory."""
         links = [a_symlink(name, f"/{target}") for name, target in (("dev", "etc"), ("proc", "usr"), ("tmp", "bin"))]
         imported(sandbox, "links", base, a_layer(*links, a_symlink("workspace", "/data")))
         text = "ls /proc/self/stat /dev/null && ls -d /dev /proc /tmp && pwd"
@@ -297,22 +293,20 @@ class TestHostileImages:
         assert report.stdout.data.endswith(b"/dev\n/proc\n/tmp\n/data\n")
 
     @pytest.mark.parametrize("place", ["dev", "proc", "tmp"])
-    async def test_a_file_in_the_place_of_a_directory_is_replaced(
-        self, sandbox: Bench, base: bytes, place: str
-    ) -> None:
+    async def test_file_at_a_mount_point_is_replaced(self, sandbox: Bench, base: bytes, place: str) -> None:
         imported(sandbox, f"file-{place}", base, a_layer(member(place, "x")))
         environment = an_environment(scope="ephemeral", template=f"file-{place}")
         assert (await shell(sandbox, f"ls /{place}/ && touch /tmp/x", environment)).outcome == "ok"
 
     @pytest.mark.parametrize("workdir", ["/bin/sh", "/data/kept/x", "/dev/x"])
-    async def test_a_working_directory_that_cannot_be_is_our_trouble_and_says_so(
+    async def test_impossible_working_directory_is_an_infrastructure_error(
         self, sandbox: Bench, base: bytes, workdir: str
     ) -> None:
         imported(sandbox, "workdir", base, config={"WorkingDir": workdir})
         report = await shell(sandbox, "true", an_environment(scope="ephemeral", template="workdir"))
         assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
 
-    async def test_a_set_uid_program_of_roots_gives_nothing(self, sandbox: Bench, base: bytes) -> None:
+    async def test_set_uid_program_of_an_image_gives_no_rights(self, sandbox: Bench, base: bytes) -> None:
         sh = Path("/bin/sh").read_bytes()
         imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
         report = await shell(sandbox, "su -p -c id", an_environment(scope="ephemeral", template="setuid"))
@@ -320,8 +314,8 @@ class TestHostileImages:
         assert b"euid" not in report.stdout.data
 
     @pytest.mark.usefixtures("changeable")
-    async def test_a_module_in_the_image_is_not_imported_by_the_agent(self, sandbox: Bench, base: bytes) -> None:
-        """The agent's own modules lie outside; what lies in their place is the image's."""
+    async def test_agent_does_not_import_modules_of_the_image(self, sandbox: Bench, base: bytes) -> None:
+        """The agent's modules are outside the image; files at the same paths belong to the image."""
         trap = b"import os\nos.kill(1, 9)\nopen('/data/trapped', 'w')\n"
         prefix = os.path.dirname(os.__file__).lstrip("/")
         names = ("encodings/cp1252.py", "traceback.py", "getpass.py", "posixpath.py", "site.py", "json/__init__.py")
@@ -334,7 +328,7 @@ class TestHostileImages:
             assert b"trapped" not in report.stdout.data
         await sandbox.destroy(environment.id)
 
-    def test_an_agent_without_its_modules_imports_none(self) -> None:
+    def test_agent_without_its_import_path_imports_nothing(self) -> None:
         code = f"""
 import os, sys
 from arl_cpu.launcher.agent.python_source import reset_interpreter

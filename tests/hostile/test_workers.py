@@ -1,4 +1,4 @@
-"""Work on the files of environments, whoever lives in them, under every driver and as whichever user runs this."""
+"""Test file operations on environments with hostile contents, under every driver."""
 
 import asyncio
 import io
@@ -41,7 +41,7 @@ async def unpacked(sandbox: Bench, environment: EnvironmentSpec, content: bytes)
 
 
 async def fed(work: FileOperation, content: bytes) -> None:
-    """Nobody reads to the end what was refused before."""
+    """Send the archive; ignore a connection that closes early because the archive was refused."""
     with suppress(ConnectionError):
         await work.send(content)
         await work.send(b"")
@@ -57,9 +57,7 @@ def an_archive(**files: bytes) -> bytes:
     return target.getvalue()
 
 
-async def test_files_belong_to_the_environment_that_they_are_put_into(
-    sandbox: Bench, trajectory: EnvironmentSpec
-) -> None:
+async def test_unpacked_files_belong_to_the_environment_user(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("true", environment=trajectory))
     assert await unpacked(sandbox, trajectory, an_archive(a=b"one", b=b"two")) == {"members": 2, "bytes": 6}
     report = await sandbox.run(a_command("sh", "-c", "stat -c %a a; echo more >> a; cat a b", environment=trajectory))
@@ -67,7 +65,9 @@ async def test_files_belong_to_the_environment_that_they_are_put_into(
     assert sorted(await packed(sandbox, trajectory)) == ["a", "b"]
 
 
-async def test_what_stands_still_goes_on_standing_still(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_leftover_processes_stay_frozen_during_file_operations(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
     script = "(while :; do echo x >> ticks; sleep 0.001; done) >/dev/null 2>&1 & sleep 0.1"
     report = await sandbox.run(a_command("sh", "-c", script, environment=trajectory))
     assert report.leftover_processes
@@ -77,9 +77,7 @@ async def test_what_stands_still_goes_on_standing_still(sandbox: Bench, trajecto
     assert len(set(sizes)) == 1
 
 
-async def test_nothing_is_done_to_an_environment_in_which_an_action_runs(
-    sandbox: Bench, trajectory: EnvironmentSpec
-) -> None:
+async def test_file_operation_on_a_busy_environment_is_refused(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     running = a_command("sleep", "30", environment=trajectory)
     report = await sandbox.begin(running)
     work = await begun(sandbox, trajectory, "pack")
@@ -90,8 +88,8 @@ async def test_nothing_is_done_to_an_environment_in_which_an_action_runs(
     await report
 
 
-async def test_an_action_that_comes_too_early_waits_for_the_files(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
-    """Those of a manager that is no more, which are being broken off."""
+async def test_action_waits_until_an_aborted_file_operation_ends(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    """The file operation belongs to a lost manager and is being aborted."""
     await sandbox.run(a_command("true", environment=trajectory))
     work = await begun(sandbox, trajectory, "unpack")
     await work.read_response()
@@ -100,8 +98,10 @@ async def test_an_action_that_comes_too_early_waits_for_the_files(sandbox: Bench
     assert (await report).stdout.data == b""
 
 
-async def test_the_working_directory_may_be_a_link_to_the_host(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
-    """Where it lies in the host's own tree, its name could be made to lead anywhere."""
+async def test_workspace_replaced_by_a_symlink_exposes_no_host_file(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
+    """If the workspace is in the host's tree, an action can redirect its name anywhere."""
     program = "import os; w = os.getcwd(); os.chdir('/'); os.rename(w, w + '2'); os.symlink('/etc', w)"
     report = await sandbox.run(a_program(program, environment=trajectory))
     if report.outcome == "ok":
@@ -111,7 +111,7 @@ async def test_the_working_directory_may_be_a_link_to_the_host(sandbox: Bench, t
         assert await packed(sandbox, trajectory) == {}
 
 
-async def test_links_lead_the_work_nowhere(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_file_operations_do_not_follow_symlinks(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     script = "ln -s / root; ln -s /proc/self/root self; ln -s ../../../../.. up; mkfifo pipe"
     await sandbox.run(a_command("sh", "-c", script, environment=trajectory))
     for path in ("root/etc/passwd", "self/etc/passwd", "up/etc/passwd", "root", "up", "pipe/x"):
@@ -120,7 +120,9 @@ async def test_links_lead_the_work_nowhere(sandbox: Bench, trajectory: Environme
     assert {member.type for member in (await packed(sandbox, trajectory)).values()} == {tarfile.SYMTYPE}
 
 
-async def test_a_disk_that_fills_up_is_a_limit_and_stays_usable(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_unpack_above_the_disk_limit_is_refused_and_recoverable(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
     await sandbox.run(a_command("sh", "-c", "echo old > f", environment=trajectory))
     with pytest.raises(FileOperationError) as refused:
         await unpacked(sandbox, trajectory, an_archive(e=b"e", f=os.urandom(33 << 20)))
@@ -129,7 +131,7 @@ async def test_a_disk_that_fills_up_is_a_limit_and_stays_usable(sandbox: Bench, 
     assert report.stdout.data == b"old\ne\nf\n"
 
 
-async def test_what_is_unpacked_is_memory_of_the_environment(sandbox: Bench) -> None:
+async def test_unpacked_files_count_as_memory_of_the_environment(sandbox: Bench) -> None:
     if sandbox.enforcement["memory"] != "enforced" or not Path("/sys/fs/cgroup/memory").exists():
         pytest.skip("only in version 1 can a process join all of a frozen environment's cgroups but the freezer's")
     if sandbox.state.driver == "landlock":
@@ -144,7 +146,7 @@ async def test_what_is_unpacked_is_memory_of_the_environment(sandbox: Bench) -> 
     await sandbox.destroy(environment.id)
 
 
-async def test_the_end_of_an_environment_is_the_end_of_work_in_it(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_destroying_an_environment_aborts_its_file_operation(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("true", environment=trajectory))
     work = await begun(sandbox, trajectory, "unpack")
     await work.read_response()
@@ -154,7 +156,9 @@ async def test_the_end_of_an_environment_is_the_end_of_work_in_it(sandbox: Bench
     await work.close()
 
 
-async def test_a_place_to_go_on_from_may_be_long_and_ends_nothing(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_too_long_list_cursor_is_refused_without_losing_the_environment(
+    sandbox: Bench, trajectory: EnvironmentSpec
+) -> None:
     await sandbox.run(a_command("touch", "f", environment=trajectory))
     for after, refused in (("e" * 60_000, False), ("e" * 300_000, True)):
         work = await begun(sandbox, trajectory, "list", recursive=False, limit=10, after=after)
@@ -164,7 +168,7 @@ async def test_a_place_to_go_on_from_may_be_long_and_ends_nothing(sandbox: Bench
     assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"
 
 
-async def test_work_ends_when_its_time_is_up(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_file_operation_ends_at_its_time_limit(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("true", environment=trajectory))
     work = await begun(sandbox, trajectory, "unpack", limit_s=1)
     await work.read_response()
@@ -174,9 +178,7 @@ async def test_work_ends_when_its_time_is_up(sandbox: Bench, trajectory: Environ
     await work.close()
 
 
-async def test_time_that_is_up_in_the_middle_of_an_archive_makes_it_no_whole_one(
-    sandbox: Bench, trajectory: EnvironmentSpec
-) -> None:
+async def test_archive_cut_by_the_time_limit_raises_an_error(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("sh", "-c", "head -c 15000000 /dev/urandom > f", environment=trajectory))
     work = await begun(sandbox, trajectory, "pack", limit_s=1)
     await work.read_response()
@@ -187,7 +189,7 @@ async def test_time_that_is_up_in_the_middle_of_an_archive_makes_it_no_whole_one
     await work.close()
 
 
-async def test_who_does_not_read_keeps_no_environment(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_unread_archive_does_not_block_the_environment(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(a_command("sh", "-c", "head -c 15000000 /dev/urandom > f", environment=trajectory))
     work = await begun(sandbox, trajectory, "pack", limit_s=1)
     await work.read_response()
@@ -198,7 +200,7 @@ async def test_who_does_not_read_keeps_no_environment(sandbox: Bench, trajectory
     await work.close()
 
 
-async def test_nothing_is_left_open_by_what_was_done_or_broken_off(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+async def test_file_operations_leave_no_open_file_or_process(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     assert sandbox.launcher is not None
     await sandbox.run(a_command("true", environment=trajectory))
     await packed(sandbox, trajectory)
@@ -217,9 +219,7 @@ def open_files(pid: int) -> int:
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
 
 
-async def test_all_that_was_written_can_be_put_into_another_environment(
-    sandbox: Bench, trajectory: EnvironmentSpec
-) -> None:
+async def test_all_files_can_be_moved_to_another_environment(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
     await sandbox.run(
         a_command("sh", "-c", "echo a > a; mkdir -p d/e; ln -s a l; echo t > $TMPDIR/t", environment=trajectory)
     )

@@ -1,4 +1,4 @@
-"""The same attacks against a launcher without any privilege: no root, no cgroup of its own."""
+"""Test that the attacks are contained by a launcher without root and without its own cgroup."""
 
 import importlib.util
 import os
@@ -16,7 +16,7 @@ SOME_UID = 23456
 EXECUTOR_SUITES = ("conformance", "cpu", "launcher")
 SUITES = ("tests/hostile", *(f"tests/service/cpu/test_executor_{name}.py" for name in EXECUTOR_SUITES))
 QUICK = "not (executor and slow) and not namespaces+python"
-"""All attacks; what the executor does at length does not depend on who runs it, and without root's cgroups the agent in
+"""All attacks. Slow executor tests do not depend on the user; without root's cgroups the agent in
 Python is the one that `namespaces` uses."""
 SUPPORT = (
     "tests/support/sandbox.py",
@@ -28,7 +28,7 @@ SUPPORT = (
 
 
 def same_python() -> bool:
-    """The system's interpreter is one that every user may run; the tests' own may lie in root's home."""
+    """Return True if every user can run a system Python of the tests' version."""
     if not SYSTEM_PYTHON.exists():
         return False
     command = [SYSTEM_PYTHON, "-c", "import sys; print(sys.version_info[:2])"]
@@ -41,7 +41,7 @@ def same_python() -> bool:
 @pytest.mark.slow
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 @pytest.mark.skipif(not same_python(), reason="needs a system Python of the version of the tests")
-def test_the_attacks_are_contained_for_an_ordinary_user_too() -> None:
+def test_attacks_are_contained_for_an_unprivileged_user() -> None:
     home = Path("/tmp") / f"tangram-user-{os.getpid()}"  # pytest's own directories are closed to others
     home.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""The benchmarks in short form: that they run and say what they promise, not how fast."""
+"""Test that short forms of the benchmarks run and report their figures; speed is not tested."""
 
 import json
 import os
@@ -24,14 +24,14 @@ def bench(*arguments: str) -> dict[str, Any]:
 
 
 def content(path: Path) -> bytes:
-    """Nothing of a process that has ended meanwhile."""
+    """Return the file's bytes, or nothing if its process has ended."""
     try:
         return path.read_bytes()
     except OSError:
         return b""
 
 
-def test_overhead_measures_rates_costs_and_idle_starts() -> None:
+def test_overhead_bench_reports_rates_costs_and_idle_starts() -> None:
     document = bench("overhead", "--repeats", "1", "--seconds", "4", "--starts", "20")
     figures = document["figures"]
     rates = ("plain_exec_per_s", "tangram_exec_per_s", "tangram_exec_single_per_s", "tangram_noop_per_s")
@@ -42,7 +42,7 @@ def test_overhead_measures_rates_costs_and_idle_starts() -> None:
     assert {"client", "gateway", "admission", "scheduler", "cpu", "postgres"} <= used.keys()
 
 
-def test_soak_measures_memory_tables_and_latency_over_time() -> None:
+def test_soak_bench_reports_memory_tables_and_latency_over_time() -> None:
     document = bench("soak", "--actions", "5000")
     assert document["figures"]["actions"] == 5000
     assert document["figures"]["act_p99_last_over_first"] > 0
@@ -50,7 +50,7 @@ def test_soak_measures_memory_tables_and_latency_over_time() -> None:
     assert all(last[f"{name}_mib"] > 0 for name in ("gateway", "admission", "scheduler", "cpu", "table_actions"))
 
 
-def test_cpu_allocation_bench_measures_cores_and_resize_delay() -> None:
+def test_cpu_allocation_bench_reports_cores_and_resize_delay() -> None:
     document = bench("cpu-allocation", "--repeats", "1", "--seconds", "0.5", "--resizes", "4", "--steps", "2")
     figures, samples = document["figures"], document["samples"]
     measured = [f"{whose}_at_{amount}" for whose in ("cores", "plain") for amount in ("half", "one")]
@@ -61,7 +61,7 @@ def test_cpu_allocation_bench_measures_cores_and_resize_delay() -> None:
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
-def test_resize_measures_tools_with_more_workers_than_cores_and_with_cores_that_change() -> None:
+def test_resize_bench_reports_oversubscribed_and_resized_tools() -> None:
     document = bench("resize", "--repeats", "1", "--work", "0.4", "--tool", "pool")
     figures, samples = document["figures"], document["samples"]
     ratios = (
@@ -74,14 +74,14 @@ def test_resize_measures_tools_with_more_workers_than_cores_and_with_cores_that_
     assert all(len(samples[f"wall_s_pool_{case}"]) == 1 for case in ("one", "two", "two_on_one", "resized"))
 
 
-def test_exec_measures_execs_beside_plain_processes_and_loses_none() -> None:
+def test_exec_bench_reports_rates_against_plain_processes_without_loss() -> None:
     figures = bench("exec", "--repeats", "1", "--seconds", "0.5", "--concurrency", "8")["figures"]
     programs = ("plain_true", "tangram_true", "plain_cold", "tangram_cold", "tangram_warm", "api_true", "api_warm")
     assert all(figures[f"{name}_per_s"] > 0 and figures[f"{name}_cpu_ms"] > 0 for name in programs)
     assert figures["lost_at_1000"] == figures["left_after_destroy"] == 0
 
 
-def test_calls_measures_a_quota_that_all_share_beside_jobs_that_mind_their_own_and_loses_no_call() -> None:
+def test_calls_bench_compares_shared_and_split_quotas_without_loss() -> None:
     document = bench("calls", "--short")
     figures, samples = document["figures"], document["samples"]
     ways = ("broker", "through", "backoff", "split")
@@ -94,7 +94,7 @@ def test_calls_measures_a_quota_that_all_share_beside_jobs_that_mind_their_own_a
         assert sum(samples[way][0]["requests_in_second"]) == figures[f"requests_{way}"] >= figures["calls"]
 
 
-def test_reward_measures_scores_beside_their_forward_and_beside_a_server_of_others_and_finds_them_right() -> None:
+def test_reward_bench_compares_rates_with_forward_and_peer_server() -> None:
     sizes = ("--repeats", "1", "--seconds", "1", "--clients", "8", "--items", "4")
     document = bench("reward", *sizes, "--peer", "openrlhf")
     figures, samples = document["figures"], document["samples"]
@@ -112,7 +112,7 @@ def test_reward_measures_scores_beside_their_forward_and_beside_a_server_of_othe
     assert not [path for path in Path("/proc").glob("[0-9]*/cmdline") if PEER in content(path)]
 
 
-def test_restore_measures_copies_beside_plain_ones_on_any_device() -> None:
+def test_restore_bench_compares_restores_with_plain_copies() -> None:
     document = bench("restore", "--device", "cpu", "--small-mib", "8", "--large-mib", "40", "--repeats", "2")
     for size in ("0_6b", "8b"):
         names = ("restore_gb_per_s", "plain_gb_per_s", "restore_over_plain", "first_score_s", "evict_ms")
@@ -120,34 +120,34 @@ def test_restore_measures_copies_beside_plain_ones_on_any_device() -> None:
         assert len(document["samples"][size]["restore_s"]) == 2
 
 
-def test_residency_measures_copies_and_waits_beside_those_of_other_policies_and_finds_scores_right() -> None:
+def test_residency_bench_compares_policies_and_scores_correctly() -> None:
     figures = bench("residency", "--short")["figures"]
     assert all(figures[f"{name}{policy}"] > 0 for name in ("swaps", "p99_wait_s") for policy in ("", "_lru", "_fifo"))
     assert figures["max_abs_error"] < 1e-4
     assert figures["wrong_answers"] == figures["lost"] == 0
 
 
-def test_sharing_measures_services_on_one_device_by_each_way_to_have_them_there() -> None:
+def test_sharing_bench_compares_ways_to_share_one_device() -> None:
     figures = bench("sharing", "--device", "cpu", "--seconds", "2")["figures"]
     ways = ("keep", "sleep", "reload", "share")
     assert all(figures[f"{name}_{way}"] > 0 for name in ("act_mean_s", "act_p99_s") for way in ways)
     assert figures["restores_share"] == figures["wrong_answers"] == figures["lost"] == 0
 
 
-def test_density_measures_resting_environments_and_an_exec_beside_them() -> None:
+def test_density_bench_reports_idle_environments_and_exec_latency() -> None:
     figures = bench("density", "--environments", "30", "--samples", "20", "--idle-s", "2")["figures"]
     assert all(figures[name] > 0 for name in ("mib_per_environment", "exec_p50_ratio", "create_per_s"))
     assert figures["idle_cores"] >= 0
 
 
-def test_tracing_measures_no_ops_with_and_without_a_collector_and_loses_no_span() -> None:
+def test_tracing_bench_compares_traced_and_untraced_noops() -> None:
     figures = bench("tracing", "--repeats", "1", "--seconds", "2")["figures"]
     assert all(figures[f"noop_per_s_{how}"] > 0 for how in ("traced", "untraced"))
     assert figures["traced_ratio"] > 0
     assert figures["spans_per_action_in_time"] > 1
 
 
-def test_paper_compares_static_provisioning_and_policies() -> None:
+def test_paper_bench_sim_compares_static_provisioning_and_policies() -> None:
     document = bench("paper", "--mode", "sim", "--short", "--level", "1")
     figures = document["figures"]
     contenders = ("static", "shrunk", "overcommitted", "fcfs", "reference", "spar", "spar_m")
@@ -159,7 +159,7 @@ def test_paper_compares_static_provisioning_and_policies() -> None:
     assert document["load"]["paper"]["act_gain"] == 4.3
 
 
-def test_paper_compares_policies_on_the_control_plane_with_what_the_simulator_says_of_them() -> None:
+def test_paper_bench_control_compares_the_control_plane_with_the_simulator() -> None:
     document = bench("paper", "--mode", "control", "--short")
     figures = document["figures"]
     assert all(figures[f"control_r1_{each}_{name}_s"] > 0 for each in ("fcfs", "spar_m") for name in ("act", "step"))
@@ -168,14 +168,14 @@ def test_paper_compares_policies_on_the_control_plane_with_what_the_simulator_sa
     assert all(run["actions"] == 16 for run in document["samples"]["runs"])
 
 
-def test_paper_compares_policies_on_the_cores_of_this_machine() -> None:
+def test_paper_bench_real_compares_policies_on_local_cores() -> None:
     figures = bench("paper", "--mode", "real", "--short")["figures"]
     contenders = ("static", "spar_m")
     assert all(figures[f"real_x1_{each}_{name}_s"] > 0 for each in contenders for name in ("act", "step", "p99"))
     assert figures["real_wrong_rewards"] == 0
 
 
-def test_rounds_measures_decisions_and_how_long_a_new_leader_reads_the_queue() -> None:
+def test_rounds_bench_reports_decision_rate_and_index_rebuild_time() -> None:
     document = bench("rounds", "--short")
     figures = document["figures"]
     assert all(figures[f"{name}_3e4"] > 0 for name in ("round_p99_ms", "decisions_per_s", "rebuild_s"))

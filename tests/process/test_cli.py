@@ -1,4 +1,4 @@
-"""The command line and curl against a system brought up by `tangram up`."""
+"""Test the command line and curl against a system started by `tangram up`."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 class TestSimulate:
-    def test_what_ran_is_recorded_and_simulated_on_other_nodes(self, machine: Machine, tmp_path: Path) -> None:
+    def test_simulate_replays_a_recorded_trace(self, machine: Machine, tmp_path: Path) -> None:
         for _ in range(3):
             machine.cli("submit", "--task", "recorded", "--trajectory", "t1", "--", "sleep", "0.2")
         trace = tmp_path / "trace.jsonl"
@@ -43,116 +43,21 @@ class TestSimulate:
         assert simulated["policies"]["fcfs"]["actions"] == 3
         assert 0.2 < simulated["policies"]["fcfs"]["act"] < 0.4
 
-    def test_a_file_that_is_no_trace_is_said_to_be_none(self, machine: Machine, tmp_path: Path) -> None:
+    def test_simulate_refuses_a_file_that_is_no_trace(self, machine: Machine, tmp_path: Path) -> None:
         (tmp_path / "other").write_text("hello\n")
         done = machine.cli("simulate", str(tmp_path / "other"), check=False)
         assert (done.returncode, "line 1 is no JSON" in done.stderr) == (EXIT_USAGE, True)
 
 
-class TestSubmit:
-    def test_shows_what_the_program_printed(self, machine: Machine) -> None:
-        done = machine.cli("submit", "--", "sh", "-c", "echo out; echo err >&2")
-        assert done.stdout == "out\n"
-        assert done.stderr.startswith("err\n")
-        assert "ok" in done.stderr
-
-    def test_follows_what_is_printed_now_or_later(self, machine: Machine) -> None:
-        done = machine.cli("submit", "--follow", "--", "sh", "-c", "echo out; echo err >&2; exit 3", check=False)
-        id = done.stderr.splitlines()[-1].partition(" ")[0]
-        again = machine.cli("logs", id, check=False)
-        for shown in (done, again):
-            assert (shown.stdout, shown.returncode) == ("out\n", 3)
-            assert shown.stderr.startswith("err\n")
-            assert "user_error" in shown.stderr
-
-    def test_runs_a_python_program_from_standard_input(self, machine: Machine) -> None:
-        assert machine.cli("submit", "--source", "-", stdin="print(6 * 7)").stdout == "42\n"
-
-    def test_carries_a_file_along(self, machine: Machine, tmp_path: Path) -> None:
-        (tmp_path / "note.txt").write_text("hello")
-        assert machine.cli("submit", "--file", str(tmp_path / "note.txt"), "--", "cat", "note.txt").stdout == "hello"
-
-    @pytest.mark.parametrize(
-        ("arguments", "code"),
-        [
-            (("--", "sh", "-c", "exit 3"), 3),
-            (("--", "sh", "-c", "kill -9 $$"), 137),
-            (("--timeout-s", "0.2", "--", "sleep", "60"), 124),
-            (("--", "/no/such/program"), 127),
-        ],
-    )
-    def test_submit_returns_the_exit_code_of_the_program(
-        self, machine: Machine, arguments: tuple[str, ...], code: int
-    ) -> None:
-        assert machine.cli("submit", *arguments, check=False).returncode == code
-
-    def test_submit_passes_every_field_of_an_action(self, machine: Machine, tmp_path: Path) -> None:
-        options = ("--env", "GREETING=hello", "--cpu", "0.5-1", "--retries", "2", "--priority", "3", "--label", "a=b")
-        program = (
-            "--fetch",
-            "out/x",
-            "--fetch-to",
-            str(tmp_path),
-            "--",
-            "sh",
-            "-c",
-            "mkdir out; echo $GREETING >out/x",
-        )
-        done = machine.cli("submit", "-o", "json", *options, *program)
-        assert json.loads(done.stdout)["labels"] == {"a": "b"}
-        assert json.loads(done.stdout)["elastic"]["max"] == 1000
-        assert (tmp_path / "out/x").read_text() == "hello\n"
-
-    def test_submit_reads_a_complete_request(self, machine: Machine, tmp_path: Path) -> None:
-        (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": ["echo", "from json"]}))
-        assert machine.cli("submit", "--json", str(tmp_path / "action.json")).stdout == "from json\n"
-        (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": "echo"}))
-        done = machine.cli("submit", "--json", str(tmp_path / "action.json"), check=False)
-        assert (done.returncode, "argv" in done.stderr, "Traceback" in done.stderr) == (EXIT_USAGE, True, False)
-
-    def test_submit_explains_a_long_wait(self, machine: Machine) -> None:
-        machine.cli("submit", "--task", "paused", "--", "true")
-        machine.cli("queues", "pause", "paused")
-        waiting = machine.begin("submit", "--task", "paused", "--", "echo", "done")
-        assert waiting.stderr is not None
-        said = waiting.stderr.readline()
-        machine.cli("queues", "resume", "paused")
-        out, _ = waiting.communicate(timeout=30)
-        assert ("queue_paused" in said, out, waiting.returncode) == (True, "done\n", 0)
-
-    @pytest.mark.parametrize(
-        "arguments",
-        [
-            ("submit", "--cpu", "many", "--", "true"),
-            ("get", "not-an-id"),
-            ("list", "--no-such-flag"),
-            ("score", "x", "y"),
-        ],
-    )
-    def test_an_error_is_json_if_json_is_asked_for(self, machine: Machine, arguments: tuple[str, ...]) -> None:
-        done = machine.cli(arguments[0], "-o", "json", *arguments[1:], check=False)
-        assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
-        assert json.loads(done.stderr)["detail"]
-
-    def test_an_impossible_demand_names_the_field(self, machine: Machine) -> None:
-        done = machine.cli("submit", "--cpu", "4000", "--", "true", check=False)
-        assert done.returncode == EXIT_USAGE
-        assert "demand.cpu" in done.stderr
-        assert "Traceback" not in done.stderr
-
-    def test_get_shows_it_later(self, machine: Machine) -> None:
-        submitted = json.loads(machine.cli("submit", "--no-wait", "-o", "json", "--", "true").stdout)
-        found = json.loads(machine.cli("get", submitted["id"], "--wait-s", "20", "-o", "json").stdout)
-        assert (found["id"], found["outcome"]) == (submitted["id"], "ok")
-
-    def test_trace_draws_where_its_time_went(self, machine: Machine) -> None:
+class TestActions:
+    def test_trace_prints_the_spans_of_an_action(self, machine: Machine) -> None:
         id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]
         drawn = machine.cli("trace", id).stdout
         named = ("create action", "queue wait", "grant", "process action", "settle")
         assert [drawn.index(name) for name in named] == sorted(drawn.index(name) for name in named)
         assert [span["name"] for span in json.loads(machine.cli("trace", id, "-o", "json").stdout)["spans"]] == [*named]
 
-    def test_trace_draws_batches_below_the_attempt_that_had_them(self, machine: Machine) -> None:
+    def test_trace_prints_batches_below_their_attempt(self, machine: Machine) -> None:
         machine.cli("score", "minilm", "a trace", "of a score", "--task", "traced")
         [action] = json.loads(machine.cli("list", "--task", "traced", "-o", "json").stdout)["items"]
         id = action["id"]
@@ -168,7 +73,7 @@ class TestSubmit:
         [batch] = [line for line in lines if line.lstrip().startswith("batch")]
         assert (batch.index("batch") - process.index("process"), "minilm" in batch) == (2, True)
 
-    def test_list_shows_the_newest_first_and_no_more_than_is_asked_for(self, machine: Machine) -> None:
+    def test_list_prints_newest_actions_first_up_to_its_limit(self, machine: Machine) -> None:
         submit = ("submit", "--no-wait", "--task", "shown", "--", "true")
         one, other = (machine.cli(*submit).stdout.strip() for _ in range(2))
         lines = machine.cli("list", "--task", "shown").stdout.splitlines()
@@ -177,7 +82,7 @@ class TestSubmit:
         assert "tangram submit" in machine.cli("list", "--task", "none").stderr
         assert machine.cli("list", "--task", "shown", "--state", "gone", check=False).returncode == EXIT_USAGE
 
-    def test_who_is_interrupted_learns_the_id_of_what_goes_on(self, machine: Machine) -> None:
+    def test_interrupted_submit_prints_the_id_of_the_running_action(self, machine: Machine) -> None:
         waiting = machine.begin("submit", "--follow", "--task", "left", "--", "sh", "-c", "echo begun; sleep 60")
         assert waiting.stdout is not None
         assert waiting.stdout.readline() == "begun\n"
@@ -189,7 +94,7 @@ class TestSubmit:
             tangram.cancel(left.id)
             tangram.wait([left.id])
 
-    def test_explain_says_what_became_of_it(self, machine: Machine) -> None:
+    def test_explain_describes_a_settled_action(self, machine: Machine) -> None:
         id = json.loads(machine.cli("submit", "-o", "json", "--", "true").stdout)["id"]
         said = machine.cli("explain", id).stdout.splitlines()
         assert said[0] == "Settled: ok."
@@ -198,7 +103,7 @@ class TestSubmit:
 
 
 class TestScores:
-    def test_a_score_is_shown_and_what_has_none_says_why(self, machine: Machine) -> None:
+    def test_score_prints_the_score_or_the_error_code(self, machine: Machine) -> None:
         assert machine.cli("score", "minilm", "the same", "the same").stdout == "1.000000\n"
         assert 0 < float(machine.cli("score", "quality", "def f(x): return x").stdout) < 1
         assert machine.cli("score", "minilm", "a", check=False).returncode == EXIT_USAGE
@@ -206,7 +111,7 @@ class TestScores:
         assert (done.stdout.partition(":")[0], done.returncode) == ("empty_text", EXIT_FAILED)
         assert machine.cli("score", "nobody", "a", "b", check=False).returncode == EXIT_USAGE
 
-    def test_services_are_registered_changed_and_removed(self, machine: Machine) -> None:
+    def test_reward_services_command_registers_changes_and_removes_services(self, machine: Machine) -> None:
         machine.cli(
             "reward-services", "register", "reward", "sequence-classifier", "rewards/one", "--tensor-parallel", "2"
         )
@@ -217,7 +122,7 @@ class TestScores:
         for arguments in (("load", "reward"), ("remove", "minilm"), ("register", "x", "no-kind", "y")):
             assert machine.cli("reward-services", *arguments, check=False).returncode == EXIT_USAGE
 
-    def test_services_say_where_they_are(self, machine: Machine) -> None:
+    def test_reward_services_list_and_doctor_show_available_services(self, machine: Machine) -> None:
         services = json.loads(machine.cli("reward-services", "list", "-o", "json").stdout)["items"]
         offered = {service["name"] for service in services if service["available"]}
         assert {"minilm", "relevance", "quality"} <= offered
@@ -227,7 +132,7 @@ class TestScores:
         assert "CPU device" in found["devices"]
         assert "minilm" in found["reward services"]
 
-    def test_the_sdk_scores_many_and_raises_where_nothing_was_scored(self, machine: Machine) -> None:
+    def test_sdk_scores_items_and_raises_if_nothing_was_scored(self, machine: Machine) -> None:
         with machine.client() as tangram:
             same, empty = tangram.score("minilm", [("a b", "a b"), {"text": "", "reference": "x"}])
             assert (same.score, empty.score) == (pytest.approx(1.0, abs=1e-4), None)
@@ -241,27 +146,27 @@ class TestScores:
 
 
 class TestSystem:
-    def test_status_says_that_everything_is_ready(self, machine: Machine) -> None:
+    def test_status_reports_every_process_as_ready(self, machine: Machine) -> None:
         status = machine.status()
         assert status["ready"]
         assert set(status["processes"]) == {
             "postgres", "cpu-launcher", "admission", "scheduler", "cpu", "gpu", "gateway"
         }  # fmt: skip
 
-    def test_it_says_which_version_it_is(self, machine: Machine) -> None:
+    def test_version_option_prints_the_package_version(self, machine: Machine) -> None:
         assert machine.cli("--version").stdout.strip() == version("arl-tangram")
 
-    def test_a_second_up_attaches(self, machine: Machine) -> None:
+    def test_second_up_attaches_to_the_running_system(self, machine: Machine) -> None:
         supervisor = machine.status()["supervisor"]
         assert json.loads(machine.cli("up", "-d", "-o", "json").stdout)["state"] == "already up"
         assert machine.status()["supervisor"] == supervisor
 
-    def test_doctor_says_what_the_node_enforces(self, machine: Machine) -> None:
+    def test_doctor_reports_the_limits_that_a_node_enforces(self, machine: Machine) -> None:
         found = json.loads(machine.cli("doctor", "-o", "json").stdout)
         levels = {entry["name"]: entry["level"] for entry in found["nodes"][0]["enforced"]}
         assert levels["files"] == levels["net_isolation"] == "enforced"
 
-    def test_an_audit_of_a_system_at_rest_is_clean(self, machine: Machine) -> None:
+    def test_check_of_an_idle_system_is_clean(self, machine: Machine) -> None:
         with machine.client() as tangram:
             tangram.put_files("t", "audited", {"a": b"1"})
             found = json.loads(machine.cli("check", "-o", "json").stdout)
@@ -275,7 +180,7 @@ class TestSystem:
             tangram.end_trajectory("t", "audited")
         assert machine.cli("check").stdout.splitlines()[-1] == "clean"
 
-    def test_an_audit_names_what_was_left_behind(self, machine: Machine) -> None:
+    def test_check_reports_a_leftover_file(self, machine: Machine) -> None:
         stray = machine.directory / "some.unfinished"
         stray.touch()
         done = machine.cli("check", "-o", "json", check=False)
@@ -283,14 +188,14 @@ class TestSystem:
         assert done.returncode == EXIT_FAILED
         assert [entry["subject"] for entry in json.loads(done.stdout)["findings"]] == [str(stray)]
 
-    def test_no_secret_reaches_a_log(self, machine: Machine) -> None:
+    def test_logs_contain_no_secret(self, machine: Machine) -> None:
         secrets = [path.read_text().strip() for path in (machine.directory / "tokens").iterdir()]
         secrets.append((machine.directory / "api_key").read_text().strip())
         logs = "".join(path.read_text(errors="replace") for path in (machine.directory / "logs").glob("*.log"))
         assert logs
         assert not [secret for secret in secrets if secret in logs]
 
-    def test_without_a_system_the_command_says_what_to_do(self, tmp_path: Path) -> None:
+    def test_submit_without_a_running_system_prints_advice(self, tmp_path: Path) -> None:
         done = Machine(tmp_path / "nothing").cli("submit", "--", "true", check=False)
         assert done.returncode == EXIT_NOT_RUNNING
         assert "tangram up" in done.stderr
@@ -298,9 +203,7 @@ class TestSystem:
 
 @pytest.mark.slow
 class TestTemplates:
-    def test_an_image_is_imported_used_and_removed_while_the_system_is_up(
-        self, machine: Machine, tmp_path: Path
-    ) -> None:
+    def test_template_is_imported_used_and_protected_while_in_use(self, machine: Machine, tmp_path: Path) -> None:
         root = a_root(tmp_path / "root", files={"data/which": "image\n"})
         layout = an_oci_layout(tmp_path / "layout", [packed(root)], config={"WorkingDir": "/data"})
         unknown = machine.cli("submit", "--template", "small", "--", "cat", "which", check=False)
@@ -322,19 +225,19 @@ class TestTemplates:
             tangram.end_trajectory("t", "imaged")
         assert machine.cli("check").stdout.splitlines()[-1] == "clean"
 
-    def test_what_is_no_image_is_a_sentence(self, machine: Machine, tmp_path: Path) -> None:
+    def test_import_of_a_missing_image_prints_an_explanation(self, machine: Machine, tmp_path: Path) -> None:
         done = machine.cli("templates", "import", str(tmp_path / "missing"), "--name", "x", check=False)
         assert (done.returncode, done.stdout) == (EXIT_FAILED, "")
         assert "is neither a directory nor a file" in done.stderr
 
 
 class TestSdk:
-    def test_results_come_as_they_are_done(self, machine: Machine) -> None:
+    def test_as_completed_yields_every_action(self, machine: Machine) -> None:
         with machine.client() as tangram:
             ids = tangram.submit_many([exec_action(task="t", argv=["sleep", s]) for s in ("0.5", "0", "0")])
             assert {action.id for action in tangram.as_completed(ids, timeout_s=30)} == set(ids)
 
-    def test_files_live_as_long_as_the_trajectory(self, machine: Machine) -> None:
+    def test_trajectory_keeps_uploaded_files(self, machine: Machine) -> None:
         with machine.client() as tangram:
             tangram.put_files("t", "files", {"a/b.bin": b"\x00\xff", "c": "é"})
             assert tangram.get_files("t", "files", ["a/b.bin", "c", "none"]) == {
@@ -343,7 +246,7 @@ class TestSdk:
             }
             tangram.end_trajectory("t", "files")
 
-    async def test_an_environment_is_made_listed_and_ended_by_either_client(self, machine: Machine) -> None:
+    async def test_environments_are_created_by_both_clients_and_ended_by_cli(self, machine: Machine) -> None:
         wanted: EnvironmentOptions = {"task": "kept", "memory_mib": 64, "disk_mib": 8, "files": {"a": b"1"}}
         with machine.client() as tangram:
             first = tangram.environment(**wanted)
@@ -359,7 +262,7 @@ class TestSdk:
         machine.cli("environments", "end", str(first.id), str(second.id))
         assert machine.cli("environments", "list", "--task", "kept").stdout == ""
 
-    def test_a_cancelled_action_ends_as_cancelled(self, machine: Machine) -> None:
+    def test_cancelled_action_settles_as_cancelled(self, machine: Machine) -> None:
         with machine.client() as tangram:
             action = tangram.submit(task="t", argv=["sleep", "60"])
             with pytest.raises(WaitTimeout):
@@ -367,17 +270,17 @@ class TestSdk:
             tangram.cancel(action.id)
             assert tangram.wait([action.id], timeout_s=20)[0].outcome is ActionOutcome.CANCELLED
 
-    def test_what_is_unknown_is_not_found(self, machine: Machine) -> None:
+    def test_unknown_action_raises_not_found(self, machine: Machine) -> None:
         with machine.client() as tangram, pytest.raises(NotFound):
             tangram.get(numbered(1))
 
-    def test_a_listing_goes_through_all_pages(self, machine: Machine) -> None:
+    def test_list_iterates_over_all_pages(self, machine: Machine) -> None:
         with machine.client() as tangram:
             ids = tangram.submit_many([exec_action(task="listed", argv=["true"])] * 150)
             assert [action.id for action in tangram.list(task="listed")] == ids[::-1]
             tangram.wait(ids, timeout_s=60)
 
-    async def test_the_async_client_does_the_same(self, machine: Machine) -> None:
+    async def test_async_client_runs_source_with_stdin(self, machine: Machine) -> None:
         async with machine.async_client() as tangram:
             action = await tangram.run(task="t", source="import sys; print(sys.stdin.read())", stdin="in")
             assert action.result is not None
@@ -385,7 +288,7 @@ class TestSdk:
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-def test_curl_alone_submits_and_gets_an_outcome(machine: Machine) -> None:
+def test_curl_submits_an_action_and_gets_its_outcome(machine: Machine) -> None:
     url = machine.status()["endpoints"]["gateway"]
     key = (machine.directory / "api_key").read_text().strip()
     body = json.dumps({"task": "ai-coding", "argv": ["python3", "-c", "print(6 * 7)"], "timeout_s": 10})
@@ -398,7 +301,7 @@ def test_curl_alone_submits_and_gets_an_outcome(machine: Machine) -> None:
     assert (action["outcome"], action["result"]["stdout"]["text"]) == ("ok", "42\n")
 
 
-def test_the_demo_rewards_what_is_right_and_no_hack(machine: Machine) -> None:
+def test_demo_rewards_right_answers_and_no_reward_hacks(machine: Machine) -> None:
     figures = json.loads(machine.cli("demo", "--json", "--quick", "--trajectories", "3").stdout)["figures"]
     assert figures["trajectories"] == 24
     assert figures["wrong_rewarded"] == figures["right_unrewarded"] == 0

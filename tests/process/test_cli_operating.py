@@ -1,4 +1,4 @@
-"""The command line of those who operate a system: keys, queues and nodes."""
+"""Test the operators' command line: keys, queues, projects and nodes."""
 
 import json
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 class TestKeys:
-    def test_a_key_works_until_it_is_revoked(self, machine: Machine) -> None:
+    def test_key_works_until_it_is_revoked(self, machine: Machine) -> None:
         key = machine.cli("keys", "create", "--expires-days", "1").stdout.strip()
         with Tangram(resolve_connection(directory=machine.directory).url, key, retry_timeout_s=0) as tangram:
             assert tangram.run(task="keys", argv=["true"]).outcome is ActionOutcome.OK
@@ -30,7 +30,7 @@ class TestKeys:
             with pytest.raises(Unauthenticated):
                 tangram.submit(task="keys", argv=["true"])
 
-    def test_no_command_shows_it_again(self, machine: Machine) -> None:
+    def test_new_key_is_never_shown_again(self, machine: Machine) -> None:
         created = json.loads(machine.cli("keys", "create", "--scope", "actions:read", "-o", "json").stdout)
         assert created["key"] not in machine.cli("keys", "list", "-o", "json").stdout
         assert created["key"] not in machine.cli("keys", "revoke", str(created["id"])).stdout
@@ -38,14 +38,16 @@ class TestKeys:
         assert created["key"] not in "".join(logs)
 
     @pytest.mark.parametrize("arguments", [("create", "--scope", "root"), ("revoke", "tk_nobody"), ("revoke", "77777")])
-    def test_what_does_not_go_is_a_sentence(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+    def test_invalid_key_command_is_refused_without_a_traceback(
+        self, machine: Machine, arguments: tuple[str, ...]
+    ) -> None:
         done = machine.cli("keys", *arguments, check=False)
         assert done.returncode == EXIT_USAGE
         assert "Traceback" not in done.stderr
 
 
 def row_of(machine: Machine, task: str) -> list[str]:
-    """The cells of a task in `tangram queues list`."""
+    """Return the cells of a task's row in `tangram queues list`."""
     rows = [line.split() for line in machine.cli("queues", "list").stdout.splitlines()]
     (row,) = [row for row in rows if row[0] == task]
     return row
@@ -56,7 +58,7 @@ class TestQueues:
         found: dict[str, Any] = json.loads(machine.cli("queues", *arguments, "-o", "json").stdout)
         return found
 
-    def test_a_limit_is_set_shown_and_taken_back(self, machine: Machine) -> None:
+    def test_queue_limit_is_set_listed_and_removed(self, machine: Machine) -> None:
         machine.cli("submit", "--task", "limited", "--", "true")
         assert self.queue(machine, "set", "limited", "--max-queued", "7")["max_queued"] == 7
         (listed,) = [each for each in self.queue(machine, "list")["items"] if each["task"] == "limited"]
@@ -64,7 +66,7 @@ class TestQueues:
         assert row_of(machine, "limited") == ["limited", "active", "0", "0", "7", "1", "-"]
         assert "max_queued" not in self.queue(machine, "set", "limited", "--default")
 
-    def test_a_task_and_a_project_are_weighed(self, machine: Machine) -> None:
+    def test_task_and_project_weights_are_changed(self, machine: Machine) -> None:
         machine.cli("submit", "--task", "weighed", "--", "true")
         assert self.queue(machine, "weight", "weighed", "2.5")["weight"] == 2.5
         assert row_of(machine, "weighed")[5] == "2.5"
@@ -73,7 +75,7 @@ class TestQueues:
         assert ("default", 0.5) in {(project["name"], project["weight"]) for project in listed}
         machine.cli("projects", "weight", "default", "1")
 
-    def test_a_quota_is_set_shown_and_taken_back(self, machine: Machine) -> None:
+    def test_queue_quota_is_set_listed_and_removed(self, machine: Machine) -> None:
         machine.cli("submit", "--task", "capped", "--", "true")
         limits = (
             "--running",
@@ -100,14 +102,12 @@ class TestQueues:
             (("--reward-service", "math=1"), "math"),
         ],
     )
-    def test_a_quota_that_says_nothing_or_nonsense_is_refused(
-        self, machine: Machine, arguments: tuple[str, ...], said: str
-    ) -> None:
+    def test_empty_or_invalid_quota_is_refused(self, machine: Machine, arguments: tuple[str, ...], said: str) -> None:
         done = machine.cli("queues", "quota", "capped", *arguments, check=False)
         assert (done.returncode, said in done.stderr, "Traceback" in done.stderr) == (EXIT_USAGE, True, False)
 
     @pytest.mark.parametrize("arguments", [("limited",), ("limited", "--max-queued", "1", "--default")])
-    def test_it_takes_a_number_or_the_default(self, machine: Machine, arguments: tuple[str, ...]) -> None:
+    def test_queues_set_requires_a_number_or_default(self, machine: Machine, arguments: tuple[str, ...]) -> None:
         assert machine.cli("queues", "set", *arguments, check=False).returncode == EXIT_USAGE
 
 
@@ -117,7 +117,7 @@ def connected_to(machine: Machine) -> Tangram:
 
 
 class TestOperating:
-    def test_top_and_the_nodes_show_what_there_is(self, machine: Machine) -> None:
+    def test_top_shows_tasks_and_nodes(self, machine: Machine) -> None:
         with connected_to(machine) as tangram:
             tangram.run(task="shown", argv=["true"])
         shown = machine.cli("top", "--once").stdout
@@ -125,7 +125,7 @@ class TestOperating:
         nodes = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"]
         assert nodes[0]["name"] in shown
 
-    def test_a_node_is_emptied_and_opened_again(self, machine: Machine) -> None:
+    def test_node_is_drained_and_uncordoned(self, machine: Machine) -> None:
         nodes = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"]
         name = next(node["name"] for node in nodes if node["kind"] == "cpu")
         emptied = json.loads(machine.cli("nodes", "drain", name, "--deadline", "0", "-o", "json").stdout)
@@ -133,13 +133,13 @@ class TestOperating:
         opened = json.loads(machine.cli("nodes", "uncordon", name, "-o", "json").stdout)
         assert opened["cordoned"] is False
 
-    def test_a_node_that_lives_is_not_removed(self, machine: Machine) -> None:
+    def test_live_node_is_not_removed(self, machine: Machine) -> None:
         name = json.loads(machine.cli("nodes", "list", "-o", "json").stdout)["items"][0]["name"]
         refused = machine.cli("nodes", "remove", name, check=False)
         assert (refused.returncode, "it is alive" in refused.stderr) == (EXIT_USAGE, True)
         assert machine.cli("nodes", "remove", "nobody", check=False).returncode == EXIT_USAGE
 
-    def test_a_paused_queue_goes_on_when_it_is_resumed(self, machine: Machine) -> None:
+    def test_paused_queue_continues_after_it_is_resumed(self, machine: Machine) -> None:
         with connected_to(machine) as tangram:
             tangram.run(task="halting", argv=["true"])
             assert "paused" in machine.cli("queues", "pause", "halting").stdout

@@ -1,4 +1,4 @@
-"""The embedded PostgreSQL: first start, start after every kind of end, and what is left when it is purged."""
+"""Test the embedded PostgreSQL: first start, restart after crashes, and purge."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ EmbeddedPostgres(Path(sys.argv[1]), root_base_dir=Path(sys.argv[2])).prepare()
 
 @contextmanager
 def a_directory() -> Iterator[Path]:
-    """A directory that goes with its server, which is ended should it still run."""
+    """Yield a state directory; afterwards kill its server if it runs and remove everything."""
     path = Path(tempfile.mkdtemp(prefix="tangram-test-", dir=PLACE))
     try:
         yield path
@@ -66,7 +66,7 @@ def state_dir() -> Iterator[Path]:
 
 
 def a_server(state_dir: Path) -> EmbeddedPostgres:
-    """A prepared server that does not wait for the disk: here only processes die, never the machine."""
+    """Return a prepared server without fsync, because these tests kill processes but never the machine."""
     server = EmbeddedPostgres(state_dir, settings={"fsync": "off"}, root_base_dir=HOMES)
     server.prepare()
     return server
@@ -74,7 +74,7 @@ def a_server(state_dir: Path) -> EmbeddedPostgres:
 
 @asynccontextmanager
 async def started(server: EmbeddedPostgres) -> AsyncIterator[subprocess.Popen[bytes]]:
-    """A ready server that is killed at the end of the block, if not before."""
+    """Yield the process of a ready server and kill it at the end of the block."""
     await server.before_start()
     process = spawn(server.command(), env=server.env, output=subprocess.DEVNULL, account=server.account)
     try:
@@ -98,7 +98,7 @@ async def gone(data: Path) -> None:
 
 @pytest_asyncio.fixture(scope="module")
 async def server() -> AsyncIterator[EmbeddedPostgres]:
-    """One server as it is by default, for the tests that leave it as it was."""
+    """Provide one default server for tests that do not change it."""
     with a_directory() as path:
         async with run_server(path, root_base_dir=HOMES) as server:
             yield server
@@ -106,42 +106,42 @@ async def server() -> AsyncIterator[EmbeddedPostgres]:
 
 
 class TestServer:
-    async def test_it_is_durable_and_reachable_over_its_socket_only(self, server: EmbeddedPostgres) -> None:
+    async def test_server_is_durable_and_listens_only_on_its_socket(self, server: EmbeddedPostgres) -> None:
         connection = await connect(server)
         assert connection.get_server_version().major == 18
         names = ("fsync", "synchronous_commit", "listen_addresses", "jit")
         assert [await connection.fetchval(f"show {name}") for name in names] == ["on", "on", "", "off"]
         await connection.close()
 
-    async def test_only_who_knows_the_password_gets_in(self, server: EmbeddedPostgres) -> None:
+    async def test_connection_with_a_wrong_password_is_refused(self, server: EmbeddedPostgres) -> None:
         url = server.owner_url("postgres").replace(server.paths.password_file.read_text(), "guess")
         with pytest.raises(asyncpg.InvalidPasswordError):
             await asyncpg.connect(url)
 
-    def test_the_socket_and_the_password_are_private(self, server: EmbeddedPostgres) -> None:
+    def test_socket_and_password_file_are_private(self, server: EmbeddedPostgres) -> None:
         assert stat.S_IMODE(server.paths.sockets.stat().st_mode) == 0o700
         assert stat.S_IMODE(server.paths.password_file.stat().st_mode) == 0o600
 
-    def test_it_never_runs_as_root(self, server: EmbeddedPostgres) -> None:
+    def test_server_never_runs_as_root(self, server: EmbeddedPostgres) -> None:
         owners = {os.stat(f"/proc/{pid}").st_uid for pid in server_processes(server.paths.data)}
         assert owners == {server.account.uid if server.account else os.geteuid()}
         assert 0 not in owners
 
-    async def test_a_database_is_made_once(self, server: EmbeddedPostgres) -> None:
+    async def test_create_database_is_idempotent(self, server: EmbeddedPostgres) -> None:
         for _ in range(2):
             await create_database(server.owner_url("postgres"), 'odd "name"')
         connection = await connect(server, 'odd "name"')
         assert await connection.fetchval("select current_database()") == 'odd "name"'
         await connection.close()
 
-    def test_preparing_again_changes_nothing(self, server: EmbeddedPostgres) -> None:
+    def test_second_prepare_changes_nothing(self, server: EmbeddedPostgres) -> None:
         before = server.owner_url("postgres"), (server.paths.data / "PG_VERSION").stat()
         server.prepare()
         assert (server.owner_url("postgres"), (server.paths.data / "PG_VERSION").stat()) == before
 
 
 class TestPrepare:
-    async def test_a_long_directory_name_is_no_obstacle(self, state_dir: Path) -> None:
+    async def test_server_starts_in_a_directory_with_a_long_path(self, state_dir: Path) -> None:
         deep = state_dir / ("d" * 100) / ("e" * 100)
         deep.mkdir(parents=True)
         async with run_server(deep, root_base_dir=HOMES) as server:
@@ -149,13 +149,13 @@ class TestPrepare:
         server.purge()
         assert not server.paths.sockets.exists()
 
-    def test_a_socket_directory_that_others_can_enter_is_refused(self, state_dir: Path) -> None:
+    def test_socket_directory_readable_by_others_is_refused(self, state_dir: Path) -> None:
         (state_dir / "run").mkdir(mode=0o755)
         with pytest.raises(EmbeddedPostgresError, match="not a private directory"):
             create_private_directory(state_dir / "run")
 
     @pytest.mark.skipif(os.geteuid() != 0, reason="an ordinary user reaches its own files")
-    async def test_binaries_out_of_the_accounts_reach_are_copied(self, state_dir: Path) -> None:
+    async def test_binaries_that_the_account_cannot_read_are_copied(self, state_dir: Path) -> None:
         wheel = wheel_binaries()
         hidden = state_dir / "hidden"
         hidden.mkdir(mode=0o700)
@@ -168,7 +168,7 @@ class TestPrepare:
         copy = spawn([str(copied / "initdb"), "-V"], env={}, output=subprocess.DEVNULL, account=server.account)
         assert copy.wait() == 0
 
-    async def test_an_initdb_that_was_killed_is_redone(self, state_dir: Path) -> None:
+    async def test_killed_initdb_is_repeated(self, state_dir: Path) -> None:
         server = EmbeddedPostgres(state_dir, root_base_dir=HOMES)
         preparing = subprocess.Popen([sys.executable, "-c", PREPARE, str(state_dir), str(HOMES)])
         async with asyncio.timeout(10):
@@ -181,7 +181,7 @@ class TestPrepare:
             assert await server.is_ready()
         assert not server.paths.unfinished_data.exists()
 
-    def test_data_of_another_version_is_left_alone(self, state_dir: Path) -> None:
+    def test_data_of_another_postgres_version_is_refused(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         (server.paths.data / "PG_VERSION").write_text("17\n")
         with pytest.raises(EmbeddedPostgresError, match="belongs to PostgreSQL 17"):
@@ -189,7 +189,7 @@ class TestPrepare:
 
 
 class TestCrash:
-    async def test_a_killed_server_comes_back_with_what_was_committed(self, state_dir: Path) -> None:
+    async def test_killed_server_restarts_with_all_committed_rows(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         for committed in range(3):
             async with started(server) as process:
@@ -200,7 +200,7 @@ class TestCrash:
                 process.kill()
                 connection.terminate()
 
-    async def test_a_backend_that_outlives_its_postmaster_does_not_block_the_next_start(self, state_dir: Path) -> None:
+    async def test_surviving_backend_does_not_block_the_next_start(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         async with started(server) as process:
             connection = await connect(server)
@@ -219,7 +219,7 @@ class TestCrash:
         async with started(server):
             assert await server.is_ready()
 
-    async def test_a_stale_pid_file_that_names_a_stranger_is_ignored(self, state_dir: Path) -> None:
+    async def test_stale_pid_file_of_another_process_is_ignored(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         account = server.account
         stranger = spawn(["sleep", "60"], env={"PATH": os.environ["PATH"]}, output=subprocess.DEVNULL, account=account)
@@ -231,7 +231,7 @@ class TestCrash:
             stranger.kill()
             stranger.wait()
 
-    async def test_the_server_dies_with_whoever_started_it(self, state_dir: Path) -> None:
+    async def test_server_exits_when_its_parent_is_killed(self, state_dir: Path) -> None:
         argv = [sys.executable, "-c", CONNECT_FOREVER, str(state_dir), str(HOMES)]
         parent = subprocess.Popen(argv, stdout=subprocess.PIPE)
         assert parent.stdout is not None
@@ -243,11 +243,11 @@ class TestCrash:
         parent.stdout.close()
         await gone(data)
 
-    async def test_purge_leaves_nothing_after_a_crash(self, state_dir: Path) -> None:
+    async def test_purge_removes_everything_after_a_crash(self, state_dir: Path) -> None:
         server = a_server(state_dir)
         async with started(server):
             key = (server.paths.data / "postmaster.pid").read_text().splitlines()[6].split()[0]
-            with pytest.raises(EmbeddedPostgresError, match="still runs"):
+            with pytest.raises(EmbeddedPostgresError, match="still running"):
                 server.purge()
         await gone(server.paths.data)
         server.purge()

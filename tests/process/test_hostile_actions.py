@@ -1,4 +1,4 @@
-"""Hostile actions against a whole living system, through its public API, as whichever user runs the tests."""
+"""Test hostile actions against a running system through its public API."""
 
 import json
 import os
@@ -20,7 +20,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 @pytest.fixture
 def tangram(machine: Machine) -> Iterator[Tangram]:
-    """After each test the system answers, and nothing of the test runs or is held on the node."""
+    """Provide a client; afterwards check that the system works and no action runs on a node."""
     with machine.client() as tangram:
         yield tangram
         assert tangram.run(task="after", argv=["true"], wait_timeout_s=20).outcome is ActionOutcome.OK
@@ -28,7 +28,7 @@ def tangram(machine: Machine) -> Iterator[Tangram]:
 
 
 def processes_with(marker: str) -> list[int]:
-    """Processes of this machine whose command line has the marker."""
+    """Return the processes of this machine whose command line contains the marker."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -44,8 +44,8 @@ def printed(action: Action) -> str:
     return action.result.stdout.text
 
 
-class TestReach:
-    def test_no_service_and_no_postgres_can_be_connected_to(self, machine: Machine, tangram: Tangram) -> None:
+class TestAccess:
+    def test_action_cannot_connect_to_services_or_postgres(self, machine: Machine, tangram: Tangram) -> None:
         ports = [urlsplit(url).port for url in machine.status()["endpoints"].values()]
         sockets = [
             str(path) for path in (*Path("/var/lib/tangram").rglob(".s.PGSQL*"), *machine.directory.rglob("*.sock"))
@@ -72,18 +72,18 @@ print(reached)
         action = tangram.run(task="hostile", source=code)
         assert (action.outcome, printed(action)) == (ActionOutcome.OK, "[]\n")
 
-    def test_no_secret_of_the_system_can_be_read(self, machine: Machine, tangram: Tangram) -> None:
+    def test_action_cannot_read_secrets_of_the_system(self, machine: Machine, tangram: Tangram) -> None:
         secrets = [str(path) for path in (machine.directory / "api_key", *(machine.directory / "tokens").iterdir())]
         for path in (*secrets, "/etc/shadow", str(Path(__file__))):
             assert tangram.run(task="hostile", argv=["cat", path]).outcome is ActionOutcome.USER_ERROR, path
         variables = printed(tangram.run(task="hostile", argv=["env"]))
         assert "TANGRAM" not in variables
 
-    def test_no_sysctl_can_be_written(self, tangram: Tangram) -> None:
+    def test_action_cannot_write_sysctls(self, tangram: Tangram) -> None:
         action = tangram.run(task="hostile", source="open('/proc/sys/kernel/core_pattern', 'w')")
         assert action.outcome is ActionOutcome.USER_ERROR
 
-    def test_another_trajectory_s_files_are_not_there(self, tangram: Tangram) -> None:
+    def test_action_cannot_find_files_of_another_trajectory(self, tangram: Tangram) -> None:
         tangram.put_files("hostile", "victim", {"mine": "secret"})
         seen = tangram.run(task="hostile", trajectory="thief", argv=["sh", "-c", "find / -name mine 2>/dev/null; true"])
         assert printed(seen) == ""
@@ -91,34 +91,34 @@ print(reached)
         for trajectory in ("victim", "thief"):
             tangram.end_trajectory("hostile", trajectory)
 
-    def test_the_agent_cannot_be_killed(self, tangram: Tangram) -> None:
+    def test_action_cannot_kill_the_agent(self, tangram: Tangram) -> None:
         source = "import os, signal\nfor number in (9, 15, 19):\n    os.kill(1, number)\nprint('still here')"
         action = tangram.run(task="hostile", trajectory="killer", source=source)
         assert (action.outcome, printed(action)) == (ActionOutcome.OK, "still here\n")
         tangram.end_trajectory("hostile", "killer")
 
 
-class TestExcess:
-    def test_what_detached_itself_dies_with_the_timeout(self, tangram: Tangram) -> None:
+class TestExcessiveUse:
+    def test_detached_processes_are_killed_at_the_timeout(self, tangram: Tangram) -> None:
         marker = f"31{os.getpid()}"
         command = f"setsid sh -c 'sleep {marker} & sleep {marker}' & (sleep {marker} &) ; sleep {marker}"
         action = tangram.run(task="hostile", argv=["sh", "-c", command], timeout_s=0.5)
         assert action.outcome is ActionOutcome.USER_TIMEOUT
         assert processes_with(marker) == []
 
-    def test_a_fork_bomb_ends_with_its_timeout(self, tangram: Tangram) -> None:
+    def test_fork_bomb_ends_at_its_timeout(self, tangram: Tangram) -> None:
         source = "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass"
         action = tangram.run(task="hostile", source=source, timeout_s=1.0, pids=64)
         assert action.outcome is ActionOutcome.USER_TIMEOUT
 
-    def test_ten_megabytes_of_output_are_truncated_and_counted(self, tangram: Tangram) -> None:
+    def test_ten_megabytes_of_output_are_truncated_and_counted_completely(self, tangram: Tangram) -> None:
         action = tangram.run(task="hostile", source="import sys\nfor _ in range(10): sys.stdout.write('x' * 10**6)")
         assert action.outcome is ActionOutcome.OK
         assert action.result is not None
         stream = action.result.stdout
         assert (stream.truncated, stream.total_bytes, len(stream.text)) == (True, 10**7, 1 << 20)
 
-    def test_a_memory_bomb_is_held_to_its_limit(self, machine: Machine, tangram: Tangram) -> None:
+    def test_memory_bomb_is_stopped_at_its_limit(self, machine: Machine, tangram: Tangram) -> None:
         levels = {entry.name: entry.level for node in tangram.nodes().items for entry in node.enforced}
         source = "hoard = []\nwhile True: hoard.append(bytearray(8 << 20))"
         action = tangram.run(task="hostile", source=source, memory_mib=128, timeout_s=30)
@@ -129,7 +129,7 @@ class TestExcess:
         else:
             assert action.outcome in (ActionOutcome.USER_ERROR, ActionOutcome.LIMIT_EXCEEDED)
 
-    def test_a_result_that_is_no_text_arrives_as_it_was(self, tangram: Tangram) -> None:
+    def test_binary_output_is_returned_unchanged(self, tangram: Tangram) -> None:
         action = tangram.run(task="hostile", source="import sys; sys.stdout.buffer.write(bytes(range(256)))")
         assert action.result is not None
         assert action.result.stdout.base64 is not None

@@ -1,4 +1,4 @@
-"""A system that nobody uses costs nearly nothing."""
+"""Test that an idle system needs almost no CPU time and few database statements."""
 
 import asyncio
 import os
@@ -17,7 +17,7 @@ MEASURED_S = 30.0
 MOST_PER_MINUTE = 60
 MOST_OF_A_CORE = 0.01
 SLACK = 3
-"""For the share of a core: a measured time never decides by itself."""
+"""Factor on the allowed share of a core, so that measurement noise does not fail the test."""
 
 STATEMENT = re.compile(r"^(\S+ \S+) UTC \[\d+\] (\S*)@\S* LOG:  (?:statement|execute [^:]*):\s*(.*)$", re.MULTILINE)
 BEAT = "update node_beats"
@@ -25,13 +25,13 @@ TRANSACTION = ("begin", "commit", "rollback")
 
 
 class StatementLog:
-    """What Postgres itself says that it was asked, of one machine."""
+    """The statements in the Postgres log of one machine."""
 
     def __init__(self, machine: Machine) -> None:
         self._path = machine.directory / "logs" / "postgres.log"
 
     def since(self, at: datetime) -> list[tuple[str, str]]:
-        """Role and statement, without the beats of nodes and the brackets of transactions."""
+        """Return role and statement of each entry, without heartbeats and transaction commands."""
         found = []
         for when, role, statement in STATEMENT.findall(self._path.read_text()):
             asked = statement.strip().lower()
@@ -41,24 +41,24 @@ class StatementLog:
 
 
 async def log_every_statement(connection: asyncpg.Connection) -> None:
-    """Of the sessions that are open, too."""
+    """Log every statement, also for open sessions."""
     await connection.execute("alter system set log_statement = 'all'")
     await connection.execute("select pg_reload_conf()")
 
 
 def now() -> datetime:
-    """As the log has it: in UTC, without saying so."""
+    """Return the current UTC time without a time zone, as the log prints it."""
     return datetime.now(UTC).replace(tzinfo=None)
 
 
 def spent_s(pid: int) -> float:
-    """Processor time of a process, and of its children that have ended."""
+    """Return the CPU time of a process and of its ended children, in seconds."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     return sum(int(ticks) for ticks in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def spent_by_process(machine: Machine) -> dict[str, float]:
-    """The supervisor and each process under it, with all that it started."""
+    """Return the CPU time of the supervisor and of each process tree below it."""
     status = machine.status()
     roots = {name: entry["pid"] for name, entry in status["processes"].items()}
     spent = {name: sum(map(spent_s, tree_of(pid))) for name, pid in roots.items()}
@@ -71,14 +71,14 @@ def tree_of(pid: int) -> set[int]:
 
 
 async def until_quiet(log: StatementLog, *, quiet_s: float = 3.0) -> None:
-    """Polls come rarely when there is nothing to do; until then somebody asks at least once a second or two."""
+    """Wait until the log shows no statements for `quiet_s`, which means that polls are at the idle interval."""
     async with asyncio.timeout(60):
         while log.since(now() - timedelta(seconds=quiet_s)):
             await asyncio.sleep(0.1)
 
 
 @pytest.mark.slow
-async def test_a_system_left_alone_asks_and_computes_next_to_nothing(tmp_path: Path) -> None:
+async def test_idle_system_needs_few_statements_and_little_cpu_time(tmp_path: Path) -> None:
     with a_machine(tmp_path / "state") as machine:
         with machine.client() as client:
             assert client.run(task="t", argv=["true"], wait_timeout_s=30).outcome == "ok"

@@ -1,4 +1,4 @@
-"""One machine under its supervisor: real Postgres and supervision, dummy services."""
+"""Test one machine under its supervisor, with a real Postgres and dummy services."""
 
 import json
 import os
@@ -71,7 +71,7 @@ class Machine:
 
 @contextmanager
 def a_machine() -> Iterator[Machine]:
-    """A machine that is taken down and removed; nothing of it may stay."""
+    """Yield a machine, then stop and purge it and check that nothing remains."""
     machine = Machine(Path(tempfile.mkdtemp(prefix="tangram-test-")))
     home = PostgresPaths.for_state_dir(machine.directory)
     try:
@@ -86,7 +86,7 @@ def a_machine() -> Iterator[Machine]:
 
 @pytest.fixture(scope="module")
 def stopped() -> Iterator[Machine]:
-    """A machine for the tests that bring it up themselves and leave it down."""
+    """Provide a stopped machine for tests that start and stop it themselves."""
     with a_machine() as machine:
         yield machine
         machine.end()
@@ -94,36 +94,34 @@ def stopped() -> Iterator[Machine]:
 
 @pytest_asyncio.fixture(scope="module")
 async def ready() -> AsyncIterator[Machine]:
-    """A machine for the tests that leave it as it was."""
+    """Provide a running machine for tests that do not change it."""
     with a_machine() as machine:
         await machine.up()
         yield machine
 
 
 class TestUp:
-    def test_every_service_answers_at_its_endpoint(self, ready: Machine) -> None:
+    def test_every_service_is_ready_at_its_url(self, ready: Machine) -> None:
         endpoints = ready.state.service_urls()
         assert endpoints.keys() == EVERYBODY - {"postgres", "cpu-launcher"}
         for url in endpoints.values():
             with urlopen(f"{url}/readyz") as answer:
                 assert answer.status == 200
 
-    def test_nobody_else_can_read_the_state(self, ready: Machine) -> None:
+    def test_state_directory_and_secrets_are_private(self, ready: Machine) -> None:
         secrets = [ready.directory / "api_key", *ready.directory.glob("tokens/*"), *ready.directory.glob("passwords/*")]
         assert len(secrets) == 13
         assert {stat.S_IMODE(path.stat().st_mode) for path in secrets} == {0o600}
         assert stat.S_IMODE(ready.directory.stat().st_mode) == 0o700
 
-    def test_each_process_is_told_only_what_it_uses(self, ready: Machine) -> None:
+    def test_each_process_gets_only_the_variables_it_uses(self, ready: Machine) -> None:
         told = {name: ready.environment_of(name).keys() for name in EVERYBODY}
         assert not any("TOKEN" in key or "DATABASE" in key for key in told["cpu-launcher"] | told["postgres"])
         urls = {ready.environment_of(name)["TANGRAM_DATABASE_URL"] for name in ready.state.service_urls()}
         assert len(urls) == 6
         assert "TANGRAM_LAUNCHER_SOCKET" not in told["gateway"] | told["admission"] | told["scheduler"]
 
-    def test_who_computes_on_devices_is_told_which_are_the_jobs_and_nobody_is_told_a_secret(
-        self, ready: Machine
-    ) -> None:
+    def test_device_and_proxy_variables_reach_only_the_services_using_them(self, ready: Machine) -> None:
         told = {name: ready.environment_of(name) for name in EVERYBODY}
         assert {name for name in EVERYBODY if told[name].get("CUDA_VISIBLE_DEVICES") == "1"} == {"gpu"}
         assert {name for name in EVERYBODY if told[name].get("LD_LIBRARY_PATH") == "/opt/driver"} == {"gpu"}
@@ -142,31 +140,31 @@ class TestUp:
             ("api", {"scheduler"}),
         ],
     )
-    def test_a_service_accepts_its_callers_alone(self, ready: Machine, service: str, callers: set[str]) -> None:
+    def test_service_accepts_only_tokens_of_its_callers(self, ready: Machine, service: str, callers: set[str]) -> None:
         accepted = json.loads(ready.environment_of(service)["TANGRAM_CALLER_TOKEN_HASHES"])
         tokens = {name: ready.environment_of(name)["TANGRAM_SERVICE_TOKEN"] for name in callers}
         assert accepted == {name: sha256(token.encode()).hexdigest() for name, token in tokens.items()}
 
-    def test_a_second_up_finds_the_first(self, ready: Machine) -> None:
+    def test_second_up_attaches_to_the_first(self, ready: Machine) -> None:
         before = ready.pids()
         assert run(*MACHINE, "--dir", str(ready.directory)).returncode == 4
         attached = run(*TANGRAM, "up", "--dir", str(ready.directory), "-o", "json")
         assert json.loads(attached.stdout)["endpoints"] == ready.state.service_urls()
         assert ready.pids() == before
 
-    def test_status_tells_programs_what_runs(self, ready: Machine) -> None:
+    def test_status_json_lists_every_process(self, ready: Machine) -> None:
         status = run(*TANGRAM, "status", "--dir", str(ready.directory), "-o", "json")
         assert status.returncode == 0
         assert json.loads(status.stdout)["processes"].keys() == EVERYBODY
 
-    def test_logs_show_each_process_under_its_name(self, ready: Machine) -> None:
+    def test_system_logs_filter_by_process_name(self, ready: Machine) -> None:
         logs = run(*TANGRAM, "system", "logs", "postgres", "--dir", str(ready.directory), "-o", "json")
         assert {json.loads(line)["service"] for line in logs.stdout.splitlines()} == {"postgres"}
         assert run(*TANGRAM, "system", "logs", "nobody", "--dir", str(ready.directory)).returncode == 2
 
 
 class TestDown:
-    async def test_a_signal_drains_everything(self, stopped: Machine) -> None:
+    async def test_interrupt_signal_stops_every_process(self, stopped: Machine) -> None:
         supervisor = await stopped.up()
         pids = stopped.pids()
         supervisor.send_signal(signal.SIGINT)
@@ -176,13 +174,13 @@ class TestDown:
         status = run(*TANGRAM, "status", "--dir", str(stopped.directory))
         assert status.returncode == 3
 
-    async def test_down_stops_what_up_started(self, stopped: Machine) -> None:
+    async def test_down_stops_a_running_system(self, stopped: Machine) -> None:
         supervisor = await stopped.up()
         assert run(*TANGRAM, "down", "--dir", str(stopped.directory)).returncode == 0
         assert supervisor.wait(30) == 0
         assert run(*TANGRAM, "down", "--dir", str(stopped.directory)).returncode == 3
 
-    async def test_the_end_of_standard_input_drains_when_asked_for(self, stopped: Machine) -> None:
+    async def test_end_of_stdin_stops_the_system_with_until_eof(self, stopped: Machine) -> None:
         supervisor = await stopped.up("--until-eof", stdin=subprocess.PIPE)
         assert supervisor.stdin is not None
         supervisor.stdin.close()
@@ -190,7 +188,7 @@ class TestDown:
 
 
 class TestStatus:
-    async def test_a_process_that_stops_answering_is_not_ready_until_it_answers_again(self, ready: Machine) -> None:
+    async def test_stopped_process_is_unready_until_it_answers_again(self, ready: Machine) -> None:
         def state() -> str:
             return str(ready.state.processes()["processes"]["gateway"]["state"])
 
@@ -207,9 +205,7 @@ class TestStatus:
 
 
 class TestCrash:
-    async def test_a_killed_supervisor_leaves_nothing_and_the_next_start_finds_everything(
-        self, stopped: Machine
-    ) -> None:
+    async def test_killed_supervisor_leaves_no_process_and_keeps_its_state(self, stopped: Machine) -> None:
         supervisor = await stopped.up()
         pids, endpoints, key = stopped.pids(), stopped.state.service_urls(), stopped.state.api_key()
         supervisor.kill()
@@ -221,7 +217,7 @@ class TestCrash:
         stopped.end()
 
     @pytest.mark.parametrize("victim", ["postgres", "gateway"])
-    async def test_a_killed_process_is_started_again(self, ready: Machine, victim: str) -> None:
+    async def test_killed_process_is_restarted(self, ready: Machine, victim: str) -> None:
         first = ready.pids()[victim]
         os.kill(first, signal.SIGKILL)
         await eventually(

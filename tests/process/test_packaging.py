@@ -1,4 +1,4 @@
-"""Wheels of the two distributions: contents, dependencies, and a client that runs on the SDK's wheel alone."""
+"""Test the wheels of both distributions: contents, dependencies and a client with only the SDK."""
 
 import re
 import subprocess
@@ -68,7 +68,7 @@ def closure(names: set[str]) -> set[str]:
     return done
 
 
-def test_sdk_wheel_holds_client_code_only(wheels: dict[str, Path]) -> None:
+def test_sdk_wheel_contains_only_client_code(wheels: dict[str, Path]) -> None:
     assert packages_of(wheels["sdk"]) == SDK_PACKAGES
     assert not requirements_of(wheels["sdk"]) & SERVER_REQUIREMENTS
 
@@ -78,15 +78,15 @@ def test_server_wheel_requires_the_sdk_and_repeats_none_of_its_packages(wheels: 
     assert "arl-tangram" in requirements_of(wheels["server"])
 
 
-def test_migrations_are_in_the_server_wheel(wheels: dict[str, Path]) -> None:
+def test_server_wheel_contains_migrations_and_benchmarks(wheels: dict[str, Path]) -> None:
     with zipfile.ZipFile(wheels["server"]) as archive:
         names = archive.namelist()
     assert "arl_store/migrations/versions/0001_first_schema.py" in names
     assert "arl_bench/cli/bench.py" in names
 
 
-def test_client_runs_with_the_sdk_wheel_alone(wheels: dict[str, Path], tmp_path: Path) -> None:
-    """The environment has the SDK's wheel and what it requires, copied from this environment: no network is needed."""
+def test_client_runs_with_only_the_sdk_wheel(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """Copies the SDK's wheel and its requirements from this environment, so no network is needed."""
     home = tmp_path / "venv"
     venv.create(home, with_pip=False, symlinks=True)
     (site,) = home.glob("lib/python3*/site-packages")

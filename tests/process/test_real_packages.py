@@ -1,4 +1,4 @@
-"""Work that nobody here wrote: test suites of well-known packages, inside environments exactly as outside."""
+"""Test that suites of well-known packages give the same results inside and outside an environment."""
 
 import io
 import subprocess
@@ -18,19 +18,19 @@ from support.machine import Machine, a_machine
 pytestmark = pytest.mark.slow
 
 PYTHON = f"{sys.base_prefix}/bin/python3"
-"""The same inside and outside; packages of the virtual environment around this test are in neither."""
+"""The same interpreter inside and outside, without the packages of this test's virtual environment."""
 RUNNER = ("pytest==8.4.2", "pytest-xdist==3.8.0")
 PACKAGES = ("toolz==1.0.0", "jmespath==1.0.1", "click==8.1.8")
 PYTEST = (PYTHON, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--junitxml=report.xml")
 VARIABLES = {"PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-"""Plugins that happen to be installed on this machine are no part of it."""
+"""These variables disable pytest plugins that are installed on this machine."""
 LIMIT_S = 300
 FETCHED = "report.xml"
 
 
 @dataclass(frozen=True)
 class Sources:
-    """A package's source tree and the test runner, each as it is on disk and as an archive."""
+    """A package's source tree and the test runner, on disk and as archives."""
 
     name: str
     tree: Path
@@ -78,7 +78,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
 
 
 def outcomes(report: bytes) -> dict[str, str]:
-    """Test → how it ended."""
+    """Return the result of each test by its name."""
     found = {}
     for case in ElementTree.fromstring(report).iter("testcase"):
         ended = next((child.tag for child in case if child.tag in ("failure", "error", "skipped")), "passed")
@@ -126,7 +126,9 @@ def fetched(action: Action) -> bytes:
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-def test_a_suite_ends_inside_exactly_as_outside(machine: Machine, runner: Path, tmp_path: Path, package: str) -> None:
+def test_package_suite_gives_the_same_results_inside_and_outside(
+    machine: Machine, runner: Path, tmp_path: Path, package: str
+) -> None:
     sources = downloaded(package, runner, tmp_path)
     expected = outside(sources)
     with machine.client() as client:
@@ -140,8 +142,10 @@ def test_a_suite_ends_inside_exactly_as_outside(machine: Machine, runner: Path, 
         client.end_trajectory("packages", sources.name)
 
 
-def test_edit_test_patch_test_in_one_environment(machine: Machine, runner: Path, tmp_path: Path) -> None:
-    """What an agent does to a repository: its edit breaks a test, its patch mends it, and both stay."""
+def test_environment_keeps_edits_across_edit_test_and_patch_actions(
+    machine: Machine, runner: Path, tmp_path: Path
+) -> None:
+    """As an agent works on a repository: its edit breaks a test and its patch repairs it."""
     sources = downloaded(PACKAGES[0], runner, tmp_path)
     edit = "sed -i.orig 's/^def identity(x):/&\\n    x = None/' toolz/functoolz.py"
     with machine.client() as client:

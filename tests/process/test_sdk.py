@@ -1,4 +1,4 @@
-"""The SDK against a system brought up by `tangram up`: environments, many actions, live output."""
+"""Test the SDK against a system started by `tangram up`: environments, many actions, live output."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +17,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield machine
 
 
-def test_an_action_gives_its_result_as_properties(machine: Machine) -> None:
+def test_action_exposes_its_result_as_properties(machine: Machine) -> None:
     with machine.client() as tangram:
         action = tangram.run(task="t", argv=["sh", "-c", "echo out; echo err >&2; exit 3"])
         assert (action.ok, action.masked, action.exit_code) == (False, False, 3)
@@ -31,7 +31,7 @@ def test_an_action_gives_its_result_as_properties(machine: Machine) -> None:
         assert (cancelled.ok, cancelled.masked, cancelled.stdout) == (False, True, "")
 
 
-def test_many_actions_come_back_in_order(machine: Machine) -> None:
+def test_run_many_and_map_return_actions_in_order(machine: Machine) -> None:
     with machine.client() as tangram:
         sleeps = [{"argv": ["sh", "-c", f"sleep {s}; echo {s}"]} for s in ("0.4", "0", "0.2")]
         assert [each.stdout for each in tangram.run_many(sleeps, task="many", cpu=0.1)] == ["0.4\n", "0\n", "0.2\n"]
@@ -42,7 +42,7 @@ def test_many_actions_come_back_in_order(machine: Machine) -> None:
         assert (list(refused.value.refused), len(refused.value.accepted)) == ([1], 1)
 
 
-async def test_many_actions_come_back_in_order_from_the_async_client(machine: Machine) -> None:
+async def test_async_run_many_and_map_return_actions_in_order(machine: Machine) -> None:
     async with machine.async_client() as tangram:
         found = await tangram.run_many([{"argv": ["echo", str(n)]} for n in range(3)], task="many", cpu=0.1)
         assert [each.stdout for each in found] == ["0\n", "1\n", "2\n"]
@@ -52,7 +52,7 @@ async def test_many_actions_come_back_in_order_from_the_async_client(machine: Ma
         ]
 
 
-def test_an_environment_ends_with_its_block(machine: Machine, tmp_path: Path) -> None:
+def test_environment_ends_with_its_with_block(machine: Machine, tmp_path: Path) -> None:
     (tmp_path / "tree").mkdir()
     (tmp_path / "tree" / "local.txt").write_text("local")
     with machine.client() as tangram:
@@ -76,7 +76,7 @@ def test_an_environment_ends_with_its_block(machine: Machine, tmp_path: Path) ->
     assert [path.name for path in (tmp_path / "down").rglob("*.txt")] == ["local.txt"]
 
 
-async def test_an_environment_ends_with_its_block_of_the_async_client(machine: Machine) -> None:
+async def test_async_environment_ends_with_its_with_block(machine: Machine) -> None:
     async with machine.async_client() as tangram:
         async with tangram.environment(task="t", **SMALL) as env:
             await env.files.write_many({"a": "1", "b": "2"})
@@ -88,14 +88,14 @@ async def test_an_environment_ends_with_its_block_of_the_async_client(machine: M
         await kept.end()
 
 
-def test_output_is_followed_as_text(machine: Machine) -> None:
+def test_follow_yields_output_as_text(machine: Machine) -> None:
     with machine.client() as tangram:
         action = tangram.submit(task="t", argv=["sh", "-c", "printf '\\303'; sleep 0.1; printf '\\251'; echo err >&2"])
         assert "".join(tangram.follow(action.id, stream="stdout")) == "é"
         assert "".join(tangram.follow(action.id, stream="stderr")) == "err\n"
 
 
-def test_more_items_than_an_action_takes_are_scored_in_order(machine: Machine) -> None:
+def test_score_splits_many_items_and_keeps_their_order(machine: Machine) -> None:
     with machine.client() as tangram:
         items = [ScoreItem(text=f"{n}", reference="299") for n in range(300)]
         scores = tangram.score("exact", items, task="t")

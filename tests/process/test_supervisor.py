@@ -1,4 +1,4 @@
-"""The supervisor with real processes: restart, readiness, drain, logs."""
+"""Test the supervisor with real processes: restart, readiness, stop order and logs."""
 
 import asyncio
 import json
@@ -25,13 +25,13 @@ async def at_once() -> bool:
 
 
 def a_process(script: str, *, name: str = "dummy", **changes: Any) -> ProcessSpec:
-    """A process that runs a shell script; ready as soon as it has started."""
+    """Return a process that runs a shell script and is ready as soon as it has started."""
     defaults: dict[str, Any] = {"env": ENV, "ready": at_once, "stop_timeout_s": 10.0}
     return ProcessSpec(name=name, argv=("sh", "-c", script), **{**defaults, **changes})
 
 
 def seen(directory: Path, name: str = "dummy") -> Mapping[str, Any]:
-    """What `processes.json` says of a process."""
+    """Return the entry of a process in `processes.json`."""
     return dict(json.loads((directory / "processes.json").read_text())["processes"].get(name, {}))
 
 
@@ -51,7 +51,7 @@ async def start_and_stop(directory: Path, spec: ProcessSpec) -> None:
 
 
 class TestRestart:
-    async def test_a_process_that_is_killed_comes_back(self, tmp_path: Path) -> None:
+    async def test_killed_process_is_restarted(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             supervisor.start(a_process("exec sleep 60"))
             await supervisor.wait_ready("dummy", timeout_s=5)
@@ -63,7 +63,7 @@ class TestRestart:
             assert again["last_exit"] == "SIGKILL"
         assert not is_running(again["pid"])
 
-    async def test_what_it_had_started_goes_with_it(self, tmp_path: Path) -> None:
+    async def test_children_of_a_killed_process_are_killed(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             supervisor.start(a_process("sleep 60 & echo $!; wait"))
             await eventually(lambda: log_of(tmp_path).strip() != "")
@@ -71,7 +71,7 @@ class TestRestart:
             os.kill(seen(tmp_path)["pid"], signal.SIGKILL)
             await eventually(lambda: not is_running(orphan))
 
-    async def test_before_every_start_the_hook_is_awaited(self, tmp_path: Path) -> None:
+    async def test_before_start_hook_runs_before_every_start(self, tmp_path: Path) -> None:
         starts: list[int] = []
 
         async def before_start() -> None:
@@ -82,13 +82,13 @@ class TestRestart:
             await eventually(lambda: len(starts) >= 2)
             await eventually(lambda: seen(tmp_path)["last_exit"] == "exit code 3")
 
-    async def test_a_process_that_never_gets_ready_fails_the_start_with_its_last_words(self, tmp_path: Path) -> None:
+    async def test_process_that_never_gets_ready_fails_the_start(self, tmp_path: Path) -> None:
         spec = a_process("echo no such luck; exit 1", ready="http://127.0.0.1:9/readyz")
         with pytest.raises(StartFailed, match=r"(?s)ended 5 times before it was ready.*no such luck"):
             await start_and_stop(tmp_path, spec)
         assert json.loads((tmp_path / "processes.json").read_text())["phase"] == "failed"
 
-    async def test_a_program_that_is_missing_fails_the_start(self, tmp_path: Path) -> None:
+    async def test_missing_program_fails_the_start(self, tmp_path: Path) -> None:
         spec = ProcessSpec(name="dummy", argv=("/nonexistent",), env=ENV, ready=at_once)
         with pytest.raises(StartFailed):
             await start_and_stop(tmp_path, spec)
@@ -96,12 +96,12 @@ class TestRestart:
     @pytest.mark.parametrize(
         ("deaths", "jitter", "delay_s"), [(1, 1.0, 0.1), (1, 0.0, 0.05), (2, 1.0, 0.2), (5, 1.0, 1.6), (90, 1.0, 10.0)]
     )
-    def test_the_delay_doubles_up_to_a_bound(self, deaths: int, jitter: float, delay_s: float) -> None:
+    def test_restart_delay_doubles_up_to_a_limit(self, deaths: int, jitter: float, delay_s: float) -> None:
         assert restart_delay_s(deaths, jitter=jitter) == pytest.approx(delay_s)
 
 
 class TestStop:
-    async def test_processes_stop_in_their_order(self, tmp_path: Path) -> None:
+    async def test_processes_stop_in_their_stop_order(self, tmp_path: Path) -> None:
         order = tmp_path / "order"
         async with Supervisor(tmp_path) as supervisor:
             for name, number in (("last", 2), ("first", 0), ("middle", 1)):
@@ -111,7 +111,7 @@ class TestStop:
                 await eventually(partial(has_logged, tmp_path, name, "up"))
         assert order.read_text().split() == ["first", "middle", "last"]
 
-    async def test_one_that_ignores_the_signal_is_killed_after_its_timeout(self, tmp_path: Path) -> None:
+    async def test_process_that_ignores_sigterm_is_killed_after_its_timeout(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             script = "trap '' TERM; echo up; while :; do sleep 0.02; done"
             supervisor.start(a_process(script, stop_timeout_s=0.2))
@@ -120,13 +120,13 @@ class TestStop:
         assert not is_running(pid)
         assert (seen(tmp_path)["state"], seen(tmp_path)["last_exit"]) == ("stopped", "SIGKILL")
 
-    async def test_a_process_waiting_for_its_restart_is_not_started_again(self, tmp_path: Path) -> None:
+    async def test_process_waiting_for_a_restart_is_not_started_during_stop(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             supervisor.start(a_process("exit 1"))
             await eventually(lambda: seen(tmp_path)["restarts"] >= 3)
         assert seen(tmp_path)["state"] == "stopped"
 
-    async def test_children_hear_nothing_of_ctrl_c(self, tmp_path: Path) -> None:
+    async def test_processes_run_in_their_own_session_and_ignore_ctrl_c(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             supervisor.start(a_process("exec sleep 60"))
             await supervisor.wait_ready("dummy", timeout_s=5)
@@ -136,9 +136,7 @@ class TestStop:
 
 
 class TestReadiness:
-    async def test_a_process_that_is_not_ready_any_more_is_said_to_be_unready_until_it_is_again(
-        self, tmp_path: Path
-    ) -> None:
+    async def test_process_is_unready_while_its_probe_fails(self, tmp_path: Path) -> None:
         well = [True]
 
         async def is_well() -> bool:
@@ -153,7 +151,7 @@ class TestReadiness:
             well[0] = True
             await eventually(lambda: seen(tmp_path)["state"] == "ready")
 
-    async def test_a_question_that_fails_is_a_no_and_is_asked_again(self, tmp_path: Path) -> None:
+    async def test_readiness_probe_that_raises_is_repeated(self, tmp_path: Path) -> None:
         answers = [True, False]
 
         async def fails_once() -> bool:
@@ -166,8 +164,8 @@ class TestReadiness:
             await supervisor.wait_ready("dummy", timeout_s=5)
 
 
-class TestSurroundings:
-    async def test_without_room_for_its_files_it_still_stops_what_it_started(self, tmp_path: Path) -> None:
+class TestStateAndLogs:
+    async def test_supervisor_without_its_directory_still_stops_processes(self, tmp_path: Path) -> None:
         directory = tmp_path / "state"
         directory.mkdir()
         async with Supervisor(directory) as supervisor:
@@ -179,14 +177,14 @@ class TestSurroundings:
                 await supervisor.stop()
         assert not is_running(pid)
 
-    async def test_a_child_gets_the_environment_of_its_spec_and_no_more(self, tmp_path: Path) -> None:
+    async def test_process_gets_only_the_variables_of_its_spec(self, tmp_path: Path) -> None:
         async with Supervisor(tmp_path) as supervisor:
             supervisor.start(a_process("env; exec sleep 60", env={**ENV, "TANGRAM_PORT": "1"}))
             await eventually(lambda: "TANGRAM_PORT=1" in log_of(tmp_path))
             names = {line.partition("=")[0] for line in log_of(tmp_path).splitlines()}
             assert names - {"PWD", "OLDPWD", "SHLVL", "_"} == {"PATH", "TANGRAM_PORT"}
 
-    def test_a_full_log_is_moved_aside_and_its_writer_goes_on(self, tmp_path: Path) -> None:
+    def test_full_log_is_rotated_while_its_writer_continues(self, tmp_path: Path) -> None:
         log = LogFile(tmp_path / "dummy.log", limit_bytes=10)
         with log.open() as writer:
             writer.write(b"0123456789\n")
@@ -198,7 +196,7 @@ class TestSurroundings:
         assert log.path.read_text() == "next\n"
         assert (tmp_path / "dummy.log.1").read_text() == "0123456789\n"
 
-    async def test_readiness_is_asked_until_the_answer_is_200(self, tmp_path: Path) -> None:
+    async def test_http_readiness_is_probed_until_200(self, tmp_path: Path) -> None:
         answers = [b"HTTP/1.1 200 OK", b"HTTP/1.1 503 Service Unavailable"]
 
         async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""A real tracing back end, Arize Phoenix from the package index, reads one action's life as one trace."""
+"""Test that a real tracing back end, Arize Phoenix, shows one action as one trace."""
 
 import asyncio
 import os
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 
 def installed(directory: Path) -> Path:
-    """Its command. It is large (850 MB), and this machine may not reach a package index."""
+    """Install Phoenix (850 MB) and return its command; skip the test if that fails."""
     venv.create(directory, with_pip=True)
     begun = time.monotonic()
     python = directory / "bin" / "python"
@@ -43,7 +43,7 @@ def installed(directory: Path) -> Path:
 
 
 def done_with(command: Sequence[str | Path]) -> str:
-    """What it says of a failure, else nothing."""
+    """Run the command; return a description of its failure, or an empty string."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=INSTALL_S)
     except subprocess.TimeoutExpired:
@@ -54,7 +54,7 @@ def done_with(command: Sequence[str | Path]) -> str:
 class PhoenixServer(NamedTuple):
     client: httpx.AsyncClient
     endpoints: dict[str, str]
-    """OTLP endpoint of each protocol."""
+    """The OTLP endpoint for each protocol."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
@@ -106,7 +106,7 @@ async def spans_of(phoenix: httpx.AsyncClient, trace_id: str) -> list[dict[str, 
     return [span for span in spans if span["context"]["trace_id"] == trace_id]
 
 
-async def test_a_tracing_back_end_shows_an_action_s_life_as_one_trace(phoenix: PhoenixServer, system: System) -> None:
+async def test_tracing_back_end_shows_an_action_as_one_trace(phoenix: PhoenixServer, system: System) -> None:
     trace_id, parent = secrets.token_hex(16), secrets.token_hex(8)
     body = {"task": "ui", "argv": ["sleep", "0.2"], "demand": {"cpu": 0.1}}
     headers = {"traceparent": f"00-{trace_id}-{parent}-01"}

@@ -1,4 +1,4 @@
-"""A database and its rows for a whole module; a module that needs more in it overrides `shared`."""
+"""Provide one database per module. A module that needs more rows in it overrides `shared`."""
 
 from collections.abc import AsyncIterator
 

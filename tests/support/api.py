@@ -1,4 +1,4 @@
-"""A broker in this process, for an endpoint that the test answers for."""
+"""A broker in this process, for an endpoint that the test controls."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -39,7 +39,7 @@ class Broker:
     rows: Rows
 
     async def granted(self, *, request: dict[str, Any] | None = None, **columns: Any) -> UUID:
-        """A call that the scheduler granted to this node; no hint was sent, but a poll may find it at any time."""
+        """Insert a call granted to this node, without a notification; a poll may find it at any time."""
         held = {"state": "granted", "node_id": self.manager.node_id, "node_epoch": self.manager.epoch}
         spec = {"kind": "call", "amounts": CALL, "payload": REQUEST | (request or {})}
         return await self.rows.action(**(spec | held | columns))
@@ -49,14 +49,14 @@ class Broker:
         await self.manager.accept_grants(bodies, epoch=self.manager.epoch)
 
     async def end(self, action: UUID) -> tuple[str, str | None, str | None]:
-        """State, outcome and reason."""
+        """Return the action's state, outcome and reason."""
         row = await self.rows.pool.fetchrow("select state, outcome, reason from actions where id = $1", action)
         return tuple(row)
 
 
 @asynccontextmanager
 async def brokering(rows: Rows, there: External, *, grace_s: float = 5.0, **endpoint: Any) -> AsyncIterator[Broker]:
-    """It polls often, so that a test of a poll need not wait."""
+    """Run a broker that polls often, so that tests of a poll are fast."""
     url = role_url(rows.owner_url, "api", PASSWORDS["api"])
     settings = ApiSettings(
         port=1,

@@ -1,4 +1,4 @@
-"""`arl_local` as `tangram up` starts it, with services that a test can arm; takes the same arguments."""
+"""Run `arl_local` as `tangram up` does, with services that a test can arm with failpoints."""
 
 import sys
 from pathlib import Path

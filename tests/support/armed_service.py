@@ -1,4 +1,4 @@
-"""Becomes the service it is told to be, with the failpoint it is armed with at this start, if any.
+"""Start the named service in this process, with the failpoint that is armed for it, if any.
 
 As a script, `armed_service.py DIRECTORY SERVICE`: it is what the supervisor of `armed_machine` starts.
 """

@@ -1,4 +1,4 @@
-"""What was held when: a log of every edge that a test installs, and the sweep over it."""
+"""A log of every state change of actions, and the computation of peak allocations from it."""
 
 import json
 from collections import defaultdict
@@ -37,7 +37,7 @@ HELD = frozenset({"granted", "running"})
 
 @dataclass(frozen=True, slots=True)
 class Edge:
-    """An action as it was after one of its edges."""
+    """An action's state after one logged change."""
 
     id: UUID
     grant_no: int
@@ -47,7 +47,7 @@ class Edge:
 
 
 async def edges_of(connection: asyncpg.Connection | asyncpg.Pool) -> list[Edge]:
-    """All that were logged, in order."""
+    """Return all logged changes in order."""
     rows = await connection.fetch("select * from edge_log order by number")
     return [
         Edge(row["id"], row["grant_no"], row["state"], row["node_id"], json.loads(row["amounts"] or "{}"))
@@ -56,7 +56,7 @@ async def edges_of(connection: asyncpg.Connection | asyncpg.Pool) -> list[Edge]:
 
 
 def most_held(edges: Iterable[Edge]) -> dict[int, dict[str, int]]:
-    """For each node and resource the largest sum that was held at any moment."""
+    """Return the largest sum allocated at any moment, for each node and resource."""
     holds: dict[UUID, tuple[int, Mapping[str, int]]] = {}
     sums: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))
     most: defaultdict[int, defaultdict[str, int]] = defaultdict(lambda: defaultdict(int))

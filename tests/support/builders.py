@@ -1,4 +1,4 @@
-"""Values with sensible defaults, so that a test says only what it is about."""
+"""Builders of values with defaults, so that a test names only the fields that it checks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -46,7 +46,7 @@ EPOCH = UUID(int=7)
 
 
 def numbered(number: int) -> UUID:
-    """Ids in order of their number."""
+    """Return an id whose order is that of its number."""
     return UUID(int=number)
 
 
@@ -144,12 +144,12 @@ def a_queued_row(
 
 
 def a_submission(**changed: Any) -> SubmitActionRequest:
-    """As a client would send it."""
+    """Return a submission as a client sends it."""
     return SubmitActionRequest.model_validate({"task": "t", "argv": ["pytest"]} | changed)
 
 
 def a_node_row(node: int = 1, **changed: Any) -> NodeRow:
-    """A living node of two cores, as the scheduler's poll reads it."""
+    """Return a live node of two cores, as the scheduler's poll reads it."""
     values: dict[str, Any] = {
         "id": node,
         "kind": "cpu",
@@ -179,7 +179,7 @@ def an_environment_row(id: UUID, trajectory: str = "x", **changed: Any) -> Envir
 
 
 def a_held_action(fence: Fence, **changed: Any) -> AllocationRow:
-    """A running ephemeral action, as the scheduler's poll reads it."""
+    """Return a running ephemeral action, as the scheduler's poll reads it."""
     values: dict[str, Any] = {
         "fence": fence,
         "state": ActionState.RUNNING,

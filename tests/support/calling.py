@@ -1,4 +1,4 @@
-"""A running system with a broker, and an external API that the test answers for."""
+"""A running system with a broker, and an external API that the test controls."""
 
 import json
 from collections.abc import AsyncIterator
@@ -34,7 +34,7 @@ class Site:
         return action
 
     def begin(self) -> None:
-        """Nothing was asked yet, and all is answered."""
+        """Clear the recorded requests and let the API answer normally."""
         self.there.asked.clear()
         self.there.answers()
         self.there.most = 0
@@ -42,7 +42,7 @@ class Site:
 
 @asynccontextmanager
 async def calling(databases: Databases) -> AsyncIterator[Site]:
-    """With endpoints of one external API, and `away`, where nobody listens."""
+    """Run a system with endpoints of one external API and the unreachable endpoint `away`."""
     owner_url = await databases.clone()
     await ensure_api_key(owner_url, "strangers", STRANGER)
     async with external() as there:

@@ -45,7 +45,7 @@ class Collector:
     headers: dict[str, str] = field(default_factory=dict)
     """Headers of the last HTTP request, or metadata of the last gRPC call."""
     compressed: bool = False
-    """Whether the last request's content was compressed."""
+    """True if the content of the last request was compressed."""
     spans: list[Span] = field(default_factory=list)
     resources: list[dict[str, str]] = field(default_factory=list)
     _came: asyncio.Event = field(default_factory=asyncio.Event)

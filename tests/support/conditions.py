@@ -1,4 +1,4 @@
-"""Waiting for what another process does: conditions that can only be asked, not awaited."""
+"""Wait for conditions of other processes, which can only be polled."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -8,7 +8,7 @@ __all__ = ["eventually", "is_running"]
 
 
 async def eventually(condition: Callable[[], bool | Awaitable[bool]], *, timeout_s: float = 15.0) -> None:
-    """Return when the condition holds; TimeoutError when it does not in time."""
+    """Return when the condition is true. Raise TimeoutError if it does not become true in time."""
     async with asyncio.timeout(timeout_s):
         while True:
             holds = condition()
@@ -18,7 +18,7 @@ async def eventually(condition: Callable[[], bool | Awaitable[bool]], *, timeout
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process lives; one that only waits to be reaped does not."""
+    """Return True if the process runs. A zombie does not run."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
     except (FileNotFoundError, ProcessLookupError):

@@ -1,4 +1,4 @@
-"""A CPU manager in this process, on an executor that the test drives."""
+"""A CPU manager in this process, with an executor that the test controls."""
 
 import json
 from collections.abc import AsyncIterator
@@ -32,12 +32,12 @@ class Cpu:
     rows: Rows
 
     async def granted(self, **columns: Any) -> UUID:
-        """An action that the scheduler granted to this node; no hint was sent."""
+        """Insert an action granted to this node, without a notification."""
         held = {"state": "granted", "node_id": self.manager.node_id, "node_epoch": self.manager.epoch}
         return await self.rows.action(**(held | columns))
 
     async def offer(self, *actions: UUID, **changed: Any) -> None:
-        """The hint for rows as they are."""
+        """Send the grant notification for the current rows of the actions."""
         bodies = []
         for action in actions:
             row = await self.rows.of(action)
@@ -47,14 +47,14 @@ class Cpu:
         await self.manager.accept_grants(bodies, epoch=self.manager.epoch)
 
     async def running(self, **columns: Any) -> Fence:
-        """An action that the executor runs."""
+        """Start an action and return its fence once the executor runs it."""
         await self.offer(await self.granted(**columns))
         return (await self.executor.next_start()).fence
 
 
 @asynccontextmanager
 async def managing(rows: Rows, executor: FakeExecutor | None = None, **changed: Any) -> AsyncIterator[Cpu]:
-    """Two cores and 1000 MiB. It polls often, so that a test of a poll need not wait."""
+    """Run a manager with two cores and 1000 MiB that polls often, so that tests of a poll are fast."""
     url = role_url(rows.owner_url, "cpu", PASSWORDS["cpu"])
     values: dict[str, Any] = {
         "port": 1,

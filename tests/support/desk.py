@@ -1,4 +1,4 @@
-"""A board for judging without the manager around it, and a server that answers as an engine does."""
+"""A job sink for judging without a manager, and a server that answers like an engine."""
 
 import asyncio
 import time
@@ -27,7 +27,7 @@ OPTIONS = {"judge": {"prompt": "{response}", "pattern": r"verdict: (\w+)", "word
 
 
 class Desk:
-    """A board, and the owner of a device on which an engine always is awake."""
+    """A job sink, and a device worker whose engine is always awake."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Entry] = {}
@@ -71,7 +71,7 @@ class Desk:
         self.given_up += services
 
     def is_finished(self, job: ScoreJob) -> bool:
-        """Asked right before the request of an item begins."""
+        """Return False; the dispatcher calls this right before it sends the request of an item."""
         self.sending(job)
         return False
 
@@ -123,7 +123,7 @@ def judge_texts(judging: EngineDispatcher, *texts: str) -> ScoreJob:
 
 
 async def said(request: web.Request) -> web.Response:
-    """What the item has as its text; of some it is more trouble."""
+    """Answer with the item's text; some texts cause faults instead."""
     text = (await request.json())["messages"][-1]["content"]
     if text == "500":
         return web.Response(status=500)

@@ -1,4 +1,4 @@
-"""`arl_local` with real Postgres, real supervision and dummy services; takes the same arguments."""
+"""Run `arl_local` with a real Postgres, real supervision and dummy services."""
 
 import sys
 from pathlib import Path

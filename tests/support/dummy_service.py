@@ -1,4 +1,4 @@
-"""Stands in for a service or the launcher: answers every GET with 200 where its environment tells it to listen.
+"""A dummy service or launcher: answers every GET with 200 on the address from its environment.
 
 Needs nothing but the standard library and starts fast.
 """

@@ -1,4 +1,4 @@
-"""An external API in this process: it notes what it is asked, and answers as it is told."""
+"""An external API in this process that records its requests and answers as the test says."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -15,10 +15,10 @@ TOO_MUCH = (429, 503)
 @dataclass(frozen=True)
 class Asked:
     at: float
-    """By the loop's clock."""
+    """Arrival time by the event loop's clock."""
     method: str
     url: str
-    """Path and query, as they were sent."""
+    """Path and query as sent."""
     headers: Mapping[str, str]
     body: bytes
 
@@ -35,14 +35,14 @@ class External:
     url: str = ""
     asked: list[Asked] = field(default_factory=list)
     refused: set[int] = field(default_factory=set)
-    """By identity: what was asked for and was too much, and so not carried out."""
+    """Identities of the requests that were refused with 429 or 503 and so not executed."""
     answer: Answer = found
     in_flight: int = 0
     most: int = 0
-    """In flight at once so far."""
+    """The largest number of concurrent requests so far."""
 
     def answers(self, *statuses: int, **headers: str) -> None:
-        """These in turn, and then 200."""
+        """Answer with these statuses in turn and then with 200."""
         left = list(statuses)
 
         async def answer(_: Asked) -> web.StreamResponse:
@@ -68,13 +68,13 @@ class External:
         return response
 
     def carried_out(self, asked: Asked) -> bool:
-        """Or begun, as far as whoever asked may know."""
+        """Return True if the request was executed or may have been."""
         return id(asked) not in self.refused
 
 
 @asynccontextmanager
 async def external() -> AsyncIterator[External]:
-    """On loopback, with connections of its own."""
+    """Run an external API on loopback."""
     there = External()
     app = web.Application(client_max_size=16 << 20)
     app.router.add_route("*", "/{path:.*}", there._serve)

@@ -1,4 +1,4 @@
-"""A small engine with the HTTP behaviour of vLLM or SGLang: it sleeps, wakes, answers chats, and fails as it is told.
+"""A small engine with the HTTP behavior of vLLM or SGLang: it sleeps, wakes, answers and fails on request.
 
 `python -m support.engine FAMILY FD` serves on a listening socket. An answer is made of its prompt alone: what follows
 `say:` in the last message, of alternatives between `|` one for each sample in turn; else `verdict: good` or `bad`.
@@ -35,7 +35,7 @@ def verdict_of(prompt: str) -> str:
 
 @dataclass
 class Told:
-    """Faults, each by a request to `/control`."""
+    """Faults of the engine, each set by a request to `/control`."""
 
     wakes_that_fail: int = 0
     slow_wake_s: float = 0.0
@@ -44,12 +44,12 @@ class Told:
     slow_sleep_s: float = 0.0
     hang: bool = False
     slow_abort_s: float = 0.0
-    """For so long it works on what its client has left."""
+    """Seconds for which the engine keeps working on a request that its client aborted."""
     answer: str | None = None
-    """`garbled`, `no_choices`, a status, or what it says as it is."""
+    """`garbled`, `no_choices`, a status code, or the literal JSON response."""
     chat_s: float = 0.0
     seed: int = field(default_factory=lambda: random.randrange(1 << 16, 1 << 30))
-    """SGLang draws it at its start, unless it is given."""
+    """Random seed. SGLang draws it at its start unless it is given."""
     hides_its_seed: bool = False
 
 
@@ -71,7 +71,7 @@ class Serving:
         return web.json_response({"asleep": self.asleep, **self.seen})
 
     async def health(self, _: web.Request) -> web.Response:
-        """SGLang's generates a token, in its older versions also while it sleeps."""
+        """Answer a health check. SGLang generates a token for it, in older versions also while asleep."""
         if self.family == "sglang" and self.asleep:
             os._exit(6)
         return web.Response()
@@ -187,7 +187,7 @@ async def serve(family: str, listening: socket.socket) -> None:
 
 @dataclass
 class RunningEngine:
-    """One in a process of its own, at an address that stays when it is killed and started again."""
+    """An engine in its own process, at an address that stays the same after a restart."""
 
     family: str
     port: int = 0
@@ -198,7 +198,7 @@ class RunningEngine:
         return f"http://127.0.0.1:{self.port}"
 
     def settings(self, mib: int, **more: Any) -> dict[str, Any]:
-        """As `TANGRAM_ENGINES` has it."""
+        """Return the engine's settings as in `TANGRAM_ENGINES`."""
         return {"url": self.url, "family": self.family, "device_memory_mib": mib, "api_key": KEY, **more}
 
     @property

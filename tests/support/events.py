@@ -1,4 +1,4 @@
-"""Server-sent events, as a client reads them."""
+"""Server-sent events as a client reads them."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ class Stream:
         return None
 
     async def until(self, stream: str, text: bytes) -> Event:
-        """The event with which what is known of a stream ends so."""
+        """Return the event after which the content of `stream` ends with `text`."""
         async with asyncio.timeout(30):
             while (event := await self.next()) is not None:
                 if event.name == stream and self.content(stream).endswith(text):
@@ -61,7 +61,7 @@ class Stream:
         return self.seen[-1]
 
     def content(self, stream: str) -> bytes:
-        """Without a gap and without anything twice."""
+        """Return the stream's content; check that no part is missing or repeated."""
         pieces = [event for event in self.seen if event.name == stream]
         for before, after in pairwise(pieces):
             assert after.data["offset"] == before.data["offset"] + len(before.content)

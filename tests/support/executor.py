@@ -1,4 +1,4 @@
-"""An executor that a test drives: nothing ends before the test says so."""
+"""An executor that a test controls: attempts end only when the test ends them."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ __all__ = ["FailingWork", "FakeExecutor"]
 
 
 class FailingWork:
-    """Answers `arl_cpu.contract.executor.FileOperation` with an error, if it `waits` not before the test says so."""
+    """A `FileOperation` that fails with an error; with `waits` only when the test releases it."""
 
     def __init__(self, error: Exception, *, waits: bool = False) -> None:
         self._error = error
@@ -51,7 +51,7 @@ class FailingWork:
 
 
 class FakeExecutor:
-    """Answers `arl_cpu.contract.executor.Executor`. It outlives managers as a launcher does."""
+    """A fake `arl_cpu.contract.executor.Executor` that outlives managers, as a launcher does."""
 
     def __init__(self, epoch: UUID = EPOCH) -> None:
         self.state = ExecutorState(
@@ -94,7 +94,7 @@ class FakeExecutor:
         )
 
     def report_at_connect(self, fence: Fence, outcome: Any, **changed: Any) -> None:
-        """It ended while no manager was there."""
+        """Record the report of an attempt that ended while no manager was connected."""
         self.state = replace(self.state, reports=(replace(ExecutionReport(fence=fence, outcome=outcome), **changed),))
 
     def lose(self, environment: UUID, reason: str) -> None:

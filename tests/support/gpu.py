@@ -1,4 +1,4 @@
-"""A GPU manager in this process, on a device that the test drives."""
+"""A GPU manager in this process, with a device that the test controls."""
 
 import asyncio
 import json
@@ -33,7 +33,7 @@ Items = Sequence[Item]
 
 
 class ScriptedWorker:
-    """A fake `DeviceWorker`. A score is the length of its text; nothing ends before the test says so."""
+    """A fake `DeviceWorker`. A score is the length of its text; batches end only when the test ends them."""
 
     host = None
 
@@ -70,7 +70,7 @@ class ScriptedWorker:
         return NOTHING
 
     async def restore(self, name: str) -> dict[str, Any]:
-        """As of an engine that wakes up: other orders are answered meanwhile."""
+        """Restore like an engine that wakes up: it answers other orders during the restore."""
         await self.may_restore.wait()
         return NOTHING
 
@@ -104,14 +104,14 @@ class Gpu:
     rows: Rows
 
     async def granted(self, *texts: str, **columns: Any) -> UUID:
-        """A score that the scheduler granted to this node; no hint was sent, but a poll may find it at any time."""
+        """Insert a score granted to this node, without a notification; a poll may find it at any time."""
         held = {"state": "granted", "node_id": self.manager.node_id, "node_epoch": self.manager.epoch}
         items = [{"text": text, "reference": "r"} for text in texts]
         spec = {"kind": "score", "amounts": SLOT, "payload": {"service": "minilm", "items": items}}
         return await self.rows.action(**(spec | held | columns))
 
     async def scoring(self, jobs: int) -> None:
-        """A row that says «running» may be ahead of the manager that wrote it."""
+        """Wait until the manager has this many jobs; a row may become `running` before that."""
         await eventually(lambda: self.manager.dispatcher.job_count == jobs)
 
     async def offer(self, *actions: UUID) -> None:
@@ -125,7 +125,7 @@ class Gpu:
 
 @asynccontextmanager
 async def driving(rows: Rows, *, workers: Sequence[DeviceWorker] = (), **changed: Any) -> AsyncIterator[Gpu]:
-    """Four slots. It polls often, so that a test of a poll need not wait. `workers`: in place of the scripted one."""
+    """Run a manager with four slots that polls often; `workers` replace the scripted worker."""
     url = role_url(rows.owner_url, "gpu", PASSWORDS["gpu"])
     values: dict[str, Any] = {
         "port": 1,

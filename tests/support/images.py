@@ -1,4 +1,4 @@
-"""Small images made by hand: layers as tar archives, OCI layouts, archives as `docker save` writes them."""
+"""Small handmade images: layers as tar archives, OCI layouts and `docker save` archives."""
 
 import gzip
 import hashlib
@@ -34,7 +34,7 @@ _TIME = 1_700_000_000
 
 
 def a_root(directory: Path, *, programs: Iterable[str] = PROGRAMS, files: Mapping[str, str] | None = None) -> Path:
-    """A root directory with a few of this machine's programs, and what they are linked with."""
+    """Create a root directory with a few of this machine's programs and their libraries."""
     wanted = [found for name in programs if (found := shutil.which(name, path="/bin:/usr/bin")) is not None]
     for program in wanted:
         _copy(program, directory / "bin" / Path(program).name)
@@ -49,7 +49,7 @@ def a_root(directory: Path, *, programs: Iterable[str] = PROGRAMS, files: Mappin
 
 
 def member(name: str, content: bytes | str = b"", **changes: Any) -> tuple[tarfile.TarInfo, bytes]:
-    """A file of a layer, or what the changes make of it: `type`, `linkname`, `mode`…"""
+    """Return a layer's file; `changes` set other fields such as `type`, `linkname` and `mode`."""
     content = content.encode() if isinstance(content, str) else content
     info = tarfile.TarInfo(name)
     info.size, info.mtime, info.mode = len(content), _TIME, 0o644
@@ -77,7 +77,7 @@ def a_layer(*members: tuple[tarfile.TarInfo, bytes]) -> bytes:
 
 
 def packed(directory: Path) -> bytes:
-    """A directory as one layer."""
+    """Return a directory as one layer."""
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as archive:
         archive.add(directory, ".")

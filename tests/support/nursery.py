@@ -1,4 +1,4 @@
-"""Services as processes that begin where their imports end; those take three quarters of a start."""
+"""Services as forked processes with preloaded imports, which take three quarters of a start."""
 
 import os
 import runpy
@@ -17,7 +17,7 @@ _context.set_forkserver_preload(
 
 
 class Forked:
-    """As much of `subprocess.Popen` as tests use. It leads a session of its own and ends with this process."""
+    """The part of `subprocess.Popen` that tests use. The process has its own session and ends with this one."""
 
     def __init__(self, module: str, *, env: Mapping[str, str], log: Path) -> None:
         self._process = _context.Process(target=_become, args=(module, dict(env), log), daemon=True)
@@ -44,7 +44,7 @@ class Forked:
 
 
 def _become(module: str, env: Mapping[str, str], log: Path) -> None:
-    """What `python -m` does with these variables alone."""
+    """Run the module as `python -m` does, with only these variables."""
     os.setsid()
     words = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     for stream in (1, 2):

@@ -1,4 +1,4 @@
-"""A node whose workers compute with torch, without the rest of a system around it."""
+"""A node whose workers compute with torch, without the rest of a system."""
 
 import asyncio
 import sys
@@ -56,7 +56,7 @@ class Node:
 async def a_node(
     models: Path, devices: int, *, device_mib: int, host_bytes: int | None = None, before: str = ""
 ) -> AsyncIterator[Node]:
-    """`before`: what its workers run before they are workers."""
+    """Run a node; `before` is source that its workers run first."""
     host = HostMemory(host_bytes)
     workers = [a_worker(device_mib=device_mib, host=host, before=before) for _ in range(devices)]
     registry = ServiceReconciler(
@@ -83,7 +83,7 @@ async def a_node(
 
 
 def a_worker(*, device_mib: int, host: HostMemory | None = None, before: str = "") -> WorkerClient:
-    """It finds torch where this process does, which may be beside its environment."""
+    """Return a worker that imports torch from where this process does."""
     found = find_spec("torch")
     assert found is not None
     assert found.origin is not None

@@ -1,4 +1,4 @@
-"""The other services, as far as a test needs them: hints are written down, calls are answered by nobody."""
+"""A stand-in for the other services: it records notifications and refuses calls."""
 
 import asyncio
 from collections.abc import Callable
@@ -13,7 +13,7 @@ Hint = tuple[str, BaseModel]
 
 
 class RecordingPeers:
-    """Stands where `arl_kit.service_client.ServiceClient` does."""
+    """A replacement for `arl_kit.service_client.ServiceClient`."""
 
     def __init__(self) -> None:
         self.hints: list[Hint] = []

@@ -25,7 +25,7 @@ CloneDatabase = Callable[[], Awaitable[str]]
 
 
 class Databases:
-    """Hands out databases with the schema in them, and drops each of them with its roles."""
+    """A factory of databases with the schema; it also drops them with their roles."""
 
     def __init__(self, server: EmbeddedPostgres) -> None:
         self.server = server
@@ -33,7 +33,7 @@ class Databases:
         self._migrated = False
 
     async def clone(self) -> str:
-        """The owner's URL of a new database with the schema and no rows."""
+        """Create a database with the schema and no rows, and return its owner's URL."""
         from arl_store.migrate import upgrade
 
         admin_url = self.server.owner_url("postgres")
@@ -49,12 +49,12 @@ class Databases:
         return clone_url
 
     async def empty(self, name: str) -> str:
-        """The owner's URL of a new database in which nothing is yet; `drop` removes it, too."""
+        """Create an empty database and return its owner's URL; `drop` removes it too."""
         await create_database(self.server.owner_url("postgres"), name)
         return self.server.owner_url(name)
 
     async def drop(self, owner_url: str) -> None:
-        """Drop a clone, whoever is still connected to it, and its roles."""
+        """Drop a database and its roles, even if clients are connected."""
         name = urlsplit(owner_url).path.removeprefix("/")
         roles = [f"{name}_{service}" for service in PASSWORDS]
         admin_url = self.server.owner_url("postgres")
@@ -64,7 +64,7 @@ class Databases:
 
 @asynccontextmanager
 async def fast_postgres() -> AsyncIterator[EmbeddedPostgres]:
-    """A server that forgets everything at the end, in memory where there is room: files are most of the time."""
+    """Run a temporary server, in memory if there is space, because files take most of the time."""
     place = in_memory()
     directory = Path(tempfile.mkdtemp(prefix="tangram-test-", dir=place))
     homes = place / "tangram-homes"
@@ -77,7 +77,7 @@ async def fast_postgres() -> AsyncIterator[EmbeddedPostgres]:
 
 
 def in_memory() -> Path:
-    """Where files are fast; the ordinary place for temporary ones if memory is short."""
+    """Return a directory in memory, or the directory for temporary files if memory is short."""
     memory = Path("/dev/shm")
     roomy = memory.is_dir() and os.access(memory, os.W_OK) and shutil.disk_usage(memory).free > ROOM_BYTES
     return memory if roomy else Path(tempfile.gettempdir())
@@ -85,14 +85,14 @@ def in_memory() -> Path:
 
 @pytest_asyncio.fixture(scope="session")
 async def databases() -> AsyncIterator[Databases]:
-    """The session's server."""
+    """Provide the database factory of the session's server."""
     async with fast_postgres() as server:
         yield Databases(server)
 
 
 @pytest_asyncio.fixture
 async def clone_database(databases: Databases) -> AsyncIterator[CloneDatabase]:
-    """`await clone_database()` gives the owner's URL of a fresh database; all of them go with the test."""
+    """Provide a function that creates a database and returns its owner's URL; all are dropped afterwards."""
     made: list[str] = []
 
     async def clone() -> str:
@@ -106,7 +106,7 @@ async def clone_database(databases: Databases) -> AsyncIterator[CloneDatabase]:
 
 @pytest_asyncio.fixture
 async def database(clone_database: CloneDatabase) -> str:
-    """The owner's URL of one fresh database."""
+    """Provide the owner's URL of a new database."""
     return await clone_database()
 
 

@@ -1,4 +1,4 @@
-"""Registered services without a database: wishes, a registry, and devices that note what they are told."""
+"""Registered services without a database: desired services, a reconciler and recording devices."""
 
 import asyncio
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def registry_of(models: Path, *owners: Any, engines: Mapping[str, int] = NO_ENGI
 
 
 class Owner:
-    """Of a device whose worker dies of what `deadly` names, as `order name`."""
+    """A device that records its orders; its worker dies on the orders in `deadly`, given as `order name`."""
 
     def __init__(self, *deadly: str) -> None:
         self._deadly, self.orders = set(deadly), list[str]()

@@ -1,4 +1,4 @@
-"""A made-up accelerator: all that has to be said so that nodes have some, actions ask for some, and it is scheduled."""
+"""Resources for scheduler tests: the data that a node and an action need to use each of them."""
 
 from dataclasses import dataclass
 
@@ -11,22 +11,22 @@ __all__ = ["KINDS", "ResourceKind"]
 
 @dataclass(frozen=True, slots=True)
 class ResourceKind:
-    """What a suite needs to know of a resource: how much a node has, and what an action may ask for."""
+    """A resource in a test suite: the amount of a node and the amounts that an action may demand."""
 
     name: str
     node_has: int
     widths: tuple[int, ...]
-    """What one action can use, the least first."""
+    """Amounts that one action can use, in ascending order."""
     cores_milli: int = 0
-    """That it needs besides."""
+    """Milli-cores that an action needs in addition."""
     rate: RateLimit | None = None
-    """Of one that is spent."""
+    """Rate limit of a resource that is spent."""
     is_held: bool = True
-    """And given back. One that is not is spent only: what the node has of it is a burst."""
+    """True if an action frees the resource at its end; otherwise the node's amount is a burst."""
     shape: ResourceShape = ResourceShape.DIVISIBLE
 
     def demand(self, key: int = 1) -> ActionClass:
-        """Of an action that is as wide as the policy finds worth while."""
+        """Return the class of an action whose degree of parallelism the policy chooses."""
         minimum = {self.name: self.widths[0]} | ({"cpu_milli": self.cores_milli} if self.cores_milli else {})
         elastic = ElasticResource(self.name, self.widths, AmdahlScaling(0.9)) if len(self.widths) > 1 else None
         return ActionClass(key=key, kind="exec", shape=self.shape, demand=ResourceDemand(minimum, elastic))

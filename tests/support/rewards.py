@@ -1,4 +1,4 @@
-"""Functions that a node's settings could name."""
+"""Reward functions that a node's settings can name."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ __all__ = ["length", "length_later"]
 
 
 def length(item: Mapping[str, Any]) -> Any:
-    """Of the text; texts that say what to do have it done."""
+    """Return the length of the text; some texts cause faults instead."""
     match item["text"]:
         case "raise":
             raise LookupError("as it was asked")

@@ -1,4 +1,4 @@
-"""Rows as an earlier part of the line would have left them. The owner may insert what no service may."""
+"""Rows as earlier services would have left them. The database owner may insert any row."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ AMOUNTS = {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10}
 
 @asynccontextmanager
 async def store_of(owner_url: str, role: str) -> AsyncIterator[PostgresStore]:
-    """What a service of this role works with."""
+    """Open the store with the rights of this service role."""
     store = open_store(role_url(owner_url, role, PASSWORDS[role]), name=f"test-{role}", pool_size=8)
     try:
         yield store
@@ -35,7 +35,7 @@ async def store_of(owner_url: str, role: str) -> AsyncIterator[PostgresStore]:
 
 @asynccontextmanager
 async def rows_in(owner_url: str) -> AsyncIterator["Rows"]:
-    """The database as its owner sees it, with one project and one queue."""
+    """Yield the database as its owner sees it, with one project and one queue."""
     pool = await asyncpg.create_pool(owner_url, min_size=1, max_size=4)
     try:
         rows = Rows(pool, owner_url)
@@ -49,7 +49,7 @@ async def rows_in(owner_url: str) -> AsyncIterator["Rows"]:
 
 
 def a_row(**changed: Any) -> dict[str, Any]:
-    """Columns of an action: queued and ephemeral; any other is or was on node 1 under its first grant."""
+    """Return an action's columns: queued and ephemeral, or on node 1 under its first grant in other states."""
     row: dict[str, Any] = {"id": uuid7(), "kind": "exec", "state": "queued"}
     if changed.get("state", "queued") != "queued":
         now = datetime.now(UTC)
@@ -77,7 +77,7 @@ class Rows:
         await self.pool.execute(sql, *values)
 
     async def unguarded(self, statement: str, *values: Any) -> None:
-        """As another service would write it; its own rights are tested elsewhere."""
+        """Execute a statement without triggers, as if another service wrote it. Rights are tested elsewhere."""
         async with self.pool.acquire() as connection, connection.transaction():
             await connection.execute("set local session_replication_role = replica")
             await connection.execute(statement, *values)
@@ -103,7 +103,7 @@ class Rows:
         gang: Mapping[str, Any] | None = None,
         **columns: Any,
     ) -> UUID:
-        """One action and its spec, in one transaction; `columns` as in `a_row`. Without a payload it is a command."""
+        """Insert an action and its spec in one transaction; without a payload it is a command."""
         row = a_row(**{"project_id": self.project, "queue_id": self.queue} | columns)
         environment = {"scope": scope, "template": template, "idle_ttl_s": 3600, "pids": 64} | dict(demand)
         environment |= {"snapshot": str(snapshot)} if snapshot is not None else {}
@@ -130,7 +130,7 @@ class Rows:
         templates: tuple[str, ...] = (),
         beat: str = "1 hour",
     ) -> int:
-        """A node whose last beat lies this far in the future, so that it lives as long as the test."""
+        """Insert a node whose last heartbeat is this far in the future, so that it lives as long as the test."""
         capacity = {"cpu_milli": cores * 1000, "memory_mib": memory_mib, "disk_mib": memory_mib}
         node_id = await self.value(
             "insert into nodes (name, kind, url, epoch, driver, capacity, enforced, templates)"
@@ -172,7 +172,7 @@ class Rows:
         return Fence(action, (await self.of(action))["grant_no"])
 
     async def until(self, condition: Callable[[], Awaitable[Any]], *, timeout_s: float = 10.0) -> None:
-        """Another task or process writes; asking the rows is the only way to know."""
+        """Poll the condition until it is true, because another task or process writes the rows."""
         async with asyncio.timeout(timeout_s):
             while not await condition():
                 await asyncio.sleep(0.01)

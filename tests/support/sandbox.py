@@ -1,4 +1,4 @@
-"""A launcher in a directory of its own, and short names for what is run in it."""
+"""A launcher in its own directory, and builders for the attempts that run in it."""
 
 import asyncio
 import os
@@ -37,7 +37,7 @@ NATIVE = pytest.mark.skipif(
 
 
 def sandboxes(slow: Sequence[str] = (), *, both_agents: bool = False) -> list[Any]:
-    """Parameters: every driver that builds walls, skipped with its reason where the host lacks its tool or feature.
+    """Return a test parameter per isolating driver, skipped with a reason if the host lacks a feature.
 
     After a plus sign stands the agent that is asked for. Of the others `namespaces` uses both, each for what it does
     better, and the rest the one in Python.
@@ -60,7 +60,7 @@ def sandboxes(slow: Sequence[str] = (), *, both_agents: bool = False) -> list[An
 
 
 def an_environment(**changes: Any) -> EnvironmentSpec:
-    """A trajectory's, unless told otherwise."""
+    """Return the spec of a trajectory's environment, unless `changes` say otherwise."""
     defaults: dict[str, Any] = {
         "id": uuid4(),
         "scope": "trajectory",
@@ -121,7 +121,7 @@ def a_report(**changes: Any) -> ExecutionReport:
 
 
 class Bench:
-    """An executor under test: hands an attempt over and gives its report back."""
+    """An executor under test: it starts attempts and returns their reports."""
 
     def __init__(self, executor: Executor, state: ExecutorState, launcher: "Launcher | None" = None) -> None:
         self.executor, self.state, self.launcher = executor, state, launcher
@@ -138,7 +138,7 @@ class Bench:
         return await (await self.begin(spec))
 
     async def begin(self, spec: ExecSpec) -> "asyncio.Future[ExecutionReport]":
-        """Hand it over; the future is its report."""
+        """Start the attempt and return a future of its report."""
         report = self.report_of(spec.fence)
         await self.executor.start([spec])
         return report
@@ -147,7 +147,7 @@ class Bench:
         return self._waiting.setdefault(fence, asyncio.get_running_loop().create_future())
 
     async def resize(self, spec: ExecSpec, cpu_milli: int, *cores: int, seq: int = 1) -> bool:
-        """Whether it was confirmed."""
+        """Resize the attempt and return True if the executor confirmed it."""
         resize = AttemptResize(fence=spec.fence, cpu_milli=cpu_milli, cores=cores, amounts_seq=seq)
         return spec.fence in await self.executor.resize([resize])
 
@@ -169,7 +169,7 @@ class Bench:
 
 
 class Launcher:
-    """The real process, from its «ready» to its end."""
+    """A real launcher process, from its start to its end."""
 
     def __init__(self, directory: Path, driver: str, prefix: Sequence[str] = (), **variables: str) -> None:
         self.directory, self.socket = directory, directory / "launcher.sock"
@@ -201,7 +201,7 @@ class Launcher:
             raise RuntimeError(self.stop()[1])
 
     def stop(self, number: int = signal.SIGTERM) -> tuple[int, str]:
-        """End it; its exit code and what it complained about."""
+        """Stop the launcher and return its exit code and error output."""
         if self._ended is None:
             self._process.send_signal(number)
             _, errors = self._process.communicate(timeout=END_LIMIT_S)
@@ -210,13 +210,13 @@ class Launcher:
 
 
 def _end_with_the_test() -> None:
-    """A test that is killed leaves no launcher, and so no attack, behind."""
+    """End the launcher if the test process dies, so that no attack survives."""
     prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @asynccontextmanager
 async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncIterator[Bench]:
-    """A launcher with a manager connected, ended afterwards. Unless told otherwise nothing stands ready in it."""
+    """Run a launcher with a connected manager; by default it creates no environments in advance."""
     templates = str(directory / "templates")
     launcher = Launcher(directory, driver, TANGRAM_SANDBOX_POOL_SIZE=str(ready), TANGRAM_TEMPLATES_DIR=templates)
     launcher.wait_until_ready()
@@ -232,12 +232,12 @@ async def a_bench(directory: Path, driver: str, *, ready: int = 0) -> AsyncItera
 
 
 def agent_of(launcher: Launcher) -> int:
-    """The agent of the environment made last: the launcher's youngest child."""
+    """Return the agent of the newest environment: the launcher's youngest child."""
     return children_of(launcher)[-1]
 
 
 def zygote_of(launcher: Launcher) -> int:
-    """The launcher's oldest child."""
+    """Return the zygote: the launcher's oldest child."""
     return children_of(launcher)[0]
 
 
@@ -247,7 +247,7 @@ def children_of(launcher: Launcher) -> list[int]:
 
 
 def living_descendants(root: int) -> set[int]:
-    """Processes below `root`, zombies too."""
+    """Return the processes below `root`, including zombies."""
     parents = {}
     # Not by a glob with the file's name, which raises where a process ends while it looks.
     for pid in filter(str.isdigit, os.listdir("/proc")):
@@ -265,7 +265,7 @@ def living_descendants(root: int) -> set[int]:
 
 
 def cgroups_of(launcher: Launcher) -> list[Path]:
-    """Cgroups of environments that this launcher, or an earlier one in its directory, made."""
+    """Return the environment cgroups that this launcher, or an earlier one in its directory, created."""
     suffix = zlib.crc32(os.fsencode(launcher.directory / "launcher"))
     # Others make and remove cgroups meanwhile: a walk goes on where a glob would raise.
     walk = os.walk("/sys/fs/cgroup")

@@ -1,4 +1,4 @@
-"""A leader in this process, on a real Postgres, whose peers the test plays."""
+"""A leader in this process on a real Postgres, with peers that the test provides."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +20,7 @@ __all__ = ["leading"]
 async def leading(
     rows: Rows, peers: RecordingPeers | None = None, policy: SchedulingPolicy | None = None, **changed: Any
 ) -> AsyncIterator[SchedulingLoop]:
-    """A leader that polls often and takes a node for lost after 0.3 s without beats."""
+    """Run a leader that polls often and treats a node as lost after 0.3 s without heartbeats."""
     url = role_url(rows.owner_url, "scheduler", PASSWORDS["scheduler"])
     often = {"poll_busy_s": 0.03, "poll_idle_s": 0.03, "node_ttl_s": 0.3, "environment_loss_after_s": 0.6}
     settings = SchedulerSettings(port=1, database_url=url, service_token="t" * 16, **(often | changed))

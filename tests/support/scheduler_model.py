@@ -1,4 +1,4 @@
-"""Postgres as the scheduler's index sees it, in a few dictionaries: what polls read and what grants take."""
+"""A model of Postgres in dictionaries, as the scheduler's index sees it through polls and grants."""
 
 from dataclasses import dataclass, field, replace
 from uuid import UUID
@@ -51,7 +51,7 @@ class Database:
         return True
 
     def start(self, row: Row) -> bool:
-        """False where the manager would have to say that the environment is lost."""
+        """Start the attempt. Return False if the manager would report the environment as lost."""
         row.state = ActionState.RUNNING
         if row.grant is None or row.grant.environment is None or row.trajectory is None:
             return True
@@ -71,7 +71,7 @@ class Database:
         self.environments[environment.id] = (self.tick(), replace(environment, **changed))
 
     def cancel(self, trajectory: str) -> list[UUID]:
-        """The queued actions of a trajectory; the leader settles them."""
+        """Cancel the queued actions of a trajectory and return their ids; the leader settles them."""
         queued = [row for row in self.in_state(ActionState.QUEUED) if row.trajectory == trajectory]
         for row in queued:
             row.state = ActionState.SETTLED

@@ -1,4 +1,4 @@
-"""The whole system as real processes on a fresh database: what the flow and chaos tests talk to."""
+"""The whole system as real processes on a new database, as the flow and chaos tests use it."""
 
 import asyncio
 import json
@@ -38,7 +38,7 @@ READY_S = 30.0
 
 @dataclass
 class System:
-    """Processes by name; each can be killed and started again with the same settings."""
+    """A system of processes by name; each can be killed and restarted with the same settings."""
 
     directory: Path
     owner_url: str
@@ -56,7 +56,7 @@ class System:
         return f"http://127.0.0.1:{self.ports[service]}"
 
     def client(self, timeout_s: float = 60.0) -> httpx.AsyncClient:
-        """A client that may open as many connections as it has requests, so that none waits here."""
+        """Return a client without a connection limit, so that no request waits in the client."""
         headers = {"authorization": f"Bearer {API_KEY}"}
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=100)
         return httpx.AsyncClient(base_url=self.url, headers=headers, timeout=timeout_s, limits=limits, verify=False)
@@ -65,7 +65,7 @@ class System:
         return (self.directory / f"{service}.log").read_text()
 
     async def start(self, *names: str) -> None:
-        """All at once. A name like `scheduler-2` stands for one more of that service, with overrides of its own."""
+        """Start these processes concurrently. A name like `scheduler-2` is another instance of a service."""
         for name in names:
             self._spawn(name)
         await asyncio.gather(*(self.wait_ready(name) for name in names))
@@ -81,7 +81,7 @@ class System:
             self.processes[name] = Forked(module, env=env, log=log)
 
     async def wait_ready(self, name: str) -> None:
-        """Until it answers, or with its log if it ended before."""
+        """Wait until the process answers; raise an error with its log if it exited."""
         async with asyncio.timeout(READY_S), httpx.AsyncClient(verify=False) as client:
             while not await self._is_ready(name, client):
                 if self.processes[name].poll() is not None:
@@ -96,7 +96,7 @@ class System:
         process.wait(timeout=15)
 
     async def start_again_without_failpoint(self, name: str, *, timeout_s: float = 60.0) -> None:
-        """Wait for the death that its failpoint promises; its successor has none."""
+        """Wait until the process dies at its failpoint and start it again without one."""
         process = self.processes[name]
         async with asyncio.timeout(timeout_s):
             while process.poll() is None:
@@ -167,7 +167,7 @@ async def running_system(
     overrides: dict[str, dict[str, str]] | None = None,
     scores: bool = False,
 ) -> AsyncIterator[System]:
-    """With `scores` there is a GPU node, too; few tests need one."""
+    """Run a system; with `scores` it includes a GPU node, which few tests need."""
     directory = Path(tempfile.mkdtemp(prefix="tangram-"))
     system = System(directory, owner_url, driver, cores, overrides or {})
     system.ports = dict(zip(SERVICES, free_ports(len(SERVICES)), strict=True))

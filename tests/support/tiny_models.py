@@ -1,4 +1,4 @@
-"""Models in the layout of Hugging Face, tiny and random, with weights that tell one mistake from another."""
+"""Tiny random models in the layout of Hugging Face, with weights that reveal mistakes."""
 
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ SIZE = {
 
 
 def a_large_one() -> Any:
-    """8 MiB in two layers. Of a configuration of its own: one that is saved is changed."""
+    """Return a model of 8 MiB in two layers, with its own configuration because saving changes it."""
     return transformers.LlamaForCausalLM(
         transformers.LlamaConfig(**SIZE | {"hidden_size": 256, "intermediate_size": 1024})
     )
 
 
 def save(directory: Path, model: Any, *, seed: int) -> None:
-    """Biases too."""
+    """Save the model with random weights, including biases."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for weight in model.parameters():

@@ -1,4 +1,4 @@
-"""Work on the files of environments, straight from a launcher."""
+"""File operations on environments, sent directly to a launcher."""
 
 from typing import Any
 from uuid import uuid4

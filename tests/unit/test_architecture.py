@@ -1,4 +1,4 @@
-"""What the code's shape promises."""
+"""Rules of the code's architecture."""
 
 import ast
 import subprocess
@@ -27,7 +27,7 @@ def test_dependencies_point_down() -> None:
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_files_and_functions_stay_readable(path: Path) -> None:
+def test_files_and_functions_stay_within_length_limits(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) <= FILE_LINES
     functions = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
@@ -35,14 +35,14 @@ def test_files_and_functions_stay_readable(path: Path) -> None:
     assert not long
 
 
-def test_the_sdk_brings_no_server_code() -> None:
+def test_sdk_imports_no_server_code() -> None:
     program = "import sys, arl_tangram; print(sorted(m for m in sys.modules if m.partition('.')[0] in %r))"
     servers = {"fastapi", "sqlalchemy", "asyncpg", "aiohttp", "uvicorn", "numpy", "alembic", "arl_kit", "arl_store"}
     found = subprocess.run([sys.executable, "-c", program % servers], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
 
 
-def test_no_folder_of_the_layout_is_a_package_by_accident() -> None:
+def test_top_level_folders_are_not_packages() -> None:
     assert not [
         folder for folder in ("libs", "services", "migrations", "tests") if (ROOT / folder / "__init__.py").exists()
     ]

@@ -8,7 +8,7 @@ MAX_FILE_LINES = 400
 MAX_SHORT_MODULES = 20
 MAX_ONE_WORD_SHARE = 0.10
 REPEATED_CLASS_NAMES = {"Reward": "arl_bench.peers."}
-"""Class names that several modules may define, and where. Each program of `peers` runs alone, under another server."""
+"""Class names that several modules may define, and where. Each program of `peers` runs under its own server."""
 SQL_MODULES = {
     "arl_store.migrate": "creates roles, keys and partitions as the owner, before any service runs",
     "arl_store.tables": "defines the tables",

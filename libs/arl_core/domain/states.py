@@ -1,7 +1,7 @@
 """Action states, outcomes and the transitions between them, as data.
 
-The Postgres trigger is generated from `TRANSITIONS`, so the database rejects any other transition. A test compares the
-diagram in the README with them.
+The Postgres trigger is generated from `TRANSITIONS`, so the database rejects any other transition. The page
+`reference/outcomes` of the documentation is generated from this module.
 """
 
 from dataclasses import dataclass

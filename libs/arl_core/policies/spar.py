@@ -36,7 +36,7 @@ __all__ = ["SparConstants", "SparPolicy", "fair_cursor"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SparConstants:
-    """The constants of the policy, found by simulation (README, Decisions); results change little around them."""
+    """The constants of the policy, found by simulation (docs/decisions/0021); results change little around them."""
 
     size_penalty_limit_s: float = 300.0
     """Seconds after which a later arrival of the same task and priority cannot overtake."""

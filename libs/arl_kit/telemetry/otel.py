@@ -54,18 +54,43 @@ class OtelSettings(BaseSettings):
         validation_alias="OTEL_TRACES_EXPORTER",
         description="Exporters, separated by commas: `otlp`, `console`, `none`, or names of installed exporters",
     )
-    endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT")
-    traces_endpoint: str | None = Field(default=None, validation_alias="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    endpoint: str | None = Field(
+        default=None, validation_alias="OTEL_EXPORTER_OTLP_ENDPOINT", description="Base URL of the OTLP receiver"
+    )
+    traces_endpoint: str | None = Field(
+        default=None,
+        validation_alias="OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        description="URL of the receiver of traces; replaces the base URL",
+    )
     protocol: Literal["http/protobuf", "grpc"] = Field(
         default="http/protobuf",
         validation_alias=AliasChoices("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"),
         description="Protocol of the exporter `otlp`",
     )
-    sampler: str = Field(default="parentbased_always_on", validation_alias="OTEL_TRACES_SAMPLER")
-    sampler_arg: str | None = Field(default=None, validation_alias="OTEL_TRACES_SAMPLER_ARG")
-    schedule_delay_ms: int = Field(default=SCHEDULE_DELAY_MS, ge=1, validation_alias="OTEL_BSP_SCHEDULE_DELAY")
-    queue_actions: int = Field(default=QUEUE_ACTIONS, ge=1, validation_alias="OTEL_BSP_MAX_QUEUE_SIZE")
-    batch_spans: int = Field(default=BATCH_SPANS, ge=1, validation_alias="OTEL_BSP_MAX_EXPORT_BATCH_SIZE")
+    sampler: str = Field(
+        default="parentbased_always_on", validation_alias="OTEL_TRACES_SAMPLER", description="Sampler of traces"
+    )
+    sampler_arg: str | None = Field(
+        default=None, validation_alias="OTEL_TRACES_SAMPLER_ARG", description="Argument of the sampler"
+    )
+    schedule_delay_ms: int = Field(
+        default=SCHEDULE_DELAY_MS,
+        ge=1,
+        validation_alias="OTEL_BSP_SCHEDULE_DELAY",
+        description="Milliseconds for which a batch fills",
+    )
+    queue_actions: int = Field(
+        default=QUEUE_ACTIONS,
+        ge=1,
+        validation_alias="OTEL_BSP_MAX_QUEUE_SIZE",
+        description="Maximum number of settled actions that wait for export",
+    )
+    batch_spans: int = Field(
+        default=BATCH_SPANS,
+        ge=1,
+        validation_alias="OTEL_BSP_MAX_EXPORT_BATCH_SIZE",
+        description="Maximum number of spans per export",
+    )
 
     @field_validator("sampler", "protocol", mode="before")
     @classmethod

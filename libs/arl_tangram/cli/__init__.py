@@ -15,18 +15,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from arl_tangram.cli import (
-    actions,
-    endpoints,
-    environments,
-    explain,
-    reward_services,
-    snapshots,
-    submit,
-    templates,
-    trace,
-)
+from arl_tangram.cli import endpoints, reward_services
+from arl_tangram.cli.actions import commands as action_commands
+from arl_tangram.cli.actions import explain, submit, trace
 from arl_tangram.cli.admin import audit_log, capacity, keys, nodes, projects, queues, top
+from arl_tangram.cli.environments import commands as environment_commands
+from arl_tangram.cli.environments import snapshots, templates
 from arl_tangram.cli.output import EXIT_FAILED, EXIT_INTERRUPTED, EXIT_USAGE, fail, print_error, wants_json
 from arl_tangram.cli.system import consistency_check, doctor, lifecycle, process_logs
 
@@ -68,7 +62,7 @@ app = typer.Typer(
 )
 COMMAND_MODULES = (
     *(lifecycle, doctor),
-    *(submit, actions, environments, snapshots, reward_services, endpoints),
+    *(submit, action_commands, environment_commands, snapshots, reward_services, endpoints),
     *(top, explain, trace, process_logs),
     *(nodes, queues, projects, keys, capacity, audit_log, templates, consistency_check),
 )

@@ -1,6 +1,6 @@
 """Coalesced scoring: calls that arrive while an action is in flight become one action.
 
-A row for each call would cost more than half of a score's time, forward pass excluded (README, Decisions). Therefore
+A row for each call would cost more than half of a score's time, forward pass excluded (docs/decisions/0027). Therefore
 only a few actions of one project, task and service are unsettled at a time. Calls that arrive meanwhile wait here and
 form the next action. A single call is submitted at once. While another action is scored, the next one waits briefly for
 clients that ask again after an answer. Each action is durable before it is scored, and it names the caller of each

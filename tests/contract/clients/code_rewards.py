@@ -1,4 +1,4 @@
-"""The code by which trainers have programs run, as their packages have it, asking a running system.
+"""Run the code-reward functions of trainers, unmodified, against a running system.
 
 `python code_rewards.py DIRECTORY ADDRESS KEY`: packages installed to the directory. Prints JSON.
 """

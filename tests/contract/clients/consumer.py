@@ -1,4 +1,4 @@
-"""Against a running gateway: python consumer.py URL KEY. Prints what it saw as one JSON object."""
+"""Use a generated client: `python consumer.py URL KEY` prints its observations as one JSON object."""
 
 import json
 import sys

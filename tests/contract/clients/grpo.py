@@ -1,4 +1,4 @@
-"""Five steps of TRL's GRPOTrainer with a tiny random model, rewarded by a running system.
+"""Run five steps of TRL's GRPOTrainer with a tiny random model and rewards of a running system.
 
 `python grpo.py ADDRESS KEY DIRECTORY`. No model hub: the model is made of its configuration, the tokenizer of bytes.
 """

@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified: `openai_chat.py PACKAGES URL KEY` prints as JSON what it read."""
+"""Use OpenAI's client, unmodified: `openai_chat.py PACKAGES URL KEY` prints what it read as JSON."""
 
 import json
 import sys

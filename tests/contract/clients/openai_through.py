@@ -1,4 +1,4 @@
-"""OpenAI's own client, unmodified, before a broker: `openai_through.py PACKAGES URL KEY` prints what it read."""
+"""Use OpenAI's client through a broker: `openai_through.py PACKAGES URL KEY` prints what it read."""
 
 import json
 import sys

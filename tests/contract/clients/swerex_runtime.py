@@ -1,4 +1,4 @@
-"""The same calls, by SWE-ReX's own client, of its own server here and of ours: what each answers.
+"""Send the same calls with SWE-ReX's client to its own server and to ours, and compare the answers.
 
 `python swerex_runtime.py DIRECTORY URL KEY`: packages installed to the directory. Prints JSON: by case, both answers.
 """
@@ -33,7 +33,7 @@ from swerex.runtime.abstract import (
 )
 
 ROOM = f"/tmp/rex-{os.getpid()}"
-"""Of their server, which is on this machine, and in our environment."""
+"""A directory for SWE-ReX's server on this machine and for our environment."""
 QUIET = logging.getLogger("quiet")
 QUIET.setLevel(logging.CRITICAL + 1)
 
@@ -186,7 +186,7 @@ async def time_of(runtime: Any) -> float:
 
 @contextmanager
 def their_server() -> Iterator[str]:
-    """Without what this process's own variables and start-up files would make of its shells."""
+    """Run SWE-ReX's server without this process's variables and start-up files; yield its URL."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

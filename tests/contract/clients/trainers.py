@@ -1,4 +1,4 @@
-"""The code by which trainers ask for rewards, as their packages have it, asking a running system.
+"""Run the remote-reward code of trainers, unmodified, against a running system.
 
 `python trainers.py DIRECTORY ADDRESS KEY`: packages installed to the directory without what they depend on. What a file
 imports of that is put aside with names that do nothing: the code that is run here is none of it. Prints JSON.
@@ -46,7 +46,7 @@ def loaded(directory: Path, name: str) -> Any:
 
 
 async def asked(directory: Path, address: str, key: str) -> dict[str, Any]:
-    """Addresses have all that is to be said, for none of these clients can be told more."""
+    """Send rewards requests whose URLs carry all options, because these clients send nothing else."""
     found: dict[str, Any] = {}
     verl = loaded(directory, "verl.experimental.reward_loop.reward_loop").RewardLoopWorker
     for engine in ("vllm", "sglang"):

@@ -1,4 +1,4 @@
-"""A tool of ours under verl's own base class, called as verl's agent loop calls it, on a running system.
+"""Call our verl tool as verl's agent loop does, with verl's base class, on a running system.
 
 `python verl_tool.py DIRECTORY URL KEY`: packages installed to the directory without what they depend on. Prints JSON.
 """
@@ -28,7 +28,7 @@ def real(directory: Path, name: str) -> None:
 
 
 async def called(tool: Any, rollout: str, **arguments: Any) -> list[Any]:
-    """As `ToolAgentLoop._call_tool` does."""
+    """Call the tool as `ToolAgentLoop._call_tool` does."""
     agent = types.SimpleNamespace(request_id=rollout)
     instance, _ = await tool.create(create_kwargs={})
     response, reward, metrics = await tool.execute(instance, arguments, agent_data=agent)

@@ -1,4 +1,4 @@
-"""Admission on a real Postgres: what becomes rows, what is refused and why, what a key stands for."""
+"""Test admission on a real Postgres: inserted rows, refusals with their reasons, and idempotency keys."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -54,12 +54,12 @@ async def admitted(admission: AdmissionService, *items: AdmitItem) -> list[UUID]
 
 
 class TestAdmit:
-    async def test_a_batch_is_one_insert(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_batch_of_actions_is_inserted_in_one_statement(self, admission: AdmissionService, rows: Rows) -> None:
         ids = await admitted(admission, *(an_item(rows, task=f"t{number % 3}") for number in range(50)))
         sql = "select count(*), count(distinct (xmin::text, cmin::text)) from actions where id = any($1)"
         assert tuple(await rows.pool.fetchrow(sql, ids)) == (50, 1)
 
-    async def test_the_hint_carries_what_the_schedulers_poll_would_read(
+    async def test_notification_carries_the_rows_that_a_scheduler_poll_reads(
         self, admission: AdmissionService, rows: Rows, peers: RecordingPeers, shared: str
     ) -> None:
         ids = await admitted(admission, *(an_item(rows, deadline_s=9.5, trajectory="x") for _ in range(3)))
@@ -69,19 +69,17 @@ class TestAdmit:
         assert isinstance(hint, ActionsAdmittedNotification)
         assert hint.actions == [polled[id] for id in ids]
 
-    async def test_ids_are_in_the_order_of_the_batch(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_action_ids_are_in_the_order_of_the_batch(self, admission: AdmissionService, rows: Rows) -> None:
         ids = await admitted(admission, *(an_item(rows) for _ in range(20)))
         assert ids == sorted(ids)
 
-    async def test_submissions_that_come_together_share_an_insert(
-        self, admission: AdmissionService, rows: Rows
-    ) -> None:
+    async def test_concurrent_submissions_share_an_insert(self, admission: AdmissionService, rows: Rows) -> None:
         answers = await asyncio.gather(*(admitted(admission, an_item(rows)) for _ in range(30)))
         ids = [id for answer in answers for id in answer]
         inserts = await rows.value("select count(distinct xmin::text) from actions where id = any($1)", ids)
         assert inserts <= 3
 
-    async def test_one_that_can_not_be_stored_keeps_none_of_the_others(
+    async def test_unstorable_action_does_not_block_other_actions_of_its_batch(
         self, admission: AdmissionService, rows: Rows
     ) -> None:
         items = [an_item(rows) for _ in range(3)]
@@ -91,32 +89,38 @@ class TestAdmit:
         there = {answer.id for answer in answers} - {None}
         assert await rows.value("select count(*) from actions where id = any($1)", list(there)) == 2
 
-    async def test_a_deadline_is_absolute_from_the_insert(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_deadline_is_stored_relative_to_the_insert_time(
+        self, admission: AdmissionService, rows: Rows
+    ) -> None:
         (id,) = await admitted(admission, an_item(rows, deadline_s=12.5))
         row = await rows.of(id)
         assert (row["deadline_at"] - row["created_at"]).total_seconds() == 12.5
 
 
 class TestIdempotencyKey:
-    async def test_the_same_key_and_body_stand_for_one_action(
+    async def test_same_key_and_body_return_the_same_action(
         self, admission: AdmissionService, rows: Rows, peers: RecordingPeers
     ) -> None:
         first = await admitted(admission, an_item(rows, key="again"))
         assert await admitted(admission, an_item(rows, key="again")) == first
         assert len(peers.hints) == 1
 
-    async def test_the_same_key_with_another_body_is_refused(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_same_key_with_another_body_is_refused(self, admission: AdmissionService, rows: Rows) -> None:
         await admitted(admission, an_item(rows, key="other"))
         (answer,) = (await admission.admit([an_item(rows, key="other", argv=["false"])])).items
         assert answer.problem is not None
         assert (answer.problem.code, answer.problem.status) == ("idempotency_key_reused", 422)
         assert answer.problem.errors[0].field == "header.Idempotency-Key"
 
-    async def test_twice_in_one_batch_is_once(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_key_repeated_within_one_batch_creates_one_action(
+        self, admission: AdmissionService, rows: Rows
+    ) -> None:
         first, second = await admitted(admission, an_item(rows, key="both"), an_item(rows, key="both"))
         assert first == second
 
-    async def test_two_admissions_at_once_make_one_row(self, store: PostgresStore, shared: str, rows: Rows) -> None:
+    async def test_two_concurrent_admissions_of_one_key_create_one_row(
+        self, store: PostgresStore, shared: str, rows: Rows
+    ) -> None:
         trajectory = "raced"
         async with store_of(shared, "admission") as other:
             pair = [AdmissionService(each, RecordingPeers(), SETTINGS) for each in (store, other)]
@@ -126,14 +130,16 @@ class TestIdempotencyKey:
                 assert one == two
         assert await rows.value("select count(*) from actions where trajectory = $1", trajectory) == 10
 
-    async def test_a_key_whose_retention_is_over_is_free_again(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_key_past_its_retention_can_be_used_again(self, admission: AdmissionService, rows: Rows) -> None:
         first = await admitted(admission, an_item(rows, key="old"))
         await rows.execute("update submissions set expires_at = now() - interval '1 second' where key = 'old'")
         second = await admitted(admission, an_item(rows, key="old", argv=["false"]))
         assert second != first
         assert await admitted(admission, an_item(rows, key="old", argv=["false"])) == second
 
-    async def test_a_key_belongs_to_its_project(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_same_key_in_another_project_creates_another_action(
+        self, admission: AdmissionService, rows: Rows
+    ) -> None:
         other = await rows.value("insert into projects (name) values ('q') returning id")
         item = an_item(rows, key="mine")
         mine, theirs = await admitted(admission, item, item.model_copy(update={"project_id": other}))
@@ -141,7 +147,7 @@ class TestIdempotencyKey:
 
 
 class TestRefusals:
-    async def test_only_the_impossible_one_of_a_batch_is_refused_and_the_field_named(self, database: str) -> None:
+    async def test_impossible_actions_of_a_batch_are_refused_with_their_field(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=4, memory_mib=1000)
             items = [an_item(rows), an_item(rows, demand={"cpu": {"min": 5, "max": 9}}), an_item(rows)]
@@ -153,7 +159,7 @@ class TestRefusals:
             assert [problem.errors[0].field for problem in problems] == ["demand.cpu", "demand.memory_mib"]
             assert await rows.value("select count(*) from actions") == 2
 
-    async def test_the_first_ones_of_all_wait_for_the_first_look_at_the_nodes(self, database: str) -> None:
+    async def test_first_submissions_wait_until_the_nodes_are_read(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=2)
             admission = AdmissionService(store, RecordingPeers(), SETTINGS)
@@ -161,7 +167,7 @@ class TestRefusals:
             answers = [each.items[0] for each in await asyncio.gather(*large)]
             assert [answer.problem and answer.problem.code for answer in answers] == ["demand_impossible"] * 3
 
-    async def test_what_no_single_node_has_at_once_is_refused(self, database: str) -> None:
+    async def test_demand_that_fits_no_single_node_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("wide", cores=8, memory_mib=1000)
             await rows.node("deep", cores=1, memory_mib=8000)
@@ -170,7 +176,7 @@ class TestRefusals:
             assert answer.problem is not None
             assert answer.problem.errors[0].field == "demand"
 
-    async def test_a_required_limit_that_no_node_enforces_is_refused(self, database: str) -> None:
+    async def test_required_limit_that_no_node_enforces_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(enforced=("memory",))
             admission = AdmissionService(store, RecordingPeers(), SETTINGS)
@@ -181,7 +187,7 @@ class TestRefusals:
             assert not_enforced.problem.code == "requirement_not_enforced"
             assert not_enforced.problem.errors[0].field == "require"
 
-    async def test_a_template_that_no_node_has_is_refused_with_those_that_there_are(self, database: str) -> None:
+    async def test_unknown_template_is_refused_with_a_list_of_available_templates(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("one", templates=("debian",))
             await rows.node("two", templates=("alpine", "debian"))
@@ -193,7 +199,7 @@ class TestRefusals:
             assert answer.problem.errors[0].field == "environment.template"
             assert "Available: alpine, debian, host" in answer.problem.detail
 
-    async def test_the_node_that_has_the_template_has_to_be_large_enough(self, database: str) -> None:
+    async def test_demand_larger_than_the_nodes_with_the_template_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("small", cores=1, templates=("debian",))
             await rows.node("large", cores=8)
@@ -203,7 +209,7 @@ class TestRefusals:
             assert answer.problem is not None
             assert answer.problem.errors[0].field == "demand.cpu"
 
-    async def test_a_template_that_has_come_since_the_last_look_is_looked_for_again(self, database: str) -> None:
+    async def test_new_template_is_accepted_after_the_node_cache_refreshes(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node()
             admission = AdmissionService(store, RecordingPeers(), SETTINGS)
@@ -216,7 +222,7 @@ class TestRefusals:
 
             await eventually(is_known)
 
-    async def test_the_living_environment_keeps_its_template_for_those_that_name_none(self, database: str) -> None:
+    async def test_action_without_template_uses_the_template_of_its_live_environment(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.environment(
                 "x",
@@ -236,8 +242,8 @@ class TestRefusals:
             assert answer.problem.errors[0].field == "environment.template"
             assert "was created from template 'debian'" in answer.problem.detail
 
-    async def test_what_the_node_of_a_living_environment_lacks_is_refused(self, database: str) -> None:
-        """It stays there, and another node is of no use to it."""
+    async def test_demand_above_the_node_of_a_live_environment_is_refused(self, database: str) -> None:
+        """A live environment stays on its node, so capacity on other nodes does not count."""
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             here = await rows.node("here", cores=2)
             there = await rows.node("there", cores=8)
@@ -252,7 +258,7 @@ class TestRefusals:
                 await admitted(admission, an_item(rows, trajectory="y", demand=demand))
             await admitted(admission, an_item(rows, trajectory="x", environment={"scope": "trajectory"}))
 
-    async def test_what_the_node_of_a_living_environment_does_not_enforce_is_refused(self, database: str) -> None:
+    async def test_limit_not_enforced_on_the_live_environments_node_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node("strict", enforced=("memory",))
             await rows.environment("x", await rows.node("plain"), memory_mib=512, disk_mib=128, pids=256)
@@ -263,7 +269,7 @@ class TestRefusals:
             assert (answer.problem.code, answer.problem.errors[0].field) == ("requirement_not_enforced", "require")
             await admitted(admission, an_item(rows, trajectory="y", **wanted))
 
-    async def test_a_key_stands_for_its_action_whatever_its_environment_became_since(self, database: str) -> None:
+    async def test_repeated_key_returns_its_action_after_the_environment_changed(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             admission, node = AdmissionService(store, RecordingPeers(), SETTINGS), await rows.node()
             wanted: dict[str, Any] = {"trajectory": "x", "environment": {"scope": "trajectory"}, "key": "first"}
@@ -272,8 +278,8 @@ class TestRefusals:
             await rows.environment("x", node, memory_mib=512, disk_mib=1024, pids=1024)
             assert await admitted(admission, item) == [id]
 
-    async def test_more_than_the_living_environment_has_is_refused_and_its_key_stays_free(self, database: str) -> None:
-        """A key that stood for an action nobody inserted would answer with its id for a day."""
+    async def test_refused_demand_above_environment_memory_leaves_its_key_unused(self, database: str) -> None:
+        """A stored key without an inserted action would return an unknown id for a day."""
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             admission = AdmissionService(store, RecordingPeers(), SETTINGS)
             await rows.environment("small", await rows.node(), memory_mib=100)
@@ -286,12 +292,12 @@ class TestRefusals:
             (id,) = await admitted(admission, item)
             assert await rows.value("select array_agg(id) from actions") == [id]
 
-    async def test_while_no_node_is_known_nothing_is_impossible(self, admission: AdmissionService, rows: Rows) -> None:
+    async def test_any_demand_is_accepted_while_no_node_is_known(self, admission: AdmissionService, rows: Rows) -> None:
         await admitted(admission, an_item(rows, demand={"cpu": 4096}, require=["disk"]))
 
 
-class TestWishes:
-    async def test_a_cancel_reaches_unsettled_actions_of_the_project_once(
+class TestCancelRequests:
+    async def test_cancel_marks_unsettled_actions_of_its_project_once(
         self, admission: AdmissionService, rows: Rows, peers: RecordingPeers
     ) -> None:
         other = await rows.value("insert into projects (name) values ('r') returning id")
@@ -304,7 +310,7 @@ class TestWishes:
         assert wished == [True, False, False]
         assert peers.bodies("/internal/admitted") == [ActionsAdmittedNotification(actions=[])]
 
-    async def test_ending_a_trajectory_cancels_its_actions_and_asks_for_its_environments_end(
+    async def test_ending_a_trajectory_cancels_its_actions_and_requests_environment_deletion(
         self, admission: AdmissionService, rows: Rows
     ) -> None:
         node = await rows.node("n-end")
@@ -328,10 +334,10 @@ class TestNormalise:
         return self.new(**changed).to_queued_row(submitted=0.0, deadline=None)
 
     @pytest.mark.parametrize(("cores", "milli"), [(1, 1000), (0.5, 500), (0.0101, 10), (1.1, 1100), (4096, 4096000)])
-    def test_cores_are_integers_of_milli_cores(self, cores: float, milli: int) -> None:
+    def test_fractional_cores_are_stored_as_integer_milli_cores(self, cores: float, milli: int) -> None:
         assert self.row(demand={"cpu": cores}).demand["cpu_milli"] == milli
 
-    def test_a_range_is_elastic_and_its_minimum_is_the_demand(self) -> None:
+    def test_range_is_elastic_and_its_minimum_is_the_demand(self) -> None:
         row = self.row(
             demand={"cpu": {"min": 0.5, "max": 4}},
             elasticity={"model": "table", "seconds": {"0.5": 8, "4": 1}, "resizable": "grow"},
@@ -346,10 +352,10 @@ class TestNormalise:
             "resizable": "grow",
         }
 
-    def test_a_range_of_one_amount_is_not_elastic(self) -> None:
+    def test_range_with_equal_bounds_is_not_elastic(self) -> None:
         assert self.row(demand={"cpu": {"min": 2, "max": 2}}).elastic is None
 
-    def test_actions_of_one_shape_share_a_class(self) -> None:
+    def test_actions_with_the_same_program_and_demand_share_a_class(self) -> None:
         one = self.new(trajectory="a", argv=["pytest", "-q"], priority=3, labels={"x": "y"}, timeout_s=5)
         two = self.new(trajectory="b", argv=["pytest", "-x"], env={"A": "1"})
         assert one.class_key == two.class_key
@@ -365,14 +371,14 @@ class TestNormalise:
             {"trajectory": "a", "environment": {"scope": "trajectory"}},
         ],
     )
-    def test_another_shape_is_another_class(self, changed: dict[str, Any]) -> None:
+    def test_different_program_demand_or_environment_is_another_class(self, changed: dict[str, Any]) -> None:
         assert self.new(**changed).class_key != self.new().class_key
 
-    def test_actions_of_one_profile_share_a_class_whatever_program_they_run(self) -> None:
+    def test_actions_of_one_profile_share_a_class_across_programs(self) -> None:
         one, two = [self.new(argv=[program], profile="toolz/unit") for program in ("pytest", "make")]
         assert one.class_key == two.class_key
 
-    def test_a_class_belongs_to_its_queue(self) -> None:
+    def test_same_action_in_another_queue_is_another_class(self) -> None:
         item = AdmitItem(project_id=1, action=a_submission())
         keys = {normalise(item, id=UUID(int=1), queue_id=queue).class_key for queue in (1, 2)}
         assert len(keys) == 2

@@ -1,4 +1,4 @@
-"""Calls to other services share nothing that one of them could use up."""
+"""Test that a hanging service does not block calls to other services."""
 
 import asyncio
 import contextlib
@@ -31,7 +31,7 @@ async def serving(answer: Callable[[asyncio.StreamWriter], Awaitable[None]]) -> 
         await server.wait_closed()
 
 
-async def test_calls_to_one_that_hangs_keep_none_from_being_made_to_others() -> None:
+async def test_hanging_service_does_not_block_calls_to_other_services() -> None:
     hang, arrived = asyncio.Event(), asyncio.Queue[None]()
 
     async def hanging(_: asyncio.StreamWriter) -> None:

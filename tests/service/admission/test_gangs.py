@@ -1,4 +1,4 @@
-"""Gangs on a real Postgres: admitted in one commit, granted in one commit, gone together while they wait."""
+"""Test gangs on a real Postgres: members are admitted, granted and settled in one commit."""
 
 import asyncio
 from typing import Any
@@ -42,7 +42,7 @@ def codes(answer: AdmitResponse) -> list[str | None]:
 
 
 class TestScheduling:
-    async def test_a_gang_is_granted_in_one_commit_once_there_is_room_for_all(self, database: str) -> None:
+    async def test_gang_is_granted_in_one_commit_once_all_members_fit(self, database: str) -> None:
         async with rows_in(database) as rows, leading(rows, policy=SparPolicy(is_resizing=True)) as leader:
             await eventually(lambda: leader.view() is not None)
             await rows.node("small", cores=2)
@@ -58,7 +58,7 @@ class TestScheduling:
             assert await states(rows, gang) == {"granted"}
             assert await rows.value(ALIKE.format("granted_at"), gang) == 1, "one transaction"
 
-    async def test_a_member_that_was_cancelled_meanwhile_leaves_nobody_granted(self, database: str) -> None:
+    async def test_gang_with_a_cancelled_member_is_not_granted(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "scheduler") as store:
             node = await rows.node(cores=4)
             gang, alone = await a_gang(rows, 2), await rows.action(demand=AMOUNTS)
@@ -82,7 +82,7 @@ class TestScheduling:
             ("deadline_at = now()", ["deadline_in_queue -", *["deadline_in_queue gang_deadline"] * 2]),
         ],
     )
-    async def test_who_leaves_the_queue_takes_the_others_along(
+    async def test_cancelled_or_late_queued_member_settles_the_whole_gang(
         self, database: str, change: str, ends: list[str]
     ) -> None:
         async with rows_in(database) as rows:
@@ -100,7 +100,7 @@ class TestScheduling:
             ("deadline_at = now()", ["deadline_in_queue -", "deadline_in_queue gang_deadline"]),
         ],
     )
-    async def test_who_leaves_a_paused_queue_takes_the_others_along_too(
+    async def test_cancelled_or_late_member_in_paused_queue_settles_the_gang(
         self, database: str, change: str, ends: list[str]
     ) -> None:
         async with rows_in(database) as rows:
@@ -111,7 +111,7 @@ class TestScheduling:
                 await rows.until_value(2, "select count(*) from actions where state = 'settled'")
             assert await rows.value(ENDS) == ends
 
-    async def test_a_new_leader_settles_what_waits_for_others_that_are_gone(self, database: str) -> None:
+    async def test_new_leader_cancels_members_of_an_incomplete_gang(self, database: str) -> None:
         async with rows_in(database) as rows:
             await rows.node(cores=4)
             await rows.action(demand=AMOUNTS, gang={"id": str(uuid4()), "size": 2})
@@ -121,7 +121,7 @@ class TestScheduling:
                 await rows.until_value(1, "select count(*) from actions where state = 'settled'")
             assert await rows.value(ENDS + " where state = 'settled'") == ["cancelled gang_cancelled"]
 
-    async def test_one_that_comes_back_starts_by_itself(self, database: str) -> None:
+    async def test_retried_gang_member_is_granted_without_its_gang(self, database: str) -> None:
         async with rows_in(database) as rows, leading(rows):
             await rows.node(cores=1)
             back = await rows.action(demand=AMOUNTS, gang={"id": str(uuid4()), "size": 3}, grant_no=1, failures=1)
@@ -129,7 +129,7 @@ class TestScheduling:
 
 
 class TestAdmission:
-    async def test_all_are_there_after_one_commit_and_a_repetition_adds_nobody(self, database: str) -> None:
+    async def test_gang_is_admitted_in_one_commit_and_only_once(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             peers = RecordingPeers()
             admission = AdmissionService(store, peers, SETTINGS)
@@ -147,7 +147,7 @@ class TestAdmission:
             more = [*gang, item(rows, key="k:3")]
             assert codes(await admission.admit_gang(more)) == ["idempotency_key_reused"] * 4
 
-    async def test_nobody_is_there_where_one_is_refused_or_not_all_could_ever_run(self, database: str) -> None:
+    async def test_gang_that_cannot_run_as_a_whole_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=2, memory_mib=4096)
             admission = AdmissionService(store, RecordingPeers(), SETTINGS)
@@ -159,14 +159,14 @@ class TestAdmission:
             assert problem.errors[0].field == "gang"
             assert await rows.value("select count(*) from actions") == 0
 
-    async def test_a_queue_that_has_not_room_for_all_takes_none(self, database: str) -> None:
+    async def test_queue_without_room_for_all_members_refuses_the_gang(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             settings = SETTINGS.model_copy(update={"default_max_queued": 2})
             admission = AdmissionService(store, RecordingPeers(), settings)
             assert codes(await admission.admit_gang([item(rows)] * 3)) == ["queue_full"] * 3
             assert codes(await admission.admit_gang([item(rows)] * 2)) == [None] * 2
 
-    async def test_gangs_that_come_at_once_fill_a_queue_and_no_more(self, database: str) -> None:
+    async def test_concurrent_gangs_fill_a_queue_exactly_to_its_limit(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             settings = SETTINGS.model_copy(update={"default_max_queued": 8})
             admission = AdmissionService(store, RecordingPeers(), settings)
@@ -175,7 +175,7 @@ class TestAdmission:
             await asyncio.gather(*gangs, *singles)
             assert await rows.value("select count(*) from actions") == 8
 
-    async def test_what_is_there_is_answered_under_its_key_though_nodes_shrank(self, database: str) -> None:
+    async def test_repeated_key_returns_the_admitted_actions_after_nodes_shrank(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:
             await rows.node(cores=4)
             gang, alone = [item(rows, key=f"k:{n}") for n in range(4)], [item(rows, key="s", demand={"cpu": 2})]

@@ -1,4 +1,4 @@
-"""Nodes that are gone: they count no more for what could ever run, and can be removed."""
+"""Test lost nodes: admission ignores their capacity, and an administrator can remove them."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -47,28 +47,32 @@ async def removed(admission: AdmissionService, name: str = "n") -> RemoveNodeRes
     return await admission.nodes.remove(RemoveNodeRequest(name=name))
 
 
-class TestSilent:
-    async def test_a_node_that_was_silent_for_a_day_could_run_nothing(
+class TestSilentNodes:
+    async def test_node_silent_for_a_day_does_not_count_as_capacity(
         self, rows: Rows, admission: AdmissionService
     ) -> None:
         await rows.node("here", cores=2)
         await rows.node("gone", cores=64, beat="-25 hours")
         assert await refusal(admission, rows, cpu=64) == "demand_impossible"
 
-    async def test_one_that_was_silent_for_less_may_come_back(self, rows: Rows, admission: AdmissionService) -> None:
+    async def test_node_silent_for_less_than_a_day_counts_as_capacity(
+        self, rows: Rows, admission: AdmissionService
+    ) -> None:
         await rows.node("here", cores=2)
         await rows.node("away", cores=64, beat="-23 hours")
         assert await refusal(admission, rows, cpu=64) is None
 
-    async def test_how_long_is_a_setting(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_forget_node_after_s_setting_changes_the_silence_limit(
+        self, rows: Rows, store: PostgresStore
+    ) -> None:
         await rows.node("here", cores=2)
         await rows.node("away", cores=64, beat="-2 minutes")
         settings = SETTINGS.model_copy(update={"forget_node_after_s": 60.0})
         assert await refusal(AdmissionService(store, RecordingPeers(), settings), rows, cpu=64) == "demand_impossible"
 
 
-class TestRemove:
-    async def test_what_it_had_counts_no_more_and_others_stay(self, rows: Rows, admission: AdmissionService) -> None:
+class TestRemoveNode:
+    async def test_removed_node_no_longer_counts_as_capacity(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node("here", cores=2)
         await rows.node("gone", cores=64, beat=SILENT)
         assert await refusal(admission, rows, cpu=64) is None
@@ -76,7 +80,7 @@ class TestRemove:
         assert await refusal(admission, rows, cpu=64) == "demand_impossible"
         assert await refusal(admission, rows, cpu=2) is None
 
-    async def test_one_that_is_not_there_is_not_found(self, rows: Rows, admission: AdmissionService) -> None:
+    async def test_unknown_node_is_not_removed(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node(beat=SILENT)
         assert (await removed(admission)).removed
         for name in ("n", "another"):
@@ -84,24 +88,26 @@ class TestRemove:
             assert (answer.removed, answer.kept_by) == (False, None)
         assert (await admission.nodes.change(InternalChangeNodeRequest(name="n", cordoned=True))).count == 0
 
-    async def test_one_that_lives_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
+    async def test_live_node_is_not_removed(self, rows: Rows, admission: AdmissionService) -> None:
         await rows.node()
         assert (await removed(admission)).kept_by == "it is alive"
 
-    async def test_one_that_has_actions_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
+    async def test_node_with_unsettled_actions_is_not_removed(self, rows: Rows, admission: AdmissionService) -> None:
         node = await rows.node(beat=SILENT)
         for state in ("granted", "running"):
             await rows.action(state=state, node_id=node)
         await rows.action(state="settled", outcome="ok", node_id=node)
         assert (await removed(admission)).kept_by == "it has 2 unsettled actions"
 
-    async def test_one_that_has_live_environments_is_kept(self, rows: Rows, admission: AdmissionService) -> None:
+    async def test_node_with_live_environments_is_not_removed(self, rows: Rows, admission: AdmissionService) -> None:
         node = await rows.node(beat=SILENT)
         await rows.environment("x", node)
         await rows.environment("y", node, lost_at=await rows.value("select now()"))
         assert (await removed(admission)).kept_by == "it has 1 environments that are not lost"
 
-    async def test_one_that_comes_back_is_open(self, rows: Rows, admission: AdmissionService) -> None:
+    async def test_removed_node_that_registers_again_is_not_cordoned(
+        self, rows: Rows, admission: AdmissionService
+    ) -> None:
         await rows.node(beat=SILENT)
         await admission.nodes.change(InternalChangeNodeRequest(name="n", cordoned=True, drain_deadline_s=0))
         assert (await removed(admission)).removed
@@ -110,7 +116,7 @@ class TestRemove:
             assert tuple(await rows.pool.fetchrow(wishes)) == (None, None, None)
             assert await rows.value("select epoch from node_beats") == EPOCH
 
-    async def test_one_that_beats_on_without_its_lease_is_not_ready_and_says_so(self, rows: Rows) -> None:
+    async def test_running_manager_of_a_removed_node_reports_the_removal(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05) as cpu:
             await rows.execute("delete from node_beats")
             await eventually(lambda: "removed" in (cpu.manager.fenced or ""))

@@ -1,4 +1,4 @@
-"""The registry of reward services, as admission writes it."""
+"""Test how admission registers and removes reward services."""
 
 import asyncio
 import json
@@ -53,7 +53,7 @@ SAID = {
 ADMINISTRATOR = Caller(key_id=1, project_id=1, project=ROOT_PROJECT, scopes=frozenset({"admin:*"}))
 
 
-async def test_a_wish_of_what_came_along_keeps_its_name_from_nobody_later(rows: Rows, shared: str) -> None:
+async def test_pinned_builtin_service_does_not_block_registering_its_name_later(rows: Rows, shared: str) -> None:
     node = await rows.node()
     await rows.execute("update nodes set services = $2 where id = $1", node, BROUGHT)
     async with store_of(shared, "admission") as store:
@@ -75,7 +75,7 @@ async def test_a_wish_of_what_came_along_keeps_its_name_from_nobody_later(rows: 
             assert await reward_service_queries.remove_service(tx, "minilm") == (1, 0)
 
 
-async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_that(rows: Rows, shared: str) -> None:
+async def test_re_registered_service_is_unavailable_until_its_node_polls(rows: Rows, shared: str) -> None:
     node = await rows.node("anew")
     async with (
         store_of(shared, "admission") as store,
@@ -117,9 +117,7 @@ async def test_one_that_is_registered_anew_is_not_there_until_its_node_has_read_
         }
 
 
-async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_brings_along(
-    rows: Rows, shared: str
-) -> None:
+async def test_registration_overrides_a_builtin_service_with_the_same_name(rows: Rows, shared: str) -> None:
     for name, brought in (("one", BROUGHT), ("other", BROUGHT.replace("similarity", "classifier"))):
         await rows.execute("update nodes set services = $2 where id = $1", await rows.node(name), brought)
     async with store_of(shared, "gateway") as store:
@@ -133,7 +131,7 @@ async def test_what_is_registered_is_what_its_registration_says_whatever_a_node_
     assert {each.name for each in after} == {"minilm", *VERIFIERS}
 
 
-async def test_a_node_that_has_it_not_says_why_and_nobody_waits_for_that_one(rows: Rows, shared: str) -> None:
+async def test_node_without_the_service_reports_its_reason_and_is_unavailable(rows: Rows, shared: str) -> None:
     reason = "bad_registration: tensor_parallel: it needs 4 devices"
     async with store_of(shared, "gateway") as store:
         rewards = RewardServiceAdmin(store, cast(ServiceClient, None), admission_url="http://a")
@@ -169,7 +167,7 @@ def score_of(service: str, rows: Rows) -> AdmitItem:
 
 
 class SlowReads:
-    """A store whose reads end, with what they found, when a test says so."""
+    """A store that holds back the results of its reads until a test releases them."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
@@ -187,7 +185,7 @@ class SlowReads:
         return getattr(self._store, name)
 
 
-async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, shared: str) -> None:
+async def test_stale_admission_cache_does_not_revive_a_removed_service(rows: Rows, shared: str) -> None:
     node = await rows.node("slow-reads")
     await rows.execute("update nodes set kind = 'gpu', services = '[]' where id = $1", node)
     async with store_of(shared, "admission") as store:
@@ -207,7 +205,7 @@ async def test_what_was_read_before_a_removal_brings_nothing_back(rows: Rows, sh
         assert await rows.value("select count(*) from action_specs where payload ->> 'service' = 'mine'") == 0
 
 
-async def test_what_another_admission_removed_takes_no_action_here(rows: Rows, shared: str) -> None:
+async def test_service_removed_by_another_admission_accepts_no_action(rows: Rows, shared: str) -> None:
     node = await rows.node("of-two-admissions")
     await rows.execute("update nodes set kind = 'gpu', services = '[]' where id = $1", node)
     async with store_of(shared, "admission") as store:
@@ -234,7 +232,7 @@ async def test_what_another_admission_removed_takes_no_action_here(rows: Rows, s
         assert removed.removed is (answered.items[0].problem is not None)
 
 
-async def test_a_verifier_is_not_removed_and_nobody_is_told_to_drain_it(shared: str) -> None:
+async def test_removing_a_verifier_is_refused_without_advice_to_drain_it(shared: str) -> None:
     async with store_of(shared, "gateway") as store:
         rewards = RewardServiceAdmin(store, cast(ServiceClient, NothingRemoved()), admission_url="http://a")
         with pytest.raises(Conflict) as refused:

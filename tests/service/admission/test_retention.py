@@ -1,4 +1,4 @@
-"""What is over and old goes, and nothing else does. Time is a parameter."""
+"""Test that retention deletes only expired settled rows. Tests pass the time as a parameter."""
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
@@ -37,7 +37,7 @@ def in_future(**ahead: float) -> datetime:
 
 
 async def settled(rows: Rows, **columns: Any) -> UUID:
-    """An action with its result."""
+    """Insert a settled action with its result."""
     id = await rows.action(state="settled", outcome="ok", **columns)
     await rows.execute("insert into action_results (id, grant_no) values ($1, 1)", id)
     return id
@@ -49,7 +49,7 @@ async def counts(rows: Rows) -> tuple[int, int, int]:
     return actions, specs, results
 
 
-async def test_earlier_attempts_go_with_their_action(store: PostgresStore, rows: Rows) -> None:
+async def test_earlier_attempts_are_deleted_with_their_action(store: PostgresStore, rows: Rows) -> None:
     lost = "insert into attempts (id, grant_no, granted_at) values ($1, 1, now())"
     await rows.execute(lost, await settled(rows))
     await rows.execute(lost, await rows.action())
@@ -58,7 +58,7 @@ async def test_earlier_attempts_go_with_their_action(store: PostgresStore, rows:
 
 
 class TestActions:
-    async def test_a_settled_one_goes_with_its_spec_and_result_when_its_time_is_over(
+    async def test_settled_action_is_deleted_with_spec_and_result_after_retention(
         self, store: PostgresStore, rows: Rows
     ) -> None:
         await settled(rows)
@@ -67,22 +67,22 @@ class TestActions:
         await retention_of(store).step(now=in_future(seconds=40))
         assert await counts(rows) == (0, 0, 0)
 
-    async def test_one_that_is_not_settled_stays_however_old_it_is(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_unsettled_action_is_never_deleted(self, store: PostgresStore, rows: Rows) -> None:
         for state in ("queued", "granted", "running"):
             await rows.action(state=state)
         await settled(rows)
         await retention_of(store).step(now=in_future(days=3000))
         assert await counts(rows) == (3, 3, 0)
 
-    async def test_time_counts_from_the_outcome_and_not_from_the_submission(
-        self, store: PostgresStore, rows: Rows
-    ) -> None:
+    async def test_retention_counts_from_the_settle_time(self, store: PostgresStore, rows: Rows) -> None:
         now = in_future(days=10)
         await settled(rows, settled_at=now - timedelta(seconds=20))
         await retention_of(store).step(now=now)
         assert await counts(rows) == (1, 1, 1)
 
-    async def test_a_step_is_bounded_and_says_whether_there_is_more(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_step_deletes_a_bounded_number_and_reports_whether_more_remain(
+        self, store: PostgresStore, rows: Rows
+    ) -> None:
         for _ in range(MAX_BATCHES_PER_STEP + 2):
             await settled(rows)
         await rows.action()
@@ -92,8 +92,8 @@ class TestActions:
         assert not await retention.step(now=in_future(days=1))
         assert await counts(rows) == (1, 1, 0)
 
-    async def test_a_sweep_begins_again_with_the_oldest(self, store: PostgresStore, rows: Rows) -> None:
-        """What was passed because it ran then is found when it has settled."""
+    async def test_action_settled_after_a_sweep_is_deleted_by_the_next(self, store: PostgresStore, rows: Rows) -> None:
+        """The next sweep finds an action that the previous sweep skipped because it was running."""
         first = await rows.action(state="running")
         for _ in range(3):
             await settled(rows)
@@ -113,7 +113,7 @@ class TestPartitions:
         sql = "select relname from pg_class where relname ~ '^action(s|_specs|_results)_[0-9]{8}$' and relkind = 'r'"
         return {row["relname"] for row in await rows.pool.fetch(sql)}
 
-    async def test_a_day_that_is_over_and_empty_is_dropped(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_empty_partition_of_a_past_day_is_dropped(self, store: PostgresStore, rows: Rows) -> None:
         await settled(rows)
         await retention_of(store).step(now=in_future(days=3))
         days = await self.days(rows)
@@ -121,13 +121,13 @@ class TestPartitions:
         assert not {f"actions_{today}", f"action_specs_{today}", f"action_results_{today}"} & days
         assert f"actions_{in_future(days=3):%Y%m%d}" in days
 
-    async def test_a_day_with_anything_in_it_stays(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_partition_with_rows_is_kept(self, store: PostgresStore, rows: Rows) -> None:
         id = await rows.action()
         await retention_of(store).step(now=in_future(days=3))
         assert await rows.state(id) == ("queued", None, None)
 
-    async def test_a_reader_is_not_kept_waiting(self, store: PostgresStore, rows: Rows) -> None:
-        """It gives up and comes again; the reader's transaction is as long as it likes."""
+    async def test_partition_drop_gives_up_while_a_reader_holds_a_lock(self, store: PostgresStore, rows: Rows) -> None:
+        """The drop gives up and is tried again by the next step, so readers never wait."""
         today = f"actions_{datetime.now(UTC):%Y%m%d}"
         async with rows.pool.acquire() as reader, reader.transaction():
             await reader.fetch("select * from actions")
@@ -138,7 +138,7 @@ class TestPartitions:
 
 
 class TestKeys:
-    async def test_one_goes_when_its_own_time_is_over(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_idempotency_key_is_deleted_after_its_own_expiry(self, store: PostgresStore, rows: Rows) -> None:
         sql = "insert into submissions values ($1, $2, '', '{}', now() + make_interval(secs => $3))"
         for key, left_s in (("over", -1.0), ("soon", 50.0), ("long", 5000.0)):
             await rows.execute(sql, rows.project, key, left_s)
@@ -149,8 +149,8 @@ class TestKeys:
 
 
 class TestEnvironments:
-    async def test_only_one_that_ended_and_was_deleted_goes(self, store: PostgresStore, rows: Rows) -> None:
-        """The others' names are not free; made anew they would be silently empty."""
+    async def test_only_a_deleted_and_ended_environment_is_removed(self, store: PostgresStore, rows: Rows) -> None:
+        """Other environments still reserve their names; a new one of that name would be silently empty."""
         await rows.execute(NODE, EPOCH)
         node = await rows.value("select id from nodes")
         now = datetime.now(UTC)

@@ -1,4 +1,4 @@
-"""What becomes of calls in a broker, beside what Postgres has to do with it."""
+"""Test how the broker handles calls, without Postgres."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ def a_call(**fields: Any) -> EndpointCall:
     return EndpointCall(**{**basic, "headers": {}, "body": b"", "idempotent": False, "timeout_s": 30.0, **fields})
 
 
-async def test_whoever_waits_hears_that_it_is_too_much_before_its_turn(there: External) -> None:
+async def test_throttled_endpoint_blocks_queued_calls_before_they_are_sent(there: External) -> None:
     there.answers(*[429] * 9, Retry_After="30")
     async with a_broker(there, [], concurrency=1) as broker:
         for _ in range(3):
@@ -57,7 +57,7 @@ async def test_whoever_waits_hears_that_it_is_too_much_before_its_turn(there: Ex
         assert len(there.asked) == 1
 
 
-async def test_without_a_lease_nothing_is_sent_and_with_it_again_all_is(there: External) -> None:
+async def test_calls_are_sent_only_while_the_node_lease_is_valid(there: External) -> None:
     reports, lease = list[CallReport](), Lease()
     async with a_broker(there, reports, lease) as broker:
         lease.counts = False
@@ -71,7 +71,7 @@ async def test_without_a_lease_nothing_is_sent_and_with_it_again_all_is(there: E
     assert broker.queues["e"].requests == 1
 
 
-async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> None:
+async def test_endpoint_that_never_answers_is_unhealthy(there: External) -> None:
     async def never(_: Asked) -> web.StreamResponse:
         await asyncio.Event().wait()
         raise AssertionError
@@ -85,7 +85,7 @@ async def test_an_endpoint_that_never_answers_is_not_well(there: External) -> No
         assert broker.queues["e"].health == "endpoint_timeout: no response within 0.1 s"
 
 
-async def test_a_turn_that_does_not_come_is_said(there: External) -> None:
+async def test_call_that_times_out_in_the_queue_reports_why(there: External) -> None:
     there.answers(429, Retry_After="30")
     reports: list[CallReport] = []
     async with a_broker(there, reports, max_attempts=1) as broker:

@@ -1,4 +1,4 @@
-"""An endpoint's turns, by the clock of this process."""
+"""Test the endpoint queue: slots, retries, throttling and rate limits, in real time."""
 
 import asyncio
 from typing import Any
@@ -15,7 +15,7 @@ def a_lane(**settings: Any) -> EndpointQueue:
 
 
 class Visits:
-    """Those who take a turn, until they are told to leave."""
+    """A set of named calls; each occupies a slot until the test ends it."""
 
     def __init__(self, lane: EndpointQueue) -> None:
         self.lane = lane
@@ -44,7 +44,7 @@ class Visits:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
 
 
-async def test_those_who_come_again_go_before_those_who_have_not_begun() -> None:
+async def test_retries_get_a_slot_before_first_attempts() -> None:
     visits = Visits(a_lane(concurrency=1))
     await visits.begin("a", "b")
     await visits.begin("c", again=True)
@@ -54,7 +54,7 @@ async def test_those_who_come_again_go_before_those_who_have_not_begun() -> None
     assert visits.lane.in_flight == 0
 
 
-async def test_who_gives_up_as_his_turn_comes_leaves_it_to_the_next() -> None:
+async def test_call_cancelled_when_granted_a_slot_passes_it_on() -> None:
     lane = a_lane(concurrency=1)
     visits = Visits(lane)
     first = lane.acquire_slot(is_retry=False)
@@ -67,7 +67,7 @@ async def test_who_gives_up_as_his_turn_comes_leaves_it_to_the_next() -> None:
     assert lane.in_flight == 0
 
 
-async def test_what_waits_when_the_endpoint_wants_nothing_goes_on_by_itself_then() -> None:
+async def test_queued_call_continues_by_itself_after_retry_after() -> None:
     lane = a_lane(concurrency=4)
     visits, loop = Visits(lane), asyncio.get_running_loop()
     begun = loop.time()
@@ -79,7 +79,7 @@ async def test_what_waits_when_the_endpoint_wants_nothing_goes_on_by_itself_then
     await visits.end("a")
 
 
-async def test_after_too_much_fewer_are_let_in_and_more_again_after_success() -> None:
+async def test_throttling_halves_the_concurrency_window_and_success_restores_health() -> None:
     lane = a_lane(concurrency=4)
     visits = Visits(lane)
     lane.record_result(CallVerdict.THROTTLED, "429", sent_at=asyncio.get_running_loop().time(), retry_after_s=None)
@@ -93,7 +93,7 @@ async def test_after_too_much_fewer_are_let_in_and_more_again_after_success() ->
     assert lane.in_flight == 0
 
 
-async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
+async def test_rate_limit_applies_to_retries_too() -> None:
     lane = a_lane(concurrency=64, rate_per_s=100, burst=7)
     loop = asyncio.get_running_loop()
     moments: list[float] = []
@@ -111,8 +111,8 @@ async def test_a_rate_is_kept_by_those_who_come_again_too() -> None:
     assert len(moments) == 20
 
 
-async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> None:
-    """The endpoint's bucket is full until then."""
+async def test_late_first_request_of_a_burst_keeps_the_rate() -> None:
+    """The endpoint's own token bucket stays full until the first request arrives."""
     lane = a_lane(concurrency=64, rate_per_s=50, burst=6)
     there, loop = TokenBucket(RateLimit(50, 6), now=0.0), asyncio.get_running_loop()
     early: list[float] = []
@@ -129,7 +129,7 @@ async def test_no_request_is_early_where_the_first_of_a_burst_arrives_late() -> 
     assert early == []
 
 
-async def test_too_much_when_tokens_are_used_up_halves_nothing_unless_it_is_so_again() -> None:
+async def test_throttling_at_the_rate_limit_halves_concurrency_only_if_repeated() -> None:
     lane = a_lane(concurrency=8, rate_per_s=1, burst=1)
     async with lane.acquire_slot(is_retry=False):
         sent = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""What endpoints answer that no well-behaved one would, byte by byte, and what a call makes of it."""
+"""Test how a call handles malformed and unusual endpoint responses, byte by byte."""
 
 import asyncio
 import gzip
@@ -29,7 +29,7 @@ def a_call(**fields: Any) -> EndpointCall:
 
 @asynccontextmanager
 async def listening(serve: Serve) -> AsyncIterator[str]:
-    """The address of a socket of its own."""
+    """Serve connections on a new local port and yield its URL."""
 
     async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -80,12 +80,12 @@ async def heard(answer: bytes, *, call: EndpointCall | None = None, **settings: 
     ],
     ids=("nothing", "another_protocol", "short", "bad_chunk", "bad_status", "gzip_cut", "no_gzip", "brotli"),
 )
-async def test_what_is_no_whole_answer_is_none(answer: bytes) -> None:
+async def test_incomplete_or_malformed_response_is_a_lost_connection(answer: bytes) -> None:
     found = await heard(answer)
     assert (found.verdict, found.response) == (CallVerdict.CONNECTION_LOST, None)
 
 
-async def test_what_is_packed_unasked_is_unpacked() -> None:
+async def test_unrequested_gzip_response_is_decompressed() -> None:
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(PACKED)
     found = await heard(head + PACKED)
     assert found.response is not None
@@ -101,21 +101,21 @@ async def test_what_is_packed_unasked_is_unpacked() -> None:
     ],
     ids=("members", "zlib", "raw"),
 )
-async def test_every_form_of_packing_is_read_to_its_end(packing: str, packed: bytes) -> None:
+async def test_every_compressed_response_format_is_decompressed_completely(packing: str, packed: bytes) -> None:
     head = f"HTTP/1.1 200 OK\r\nContent-Encoding: {packing}\r\nContent-Length: {len(packed)}\r\n\r\n"
     found = await heard(head.encode() + packed)
     assert found.response is not None
     assert found.response.body == b"first second"
 
 
-async def test_one_that_is_as_long_as_may_be_kept_and_longer_is_cut() -> None:
+async def test_response_longer_than_max_body_is_truncated() -> None:
     long = b"x" * ((16 << 20) + 5)
     found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(long) + long, max_body_kib=16 << 10)
     assert found.response is not None
     assert found.response.total_bytes > len(found.response.body)
 
 
-async def test_the_operators_parameters_are_nobodys_to_change() -> None:
+async def test_caller_cannot_override_query_parameters_of_the_operator() -> None:
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -128,7 +128,7 @@ async def test_the_operators_parameters_are_nobodys_to_change() -> None:
     assert asked[0].startswith(b"GET /?q=a%20b&flag&safe=strict&key=" + KEY.encode() + b" HTTP/1.1")
 
 
-async def test_few_bytes_that_are_packed_gigabytes_are_cut() -> None:
+async def test_decompression_bomb_is_truncated() -> None:
     bomb = gzip.compress(b"\0" * (64 << 20))
     head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(bomb)
     found = await heard(head + bomb)
@@ -137,7 +137,7 @@ async def test_few_bytes_that_are_packed_gigabytes_are_cut() -> None:
     assert 16 << 20 <= found.response.total_bytes < 17 << 20
 
 
-async def test_headers_are_ascii_and_those_of_one_name_together() -> None:
+async def test_response_headers_are_encoded_as_ascii_and_merged_by_name() -> None:
     odd = "X-Title: 日本\r\nLink: <a>\r\nLink: <b>\r\nX-Bell: a\x07b\r\nSet-Cookie: s=1\r\n".encode()
     found = await heard(TEXT + odd + b"\r\nfound")
     if found.response is None:  # a parser may take a bell for the end of it
@@ -149,12 +149,12 @@ async def test_headers_are_ascii_and_those_of_one_name_together() -> None:
     assert all(" " <= each <= "~" for value in found.response.headers.values() for each in value)
 
 
-async def test_no_date_of_retry_after_spoils_an_answer() -> None:
+async def test_invalid_retry_after_date_does_not_fail_the_call() -> None:
     odd = b"Retry-After: Mon, 01 Jan 99999999999999999999 00:00:00 GMT\r\n"
     assert (await heard(TEXT + odd + b"\r\nfound")).verdict is CallVerdict.ANSWERED
 
 
-async def test_an_answer_that_repeats_the_key_is_whole_and_one_that_is_cut_in_it_has_none_of_it() -> None:
+async def test_endpoint_key_is_redacted_from_full_and_truncated_responses() -> None:
     said = f"you are {KEY}".encode()
     found = await heard(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(said) + said, key=KEY)
     assert found.response is not None
@@ -166,7 +166,7 @@ async def test_an_answer_that_repeats_the_key_is_whole_and_one_that_is_cut_in_it
     assert found.response.total_bytes == len(long)
 
 
-async def test_what_is_not_secret_stays_as_it_was() -> None:
+async def test_response_without_secrets_is_not_changed() -> None:
     said = b'{"api":"2024-06-01","agent":"acme research agent"}'
     answer = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(said) + said
     own = {"User-Agent": "acme research agent", "Accept": "application/json"}
@@ -176,11 +176,11 @@ async def test_what_is_not_secret_stays_as_it_was() -> None:
 
 
 @pytest.mark.parametrize("method", ["GET", "PUT", "POST"])
-async def test_nothing_is_sent_again_that_nobody_counts(method: str) -> None:
+async def test_request_on_a_closed_keepalive_connection_is_not_resent(method: str) -> None:
     asked: list[bytes] = []
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Its first answer keeps the connection, on which the next request is hung up."""
+        """Answer once with keep-alive, then close the connection on the next request."""
         asked.append(await reader.readuntil(b"\r\n\r\n"))
         writer.write(TEXT + b"\r\nfound")
         await writer.drain()
@@ -191,7 +191,7 @@ async def test_nothing_is_sent_again_that_nobody_counts(method: str) -> None:
     assert (first.verdict, second.verdict, len(asked)) == (CallVerdict.ANSWERED, CallVerdict.CONNECTION_LOST, 2)
 
 
-async def test_why_there_is_no_connection_is_said_without_the_address() -> None:
+async def test_connection_failure_message_does_not_contain_the_address() -> None:
     sender = EndpointSender(EndpointSettings(url="http://127.0.0.1:9"))
     found = await sender.send(a_call())
     await sender.close()
@@ -201,7 +201,7 @@ async def test_why_there_is_no_connection_is_said_without_the_address() -> None:
     )
 
 
-async def test_nobodys_netrc_is_read_and_proxies_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+async def test_sender_ignores_netrc_and_uses_proxy_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     netrc = tmp_path / ".netrc"
     netrc.write_text("default login somebody password else")
     netrc.chmod(0o600)

@@ -1,4 +1,4 @@
-"""The broker on a real Postgres: the manager contract, for calls."""
+"""Test the broker on a real Postgres against the manager contract."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ async def broker(rows: Rows, there: External) -> AsyncIterator[Broker]:
 
 
 def holding(there: External) -> asyncio.Event:
-    """Nothing is answered before it is set."""
+    """Make the endpoint hold its answers until the returned event is set."""
     may_answer = asyncio.Event()
 
     async def answer(_: Asked) -> web.StreamResponse:
@@ -48,7 +48,7 @@ def holding(there: External) -> asyncio.Event:
     return may_answer
 
 
-async def test_a_grant_is_sent_once_however_often_it_is_offered_and_found(broker: Broker) -> None:
+async def test_repeated_offers_and_polls_of_a_grant_send_one_request(broker: Broker) -> None:
     may_answer = holding(broker.there)
     action = await broker.granted()
     for _ in range(3):
@@ -63,13 +63,13 @@ async def test_a_grant_is_sent_once_however_often_it_is_offered_and_found(broker
     assert (found["stdout"], json.loads(found["response"])["status"]) == (b"found", 200)
 
 
-async def test_a_grant_that_no_hint_brought_is_found_by_the_poll(broker: Broker) -> None:
+async def test_grant_without_notification_is_found_by_the_poll(broker: Broker) -> None:
     action = await broker.granted()
     await eventually(lambda: len(broker.there.asked) == 1 and broker.manager.fences == frozenset())
     assert await broker.end(action) == ("settled", "ok", None)
 
 
-async def test_more_than_the_endpoint_may_have_goes_back_to_the_queue(broker: Broker) -> None:
+async def test_calls_above_endpoint_concurrency_are_requeued(broker: Broker) -> None:
     may_answer = holding(broker.there)
     actions = [await broker.granted() for _ in range(3)]
     await broker.offer(*actions)
@@ -81,7 +81,7 @@ async def test_more_than_the_endpoint_may_have_goes_back_to_the_queue(broker: Br
     await eventually(lambda: broker.manager.fences == frozenset())
 
 
-async def test_one_that_is_cancelled_before_it_starts_is_never_sent(broker: Broker) -> None:
+async def test_call_cancelled_before_start_is_never_sent(broker: Broker) -> None:
     action = await broker.granted()
     await broker.rows.unguarded(WISHED, action)
     await broker.offer(action)
@@ -90,7 +90,7 @@ async def test_one_that_is_cancelled_before_it_starts_is_never_sent(broker: Brok
     assert broker.there.asked == []
 
 
-async def test_a_wish_to_cancel_reaches_one_that_is_under_way(broker: Broker) -> None:
+async def test_cancel_request_stops_a_running_call(broker: Broker) -> None:
     holding(broker.there)
     action = await broker.granted()
     await broker.offer(action)
@@ -101,7 +101,7 @@ async def test_a_wish_to_cancel_reaches_one_that_is_under_way(broker: Broker) ->
     await eventually(lambda: broker.there.in_flight == 0)
 
 
-async def test_one_that_is_killed_before_its_first_step_is_reported_too(broker: Broker) -> None:
+async def test_call_killed_before_its_task_starts_settles_as_cancelled(broker: Broker) -> None:
     holding(broker.there)
     action = await broker.granted()
     launch = broker.manager.launch
@@ -116,7 +116,7 @@ async def test_one_that_is_killed_before_its_first_step_is_reported_too(broker: 
     assert await broker.end(action) == ("settled", "cancelled", None)
 
 
-async def test_one_whose_fence_was_lost_is_cut_off_and_changes_nothing(broker: Broker) -> None:
+async def test_call_with_a_lost_fence_is_aborted_and_writes_nothing(broker: Broker) -> None:
     may_answer = holding(broker.there)
     action = await broker.granted()
     await broker.offer(action)
@@ -129,7 +129,7 @@ async def test_one_whose_fence_was_lost_is_cut_off_and_changes_nothing(broker: B
     assert await broker.rows.value("select count(*) from action_results") == 0
 
 
-async def test_after_a_lapse_of_the_lease_nothing_is_sent_before_the_rows_were_read_again(broker: Broker) -> None:
+async def test_lapsed_lease_blocks_sending_until_the_next_poll(broker: Broker) -> None:
     manager = broker.manager
     await manager._grants.stop_polling()  # from now on the test says when it polls
     assert manager._can_send()
@@ -141,13 +141,13 @@ async def test_after_a_lapse_of_the_lease_nothing_is_sent_before_the_rows_were_r
     assert manager._can_send()
 
 
-async def test_running_rows_that_were_never_sent_are_sent(broker: Broker) -> None:
+async def test_running_row_that_was_never_sent_is_sent(broker: Broker) -> None:
     action = await broker.granted(state="running")
     await eventually(lambda: len(broker.there.asked) == 1 and broker.manager.fences == frozenset())
     assert await broker.end(action) == ("settled", "ok", None)
 
 
-async def test_an_endpoint_that_is_gone_and_a_request_that_cannot_be_read_are_said(broker: Broker) -> None:
+async def test_missing_endpoint_and_unreadable_request_settle_with_their_reason(broker: Broker) -> None:
     gone = await broker.granted(request={"endpoint": "other"})
     unreadable = await broker.granted(request={"body": "é"})
     await broker.offer(gone, unreadable)
@@ -156,7 +156,7 @@ async def test_an_endpoint_that_is_gone_and_a_request_that_cannot_be_read_are_sa
     assert await broker.end(unreadable) == ("settled", "infra_error", "setup_failed")
 
 
-async def test_trouble_goes_back_to_the_queue_while_it_has_retries(rows: Rows, there: External) -> None:
+async def test_infrastructure_error_is_requeued_while_retries_are_left(rows: Rows, there: External) -> None:
     async with brokering(rows, there, max_attempts=1) as broker:
         there.answers(500, 500)
         again, last = await broker.granted(retries=1), await broker.granted(retries=0)
@@ -167,7 +167,7 @@ async def test_trouble_goes_back_to_the_queue_while_it_has_retries(rows: Rows, t
         assert await broker.end(last) == ("settled", "infra_error", "endpoint_unavailable")
 
 
-async def test_the_node_says_what_there_is_and_less_of_it_while_it_is_too_much(rows: Rows, there: External) -> None:
+async def test_node_publishes_capacity_and_halves_it_while_throttled(rows: Rows, there: External) -> None:
     said = "select capacity::text, rates::text, endpoints::text from nodes where name = 'b'"
     async with brokering(rows, there, concurrency=8, rate_per_s=50, max_attempts=1) as broker:
         capacity, rates, _ = map(json.loads, await rows.pool.fetchrow(said))
@@ -182,7 +182,7 @@ async def test_the_node_says_what_there_is_and_less_of_it_while_it_is_too_much(r
         await eventually(is_halved)
 
 
-async def test_what_text_postgres_cannot_keep_is_settled_all_the_same(broker: Broker) -> None:
+async def test_response_bytes_that_postgres_text_rejects_still_settle(broker: Broker) -> None:
     async def odd(_: Asked) -> web.StreamResponse:
         return web.Response(body=b"\x00\xff", headers={"X-Odd": "\udcff"}, content_type="application/octet-stream")
 
@@ -194,7 +194,7 @@ async def test_what_text_postgres_cannot_keep_is_settled_all_the_same(broker: Br
     assert await broker.rows.value("select stdout from action_results where id = $1", action) == b"\x00\xff"
 
 
-async def test_a_broker_that_stops_lets_what_is_under_way_end(rows: Rows, there: External) -> None:
+async def test_stopping_broker_lets_running_calls_finish(rows: Rows, there: External) -> None:
     may_answer = holding(there)
     async with brokering(rows, there) as broker:
         action = await broker.granted()
@@ -204,9 +204,7 @@ async def test_a_broker_that_stops_lets_what_is_under_way_end(rows: Rows, there:
     assert await broker.end(action) == ("settled", "ok", None)
 
 
-async def test_what_a_stopping_broker_breaks_off_is_left_to_the_scheduler_and_is_not_cancelled(
-    rows: Rows, there: External
-) -> None:
+async def test_call_aborted_by_a_stopping_broker_stays_running(rows: Rows, there: External) -> None:
     holding(there)
     async with brokering(rows, there, grace_s=0.05) as broker:
         action = await broker.granted()

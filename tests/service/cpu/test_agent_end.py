@@ -1,4 +1,4 @@
-"""The agent outlives its launcher by no process, also where it was telling it something."""
+"""Test that the agent leaves no process behind if its launcher dies while the agent reports."""
 
 import os
 import socket
@@ -18,10 +18,10 @@ from arl_cpu.launcher.agent.agent import run_agent
 from arl_cpu.launcher.isolation.unsafe_local import UnsafeLocalIsolation
 run_agent(int(sys.argv[1]), UnsafeLocalIsolation())
 """
-"""Without walls: with them the kernel ends what is left."""
+"""Runs without isolation, because with it the kernel itself kills the remaining processes."""
 
 
-async def test_a_launcher_that_dies_as_an_action_starts_leaves_nothing_of_it(tmp_path: Path) -> None:
+async def test_launcher_that_dies_during_a_start_leaves_no_process(tmp_path: Path) -> None:
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     told = tmp_path / "pid"
     with theirs:

@@ -1,4 +1,4 @@
-"""What is below a process is found although parents die while they are looked for."""
+"""Test that a process search finds descendants whose parent dies during the search."""
 
 import subprocess
 import sys
@@ -26,6 +26,6 @@ print(child in found, parent.pid in found, len(found))
 """
 
 
-def test_a_child_is_found_whose_parent_dies_between_the_two_looks_at_them() -> None:
+def test_descendants_include_a_child_whose_parent_dies_during_the_search() -> None:
     told = subprocess.run([sys.executable, "-c", A_LOOK], capture_output=True, text=True, timeout=60, check=True)
     assert told.stdout.split() == ["True", "False", "1"]

@@ -1,4 +1,4 @@
-"""The manager's resizes on a real launcher: what the kernel says about whose cores are whose."""
+"""Test resizes on a real launcher: the kernel's CPU affinity shows that cores stay exclusive."""
 
 import os
 import random
@@ -20,7 +20,7 @@ AMOUNTS = (300, 500, 1000, 1500, 2000)
 
 
 class Node:
-    """Two running actions, their processes, and what the manager holds for them."""
+    """Two running actions, their processes and the manager's allocations for them."""
 
     def __init__(self, bench: Bench) -> None:
         self.bench = bench
@@ -53,7 +53,7 @@ class Node:
         return [answer.status for answer in await self.resizes.apply(bodies)]
 
     def cores_by_amount(self) -> list[tuple[int, set[int]]]:
-        """What each holds, and where the kernel lets it run."""
+        """Return the allocated milli-cores and the kernel's CPU affinity of each action."""
         held = [self.holdings.get(fence) for fence in self.pids]
         return [
             (attempt.cpu_milli, os.sched_getaffinity(pid))
@@ -71,7 +71,7 @@ def _name_of(pid: int) -> str:
 
 @pytest.mark.skipif(len(CORES) < 2, reason="one core")
 @pytest.mark.parametrize("driver", ["unsafe-local", *sandboxes(slow=("landlock",))])
-async def test_two_actions_never_share_a_core_of_their_own_over_random_resizes(tmp_path: Path, driver: str) -> None:
+async def test_random_resizes_never_give_two_actions_the_same_exclusive_core(tmp_path: Path, driver: str) -> None:
     choose = random.Random(7)
     async with a_bench(tmp_path, driver) as bench:
         node = Node(bench)

@@ -1,4 +1,4 @@
-"""What a program sees of its cores and memory is what it was granted, before and after a resize."""
+"""Test that a program sees exactly its granted cores and memory, before and after a resize."""
 
 import os
 import shutil
@@ -53,7 +53,7 @@ def cpu_ns(pid: int) -> int:
 
 
 async def until_it_sleeps(bench: Bench) -> None:
-    """The program has started, and a `sleep` of its own."""
+    """Wait until the program runs and has started its `sleep` child."""
     launcher = bench.launcher
     assert launcher is not None
     await eventually(lambda: any(name_of(pid) == "sleep" for pid in living_descendants(launcher.pid)))
@@ -69,13 +69,13 @@ def name_of(pid: int) -> str:
 class TestCores:
     @pytest.mark.parametrize("program", ["shell", "python", node])
     @pytest.mark.parametrize("count", [1, pytest.param(2, marks=two_cores)])
-    async def test_a_program_counts_the_cores_it_was_granted(self, bench: Bench, program: str, count: int) -> None:
+    async def test_program_counts_exactly_the_granted_cores(self, bench: Bench, program: str, count: int) -> None:
         report = await bench.run(a_command(*COUNTED_BY[program], cores=CORES[:count], cpu_milli=1000 * count))
         assert report.stdout.data == b"%d\n" % count
 
     @two_cores
     @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1)])
-    async def test_a_running_program_sees_a_resize_in_each_process_and_thread(
+    async def test_resize_reaches_every_process_and_thread_of_a_running_program(
         self, bench: Bench, before: int, after: int
     ) -> None:
         wanted = " ".join(map(str, CORES[:after])).encode()
@@ -86,14 +86,14 @@ class TestCores:
         assert ((await report).outcome, (await report).stdout.data) == ("ok", b"%d\n" % after)
 
     @two_cores
-    async def test_a_resize_from_one_core_to_another_leaves_the_first(self, bench: Bench) -> None:
+    async def test_resize_to_another_core_releases_the_first_core(self, bench: Bench) -> None:
         spec = a_program(AWAIT_CORES, stdin=b"%d" % CORES[1], cores=CORES[:1])
         report = await bench.begin(spec)
         await until_it_sleeps(bench)
         assert await bench.resize(spec, 1000, CORES[1])
         assert (await report).stdout.data == b"1\n"
 
-    async def test_a_resize_before_the_environment_is_made_is_what_the_action_starts_with(self, bench: Bench) -> None:
+    async def test_resize_before_environment_creation_applies_when_the_action_starts(self, bench: Bench) -> None:
         spec = a_command(*COUNTED_BY["shell"], cores=CORES)
         report = bench.report_of(spec.fence)
         await bench.executor.start([spec])
@@ -101,7 +101,7 @@ class TestCores:
         assert (await report).stdout.data == b"1\n"
 
     @two_cores
-    async def test_cores_that_the_machine_lacks_are_not_confirmed_and_change_nothing(self, bench: Bench) -> None:
+    async def test_resize_to_missing_cores_is_not_confirmed_and_changes_nothing(self, bench: Bench) -> None:
         spec = a_program(AWAIT_CORES, stdin=b"%d" % CORES[0], cores=CORES)
         report = await bench.begin(spec)
         await until_it_sleeps(bench)
@@ -110,7 +110,7 @@ class TestCores:
         assert (await report).stdout.data == b"1\n"
 
     @two_cores
-    async def test_what_was_left_behind_moves_to_the_cores_of_the_next_action(self, bench: Bench) -> None:
+    async def test_leftover_process_moves_to_the_cores_of_the_next_action(self, bench: Bench) -> None:
         environment = an_environment()
         await bench.run(a_command("sh", "-c", "sleep 60 & echo $! >pid", cores=CORES[:1], environment=environment))
         look = "import os; print(os.sched_getaffinity(int(open('pid').read())))"
@@ -123,20 +123,20 @@ class TestThreadVariables:
     @pytest.mark.parametrize(
         ("cpu_milli", "widest", "threads"), [(500, 0, 1), (1000, 0, 1), (2000, 0, 2), (2500, 0, 2), (1000, 4000, 4)]
     )
-    async def test_thread_pools_are_sized_for_the_grant_or_for_what_a_resize_may_bring(
+    async def test_thread_variables_match_the_grant_or_the_maximum_parallelism(
         self, bench: Bench, cpu_milli: int, widest: int, threads: int
     ) -> None:
         show = a_command("printenv", *THREADS, cpu_milli=cpu_milli, max_cpu_milli=widest)
         assert (await bench.run(show)).stdout.data.split() == [b"%d" % threads] * len(THREADS)
 
-    async def test_what_the_action_sets_itself_wins(self, bench: Bench) -> None:
+    async def test_thread_variable_set_by_the_action_is_kept(self, bench: Bench) -> None:
         show = a_command("printenv", *THREADS, cpu_milli=2000, env={"OMP_NUM_THREADS": "7"})
         assert (await bench.run(show)).stdout.data.split() == [b"7", *[b"2"] * (len(THREADS) - 1)]
 
 
 class TestMemory:
     @pytest.mark.parametrize("program", ["shell", "python", node])
-    async def test_what_fits_is_there_and_what_does_not_is_a_limit_exceeded(self, bench: Bench, program: str) -> None:
+    async def test_memory_below_the_limit_works_and_above_is_limit_exceeded(self, bench: Bench, program: str) -> None:
         if bench.enforcement["memory"] != "enforced":
             pytest.skip("no memory cgroup")
         environment = an_environment(scope="ephemeral", memory_mib=256)
@@ -148,7 +148,7 @@ class TestMemory:
 
 
 class TestBetweenActions:
-    async def test_a_busy_process_that_was_left_behind_gets_no_cpu_at_all(self, bench: Bench) -> None:
+    async def test_leftover_busy_process_gets_no_cpu_between_actions(self, bench: Bench) -> None:
         assert bench.launcher is not None
         others = living_descendants(bench.launcher.pid)
         environment = an_environment()
@@ -164,7 +164,7 @@ class TestBetweenActions:
 
 
 class TestReconnect:
-    async def test_a_new_manager_hears_what_a_running_attempt_was_resized_to(self, tmp_path: Path) -> None:
+    async def test_reconnected_manager_reads_the_current_size_of_a_running_attempt(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local") as bench:
             spec = a_command("sleep", "30", cores=CORES[:1])
             await bench.begin(spec)

@@ -1,4 +1,4 @@
-"""The launcher's own life: managers come and go, it is stopped, it is killed."""
+"""Test the launcher's life cycle: reconnecting managers, loss of processes, stop and kill."""
 
 import asyncio
 import os
@@ -47,7 +47,7 @@ def launcher_of(bench: Bench) -> Launcher:
 
 
 class TestReconnect:
-    async def test_a_report_waits_until_it_is_acknowledged(self, bench: Bench) -> None:
+    async def test_report_is_kept_until_a_manager_acknowledges_it(self, bench: Bench) -> None:
         spec = a_command("echo", "kept")
         lost_manager = LauncherClient(launcher_of(bench).socket)
         await lost_manager.connect()
@@ -62,7 +62,7 @@ class TestReconnect:
         assert (await manager.connect()).reports == ()
         await manager.close()
 
-    async def test_a_running_attempt_survives_its_manager_with_its_output(self, bench: Bench) -> None:
+    async def test_running_attempt_and_its_output_survive_a_manager_restart(self, bench: Bench) -> None:
         environment = an_environment()
         spec = a_command("sh", "-c", "echo before; sleep 0.3; echo after", environment=environment)
         lost_manager = LauncherClient(launcher_of(bench).socket)
@@ -80,7 +80,7 @@ class TestReconnect:
         assert (report.outcome, report.stdout.data) == ("ok", b"before\nafter\n")
         await manager.close()
 
-    async def test_a_new_manager_replaces_the_old_one(self, bench: Bench) -> None:
+    async def test_new_manager_connection_closes_the_old_one(self, bench: Bench) -> None:
         old, new = LauncherClient(launcher_of(bench).socket), LauncherClient(launcher_of(bench).socket)
         await old.connect()
         await new.connect()
@@ -89,7 +89,7 @@ class TestReconnect:
         await old.close()
         await new.close()
 
-    async def test_nonsense_on_the_socket_costs_only_the_connection(self, bench: Bench) -> None:
+    async def test_malformed_message_closes_only_its_connection(self, bench: Bench) -> None:
         reader, writer = await asyncio.open_unix_connection(launcher_of(bench).socket)
         writer.write(b"\0\0\0\4[1,]")
         assert await reader.read() == b""
@@ -101,7 +101,7 @@ class TestReconnect:
 
 @pytest.mark.slow
 class TestLoad:
-    async def test_many_starts_at_once_all_report(self, bench: Bench) -> None:
+    async def test_four_hundred_concurrent_starts_all_report(self, bench: Bench) -> None:
         specs = [a_command("true") for _ in range(400)]
         reports = [bench.report_of(spec.fence) for spec in specs]
         await bench.executor.start(specs)
@@ -109,7 +109,7 @@ class TestLoad:
 
 
 async def lose_the_zygote(directory: Path) -> None:
-    """Returns when the launcher has ended too; closing the bench then raises with the launcher's last words."""
+    """Kill the zygote and wait until the launcher has exited; closing the bench raises with its error output."""
     async with a_bench(directory, "unsafe-local") as bench:
         launcher = launcher_of(bench)
         os.kill(zygote_of(launcher), signal.SIGKILL)
@@ -117,16 +117,16 @@ async def lose_the_zygote(directory: Path) -> None:
 
 
 class TestLoss:
-    async def test_without_its_zygote_a_launcher_ends_instead_of_failing_every_action(self, tmp_path: Path) -> None:
+    async def test_launcher_exits_if_its_zygote_is_lost(self, tmp_path: Path) -> None:
         with pytest.raises(RuntimeError, match="creates environments has ended"):
             await lose_the_zygote(tmp_path)
 
-    async def test_a_used_environment_that_is_not_there_is_lost_and_not_made_anew(self, bench: Bench) -> None:
+    async def test_missing_used_environment_is_lost_and_not_created_again(self, bench: Bench) -> None:
         environment = replace(an_environment(), may_make=False)
         report = await bench.run(a_command("true", environment=environment))
         assert (report.outcome, report.reason, report.environment_lost) == ("infra_error", "environment_lost", True)
 
-    async def test_an_idle_environment_that_dies_is_told(self, bench: Bench) -> None:
+    async def test_loss_of_an_idle_environment_is_reported(self, bench: Bench) -> None:
         environment = an_environment()
         await bench.run(a_command("true", environment=environment))
         os.kill(agent_of(launcher_of(bench)), signal.SIGKILL)
@@ -137,7 +137,7 @@ class TestLoss:
         else:
             assert (await bench.lost.get()).id == environment.id
 
-    async def test_an_attempt_whose_environment_dies_is_an_infra_error(self, bench: Bench) -> None:
+    async def test_attempt_in_a_lost_environment_is_an_infrastructure_error(self, bench: Bench) -> None:
         environment = an_environment()
         await bench.run(a_command("true", environment=environment))
         agent = agent_of(launcher_of(bench))
@@ -147,9 +147,9 @@ class TestLoss:
         assert (report.outcome, report.reason, report.environment_lost) == ("infra_error", "environment_lost", True)
 
 
-class TestEnd:
+class TestShutdown:
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_a_stopped_launcher_leaves_nothing(self, driver: str, tmp_path: Path) -> None:
+    async def test_stopped_launcher_leaves_no_processes_files_or_cgroups(self, driver: str, tmp_path: Path) -> None:
         launcher, started = await a_busy_launcher(tmp_path, driver)
         code, errors = launcher.stop()
         assert (code, errors) == (0, "")
@@ -159,7 +159,7 @@ class TestEnd:
         assert cgroups_of(launcher) == []
 
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_a_killed_launcher_leaves_nothing_after_the_next_start(self, driver: str, tmp_path: Path) -> None:
+    async def test_next_launcher_cleans_up_after_a_killed_one(self, driver: str, tmp_path: Path) -> None:
         launcher, started = await a_busy_launcher(tmp_path, driver)
         launcher.stop(signal.SIGKILL)
         async with a_bench(tmp_path, driver) as again:
@@ -168,7 +168,7 @@ class TestEnd:
             assert cgroups_of(launcher) == []
 
     @pytest.mark.parametrize("driver", DRIVERS)
-    async def test_one_that_is_killed_while_it_makes_environments_keeps_none_from_beginning(
+    async def test_launcher_killed_during_environment_creation_does_not_block_the_next(
         self, driver: str, tmp_path: Path
     ) -> None:
         for _ in range(4):
@@ -183,7 +183,7 @@ class TestEnd:
         async with a_bench(tmp_path, driver) as bench:
             assert (await bench.run(a_command("true"))).outcome == "ok"
 
-    async def test_a_second_launcher_in_the_directory_is_refused(self, tmp_path: Path) -> None:
+    async def test_second_launcher_in_the_same_directory_is_refused(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local"):
             second = Launcher(tmp_path, "unsafe-local")
             with pytest.raises(RuntimeError, match="another launcher already uses"):
@@ -199,7 +199,7 @@ class TestSettings:
             ({"TANGRAM_NODE_NAME": "a/b"}, "must be a name without '/'"),
         ],
     )
-    def test_a_wrong_setting_is_refused_with_a_sentence(
+    def test_invalid_setting_is_refused_with_an_explanation(
         self, tmp_path: Path, variables: dict[str, str], sentence: str
     ) -> None:
         launcher = Launcher(tmp_path, "namespaces", **variables)
@@ -208,7 +208,7 @@ class TestSettings:
 
 
 async def a_busy_launcher(directory: Path, driver: str) -> tuple[Launcher, set[int]]:
-    """With a resting environment, a running attempt, and processes left behind; and all its descendants."""
+    """Start a launcher with idle, running and leftover processes; return it and all its descendants."""
     launcher = Launcher(directory, driver)
     launcher.wait_until_ready()
     client = LauncherClient(launcher.socket)
@@ -225,12 +225,12 @@ async def a_busy_launcher(directory: Path, driver: str) -> tuple[Launcher, set[i
 
 FORBID = 'echo 0 > /proc/sys/user/max_user_namespaces && exec "$@"'
 WITHOUT_NAMESPACES = ("unshare", "-Ur", "sh", "-c", FORBID, "sh")
-"""The limit is the outer namespace's own; nothing on the host changes."""
+"""The limit applies to the outer namespace only; it changes nothing on the host."""
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
 class TestWithoutUserNamespaces:
-    def test_a_driver_that_was_chosen_and_needs_them_is_refused_with_what_to_do(self, tmp_path: Path) -> None:
+    def test_chosen_namespaces_driver_is_refused_with_advice(self, tmp_path: Path) -> None:
         launcher = Launcher(tmp_path, "namespaces", prefix=WITHOUT_NAMESPACES)
         with pytest.raises(RuntimeError, match=r"does not work on this host: .*TANGRAM_DRIVER=unsafe-local"):
             launcher.wait_until_ready()
@@ -238,7 +238,7 @@ class TestWithoutUserNamespaces:
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root of a namespace with one uid has none to give away")
     @pytest.mark.skipif(bool(ALL_DRIVERS["landlock"].problem()), reason=str(ALL_DRIVERS["landlock"].problem()))
-    async def test_the_default_falls_back_to_landlock_and_says_so_everywhere(self, tmp_path: Path) -> None:
+    async def test_default_driver_falls_back_to_landlock_and_reports_it(self, tmp_path: Path) -> None:
         launcher = Launcher(tmp_path, "auto", prefix=WITHOUT_NAMESPACES)
         launcher.wait_until_ready()
         client = LauncherClient(launcher.socket)
@@ -255,8 +255,8 @@ class TestWithoutUserNamespaces:
         assert (code, "falling back to the landlock driver" in errors) == (0, True)
 
 
-def test_the_launcher_needs_the_standard_library_alone() -> None:
-    """What it imports is in the memory of every warm action. Without site there are no other packages."""
+def test_launcher_imports_only_the_standard_library() -> None:
+    """Every warm action shares the launcher's imports. Python's `-S` option hides other packages."""
     roots = {str(Path(str(package.__file__)).parents[1]) for package in (arl_core, arl_cpu)}
     source = "import sys, arl_cpu.launcher.__main__; print('asyncio' in sys.modules)"
     command = [sys.executable, "-S", "-c", source]

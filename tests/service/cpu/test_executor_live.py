@@ -1,4 +1,4 @@
-"""Attempts that are looked at and fed while they run, as a manager may rely on it whatever runs them."""
+"""Test live output and stdin of running attempts, with every executor."""
 
 import asyncio
 import os
@@ -39,8 +39,8 @@ def files_of(bench: Bench) -> int:
     return len(os.listdir(f"/proc/{bench.launcher.pid}/fd"))
 
 
-class TestFollow:
-    async def test_output_is_there_before_the_end_and_more_is_waited_for(self, real: Bench) -> None:
+class TestPollOutput:
+    async def test_output_is_readable_during_the_run_and_polls_wait(self, real: Bench) -> None:
         spec = a_command("sh", "-c", "echo one; read x; echo $x", stdin_open=True)
         report = await real.begin(spec)
         assert await until_said(real, spec, 4) == b"one\n"
@@ -51,7 +51,7 @@ class TestFollow:
         assert output.stdout.data == b"two\n"
         assert (await report).stdout.data == b"one\ntwo\n"
 
-    async def test_an_ended_attempt_says_all_until_its_report_is_acknowledged(self, tmp_path: Path) -> None:
+    async def test_output_of_an_ended_attempt_is_readable_until_acknowledged(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local") as bench:
             assert bench.launcher is not None
             manager = LauncherClient(bench.launcher.socket)
@@ -67,7 +67,7 @@ class TestFollow:
             assert await manager.poll_output(Fence(uuid4(), 1), stdout=0, stderr=0) is None
             await manager.close()
 
-    async def test_output_past_what_is_kept_is_told_once_and_then_only_counted(self, real: Bench) -> None:
+    async def test_output_past_the_retained_size_is_only_counted(self, real: Bench) -> None:
         script = f"head -c {3 * KEEP} /dev/zero; read x; head -c {KEEP} /dev/zero; echo . >&2; read x"
         spec = a_command("sh", "-c", script, output_keep_bytes=KEEP, stdin_open=True)
         report = await real.begin(spec)
@@ -84,7 +84,7 @@ class TestFollow:
         await real.executor.feed_stdin(spec.fence, b"\n", offset=None, end=False)
         assert (await report).stdout.total_bytes == 4 * KEEP
 
-    async def test_a_question_that_is_withdrawn_or_whose_manager_is_gone_is_forgotten(self, tmp_path: Path) -> None:
+    async def test_cancelled_output_polls_do_not_affect_the_attempt(self, tmp_path: Path) -> None:
         async with a_bench(tmp_path, "unsafe-local") as bench:
             spec = a_command("sh", "-c", "echo ready; read x; echo done", stdin_open=True)
             report = await bench.begin(spec)
@@ -97,8 +97,8 @@ class TestFollow:
             assert (await report).stdout.data == b"ready\ndone\n"
 
 
-class TestFeed:
-    async def test_input_comes_after_the_first_and_ends_when_told(self, real: Bench) -> None:
+class TestFeedStdin:
+    async def test_fed_input_follows_initial_stdin_and_ends_on_request(self, real: Bench) -> None:
         spec = a_command("cat", stdin=b"first ", stdin_open=True)
         report = await real.begin(spec)
         await until_said(real, spec, 6)
@@ -106,14 +106,14 @@ class TestFeed:
         assert (fed.status, fed.offset) == ("taken", 5)
         assert (await report).stdout.data == b"first then\xff"
 
-    async def test_the_input_can_be_opened_by_its_name(self, real: Bench) -> None:
+    async def test_fed_stdin_can_be_opened_by_path(self, real: Bench) -> None:
         spec = a_command("sh", "-c", "echo ready; cat /dev/stdin", stdin_open=True)
         report = await real.begin(spec)
         await until_said(real, spec, 6)
         await real.executor.feed_stdin(spec.fence, b"named", offset=None, end=True)
         assert (await report).stdout.data == b"ready\nnamed"
 
-    async def test_repeated_and_overlapping_input_is_given_once_and_a_gap_is_refused(self, real: Bench) -> None:
+    async def test_overlapping_input_is_delivered_once_and_a_gap_is_refused(self, real: Bench) -> None:
         spec = a_command("cat", stdin_open=True)
         report = await real.begin(spec)
         for data, offset in ((b"abc", 0), (b"abc", 0), (b"cde", 2)):
@@ -124,7 +124,7 @@ class TestFeed:
             assert (await real.executor.feed_stdin(spec.fence, b"", offset=5, end=True)).status in ("taken", "absent")
         assert (await report).stdout.data == b"abcde"
 
-    async def test_a_program_that_does_not_read_is_given_a_bounded_amount(self, real: Bench) -> None:
+    async def test_input_for_a_program_that_does_not_read_is_bounded(self, real: Bench) -> None:
         spec = a_command("sleep", "30", stdin_open=True)
         report = await real.begin(spec)
         answers = [
@@ -135,7 +135,7 @@ class TestFeed:
         await real.executor.kill([spec.fence])
         assert (await report).outcome == "cancelled"
 
-    async def test_one_that_closed_its_input_takes_no_more(self, real: Bench) -> None:
+    async def test_program_that_closed_stdin_accepts_no_more_input(self, real: Bench) -> None:
         spec = a_command("sh", "-c", "exec <&-; echo closed; sleep 30", stdin_open=True)
         report = await real.begin(spec)
         await until_said(real, spec, 7)
@@ -147,7 +147,7 @@ class TestFeed:
         await real.executor.kill([spec.fence])
         await report
 
-    async def test_one_without_open_input_and_one_that_ended_take_none(self, real: Bench) -> None:
+    async def test_input_is_refused_for_unopened_stdin_and_ended_attempts(self, real: Bench) -> None:
         spec = a_command("sleep", "30")
         report = await real.begin(spec)
         assert (await real.executor.feed_stdin(spec.fence, b"x", offset=None, end=False)).status == "unopened"
@@ -155,7 +155,7 @@ class TestFeed:
         await report
         assert (await real.executor.feed_stdin(spec.fence, b"x", offset=None, end=False)).status == "absent"
 
-    async def test_no_file_stays_open_in_the_launcher(self, real: Bench) -> None:
+    async def test_feeding_leaves_no_open_file_in_the_launcher(self, real: Bench) -> None:
         environment = an_environment()
         await real.run(a_command("true", environment=environment))
         before = files_of(real)
@@ -169,9 +169,9 @@ class TestFeed:
 
 
 class TestSimulated:
-    """It writes nothing and reads nothing, and says so as the others would."""
+    """The simulated executor reads no input and writes no output, and follows the same contract."""
 
-    async def test_only_the_end_is_told(self) -> None:
+    async def test_simulated_attempt_reports_its_end_without_output(self) -> None:
         executor = SimulatedExecutor()
         bench = Bench(executor, await executor.connect())
         spec = a_command("sleep", "0.05", stdin_open=True)
@@ -184,7 +184,7 @@ class TestSimulated:
         await report
         await bench.close()
 
-    async def test_work_is_as_quick_as_its_cores_and_follows_them(self) -> None:
+    async def test_simulated_run_time_follows_the_allocated_cores(self) -> None:
         executor = SimulatedExecutor()
         bench = Bench(executor, await executor.connect())
         alone = await bench.begin(a_command("work", "0.1", "0.5", "4"))

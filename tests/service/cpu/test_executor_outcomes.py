@@ -1,4 +1,4 @@
-"""Outcomes that the launcher derives from exit statuses, limits and system call filters."""
+"""Test how the launcher derives outcomes from exit statuses and limits, and its wire format."""
 
 import struct
 
@@ -46,31 +46,31 @@ from support.sandbox import a_command, a_program, a_report
         (AttemptEnd(refused=True), ("user_error", None)),
     ],
 )
-def test_an_end_has_one_outcome(ended: AttemptEnd, outcome: tuple[str, str | None]) -> None:
+def test_attempt_end_maps_to_one_outcome_and_reason(ended: AttemptEnd, outcome: tuple[str, str | None]) -> None:
     assert outcome_of(ended) == outcome
 
 
 class TestProtocol:
     @pytest.mark.parametrize("spec", [a_command("a", "b", stdin=b"\xff", files={"x": b"\0"}), a_program("pass")])
-    def test_a_spec_survives_the_wire(self, spec: object) -> None:
+    def test_spec_is_equal_after_encoding_and_decoding(self, spec: object) -> None:
         frames = FrameReader()
         wire = encode_frame(encode_spec(spec))  # type: ignore[arg-type]
         (message,) = (each for byte in wire for each in frames.feed(bytes([byte])))
         assert decode_spec(message) == spec
 
-    def test_a_report_survives_the_wire(self) -> None:
+    def test_report_is_equal_after_encoding_and_decoding(self) -> None:
         report = a_report()
         (message,) = FrameReader().feed(encode_frame(encode_report(report)))
         assert decode_report(message) == report
 
-    def test_a_frame_without_end_is_refused(self) -> None:
+    def test_frame_above_the_size_limit_is_refused(self) -> None:
         with pytest.raises(ValueError, match="are allowed"):
             list(FrameReader().feed(struct.pack(">I", 1 << 31)))
 
 
-class TestFilter:
+class TestSystemCallFilter:
     @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-    def test_the_program_ends_in_allow_and_no_jump_leaves_it(self, machine: str) -> None:
+    def test_filter_ends_with_allow_and_all_jumps_stay_inside(self, machine: str) -> None:
         code = build_filter(has_cgroup=False, machine=machine)
         instructions = list(struct.iter_unpack("HBBI", code))
         assert instructions[-1] == (0x06, 0, 0, 0x7FFF0000)

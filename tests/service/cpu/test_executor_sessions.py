@@ -1,4 +1,4 @@
-"""Shells that stay open between actions: what they keep, how their commands end, and what is left of them."""
+"""Test sessions: shell state between commands, command outcomes, timeouts and session ends."""
 
 import asyncio
 import os
@@ -24,7 +24,7 @@ async def bench(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 
 class Shell:
-    """A session, as a client uses it."""
+    """A client's handle for one session of an environment."""
 
     def __init__(self, bench: Bench, environment: EnvironmentSpec | None = None, name: str = "main") -> None:
         self.bench, self.name = bench, name
@@ -56,27 +56,27 @@ def files_of(bench: Bench) -> int:
     return len(os.listdir(f"/proc/{bench.launcher.pid}/fd"))
 
 
-class TestWhatIsKept:
-    async def test_directory_variables_functions_and_options(self, shell: Shell) -> None:
+class TestSessionState:
+    async def test_session_keeps_directory_variables_functions_and_options(self, shell: Shell) -> None:
         first = await shell.run("mkdir d; cd d; x=5; export y=6; f() { echo f $x; }; shopt -s nullglob")
         assert (first.outcome, first.message) == ("ok", "session 'main' began with this command")
         said = await shell.run("basename $PWD; f; sh -c 'echo $y'; echo *.none")
         assert (said.stdout.data, said.message) == (b"d\nf 5\n6\n\n", None)
 
-    async def test_a_background_job(self, shell: Shell) -> None:
+    async def test_session_keeps_a_background_job(self, shell: Shell) -> None:
         started = await shell.run("sleep 60 &")
         assert (started.outcome, started.leftover_processes) == ("ok", 1)
         assert "sleep 60" in await shell.says("jobs")
         assert await shell.says("kill %1; wait %1; echo $?") == "143\n"
         assert await shell.says("jobs") == ""
 
-    async def test_two_sessions_of_an_environment_share_its_files_and_nothing_else(self, shell: Shell) -> None:
+    async def test_two_sessions_of_one_environment_share_only_files(self, shell: Shell) -> None:
         other = Shell(shell.bench, shell.environment, "other")
         await shell.run("x=1; echo hello > file; cd /")
         assert await other.says("echo [$x]; cat file") == "[]\nhello\n"
         assert await shell.says("echo $x $PWD") == "1 /\n"
 
-    async def test_an_ordinary_action_between_two_commands(self, shell: Shell) -> None:
+    async def test_ordinary_action_between_two_commands_leaves_session_state_unchanged(self, shell: Shell) -> None:
         await shell.run("x=1; echo hello > file")
         report = await shell.bench.run(a_command("cat", "file", environment=shell.environment))
         assert report.stdout.data == b"hello\n"
@@ -84,7 +84,7 @@ class TestWhatIsKept:
 
 
 class TestCommands:
-    async def test_the_status_is_that_of_the_command(self, shell: Shell) -> None:
+    async def test_exit_code_is_that_of_the_command(self, shell: Shell) -> None:
         report = await shell.run("echo out; echo err >&2; (exit 3)")
         assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 3, b"out\nerr\n")
         assert await shell.says("echo still") == "still\n"
@@ -101,25 +101,25 @@ class TestCommands:
             ("test -t 0 && test -t 1 && echo terminal; echo $TERM", "terminal\ndumb\n"),
         ],
     )
-    async def test_any_text_is_run_as_it_is(self, shell: Shell, command: str, said: str) -> None:
+    async def test_any_command_text_runs_unchanged(self, shell: Shell, command: str, said: str) -> None:
         assert await shell.says(command) == said
 
-    async def test_a_syntax_error_ends_only_its_command(self, shell: Shell) -> None:
+    async def test_syntax_error_ends_only_its_command(self, shell: Shell) -> None:
         await shell.run("x=1")
         report = await shell.run("if then fi")
         assert (report.outcome, report.exit_code) == ("user_error", 2)
         assert b"syntax error" in report.stdout.data
         assert await shell.says("echo $x") == "1\n"
 
-    async def test_much_output_comes_whole_and_before_the_end(self, shell: Shell) -> None:
+    async def test_large_output_is_counted_completely(self, shell: Shell) -> None:
         report = await shell.run("seq 1 150000; echo last")
         expected = "".join(f"{n}\n" for n in range(1, 150001)) + "last\n"
         assert (report.stdout.total_bytes, report.stdout.data) == (len(expected), expected.encode()[: 1 << 20])
 
-    async def test_a_long_command_arrives(self, shell: Shell) -> None:
+    async def test_command_of_200_kb_runs(self, shell: Shell) -> None:
         assert await shell.says(f"echo {'x' * 200_000} | wc -c") == "200001\n"
 
-    async def test_a_flood_is_a_limit_exceeded_and_the_session_lives(self, shell: Shell) -> None:
+    async def test_output_flood_is_limit_exceeded_and_the_session_survives(self, shell: Shell) -> None:
         await shell.run("x=1")
         report = await shell.run("yes", output_kill_bytes=1 << 20)
         assert (report.outcome, report.reason, report.message) == ("limit_exceeded", "output", None)
@@ -135,7 +135,7 @@ class TestCommands:
             "set -u",
         ],
     )
-    async def test_what_an_earlier_one_set_is_not_in_the_way_of_the_next(self, shell: Shell, before: str) -> None:
+    async def test_shell_settings_of_one_command_do_not_break_the_next(self, shell: Shell, before: str) -> None:
         await shell.run(before)
         if before == "TMOUT=1":
             await shell.bench.run(a_command("sleep", "1.3", environment=shell.environment))
@@ -144,7 +144,7 @@ class TestCommands:
             assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 1, b"hello\n"), report
             assert report.message is None
 
-    async def test_of_what_is_traced_only_the_command_is_shown(self, shell: Shell) -> None:
+    async def test_traced_output_shows_only_the_command(self, shell: Shell) -> None:
         await shell.run("set -x")
         for _ in range(2):
             shown = await shell.says("echo hello")
@@ -156,11 +156,11 @@ class TestCommands:
         assert "hello" not in await shell.says("set +x; true")
         assert await shell.says("echo hello; echo error >&2") == "hello\nerror\n"
 
-    async def test_files_go_in_and_come_out(self, shell: Shell) -> None:
+    async def test_command_reads_input_files_and_returns_fetched_files(self, shell: Shell) -> None:
         report = await shell.run("tr a-z A-Z < in > out", files={"in": b"abc"}, fetch=("out",))
         assert report.files == {"out": b"ABC"}
 
-    async def test_it_reads_what_is_sent_to_it(self, shell: Shell) -> None:
+    async def test_command_reads_fed_stdin(self, shell: Shell) -> None:
         spec = shell.spec("echo ready; read x; echo got $x; cat", stdin_open=True)
         report = await shell.bench.begin(spec)
         output = await shell.bench.executor.poll_output(spec.fence, stdout=0, stderr=0)
@@ -171,12 +171,12 @@ class TestCommands:
         assert (await report).stdout.data == b"ready\ngot one\nrest"
         assert await shell.says("echo after") == "after\n"
 
-    async def test_what_one_command_did_not_read_is_not_the_next_ones(self, shell: Shell) -> None:
+    async def test_unread_stdin_of_a_command_is_discarded(self, shell: Shell) -> None:
         await shell.run("true", stdin=b"unread\n")
         report = await shell.run("read x; echo [$x]", stdin=b"mine\n")
         assert report.stdout.data == b"[mine]\n"
 
-    async def test_a_terminal_that_was_left_raw_is_as_before_for_the_next(self, shell: Shell) -> None:
+    async def test_raw_terminal_mode_is_reset_for_the_next_command(self, shell: Shell) -> None:
         before = await shell.says("stty -a")
         await shell.run("stty raw echo")
         assert await shell.says("stty -a") == before
@@ -186,17 +186,17 @@ class TestTerminal:
     @pytest.mark.parametrize(
         "command", ["cat; cat", "read x || read x || echo end", "sh -c 'cat; cat'", "python3 -c 'input()' || true"]
     )
-    async def test_without_input_whoever_reads_it_is_at_the_end(self, shell: Shell, command: str) -> None:
+    async def test_command_without_stdin_reads_end_of_file(self, shell: Shell, command: str) -> None:
         report = await shell.run(command, timeout_s=5)
         assert report.outcome == "ok", report
         assert await shell.says("test -t 0 && echo terminal") == "terminal\n"
 
     @pytest.mark.parametrize("given", [b"one\ntwo\n", b"one\ntwo", b"line\n" * 20_000])
-    async def test_given_input_ends(self, shell: Shell, given: bytes) -> None:
+    async def test_given_stdin_ends_with_end_of_file(self, shell: Shell, given: bytes) -> None:
         report = await shell.run("cat", stdin=given, timeout_s=5)
         assert (report.outcome, report.stdout.data) == ("ok", given)
 
-    async def test_one_that_was_left_not_to_block_blocks_for_the_next(self, shell: Shell) -> None:
+    async def test_nonblocking_terminal_is_reset_for_the_next_command(self, shell: Shell) -> None:
         await shell.run("python3 -c 'import os; os.set_blocking(0, False)'")
         spec = shell.spec("echo ready; cat", stdin_open=True)
         report = await shell.bench.begin(spec)
@@ -205,11 +205,11 @@ class TestTerminal:
         await shell.bench.executor.feed_stdin(spec.fence, b"late\n", offset=None, end=True)
         assert (await report).stdout.data == b"ready\nlate\n"
 
-    async def test_one_that_was_stopped_goes_on_for_the_next(self, shell: Shell) -> None:
+    async def test_stopped_terminal_output_resumes_for_the_next_command(self, shell: Shell) -> None:
         await shell.run("x=1; python3 -c 'import termios; termios.tcflow(0, termios.TCOOFF)'", timeout_s=1)
         assert await shell.says("echo $x") == "1\n"
 
-    async def test_one_that_was_made_into_something_else_costs_only_the_session(self, shell: Shell) -> None:
+    async def test_changed_terminal_line_discipline_restarts_only_the_session(self, shell: Shell) -> None:
         first = await shell.run("python3 -c 'import fcntl, struct; fcntl.ioctl(0, 0x5423, struct.pack(\"i\", 27))'")
         report = await shell.run("echo hello")
         assert (report.outcome, report.stdout.data) == ("ok", b"hello\n")
@@ -224,7 +224,7 @@ class TestStopping:
     @pytest.mark.parametrize(
         "command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read -n 1 x"]
     )
-    async def test_at_its_timeout_a_command_is_interrupted_and_the_session_lives_on(
+    async def test_command_past_its_timeout_is_interrupted_and_the_session_survives(
         self, shell: Shell, command: str
     ) -> None:
         await shell.run("x=1")
@@ -233,13 +233,13 @@ class TestStopping:
         assert report.stdout.data.startswith(b"begun\n")
         assert await shell.says("echo $x") == "1\n"
 
-    async def test_one_that_ignores_an_interrupt_is_killed_and_the_session_lives_on(self, shell: Shell) -> None:
+    async def test_command_that_ignores_sigint_is_killed_and_the_session_survives(self, shell: Shell) -> None:
         await shell.run("x=1; sleep 61 &")
         late = await shell.run("sh -c \"trap '' INT; sleep 60; sleep 60\"", timeout_s=0.3)
         assert (late.outcome, late.message) == ("user_timeout", None)
         assert "sleep 61" in await shell.says("echo $x; jobs")
 
-    async def test_a_shell_that_does_not_answer_is_given_up_and_the_result_says_so(self, shell: Shell) -> None:
+    async def test_unresponsive_shell_is_killed_and_reported_in_the_result(self, shell: Shell) -> None:
         await shell.run("x=1")
         report = await shell.run("trap '' INT; while :; do :; done", timeout_s=0.3)
         assert report.outcome == "user_timeout"
@@ -247,7 +247,7 @@ class TestStopping:
         again = await shell.run("echo [$x]")
         assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
 
-    async def test_a_cancelled_command_is_cancelled_and_the_session_lives_on(self, shell: Shell) -> None:
+    async def test_cancelled_command_leaves_the_session_alive(self, shell: Shell) -> None:
         await shell.run("x=1")
         spec = shell.spec("sleep 60")
         report = await shell.bench.begin(spec)
@@ -256,8 +256,8 @@ class TestStopping:
         assert await shell.says("echo $x") == "1\n"
 
 
-class TestEnd:
-    async def test_an_exit_ends_it_and_the_next_command_begins_another(self, shell: Shell) -> None:
+class TestSessionEnd:
+    async def test_exit_ends_the_session_and_the_next_command_starts_another(self, shell: Shell) -> None:
         await shell.run("x=1")
         report = await shell.run("echo bye; exit 3")
         assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 3, b"bye\n")
@@ -265,7 +265,7 @@ class TestEnd:
         again = await shell.run("echo [$x]")
         assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
 
-    async def test_a_shell_that_kills_itself_says_nothing_and_is_known_to_be_gone(self, shell: Shell) -> None:
+    async def test_shell_that_kills_itself_is_reported_as_ended(self, shell: Shell) -> None:
         report = await shell.run("kill -9 $$")
         assert (report.outcome, report.signal) == ("user_error", KILLED)
         assert "began with this command; session 'main' ended" in (report.message or "")
@@ -273,19 +273,19 @@ class TestEnd:
     @pytest.mark.parametrize(
         "said", ["yes | tr -d '\\n' | head -c 3000000", "printf '%09000d\\0' 1", "printf 'x:%d\\0' 1 2 3"]
     )
-    async def test_nonsense_where_it_tells_of_ends_costs_only_the_session(self, shell: Shell, said: str) -> None:
+    async def test_malformed_data_on_the_control_channel_ends_only_that_session(self, shell: Shell, said: str) -> None:
         report = await shell.run(f"for f in /proc/$$/fd/1?; do {said} > $f; done 2>/dev/null", timeout_s=3)
         assert report.outcome in ("ok", "user_error", "user_timeout")
         assert await Shell(shell.bench, shell.environment, "other").says("echo hello") == "hello\n"
 
-    async def test_one_that_was_killed_between_two_commands_is_replaced(self, shell: Shell) -> None:
+    async def test_session_killed_between_two_commands_is_replaced(self, shell: Shell) -> None:
         await shell.run("x=1; echo $$ > pid")
         await shell.bench.run(a_command("sh", "-c", "kill -9 $(cat pid)", environment=shell.environment))
         again = await shell.run("echo [$x]")
         assert (again.stdout.data, again.message) == (b"[]\n", "session 'main' began with this command")
 
     @pytest.mark.parametrize("between", [False, True])
-    async def test_one_whose_death_a_job_outlives_is_known_to_be_gone(self, shell: Shell, between: bool) -> None:
+    async def test_killed_shell_with_a_surviving_job_is_reported_as_ended(self, shell: Shell, between: bool) -> None:
         keep = "(trap '' HUP; while :; do sleep 1; done) &"
         if between:
             await shell.run(f"{keep} echo $$ > pid")
@@ -299,26 +299,26 @@ class TestEnd:
         again = await shell.run("echo hello", timeout_s=5)
         assert (again.stdout.data, again.message) == (b"hello\n", "session 'main' began with this command")
 
-    async def test_one_that_was_interrupted_between_two_commands_lives_on(self, shell: Shell) -> None:
+    async def test_session_interrupted_between_two_commands_survives(self, shell: Shell) -> None:
         await shell.run("x=1; echo $$ > pid")
         await shell.bench.run(a_command("sh", "-c", "kill -INT $(cat pid); sleep 0.3", environment=shell.environment))
         for _ in range(2):
             assert (await shell.says("echo $x; echo error >&2")).lstrip() == "1\nerror\n"
 
-    async def test_without_bash_there_is_none_and_the_result_says_why(self, shell: Shell) -> None:
+    async def test_session_without_bash_fails_with_an_explanation(self, shell: Shell) -> None:
         await shell.bench.run(replace(a_command(env={"PATH": "/nowhere"}, environment=shell.environment), argv=None))
         report = await shell.run("echo hello")
         assert report.outcome == "user_error"
         assert "a session needs bash" in (report.message or "")
 
-    async def test_there_are_not_more_than_sixteen(self, shell: Shell) -> None:
+    async def test_seventeenth_session_of_an_environment_is_refused(self, shell: Shell) -> None:
         for number in range(16):
             assert await Shell(shell.bench, shell.environment, f"s{number}").says("echo hello") == "hello\n"
         refused = await shell.run("echo hello")
         message = "an environment can have at most 16 sessions; end one with `exit`"
         assert (refused.outcome, refused.message) == ("user_error", message)
 
-    async def test_no_file_stays_open_in_the_launcher(self, bench: Bench) -> None:
+    async def test_sessions_leave_no_open_file_in_the_launcher(self, bench: Bench) -> None:
         await bench.run(a_command("true"))
         before = files_of(bench)
         shell = Shell(bench)
@@ -329,7 +329,7 @@ class TestEnd:
         await eventually(lambda: files_of(bench) <= before)
 
 
-async def test_a_frozen_background_job_gets_no_time_between_commands(tmp_path: Path) -> None:
+async def test_background_job_gets_no_cpu_between_commands(tmp_path: Path) -> None:
     async with a_bench(tmp_path, "namespaces") as bench:
         shell = Shell(bench)
         await shell.run("while :; do n=$((n + 1)); done & echo $! > pid")

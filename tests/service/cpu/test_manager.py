@@ -1,4 +1,4 @@
-"""The CPU manager on a real Postgres and an executor that the test drives."""
+"""Test the CPU manager on a real Postgres, with an executor that the test controls."""
 
 import contextlib
 import json
@@ -45,7 +45,7 @@ def was_freed(cpu: Cpu, fence: Fence) -> bool:
 
 
 class TestStart:
-    async def test_nothing_starts_before_its_running_edge_has_committed(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_attempt_starts_only_after_its_running_state_is_committed(self, cpu: Cpu, rows: Rows) -> None:
         seen: list[str] = []
 
         async def look(specs: Sequence[ExecSpec]) -> None:
@@ -55,19 +55,19 @@ class TestStart:
         await cpu.running()
         assert seen == ["running"]
 
-    async def test_a_grant_that_no_hint_brought_is_found_by_the_poll(self, cpu: Cpu) -> None:
+    async def test_grant_without_notification_is_found_by_the_poll(self, cpu: Cpu) -> None:
         action = await cpu.granted()
         assert (await cpu.executor.next_start()).fence == Fence(action, 1)
 
-    async def test_one_that_cannot_be_read_is_not_the_end_of_the_others(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_unreadable_action_settles_without_blocking_other_grants(self, cpu: Cpu, rows: Rows) -> None:
         bad, good = await cpu.granted(), await cpu.granted()
         await rows.execute("update action_specs set payload = '{}' where id = $1", bad)
         await cpu.offer(bad, good)
         assert (await cpu.executor.next_start()).fence == Fence(good, 1)
         assert (await rows.until_state(bad, "settled"))["reason"] == "setup_failed"
 
-    async def test_a_second_copy_of_a_grant_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
-        """Neither does it start again, nor does it give back what the first holds."""
+    async def test_duplicate_grant_of_a_running_action_is_ignored(self, cpu: Cpu, rows: Rows) -> None:
+        """A duplicate grant neither starts the action again nor frees the allocation of the first."""
         fence = await cpu.running()
         await cpu.offer(fence.action_id)
         other = await cpu.running()
@@ -76,7 +76,7 @@ class TestStart:
         assert await rows.value("select reason from attempts where id = $1", full) == "refused"
         assert cpu.executor.started == [fence, other]
 
-    async def test_a_copy_that_comes_after_the_end_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_duplicate_grant_after_the_end_is_ignored(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         cpu.executor.finish(fence)
         await cpu.peers.until(lambda _: was_freed(cpu, fence))
@@ -86,29 +86,27 @@ class TestStart:
         assert await rows.state(fence.action_id) == ("settled", "ok", None)
 
     @pytest.mark.parametrize("environment", [None, UUID(int=5)])
-    async def test_a_fence_that_was_lost_does_not_start_and_holds_nothing(
-        self, environment: UUID | None, cpu: Cpu
-    ) -> None:
-        """Starts are in one line, so that once the second has started the first is known to be lost."""
+    async def test_grant_with_a_lost_fence_does_not_start_or_allocate(self, environment: UUID | None, cpu: Cpu) -> None:
+        """Starts run in order, so the first grant was dropped if the second one has started."""
         large = {"cpu_milli": 1000, "memory_mib": 900, "disk_mib": 900}
         await cpu.offer(await cpu.granted(state="queued", node_id=None), amounts=large, environment_id=environment)
         second = await cpu.running()
         third = await cpu.running(amounts=large)
         assert cpu.executor.started == [second, third]
 
-    async def test_a_grant_to_an_earlier_life_of_the_node_is_nothing(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_grant_to_an_earlier_node_epoch_is_ignored(self, cpu: Cpu, rows: Rows) -> None:
         action = await cpu.granted(node_epoch=UUID(int=99))
         await cpu.manager.accept_grants([], epoch=UUID(int=99))
         await cpu.running()
         assert (await rows.of(action))["state"] == "granted"
 
-    async def test_an_action_cancelled_before_its_start_settles_without_one(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_action_cancelled_before_its_start_settles_without_starting(self, cpu: Cpu, rows: Rows) -> None:
         action = await cpu.granted(cancel_requested_at=await rows.value("select now()"))
         await rows.until_state(action, "settled")
         assert await rows.state(action) == ("settled", "cancelled", None)
         assert cpu.executor.started == []
 
-    async def test_the_executor_is_told_which_cores_are_whose(self, cpu: Cpu) -> None:
+    async def test_executor_receives_distinct_cores_per_action(self, cpu: Cpu) -> None:
         specs = []
         for _ in range(2):
             await cpu.offer(await cpu.granted())
@@ -116,7 +114,7 @@ class TestStart:
         assert sorted(core for spec in specs for core in spec.cores) == [0, 1]
 
     @pytest.mark.parametrize(("elastic", "widest"), [(None, 0), ({"resource": "cpu_milli", "max": 4000}, 4000)])
-    async def test_the_executor_is_told_how_wide_a_resize_may_make_an_action(
+    async def test_executor_receives_the_maximum_cores_of_an_elastic_action(
         self, cpu: Cpu, elastic: dict[str, object] | None, widest: int
     ) -> None:
         await cpu.offer(await cpu.granted(elastic=elastic))
@@ -124,7 +122,7 @@ class TestStart:
 
 
 class TestTemplates:
-    async def test_those_of_the_node_are_published_and_again_when_they_change(self, rows: Rows, tmp_path: Path) -> None:
+    async def test_node_publishes_its_templates_after_every_change(self, rows: Rows, tmp_path: Path) -> None:
         store = TemplateStore(tmp_path / "store")
         (tmp_path / "tree").mkdir()
         budget = ImportBudget(max_bytes=1 << 20, max_members=10)
@@ -139,7 +137,7 @@ class TestTemplates:
             remove_template(store, "first")
             await eventually(lambda: has_published(rows, ["second"]))
 
-    async def test_a_node_that_cannot_use_them_publishes_none(self, rows: Rows, tmp_path: Path) -> None:
+    async def test_node_without_template_support_publishes_none(self, rows: Rows, tmp_path: Path) -> None:
         store = TemplateStore(tmp_path / "store")
         (tmp_path / "tree").mkdir()
         import_template(store, tmp_path / "tree", "t", budget=ImportBudget(max_bytes=1 << 20, max_members=10))
@@ -156,8 +154,8 @@ async def has_published(rows: Rows, names: list[str]) -> bool:
     return [each["name"] for each in await published(rows)] == names
 
 
-class TestRefuse:
-    async def test_what_does_not_fit_goes_back_to_the_queue(self, cpu: Cpu, rows: Rows) -> None:
+class TestRefusedGrants:
+    async def test_grant_that_does_not_fit_is_requeued(self, cpu: Cpu, rows: Rows) -> None:
         held = [await cpu.running(), await cpu.running()]
         action = await cpu.granted()
         await cpu.peers.until(lambda _: was_freed(cpu, Fence(action, 1)))
@@ -165,13 +163,13 @@ class TestRefuse:
         assert (row["state"], row["grant_no"], row["failures"]) == ("queued", 1, 0)
         assert cpu.executor.started == held
 
-    async def test_a_second_action_of_a_busy_environment_goes_back(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_second_action_of_a_busy_environment_is_requeued(self, cpu: Cpu, rows: Rows) -> None:
         inside = {"trajectory": "x", "scope": "trajectory", "environment_id": uuid4()}
         await cpu.running(**inside)
         second = await cpu.granted(**inside)
         await rows.until_state(second, "queued")
 
-    async def test_what_was_given_back_fits_again(self, cpu: Cpu) -> None:
+    async def test_freed_resources_can_be_allocated_again(self, cpu: Cpu) -> None:
         for _ in range(3):
             fence = await cpu.running(amounts=WHOLE_NODE)
             cpu.executor.finish(fence)
@@ -179,7 +177,7 @@ class TestRefuse:
 
 
 class TestSettle:
-    async def test_an_outcome_and_its_result_are_written_once(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_outcome_and_result_are_written_once(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         cpu.executor.finish(fence, "ok", stdout=CapturedStream(b"hi", 2))
         await cpu.executor.until_acknowledged(fence)
@@ -189,7 +187,7 @@ class TestSettle:
         sql = "select grant_no, exit_code, stdout from action_results where id = $1"
         assert [tuple(row) for row in await rows.pool.fetch(sql, fence.action_id)] == [(1, 0, b"hi")]
 
-    async def test_a_report_that_comes_twice_at_once_holds_nobody_up(
+    async def test_duplicate_report_does_not_delay_other_reports(
         self, cpu: Cpu, rows: Rows, caplog: pytest.LogCaptureFixture
     ) -> None:
         first, second = await cpu.running(), await cpu.running()
@@ -199,7 +197,7 @@ class TestSettle:
         assert [await rows.state(fence.action_id) for fence in (first, second)] == [("settled", "ok", None)] * 2
         assert "trying again" not in caplog.text
 
-    async def test_an_infra_error_goes_back_to_the_queue_while_retries_are_left(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_infrastructure_error_is_requeued_while_retries_are_left(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running(retries=1)
         cpu.executor.finish(fence, "infra_error", reason="agent_lost")
         row = await rows.until_state(fence.action_id, "queued")
@@ -208,18 +206,18 @@ class TestSettle:
         assert (kept["grant_no"], kept["reason"], kept["started_at"]) == (1, "agent_lost", row["started_at"])
         assert await rows.value("select count(*) from action_results") == 0
 
-    async def test_an_infra_error_without_retries_settles_with_its_reason(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_infrastructure_error_without_retries_settles_with_its_reason(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running(retries=1, failures=1)
         cpu.executor.finish(fence, "infra_error", reason="agent_lost")
         await rows.until_state(fence.action_id, "settled")
         assert await rows.state(fence.action_id) == ("settled", "infra_error", "agent_lost")
 
-    async def test_a_user_error_is_never_retried(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_user_error_is_never_retried(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running(retries=5)
         cpu.executor.finish(fence, "user_error", exit_code=1)
         assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "user_error"
 
-    async def test_inside_an_environment_only_the_idempotent_is_retried(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_only_idempotent_action_is_retried_inside_an_environment(self, cpu: Cpu, rows: Rows) -> None:
         inside = {"scope": "trajectory", "retries": 1}
         once = await cpu.running(**inside, trajectory="a", environment_id=uuid4())
         twice = await cpu.running(**inside, trajectory="b", environment_id=uuid4(), idempotent=True)
@@ -228,7 +226,7 @@ class TestSettle:
         await rows.until_state(once.action_id, "settled")
         await rows.until_state(twice.action_id, "queued")
 
-    async def test_a_report_of_a_lost_fence_changes_nothing_and_is_forgotten(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_report_of_a_lost_fence_is_acknowledged_without_effect(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         await rows.unguarded(TAKEN_AWAY, fence.action_id)
         cpu.executor.finish(fence)
@@ -238,16 +236,14 @@ class TestSettle:
 
 
 class TestKill:
-    async def test_a_running_action_with_a_cancel_wish_is_killed_and_settles_cancelled(
-        self, cpu: Cpu, rows: Rows
-    ) -> None:
+    async def test_cancel_request_kills_a_running_action_and_settles_it_cancelled(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         await rows.unguarded(WISHED, fence.action_id)
         assert await cpu.executor.next_kill() == fence
         assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "cancelled"
         assert cpu.executor.killed == [fence]
 
-    async def test_a_result_that_came_before_the_wish_stays(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_result_reported_before_the_kill_is_kept(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         cpu.executor.running.clear()
         await rows.unguarded(WISHED, fence.action_id)
@@ -255,9 +251,7 @@ class TestKill:
         cpu.executor.finish(fence)
         assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "ok"
 
-    async def test_an_attempt_whose_fence_was_lost_is_killed_and_gives_its_cores_back(
-        self, cpu: Cpu, rows: Rows
-    ) -> None:
+    async def test_attempt_with_lost_fence_is_killed_and_frees_its_cores(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running(amounts=WHOLE_NODE)
         await rows.unguarded(TAKEN_AWAY, fence.action_id)
         assert await cpu.executor.next_kill() == fence
@@ -267,7 +261,7 @@ class TestKill:
 
 
 class TestRestart:
-    async def test_what_still_runs_is_adopted_and_not_started_again(self, rows: Rows) -> None:
+    async def test_restarted_manager_adopts_a_running_action_without_restarting_it(self, rows: Rows) -> None:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             fence = await cpu.running()
@@ -277,7 +271,7 @@ class TestRestart:
             assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "ok"
         assert executor.started == [fence]
 
-    async def test_what_it_adopts_holds_its_amounts(self, rows: Rows) -> None:
+    async def test_adopted_action_keeps_its_allocation(self, rows: Rows) -> None:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             await cpu.running(amounts=WHOLE_NODE)
@@ -285,7 +279,7 @@ class TestRestart:
             action = await cpu.granted()
             await rows.until_state(action, "queued")
 
-    async def test_what_ended_meanwhile_settles(self, rows: Rows) -> None:
+    async def test_action_that_ended_during_the_restart_settles(self, rows: Rows) -> None:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             fence = await cpu.running()
@@ -296,7 +290,7 @@ class TestRestart:
             await cpu.executor.until_acknowledged(fence)
         assert executor.started == [fence]
 
-    async def test_what_was_committed_as_running_and_never_started_starts(self, rows: Rows) -> None:
+    async def test_running_row_that_never_started_is_started(self, rows: Rows) -> None:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             missing = await cpu.granted(state="running", started_at=await rows.value("select now()"))
@@ -305,7 +299,7 @@ class TestRestart:
         async with managing(rows, executor):
             assert (await executor.next_start()).fence == Fence(missing, 1)
 
-    async def test_what_runs_without_a_row_is_killed(self, rows: Rows) -> None:
+    async def test_running_attempt_without_a_row_is_killed(self, rows: Rows) -> None:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             fence = await cpu.running()
@@ -313,7 +307,7 @@ class TestRestart:
         async with managing(rows, executor):
             assert await executor.next_kill() == fence
 
-    async def test_cores_that_an_adopted_action_runs_on_are_not_given_to_another(self, rows: Rows) -> None:
+    async def test_cores_of_an_adopted_action_are_not_assigned_again(self, rows: Rows) -> None:
         executor = FakeExecutor(EPOCH)
         async with managing(rows, executor) as cpu:
             first, second = await cpu.running(), await cpu.running()
@@ -324,7 +318,7 @@ class TestRestart:
             third = await cpu.running()
             assert not set(cores) & set(executor.running[third].cores)
 
-    async def test_under_another_epoch_the_old_environments_are_lost(self, rows: Rows) -> None:
+    async def test_new_node_epoch_marks_old_environments_as_lost(self, rows: Rows) -> None:
         async with managing(rows) as cpu:
             environment = uuid4()
             await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
@@ -341,7 +335,7 @@ class TestEnvironments:
         await cpu.peers.until(lambda _: was_freed(cpu, fence))
         return environment
 
-    async def test_a_deleted_one_is_destroyed_and_its_memory_free(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_deleted_environment_is_destroyed_and_frees_its_memory(self, cpu: Cpu, rows: Rows) -> None:
         environment = await self.idle(cpu)
         await rows.execute("update environments set delete_requested_at = now()")
         assert await cpu.executor.next_destroy() == environment
@@ -349,13 +343,13 @@ class TestEnvironments:
         await cpu.peers.until(lambda peers: ResourcesFreedNotification(fences=[]) in peers.bodies("/internal/freed"))
         await cpu.running(amounts=WHOLE_NODE)
 
-    async def test_one_that_nothing_used_for_its_ttl_is_destroyed(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_environment_idle_for_its_ttl_is_destroyed(self, cpu: Cpu, rows: Rows) -> None:
         environment = await self.idle(cpu)
         await rows.execute("update environments set last_used_at = now() - interval '1 day'")
         assert await cpu.executor.next_destroy() == environment
         await rows.until_value("idle", "select end_reason from environments where ended_at is not null")
 
-    async def test_a_busy_one_does_not_end(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_busy_environment_is_destroyed_only_after_its_action(self, cpu: Cpu, rows: Rows) -> None:
         environment = uuid4()
         fence = await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
         await rows.execute("update environments set delete_requested_at = now()")
@@ -365,11 +359,11 @@ class TestEnvironments:
         cpu.executor.finish(fence)
         assert await cpu.executor.next_destroy() == environment
 
-    async def test_one_that_the_executor_lost_is_a_tombstone(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_environment_lost_by_the_executor_is_marked_as_lost(self, cpu: Cpu, rows: Rows) -> None:
         cpu.executor.lose(await self.idle(cpu), "agent_died")
         await rows.until_value("agent_died", "select end_reason from environments where lost_at is not null")
 
-    async def test_an_action_for_a_tombstone_is_not_run_in_an_empty_one(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_action_for_a_lost_environment_settles_without_a_new_one(self, cpu: Cpu, rows: Rows) -> None:
         await rows.environment("x", cpu.manager.node_id, lost_at=await rows.value("select now()"))
         action = await cpu.granted(trajectory="x", scope="trajectory", environment_id=uuid4(), retries=3)
         await rows.until_state(action, "settled")
@@ -378,12 +372,12 @@ class TestEnvironments:
 
 
 class TestLease:
-    async def test_a_node_whose_lease_belongs_to_another_starts_nothing_more(self, rows: Rows) -> None:
+    async def test_node_that_lost_its_lease_starts_no_more_actions(self, rows: Rows) -> None:
         async with managing(rows, node_ttl_s=0.5, beat_s=0.05) as cpu:
             await rows.execute("update node_beats set epoch = $1", UUID(int=99))
 
             async def is_fenced() -> bool:
-                """Two polls in a row have left a grant alone."""
+                """Return True if the manager left a new grant unstarted."""
                 action = await cpu.granted()
                 with contextlib.suppress(TimeoutError):
                     cpu.executor.finish((await cpu.executor.next_start(timeout_s=0.2)).fence)

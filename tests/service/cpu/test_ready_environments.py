@@ -1,4 +1,4 @@
-"""Environments that stand ready before anybody asks for them."""
+"""Test environments that the launcher creates in advance."""
 
 import os
 import signal
@@ -26,12 +26,12 @@ def launcher_of(bench: Bench) -> Launcher:
 
 
 def ready_in(launcher: Launcher) -> list[str]:
-    """Their names, as the launcher lists them."""
+    """Return the names of the ready environments that the launcher lists."""
     listing = launcher.directory / "launcher" / "ready"
     return listing.read_text().split() if listing.exists() else []
 
 
-async def test_one_that_stands_ready_is_taken_and_another_takes_its_place(bench: Bench) -> None:
+async def test_action_takes_a_ready_environment_and_the_launcher_replaces_it(bench: Bench) -> None:
     launcher = launcher_of(bench)
     before = set(children_of(launcher))
     environment = an_environment()
@@ -43,7 +43,7 @@ async def test_one_that_stands_ready_is_taken_and_another_takes_its_place(bench:
     await bench.destroy(environment.id)
 
 
-async def test_its_sizes_are_those_of_whoever_takes_it(bench: Bench) -> None:
+async def test_ready_environment_gets_the_disk_size_of_its_action(bench: Bench) -> None:
     small, large = (an_environment(disk_mib=size, memory_mib=64) for size in (4, 24))
     program = "import os; s = os.statvfs('.'); print(s.f_blocks * s.f_frsize >> 20, os.getcwd())"
     for environment, shown in ((small, b"4 /workspace\n"), (large, b"24 /workspace\n")):
@@ -52,13 +52,13 @@ async def test_its_sizes_are_those_of_whoever_takes_it(bench: Bench) -> None:
     await bench.destroy(small.id, large.id)
 
 
-async def test_more_at_once_than_stand_ready_are_made_anew(bench: Bench) -> None:
+async def test_actions_beyond_the_ready_environments_create_new_ones(bench: Bench) -> None:
     reports = [await bench.begin(a_command("sleep", "0.2")) for _ in range(READY * 3)]
     assert {(await report).outcome for report in reports} == {"ok"}
     await eventually(lambda: len(ready_in(launcher_of(bench))) == READY)
 
 
-async def test_one_that_dies_before_its_use_is_nobodys_failure(bench: Bench) -> None:
+async def test_ready_environment_that_dies_early_fails_no_action(bench: Bench) -> None:
     launcher = launcher_of(bench)
     _, *ready = children_of(launcher)
     for pid in ready:
@@ -66,7 +66,7 @@ async def test_one_that_dies_before_its_use_is_nobodys_failure(bench: Bench) -> 
     assert {(await bench.run(a_command("true"))).outcome for _ in range(3)} == {"ok"}
 
 
-async def test_nothing_of_them_stays_when_the_launcher_ends(tmp_path: Path) -> None:
+async def test_launcher_exit_removes_all_ready_environments(tmp_path: Path) -> None:
     async with a_bench(tmp_path, "namespaces", ready=READY) as bench:
         launcher = launcher_of(bench)
         await eventually(lambda: len(ready_in(launcher)) == READY)

@@ -1,4 +1,4 @@
-"""Resizes of running actions, on a real Postgres and an executor that the test drives."""
+"""Test resizes of running actions on a real Postgres, with an executor that the test controls."""
 
 import asyncio
 import contextlib
@@ -36,7 +36,7 @@ async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
 
 
 async def as_scheduler(rows: Rows, statement: str, *values: object) -> None:
-    """With no more rights than it has."""
+    """Run the statement with the scheduler role's database rights."""
     connection = await asyncpg.connect(role_url(rows.owner_url, "scheduler", PASSWORDS["scheduler"]))
     try:
         await connection.execute(statement, *values)
@@ -57,25 +57,25 @@ def said(answer: ResizeResult) -> tuple[str, int | None, int | None, int]:
 
 
 def given(cpu: Cpu, fence: Fence) -> tuple[int, int, int]:
-    """Milli-cores, number of cores and sequence number that the executor runs it with."""
+    """Return the action's milli-cores, number of cores and resize sequence number in the executor."""
     spec = cpu.executor.running[fence]
     return spec.cpu_milli, len(spec.cores), spec.resize_seq
 
 
 class TestResize:
-    async def test_a_growth_takes_free_cores(self, cpu: Cpu) -> None:
+    async def test_growth_takes_free_cores(self, cpu: Cpu) -> None:
         fence = await cpu.running()
         (answer,) = await resize(cpu, a_resize(fence, 2000))
         assert said(answer) == ("done", 2000, 1, 0)
         assert given(cpu, fence) == (2000, 2, 1)
 
-    async def test_a_growth_beyond_what_is_free_is_refused_with_what_is_free(self, cpu: Cpu) -> None:
+    async def test_growth_above_free_cores_is_refused_with_the_free_amount(self, cpu: Cpu) -> None:
         fence, _ = await cpu.running(), await cpu.running(amounts=HALF)
         (answer,) = await resize(cpu, a_resize(fence, 2000))
         assert said(answer) == ("full", 1000, 0, 500)
         assert given(cpu, fence) == (1000, 1, 0)
 
-    async def test_what_a_shrink_gives_back_can_be_taken(self, cpu: Cpu) -> None:
+    async def test_cores_freed_by_a_shrink_can_be_allocated(self, cpu: Cpu) -> None:
         fence = await cpu.running(amounts=BOTH)
         (answer,) = await resize(cpu, a_resize(fence, 1000))
         assert said(answer) == ("done", 1000, 1, 1000)
@@ -83,7 +83,7 @@ class TestResize:
         other = await cpu.executor.next_start()
         assert not set(other.cores) & set(cpu.executor.running[fence].cores)
 
-    async def test_cores_of_a_shrink_are_not_free_before_the_executor_has_confirmed(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_cores_of_a_shrink_stay_allocated_until_the_executor_confirms(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running(amounts=BOTH)
         confirm, asked = asyncio.Event(), asyncio.Event()
 
@@ -101,13 +101,13 @@ class TestResize:
         late = await cpu.running()
         assert cpu.executor.started == [fence, late]
 
-    async def test_shrinks_of_a_batch_make_room_for_its_growths(self, cpu: Cpu) -> None:
+    async def test_shrinks_of_a_batch_are_applied_before_its_growths(self, cpu: Cpu) -> None:
         first, second = await cpu.running(), await cpu.running()
         answers = await resize(cpu, a_resize(first, 1500), a_resize(second, 500))
         assert [answer.status for answer in answers] == ["done", "done"]
         assert (given(cpu, first)[0], given(cpu, second)[0]) == (1500, 500)
 
-    async def test_between_whole_cores_and_fractions_both_ways(self, cpu: Cpu) -> None:
+    async def test_resize_between_whole_and_fractional_cores_works_both_ways(self, cpu: Cpu) -> None:
         fence = await cpu.running()
         for seq, (cpu_milli, cores, free) in enumerate(
             [(500, 1, 1500), (1500, 2, 500), (2000, 2, 0), (1500, 2, 500), (1000, 1, 1000)], start=1
@@ -117,25 +117,25 @@ class TestResize:
             assert given(cpu, fence) == (cpu_milli, cores, seq)
 
     @pytest.mark.parametrize("seq", [1, 2])
-    async def test_a_lower_or_equal_number_changes_nothing(self, cpu: Cpu, seq: int) -> None:
+    async def test_resize_with_an_old_sequence_number_is_stale(self, cpu: Cpu, seq: int) -> None:
         fence = await cpu.running()
         await resize(cpu, a_resize(fence, 2000, seq=2))
         (answer,) = await resize(cpu, a_resize(fence, 1000, seq=seq))
         assert said(answer) == ("stale", 2000, 2, 0)
         assert given(cpu, fence) == (2000, 2, 2)
 
-    async def test_of_one_action_in_a_batch_the_highest_number_counts(self, cpu: Cpu) -> None:
+    async def test_highest_sequence_number_of_an_action_in_a_batch_applies(self, cpu: Cpu) -> None:
         fence = await cpu.running()
         answers = await resize(cpu, a_resize(fence, 2000, seq=3), a_resize(fence, 500, seq=2))
         assert [answer.status for answer in answers] == ["done", "stale"]
         assert given(cpu, fence) == (2000, 2, 3)
 
-    async def test_the_same_resize_again_is_done_already(self, cpu: Cpu) -> None:
+    async def test_repeated_resize_returns_the_same_result(self, cpu: Cpu) -> None:
         fence = await cpu.running()
         first, second = [await resize(cpu, a_resize(fence, 2000)) for _ in range(2)]
         assert first == second
 
-    async def test_a_fence_that_does_not_run_here_is_absent(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_resize_of_an_unknown_fence_is_absent(self, cpu: Cpu, rows: Rows) -> None:
         ended = await cpu.running()
         cpu.executor.finish(ended)
         await cpu.executor.until_acknowledged(ended)
@@ -145,7 +145,7 @@ class TestResize:
         assert [said(answer) for answer in answers] == [("absent", None, None, 1000)] * 3
         assert given(cpu, running) == (1000, 1, 0)
 
-    async def test_one_that_ends_meanwhile_is_absent_and_its_cores_are_free(self, cpu: Cpu) -> None:
+    async def test_action_that_ends_during_a_resize_is_absent_and_freed(self, cpu: Cpu) -> None:
         fence = await cpu.running()
 
         async def end(resizes: Sequence[AttemptResize]) -> None:
@@ -158,13 +158,13 @@ class TestResize:
         await cpu.executor.until_acknowledged(fence)
         assert (await cpu.running(amounts=BOTH)) in cpu.executor.running
 
-    async def test_another_life_of_the_node_is_not_this_one(self, cpu: Cpu) -> None:
+    async def test_resize_for_another_node_epoch_is_absent(self, cpu: Cpu) -> None:
         fence = await cpu.running()
         (answer,) = await cpu.manager.resize([a_resize(fence, 2000)], epoch=UUID(int=99))
         assert answer.status == "absent"
         assert given(cpu, fence) == (1000, 1, 0)
 
-    async def test_a_batch_that_is_broken_off_frees_nothing(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_cancelled_resize_batch_frees_no_cores(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running(amounts=BOTH)
         asked = asyncio.Event()
 
@@ -185,7 +185,7 @@ class TestResize:
 
 
 class TestPoll:
-    async def test_a_growth_in_the_row_that_no_call_brought_is_applied(self, cpu: Cpu, rows: Rows) -> None:
+    async def test_growth_found_only_in_the_row_is_applied(self, cpu: Cpu, rows: Rows) -> None:
         fence = await cpu.running()
         asked = asyncio.Event()
 
@@ -198,7 +198,7 @@ class TestPoll:
         (answer,) = await resize(cpu, a_resize(fence, 2000))
         assert said(answer) == ("done", 2000, 1, 0)
 
-    async def test_a_row_behind_a_confirmed_shrink_takes_nothing_back(self, cpu: Cpu) -> None:
+    async def test_outdated_row_does_not_undo_a_confirmed_shrink(self, cpu: Cpu) -> None:
         fence = await cpu.running(amounts=BOTH)
         await resize(cpu, a_resize(fence, 1000))
         other = await cpu.running()  # a poll brought it, or came by meanwhile
@@ -206,9 +206,9 @@ class TestPoll:
         assert given(cpu, other) == (1000, 1, 0)
 
 
-class TestAdopt:
-    async def test_a_new_manager_goes_on_with_what_the_executor_runs(self, cpu: Cpu, rows: Rows) -> None:
-        """The row of a confirmed shrink is not written yet; its cores were given to another."""
+class TestAdoption:
+    async def test_new_manager_adopts_the_sizes_that_the_executor_runs(self, cpu: Cpu, rows: Rows) -> None:
+        """The row of a confirmed shrink is not written yet, but another action already has its cores."""
         fence = await cpu.running(amounts=BOTH)
         await resize(cpu, a_resize(fence, 1000))
         other = await cpu.running()

@@ -1,4 +1,4 @@
-"""Environments that shall begin with a snapshot, and the manager that restores it."""
+"""Test how the manager restores a snapshot into a new environment."""
 
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,12 +22,12 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 
 async def forking(cpu: Cpu, snapshot: UUID) -> Fence:
-    """An environment is being made that shall begin with this snapshot."""
+    """Start an action that creates an environment from this snapshot and return its fence."""
     made = {"trajectory": "x", "scope": "trajectory", "environment_id": uuid4()}
     return await cpu.running(kind="environment.create", snapshot=snapshot, argv=None, **made)
 
 
-async def test_an_environment_still_being_made_goes_on_being_one_with_a_snapshot(rows: Rows, tmp_path: Path) -> None:
+async def test_restarted_manager_still_restores_the_snapshot_of_a_new_environment(rows: Rows, tmp_path: Path) -> None:
     executor = FakeExecutor(EPOCH)
     async with managing(rows, executor, snapshots_dir=tmp_path) as cpu:
         fence = await forking(cpu, uuid4())
@@ -36,9 +36,7 @@ async def test_an_environment_still_being_made_goes_on_being_one_with_a_snapshot
         assert (await rows.until_state(fence.action_id, "settled"))["outcome"] == "user_error"
 
 
-async def test_what_does_not_hold_all_of_its_snapshot_is_destroyed_before_its_action_settles(
-    rows: Rows, tmp_path: Path
-) -> None:
+async def test_environment_with_a_failed_restore_is_destroyed_before_settling(rows: Rows, tmp_path: Path) -> None:
     snapshot = uuid4()
     async with managing(rows, snapshots_dir=tmp_path) as cpu:
         cpu.executor.file_operation = FailingWork(ConnectionError("it broke off"))
@@ -51,7 +49,7 @@ async def test_what_does_not_hold_all_of_its_snapshot_is_destroyed_before_its_ac
         assert await rows.value("select lost_at is not null from environments where id = $1", row["environment_id"])
 
 
-async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: Rows, tmp_path: Path) -> None:
+async def test_action_killed_during_a_restore_settles_as_cancelled(rows: Rows, tmp_path: Path) -> None:
     snapshot = uuid4()
     async with managing(rows, snapshots_dir=tmp_path) as cpu:
         cpu.executor.file_operation = work = FailingWork(ConnectionError("it was killed"), waits=True)
@@ -66,7 +64,7 @@ async def test_one_that_is_killed_while_it_gets_its_snapshot_is_cancelled(rows: 
         assert (row["outcome"], cpu.executor.destroyed) == ("cancelled", [row["environment_id"]])
 
 
-async def test_what_no_life_of_this_node_made_stays_where_it_is(rows: Rows, tmp_path: Path) -> None:
+async def test_manager_start_deletes_only_its_own_stale_snapshot_files(rows: Rows, tmp_path: Path) -> None:
     here, other = tmp_path / "node-n", tmp_path / "node-other"
     stays = [here / "notes.tar", here / "lost+found" / "x", other / f"{uuid4()}.tar", tmp_path / f"{uuid4()}.tar"]
     goes = [here / f"{uuid4()}.tar", here / f".partial-{uuid4()}"]

@@ -1,4 +1,4 @@
-"""Findings of `/v1/admin/consistency` in contradictory rows, which the owner of the database writes here."""
+"""Test that `/v1/admin/consistency` finds contradictory rows, which the test writes as owner."""
 
 from collections.abc import AsyncIterator
 from uuid import uuid4
@@ -33,8 +33,8 @@ async def result_of(rows: Rows, action: object, *, grant_no: int = 1) -> None:
     await rows.execute("insert into action_results (id, grant_no) values ($1, $2)", action, grant_no)
 
 
-class TestHeld:
-    async def test_nothing_is_held_where_nothing_runs(self, rows: Rows) -> None:
+class TestAllocations:
+    async def test_report_without_running_actions_shows_no_allocations(self, rows: Rows) -> None:
         settled = await rows.action(state="settled", outcome="ok")
         await result_of(rows, settled)
         await rows.action()
@@ -45,7 +45,7 @@ class TestHeld:
         }
         assert audited.findings == []
 
-    async def test_an_environment_holds_memory_once_and_its_action_the_cores(self, rows: Rows) -> None:
+    async def test_environment_memory_counts_once_and_cores_count_per_action(self, rows: Rows) -> None:
         home = await rows.environment("t1", 1)
         await rows.action(state="running", trajectory="t1", environment_id=home)
         await rows.action(state="granted")
@@ -56,7 +56,7 @@ class TestHeld:
         assert [(node.attempts, node.environments) for node in audited.nodes] == [(3, 1)]
         assert await found(rows) == {("overbooked", "n cpu_milli")}
 
-    async def test_what_actions_hold_besides_is_counted_inside_of_environments_too(self, rows: Rows) -> None:
+    async def test_other_resources_of_actions_inside_environments_are_counted(self, rows: Rows) -> None:
         amounts = {"cpu_milli": 1000, "memory_mib": 100, "disk_mib": 10, "npu": 1}
         for name in ("t1", "t2"):
             home = await rows.environment(name, 1)
@@ -66,7 +66,7 @@ class TestHeld:
 
 
 class TestFindings:
-    async def test_an_outcome_of_a_run_has_a_result_of_its_grant(self, rows: Rows) -> None:
+    async def test_missing_or_mismatched_results_are_found(self, rows: Rows) -> None:
         missing = await rows.action(state="settled", outcome="user_error")
         await rows.action(state="settled", outcome="cancelled")
         other = await rows.action(state="settled", outcome="ok", grant_no=2)
@@ -79,7 +79,7 @@ class TestFindings:
             ("result_before_the_end", str(early)),
         }
 
-    async def test_an_attempt_belongs_to_a_node_as_it_is_now(self, rows: Rows) -> None:
+    async def test_attempts_and_environments_of_another_node_epoch_are_found(self, rows: Rows) -> None:
         old = await rows.action(state="running", node_epoch=uuid4())
         nowhere = await rows.action(state="granted", node_id=77)
         home = await rows.environment("t1", 1, node_epoch=uuid4())
@@ -89,7 +89,7 @@ class TestFindings:
             ("environment_of_another_epoch", str(home)),
         }
 
-    async def test_an_environment_has_one_action_and_a_gone_one_none(self, rows: Rows) -> None:
+    async def test_shared_and_lost_environments_with_attempts_are_found(self, rows: Rows) -> None:
         shared = await rows.environment("t1", 1)
         for _ in range(2):
             await rows.action(state="running", trajectory="t1", environment_id=shared, amounts={"cpu_milli": 100})

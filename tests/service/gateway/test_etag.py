@@ -1,4 +1,4 @@
-"""`ETag` and `If-None-Match`: who knows a version is told of another one, and otherwise that there is none."""
+"""Test `ETag` and `If-None-Match`: a known version returns 304, a changed action returns 200."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -42,7 +42,7 @@ async def api(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def change(rows: Rows, action: UUID, columns: str) -> None:
-    """As whoever owns that edge would."""
+    """Change the action's columns and notify waiters, as the service that owns the transition does."""
     async with rows.pool.acquire() as connection, connection.transaction():
         await connection.execute("set local session_replication_role = replica")
         await connection.execute(f"update actions set {columns} where id = $1", action)
@@ -69,7 +69,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("columns", CHANGES.values(), ids=CHANGES.keys())
-async def test_another_version_has_another_tag(api: httpx.AsyncClient, rows: Rows, columns: str) -> None:
+async def test_changed_action_has_another_etag(api: httpx.AsyncClient, rows: Rows, columns: str) -> None:
     action = await rows.action()
     known = await tag_of(api, action)
     assert (await get(api, action, known)).status_code == 304
@@ -80,7 +80,7 @@ async def test_another_version_has_another_tag(api: httpx.AsyncClient, rows: Row
     assert answer.json()["id"] == str(action)
 
 
-async def test_every_change_has_a_tag_of_its_own(api: httpx.AsyncClient, rows: Rows) -> None:
+async def test_every_change_of_an_action_has_its_own_etag(api: httpx.AsyncClient, rows: Rows) -> None:
     action, tags = await rows.action(), set()
     for columns in CHANGES.values():
         await change(rows, action, columns)
@@ -88,7 +88,7 @@ async def test_every_change_has_a_tag_of_its_own(api: httpx.AsyncClient, rows: R
     assert len(tags) == len(CHANGES)
 
 
-async def test_what_is_known_is_not_sent_again(api: httpx.AsyncClient, rows: Rows) -> None:
+async def test_known_etag_returns_304_without_a_body(api: httpx.AsyncClient, rows: Rows) -> None:
     action = await rows.action(state="settled", outcome="ok")
     tag = await tag_of(api, action)
     for known in (tag, tag.removeprefix("W/"), f'"another", {tag}', "*"):
@@ -97,14 +97,14 @@ async def test_what_is_known_is_not_sent_again(api: httpx.AsyncClient, rows: Row
     assert (await get(api, action, '"another"')).status_code == 200
 
 
-async def test_a_settled_one_is_waited_for_no_more(api: httpx.AsyncClient, rows: Rows) -> None:
+async def test_wait_on_a_known_settled_action_returns_304_immediately(api: httpx.AsyncClient, rows: Rows) -> None:
     action = await rows.action(state="settled", outcome="ok")
     answer = await asyncio.wait_for(get(api, action, await tag_of(api, action), wait=55), 20)
     assert answer.status_code == 304
 
 
-async def test_a_wait_for_another_version_ends_with_it(api: httpx.AsyncClient, rows: Rows) -> None:
-    """The client would be told of an outcome only, had it not said what it knows."""
+async def test_wait_with_a_known_etag_ends_on_any_change(api: httpx.AsyncClient, rows: Rows) -> None:
+    """The wait would otherwise end only when the action settles."""
     action = await rows.action()
     known = await tag_of(api, action)
     waiting = asyncio.create_task(get(api, action, known, wait=55))
@@ -115,7 +115,7 @@ async def test_a_wait_for_another_version_ends_with_it(api: httpx.AsyncClient, r
     assert answer.status_code == 200
 
 
-async def test_a_wait_in_which_nothing_changes_ends_with_304(api: httpx.AsyncClient, rows: Rows) -> None:
+async def test_wait_without_a_change_returns_304(api: httpx.AsyncClient, rows: Rows) -> None:
     action = await rows.action()
     assert (await get(api, action, await tag_of(api, action), wait=0.05)).status_code == 304
     assert (await api.get(f"/v1/actions/{action}", params={"wait": 0.05})).status_code == 200

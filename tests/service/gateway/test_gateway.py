@@ -1,4 +1,4 @@
-"""The public API in this process, on a real Postgres; whatever settles, settles by the test's hand."""
+"""Test the public API in this process on a real Postgres. The test itself settles actions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def shared(shared: str) -> str:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def app(shared: str) -> AsyncIterator[FastAPI]:
-    """Nobody answers where it looks for admission."""
+    """Build the gateway application. Its admission address refuses connections."""
     settings = GatewaySettings(
         port=1,
         database_url=role_url(shared, "gateway", PASSWORDS["gateway"]),
@@ -63,7 +63,7 @@ def client_of(app: FastAPI, key: str | None) -> httpx.AsyncClient:
 
 
 def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
-    """The problem document, after the checks that hold for every one."""
+    """Check the properties common to all problem documents and return the document."""
     assert (response.status_code, response.headers["content-type"]) == (status, "application/problem+json")
     body: dict[str, Any] = response.json()
     assert (body["status"], body["code"]) == (status, code)
@@ -74,7 +74,7 @@ def problem(response: httpx.Response, status: int, code: str) -> dict[str, Any]:
 
 
 async def settle(rows: Rows, *ids: UUID) -> None:
-    """As a manager does it, with the wake-up."""
+    """Settle the actions and notify waiters, as a manager does."""
     async with rows.pool.acquire() as connection, connection.transaction():
         await connection.execute("set local session_replication_role = replica")
         await connection.execute(SETTLE, ids)
@@ -82,16 +82,16 @@ async def settle(rows: Rows, *ids: UUID) -> None:
 
 
 class TestProblems:
-    async def test_an_unknown_path(self, api: httpx.AsyncClient) -> None:
+    async def test_unknown_path_is_not_found(self, api: httpx.AsyncClient) -> None:
         problem(await api.get("/v1/nothing"), 404, "not_found")
 
-    async def test_a_wrong_method(self, api: httpx.AsyncClient) -> None:
+    async def test_wrong_method_is_refused_with_the_allow_header(self, api: httpx.AsyncClient) -> None:
         response = await api.put("/v1/actions")
         problem(response, 405, "method_not_allowed")
         assert response.headers["allow"]
 
     @pytest.mark.parametrize("content", [b'{"task": ', b"", b"[1]", b"null", b"\xff\xfe", b'{"task": NaN}'])
-    async def test_a_body_that_is_no_action(self, api: httpx.AsyncClient, content: bytes) -> None:
+    async def test_malformed_body_is_refused(self, api: httpx.AsyncClient, content: bytes) -> None:
         response = await api.post("/v1/actions", content=content, headers={"content-type": "application/json"})
         assert response.status_code in (400, 422)
         problem(response, response.status_code, "validation_failed" if response.status_code == 422 else "bad_request")
@@ -109,7 +109,7 @@ class TestProblems:
             ({"files": {"../up": ""}}, "files.../up.[key]"),
         ],
     )
-    async def test_a_field_that_is_wrong_is_named(
+    async def test_invalid_field_is_named_in_the_problem(
         self, api: httpx.AsyncClient, changed: dict[str, Any], field: str
     ) -> None:
         response = await api.post("/v1/actions", json={"task": "t", "argv": ["true"]} | changed)
@@ -117,13 +117,13 @@ class TestProblems:
         assert field in [error["field"] for error in body["errors"]]
 
     @pytest.mark.parametrize("key", [None, "tk_wrong", ""])
-    async def test_a_missing_or_wrong_key(self, app: FastAPI, key: str | None) -> None:
+    async def test_missing_or_wrong_key_is_unauthenticated(self, app: FastAPI, key: str | None) -> None:
         async with client_of(app, key) as api:
             response = await api.get(f"/v1/actions/{uuid4()}")
         problem(response, 401, "unauthenticated")
         assert response.headers["www-authenticate"] == "Bearer"
 
-    async def test_a_revoked_or_expired_key(self, app: FastAPI, rows: Rows, shared: str) -> None:
+    async def test_revoked_or_expired_key_is_unauthenticated(self, app: FastAPI, rows: Rows, shared: str) -> None:
         for number, column in enumerate(("revoked_at", "expires_at")):
             key = f"tk_{number}" + "c" * 32
             await ensure_api_key(shared, "p", key)
@@ -131,14 +131,14 @@ class TestProblems:
             async with client_of(app, key) as api:
                 problem(await api.get("/v1/actions"), 401, "unauthenticated")
 
-    async def test_a_key_without_the_scope(self, app: FastAPI, rows: Rows, shared: str) -> None:
+    async def test_key_without_the_scope_is_forbidden(self, app: FastAPI, rows: Rows, shared: str) -> None:
         key = "tk_d" + "d" * 32
         await ensure_api_key(shared, "p", key)
         await rows.execute("update api_keys set scopes = '{actions:write}' where prefix = $1", key[:8])
         async with client_of(app, key) as api:
             problem(await api.get("/v1/admin/nodes"), 403, "forbidden")
 
-    async def test_another_projects_action_is_as_good_as_unknown(self, app: FastAPI, rows: Rows) -> None:
+    async def test_action_of_another_project_is_not_found(self, app: FastAPI, rows: Rows) -> None:
         action = await rows.action(trajectory="mine")
         async with client_of(app, STRANGER) as api:
             problem(await api.get(f"/v1/actions/{action}"), 404, "not_found")
@@ -148,23 +148,23 @@ class TestProblems:
             waited = await api.post("/v1/actions:wait", json={"ids": [str(action)]})
         assert waited.json() == {"settled": [], "pending": [], "unknown": [str(action)]}
 
-    async def test_an_id_that_is_none(self, api: httpx.AsyncClient) -> None:
+    async def test_invalid_action_id_is_refused(self, api: httpx.AsyncClient) -> None:
         problem(await api.get("/v1/actions/seven"), 422, "validation_failed")
 
-    async def test_a_cursor_that_is_none(self, api: httpx.AsyncClient) -> None:
+    async def test_invalid_cursor_is_refused(self, api: httpx.AsyncClient) -> None:
         body = problem(await api.get("/v1/actions", params={"cursor": "x"}), 400, "bad_request")
         assert body["errors"][0]["field"] == "query.cursor"
 
-    async def test_an_idempotency_key_that_is_too_long(self, api: httpx.AsyncClient) -> None:
+    async def test_too_long_idempotency_key_is_refused(self, api: httpx.AsyncClient) -> None:
         response = await api.post(
             "/v1/actions", json={"task": "t", "argv": ["true"]}, headers={"idempotency-key": "k" * 256}
         )
         assert problem(response, 400, "bad_request")["errors"][0]["field"] == "header.Idempotency-Key"
 
-    async def test_a_body_that_announces_too_much(self, api: httpx.AsyncClient) -> None:
+    async def test_body_with_too_large_content_length_is_refused(self, api: httpx.AsyncClient) -> None:
         problem(await api.post("/v1/actions", content=b" " * (MIB + 1)), 413, "too_large")
 
-    async def test_a_body_that_turns_out_too_large(self, api: httpx.AsyncClient) -> None:
+    async def test_streamed_body_above_the_limit_is_refused(self, api: httpx.AsyncClient) -> None:
         async def chunks() -> AsyncIterator[bytes]:
             for _ in range(MIB // 1024 + 1):
                 yield b" " * 1024
@@ -172,35 +172,31 @@ class TestProblems:
         response = await api.post("/v1/actions", content=chunks(), headers={"content-type": "application/json"})
         problem(response, 413, "too_large")
 
-    async def test_admission_being_away_is_temporary(self, api: httpx.AsyncClient) -> None:
+    async def test_unreachable_admission_returns_503_with_retry_after(self, api: httpx.AsyncClient) -> None:
         response = await api.post("/v1/actions", json={"task": "t", "argv": ["true"]})
         problem(response, 503, "unavailable")
         assert int(response.headers["retry-after"]) >= 1
 
-    async def test_the_clients_trace_is_continued(self, api: httpx.AsyncClient) -> None:
+    async def test_problem_continues_the_trace_of_the_client(self, api: httpx.AsyncClient) -> None:
         trace = "00-" + "ab" * 16 + "-" + "cd" * 8 + "-01"
         body = problem(await api.get("/v1/nothing", headers={"traceparent": trace}), 404, "not_found")
         assert body["trace_id"] == "ab" * 16
 
 
 class TestGet:
-    async def test_a_wait_ends_as_soon_as_the_action_settles(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_wait_ends_as_soon_as_the_action_settles(self, api: httpx.AsyncClient, rows: Rows) -> None:
         action = await rows.action()
         waiting = asyncio.create_task(api.get(f"/v1/actions/{action}", params={"wait": 30}))
         await settle(rows, action)
         response = await asyncio.wait_for(waiting, 5)
         assert (response.status_code, response.json()["outcome"]) == (200, "ok")
 
-    async def test_a_wait_ends_with_the_present_state_when_the_time_is_up(
-        self, api: httpx.AsyncClient, rows: Rows
-    ) -> None:
+    async def test_wait_returns_the_current_state_after_its_timeout(self, api: httpx.AsyncClient, rows: Rows) -> None:
         action = await rows.action()
         response = await api.get(f"/v1/actions/{action}", params={"wait": 0.05})
         assert (response.status_code, response.json()["state"]) == (200, "queued")
 
-    async def test_a_settled_action_has_its_result_and_times_that_add_up(
-        self, api: httpx.AsyncClient, rows: Rows
-    ) -> None:
+    async def test_settled_action_has_a_result_and_consistent_times(self, api: httpx.AsyncClient, rows: Rows) -> None:
         now = await rows.value("select now()")
         action = await rows.action(state="settled", outcome="ok", granted_at=now, settled_at=now, run_us=0)
         await rows.execute("insert into action_results (id, grant_no, stdout, stdout_bytes) values ($1, 1, $2, 9)",
@@ -216,26 +212,26 @@ class TestWait:
         body = {"ids": [str(id) for id in ids], "timeout_s": 20} | changed
         return (await api.post("/v1/actions:wait", json=body)).json()
 
-    async def test_any_returns_with_the_first(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_until_any_returns_after_the_first_action(self, api: httpx.AsyncClient, rows: Rows) -> None:
         first, second = await rows.action(), await rows.action()
         waiting = asyncio.create_task(self.wait(api, first, second, until="any"))
         await settle(rows, second)
         answer = await asyncio.wait_for(waiting, 5)
         assert ([each["id"] for each in answer["settled"]], answer["pending"]) == ([str(second)], [str(first)])
 
-    async def test_all_returns_with_the_last(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_until_all_returns_after_the_last_action(self, api: httpx.AsyncClient, rows: Rows) -> None:
         first, second = await rows.action(), await rows.action(state="settled", outcome="ok")
         waiting = asyncio.create_task(self.wait(api, first, second))
         await settle(rows, first)
         answer = await asyncio.wait_for(waiting, 5)
         assert ([each["id"] for each in answer["settled"]], answer["pending"]) == ([str(first), str(second)], [])
 
-    async def test_no_time_is_a_look(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_timeout_of_zero_returns_the_current_states(self, api: httpx.AsyncClient, rows: Rows) -> None:
         action, unknown = await rows.action(), uuid4()
         answer = await self.wait(api, action, unknown, action, timeout_s=0)
         assert answer == {"settled": [], "pending": [str(action)], "unknown": [str(unknown)]}
 
-    async def test_large_results_come_a_few_at_a_time_and_small_ones_together(
+    async def test_wait_returns_large_results_in_parts_and_small_ones_together(
         self, api: httpx.AsyncClient, rows: Rows
     ) -> None:
         ids = [await rows.action(state="settled", outcome="ok") for _ in range(60)]
@@ -248,7 +244,7 @@ class TestWait:
         assert [each["id"] for each in large["settled"]] == [str(id) for id in ids[50:54]]
         assert large["pending"] == [str(id) for id in ids[54:]]
 
-    async def test_two_hundred_waiters_cost_few_queries(self, rows: Rows, shared: str) -> None:
+    async def test_two_hundred_waiters_need_fewer_than_twenty_reads(self, rows: Rows, shared: str) -> None:
         ids = [await rows.action() for _ in range(200)]
         caller = Caller(1, rows.project, "p", frozenset())
         async with store_of(shared, "gateway") as store:
@@ -267,7 +263,7 @@ class TestWait:
 
 
 class CountingStore:
-    """Counts how often somebody reads."""
+    """A store that counts its read transactions."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store = store
@@ -284,7 +280,7 @@ class CountingStore:
 
 
 class TestList:
-    async def test_pages_have_every_action_once_newest_first(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_pages_list_every_action_once_newest_first(self, api: httpx.AsyncClient, rows: Rows) -> None:
         ids = [str(await rows.action(trajectory="paged")) for _ in range(7)]
         seen, cursor = [], None
         while True:
@@ -297,7 +293,7 @@ class TestList:
                 break
         assert seen == ids[::-1]
 
-    async def test_by_task_and_state(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_list_filters_by_task_and_state(self, api: httpx.AsyncClient, rows: Rows) -> None:
         queue = await rows.queue_of("listed")
         queued = await rows.action(queue_id=queue)
         await rows.action(queue_id=queue, state="settled", outcome="ok")
@@ -306,7 +302,7 @@ class TestList:
 
 
 class TestCancel:
-    async def test_a_settled_action_is_answered_as_it_is(self, api: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_cancel_of_a_settled_action_returns_it_unchanged(self, api: httpx.AsyncClient, rows: Rows) -> None:
         action = await rows.action(state="settled", outcome="user_error")
         response = await api.delete(f"/v1/actions/{action}")
         assert (response.status_code, response.json()["outcome"]) == (200, "user_error")

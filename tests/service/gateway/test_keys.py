@@ -1,4 +1,4 @@
-"""API keys through the public API: made, limited by their scopes, expired, revoked, and written down nowhere."""
+"""Test API keys through the public API: creation, scopes, expiry, revocation and secrecy."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -78,7 +78,7 @@ def refused(response: httpx.Response, status: int, code: str, field: str | None 
 
 
 class TestCreate:
-    async def test_the_key_is_shown_once_and_only_its_hash_is_kept(self, root: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_new_key_is_shown_once_and_stored_as_a_hash(self, root: httpx.AsyncClient, rows: Rows) -> None:
         response = await root.post(KEYS, json={"scopes": ["actions:read"]})
         key = response.json()["key"]
         assert key.startswith("tk_")
@@ -90,7 +90,7 @@ class TestCreate:
         assert key not in (await root.get(KEYS)).text
         assert key not in repr(await rows.pool.fetch("select * from audit_log"))
 
-    async def test_what_is_changed_is_in_the_audit_log(self, root: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_key_creation_and_revocation_are_in_the_audit_log(self, root: httpx.AsyncClient, rows: Rows) -> None:
         created = await made(root)
         for _ in range(2):
             await root.delete(f"{KEYS}/{created['id']}")
@@ -99,14 +99,14 @@ class TestCreate:
         assert [(line["verb"], line["api_key_id"]) for line in log] == [("key.create", by), ("key.revoke", by)]
 
     @pytest.mark.parametrize("scope", ["admin:delete", "*", "actions", "ACTIONS:READ", ""])
-    async def test_an_unknown_scope_is_refused_by_name(self, root: httpx.AsyncClient, scope: str) -> None:
+    async def test_unknown_scope_is_refused_with_its_field(self, root: httpx.AsyncClient, scope: str) -> None:
         refused(await root.post(KEYS, json={"scopes": [scope]}), 422, "validation_failed", "scopes.0")
 
     @pytest.mark.parametrize("body", [{"scopes": []}, {"expires_in_s": 0}, {"expires_in_s": 1 << 62}, {"project": ""}])
-    async def test_other_nonsense_is_refused_by_name(self, root: httpx.AsyncClient, body: dict[str, Any]) -> None:
+    async def test_invalid_field_is_refused_with_its_name(self, root: httpx.AsyncClient, body: dict[str, Any]) -> None:
         refused(await root.post(KEYS, json=body), 422, "validation_failed", next(iter(body)))
 
-    async def test_a_new_project_is_made_by_an_admin_of_the_default_one(
+    async def test_admin_of_the_default_project_creates_a_new_project(
         self, app: FastAPI, root: httpx.AsyncClient
     ) -> None:
         first = await made(root, project="fresh", scopes=["admin:*", "actions:*"])
@@ -117,20 +117,22 @@ class TestCreate:
         assert [key["id"] for key in listed] == [second["id"], first["id"]]
         refused(await root.post(KEYS, json={"project": "fresh"}), 409, "conflict", "project")
 
-    async def test_a_project_that_nobody_could_administer_is_not_made(self, root: httpx.AsyncClient) -> None:
+    async def test_project_without_an_admin_key_is_refused(self, root: httpx.AsyncClient) -> None:
         without = {"project": "orphan", "scopes": ["actions:*"]}
         refused(await root.post(KEYS, json=without), 422, "validation_failed", "scopes")
         assert (await made(root, project="orphan"))["scopes"] == ["actions:*", "admin:*"]
         assert (await made(root, project="default"))["scopes"] == ["actions:write"]
 
-    async def test_nobody_else_makes_projects_or_keys_of_others(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+    async def test_key_without_root_admin_scope_cannot_create_foreign_keys(
+        self, app: FastAPI, root: httpx.AsyncClient
+    ) -> None:
         lesser = (await made(root, scopes=["admin:write"]))["key"]
         for key in (OTHER, lesser):
             async with client_of(app, key) as api:
                 for project in ("another", "fresh", "p"):
                     refused(await api.post(KEYS, json={"project": project}), 403, "forbidden", "project")
 
-    async def test_a_key_gives_no_admin_scope_that_it_lacks(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+    async def test_key_cannot_grant_an_admin_scope_that_it_lacks(self, app: FastAPI, root: httpx.AsyncClient) -> None:
         async with client_of(app, (await made(root, scopes=["admin:write"]))["key"]) as api:
             await made(api, scopes=["admin:read", "actions:*"])
             refused(await api.post(KEYS, json={"scopes": ["admin:*"]}), 403, "forbidden", "scopes")
@@ -148,7 +150,7 @@ class TestScopes:
             ("admin:*", False, False, True, True),
         ],
     )
-    async def test_a_key_may_what_its_scope_says(
+    async def test_scope_allows_exactly_its_operations(
         self,
         app: FastAPI,
         root: httpx.AsyncClient,
@@ -177,7 +179,7 @@ class TestScopes:
 
 
 class TestRevoke:
-    async def test_a_revoked_key_is_refused_at_once(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+    async def test_revoked_key_is_refused_immediately(self, app: FastAPI, root: httpx.AsyncClient) -> None:
         created = await made(root)
         async with client_of(app, created["key"]) as api:
             assert (await api.get("/v1/actions")).status_code == 200
@@ -185,14 +187,16 @@ class TestRevoke:
             refused(await api.get("/v1/actions"), 401, "unauthenticated")
         assert revoked.json()["revoked_at"] == (await root.delete(f"{KEYS}/{created['id']}")).json()["revoked_at"]
 
-    async def test_another_gateway_refuses_it_when_it_looks_again(self, root: httpx.AsyncClient, shared: str) -> None:
+    async def test_another_gateway_refuses_a_revoked_key_after_its_cache_expires(
+        self, root: httpx.AsyncClient, shared: str
+    ) -> None:
         created = await made(root)
         async with a_gateway(shared, key_cache_s=0) as elsewhere, client_of(elsewhere, created["key"]) as api:
             assert (await api.get("/v1/actions")).status_code == 200
             await root.delete(f"{KEYS}/{created['id']}")
             assert (await api.get("/v1/actions")).status_code == 401
 
-    async def test_another_projects_key_is_as_good_as_unknown(self, app: FastAPI, root: httpx.AsyncClient) -> None:
+    async def test_key_of_another_project_is_not_found(self, app: FastAPI, root: httpx.AsyncClient) -> None:
         created = await made(root)
         async with client_of(app, OTHER) as other:
             refused(await other.delete(f"{KEYS}/{created['id']}"), 404, "not_found")
@@ -201,18 +205,18 @@ class TestRevoke:
             assert (await api.get("/v1/actions")).status_code == 200
 
     @pytest.mark.parametrize("id", ["0", "-1", "99999999999999999999", "seven"])
-    async def test_an_id_that_is_none(self, root: httpx.AsyncClient, id: str) -> None:
+    async def test_invalid_key_id_is_refused(self, root: httpx.AsyncClient, id: str) -> None:
         refused(await root.delete(f"{KEYS}/{id}"), 422, "validation_failed", "path.id")
 
 
 class TestExpiry:
-    async def test_an_expired_key_is_refused(self, app: FastAPI, root: httpx.AsyncClient, rows: Rows) -> None:
+    async def test_expired_key_is_refused(self, app: FastAPI, root: httpx.AsyncClient, rows: Rows) -> None:
         created = await made(root, expires_in_s=60)
         await rows.execute("update api_keys set expires_at = now() where id = $1", created["id"])
         async with client_of(app, created["key"]) as api:
             refused(await api.get("/v1/actions"), 401, "unauthenticated")
 
-    async def test_it_is_remembered_no_longer_than_it_lives(self, shared: str, rows: Rows) -> None:
+    async def test_key_cache_ends_when_the_key_expires(self, shared: str, rows: Rows) -> None:
         key = "tk_" + "e" * 32
         await ensure_api_key(shared, "other", key)
         digest = sha256(key.encode()).digest()
@@ -232,7 +236,7 @@ class TestExpiry:
 
 
 class Counted:
-    """A store that counts who reads."""
+    """A store that counts its reads."""
 
     def __init__(self, store: PostgresStore) -> None:
         self._store, self.reads = store, 0
@@ -242,7 +246,7 @@ class Counted:
         return self._store.read()
 
 
-async def test_those_who_come_at_once_are_looked_up_once_and_those_after_a_revocation_anew(shared: str) -> None:
+async def test_concurrent_lookups_share_one_read_until_a_revocation(shared: str) -> None:
     key = "tk_" + "o" * 32
     await ensure_api_key(shared, "other", key)
     async with store_of(shared, "gateway") as store:
@@ -258,7 +262,7 @@ async def test_those_who_come_at_once_are_looked_up_once_and_those_after_a_revoc
     assert counted.reads == 2
 
 
-async def test_pages_have_every_key_once_newest_first(app: FastAPI, root: httpx.AsyncClient) -> None:
+async def test_pages_list_every_key_once_newest_first(app: FastAPI, root: httpx.AsyncClient) -> None:
     first = await made(root, project="paged", scopes=["admin:*"])
     async with client_of(app, first["key"]) as api:
         ids = [first["id"], *[(await made(api))["id"] for _ in range(4)]]

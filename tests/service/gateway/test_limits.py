@@ -1,4 +1,4 @@
-"""Back-pressure: full queues, keys that ask too much, exhausted pools."""
+"""Test back-pressure: full queues, rate-limited keys and exhausted connection pools."""
 
 import asyncio
 import time
@@ -64,7 +64,7 @@ def codes(answers: list[AdmitItemResult]) -> list[str | None]:
 
 
 class TestQueueLimit:
-    async def test_what_fits_is_accepted_and_the_rest_told_to_come_back(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_batch_is_accepted_up_to_the_queue_limit(self, store: PostgresStore, rows: Rows) -> None:
         admission = an_admission(store, default_max_queued=3)
         answers = await admit(admission, rows, *[None] * 5)
         assert codes(answers) == [None, None, None, "queue_full", "queue_full"]
@@ -74,30 +74,34 @@ class TestQueueLimit:
         assert codes(await admit(admission, rows, None)) == ["queue_full"]
         assert codes(await admit(admission, rows, None, task="another")) == [None]
 
-    async def test_a_queues_own_limit_goes_before_the_default(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_queue_limit_overrides_the_default_limit(self, store: PostgresStore, rows: Rows) -> None:
         await rows.execute("update queues set max_queued = 1 where id = $1", rows.queue)
         assert codes(await admit(an_admission(store, default_max_queued=100), rows, None, None)) == [None, "queue_full"]
 
-    async def test_what_waited_before_this_admission_began_counts(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_actions_queued_before_admission_started_count_towards_the_limit(
+        self, store: PostgresStore, rows: Rows
+    ) -> None:
         await rows.action()
         await rows.action(state="settled", outcome="ok")
         assert codes(await admit(an_admission(store, default_max_queued=2), rows, None, None)) == [None, "queue_full"]
 
-    async def test_a_repeated_request_finds_its_action_in_a_full_queue(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_repeated_key_returns_its_action_in_a_full_queue(self, store: PostgresStore, rows: Rows) -> None:
         admission = an_admission(store, default_max_queued=1)
         (first,) = await admit(admission, rows, "again")
         again, other = await admit(admission, rows, "again", "other")
         assert again.id == first.id
         assert codes([other]) == ["queue_full"]
 
-    async def test_a_refused_key_stays_free(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_key_of_a_refused_action_is_not_stored(self, store: PostgresStore, rows: Rows) -> None:
         admission = an_admission(store, default_max_queued=1)
         assert codes(await admit(admission, rows, None, "later")) == [None, "queue_full"]
         assert await rows.value("select count(*) from submissions where key = 'later'") == 0
 
 
 class TestBacklog:
-    async def test_room_comes_back_with_the_next_count(self, store: PostgresStore, rows: Rows) -> None:
+    async def test_settled_actions_free_queue_space_after_the_next_count(
+        self, store: PostgresStore, rows: Rows
+    ) -> None:
         now = 0.0
         backlog = QueueBacklog(store, default_limit=2, clock=lambda: now)
         wanted = {rows.queue: 1}
@@ -113,7 +117,7 @@ class TestBacklog:
         await backlog.refresh(wanted)
         assert backlog.remaining(rows.queue) == 1
 
-    async def test_a_thousand_batches_cost_one_count(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_thousand_batches_within_the_interval_need_one_count(self, rows: Rows, store: PostgresStore) -> None:
         backlog = QueueBacklog(store, default_limit=1_000_000, clock=lambda: 0.0)
         for _ in range(1000):
             await backlog.refresh({rows.queue: 100})
@@ -122,7 +126,7 @@ class TestBacklog:
 
 
 class TestRateLimiter:
-    def test_a_quota_at_once_and_then_as_time_gives_it_back(self) -> None:
+    def test_quota_allows_a_burst_and_refills_over_time(self) -> None:
         now = 0.0
         limiter = RateLimiter(quota=10, window_s=5, clock=lambda: now)
         left = [limiter.acquire(1)["ratelimit"] for _ in range(10)]
@@ -157,7 +161,7 @@ def settings_of(owner_url: str, **changed: Any) -> GatewaySettings:
 
 
 class TestGateway:
-    async def test_a_key_that_asks_too_much_is_told_when_to_come_back(self, database: str) -> None:
+    async def test_key_above_its_rate_limit_gets_429_with_retry_after(self, database: str) -> None:
         await ensure_api_key(database, "p", KEY)
         app = build(settings_of(database, rate_limit=2, rate_limit_window_s=60))
         async with app.router.lifespan_context(app), client_of(app) as api:
@@ -168,7 +172,7 @@ class TestGateway:
         assert answers[2].json()["code"] == "rate_limited"
         assert 1 <= int(answers[2].headers["retry-after"]) <= 30
 
-    async def test_without_a_free_connection_the_answer_is_503_and_soon(self, database: str) -> None:
+    async def test_exhausted_connection_pool_returns_503_quickly(self, database: str) -> None:
         await ensure_api_key(database, "p", KEY)
         app = build(settings_of(database, pool_size=1, key_cache_s=3600))
         async with app.router.lifespan_context(app), client_of(app) as api:

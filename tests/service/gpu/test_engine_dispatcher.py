@@ -1,4 +1,4 @@
-"""Two engines on a device that has room for one, judged by under faults: each request is answered once, and rightly."""
+"""Test the engine dispatcher with two engines on one device: faults never lose or corrupt an answer."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ HARMLESS = {"infra_error": {"engine_failed", "wake_failed", "no_room", "score_ti
 
 @dataclass
 class Judged:
-    """A worker's device and what is beside it, without the manager around them."""
+    """One worker's device with its dispatchers and engines, without a manager."""
 
     engines: list[RunningEngine]
     worker: WorkerClient
@@ -50,14 +50,14 @@ class Judged:
         return job
 
     async def ends(self) -> dict[Fence, ScoreReport]:
-        """One of each job, and no more."""
+        """Return exactly one report per job."""
         found = [await asyncio.wait_for(self.reports.get(), 60) for _ in self.jobs]
         assert {report.fence for report in found} == self.jobs.keys()
         assert self.reports.empty()
         return {report.fence: report for report in found}
 
     def is_right(self, report: ScoreReport) -> bool:
-        """Of each item that the engine did not fail of, and some."""
+        """Return True if at least one item was scored and every scored item has the right score."""
         texts = [item["text"] for item in self.jobs[report.fence].items]
         right = [1.0 if verdict_of(text) == "good" else 0.0 for text in texts]
         entries = json.loads(report.scores or "[]")
@@ -69,7 +69,7 @@ def is_engine_s(entry: Entry) -> bool:
     return bool(entry.get("error", {}).get("code") == "engine_failed")
 
 
-async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() -> None:
+async def test_job_cancelled_before_its_first_request_releases_its_engine() -> None:
     async with judging_by(said) as (judging, desk):
         loop = asyncio.get_running_loop()
         desk.sending = lambda job: loop.call_soon(lambda: [task.cancel() for task in job.tasks]) and None
@@ -78,7 +78,7 @@ async def test_what_is_cancelled_before_its_first_step_leaves_its_engine_free() 
         assert not judging.is_busy(0)
 
 
-async def test_what_nobody_foresaw_ends_what_waits_for_its_engine_and_not_what_comes_next() -> None:
+async def test_unexpected_acquire_error_fails_queued_jobs_but_not_later_ones() -> None:
     async with judging_by(said) as (judging, desk):
         desk.holding = lambda: {}["surprise"]
         judge_texts(judging, "verdict: good", "verdict: bad")
@@ -90,7 +90,7 @@ async def test_what_nobody_foresaw_ends_what_waits_for_its_engine_and_not_what_c
 
 
 class Surprises:
-    """Raises what nobody foresaw, once it is `armed`, the next time that it is called with what it `minds`."""
+    """A callback that raises an unexpected error once, at the next matching call while it is `armed`."""
 
     def __init__(self, minds: Callable[..., bool] = lambda *_: True) -> None:
         self._minds, self.armed = minds, True
@@ -101,7 +101,7 @@ class Surprises:
             raise KeyError("surprise")
 
 
-async def test_an_engine_is_released_though_what_it_answered_could_not_be_understood() -> None:
+async def test_engine_is_released_after_an_unreadable_response() -> None:
     async with judging_by(said) as (judging, desk):
         desk.learning = Surprises(lambda answer: "held" in answer)
         judge_texts(judging, "verdict: good")
@@ -110,7 +110,7 @@ async def test_an_engine_is_released_though_what_it_answered_could_not_be_unders
 
 
 @pytest.mark.parametrize("is_needed", [False, True], ids=["nobody needs it", "it is needed again at once"])
-async def test_a_release_that_went_wrong_is_told_again_or_its_engine_is_held_anew(is_needed: bool) -> None:
+async def test_failed_engine_release_is_retried_or_replaced_by_an_acquire(is_needed: bool) -> None:
     async with judging_by(said, look_s=0.02) as (judging, desk):
         told, surprises = list[str](), Surprises()
 
@@ -127,7 +127,7 @@ async def test_a_release_that_went_wrong_is_told_again_or_its_engine_is_held_ane
         assert (told, judging.is_busy(0)) == (["hold", "release", *again], False)
 
 
-async def test_what_nobody_foresaw_of_an_item_ends_its_action_and_releases_its_engine() -> None:
+async def test_unexpected_item_error_fails_its_action_and_releases_the_engine() -> None:
     async with judging_by(said) as (judging, desk):
         job = ScoreJob(Fence(uuid4(), 1), "j", 60.0, [{"text": None}], [1])
         judging.enqueue(files_of("j", "e"), [BatchPart(job, 0, 1)])
@@ -135,20 +135,20 @@ async def test_what_nobody_foresaw_of_an_item_ends_its_action_and_releases_its_e
         assert desk.broken == ["order_failed"]
 
 
-async def test_an_engine_is_looked_at_again_after_a_look_that_nobody_foresaw() -> None:
+async def test_engine_health_check_continues_after_an_unexpected_error() -> None:
     async with judging_by(said, look_s=0.02) as (_, desk):
         desk.learning = Surprises()
         await eventually(lambda: len(desk.looks) > 1)
 
 
 @pytest.mark.parametrize("judges", [["j"], []], ids=["nobody needs it", "no judge is served by it"])
-async def test_an_engine_that_its_worker_has_not_heard_of_is_looked_at(judges: Sequence[str]) -> None:
+async def test_engine_unknown_to_its_worker_is_checked(judges: Sequence[str]) -> None:
     async with judging_by(said, judges=judges) as (_, desk):
         await asyncio.wait_for(desk.looked.wait(), 5)
 
 
 @pytest.mark.parametrize("dies", [True, False], ids=["its worker dies", "it stays"])
-async def test_a_worker_is_asked_less_and_less_what_it_dies_of_or_about_one_that_stays(dies: bool) -> None:
+async def test_engine_checks_back_off_after_worker_deaths_or_without_progress(dies: bool) -> None:
     async with judging_by(said, look_s=0.02) as (judging, desk):
         desk.dies = dies
         await eventually(lambda: len(desk.looks) == 4)
@@ -161,14 +161,14 @@ async def test_a_worker_is_asked_less_and_less_what_it_dies_of_or_about_one_that
         await eventually(lambda: judging.health(files_of("j", "e")) == "ok")
 
 
-async def test_one_that_is_larger_than_its_device_says_so_before_anybody_needs_it_and_nobody_waits_for_it() -> None:
+async def test_oversized_engine_is_unhealthy_and_blocks_its_services() -> None:
     async with judging_by(said) as (judging, desk):
         desk.found = {"error": "engine_too_large", "message": "engine e takes 9 MiB"}
         await eventually(lambda: judging.health(files_of("j", "e")) == "engine_too_large: engine e takes 9 MiB")
         assert (desk.given_up, judging.blocked_services(0, makes_room=False)) == (["j"], {"j"})
 
 
-async def test_an_answer_that_is_none_is_its_item_s_error_and_the_others_keep_their_scores() -> None:
+async def test_invalid_engine_answer_fails_only_its_item() -> None:
     async with judging_by(said, request_timeout_s=0.3) as (judging, desk):
         judge_texts(judging, "verdict: good", "500", "long", "none", "slow", "cut off")
         await asyncio.wait_for(desk.released.wait(), 5)
@@ -222,7 +222,7 @@ HEARD = '{"choices": [{"message": {"content": "a"}, "finish_reason": "%s"}], "us
     [HEARD % ("stop", number) for number in ("NaN", "-Infinity", "1e999")]
     + [HEARD % ("stop", "[" * 70 + "]" * 70), HEARD % ("abort", "1")],
 )
-async def test_an_answer_that_can_not_be_kept_is_the_engine_s_failure(answer: str) -> None:
+async def test_engine_answer_with_unstorable_values_is_an_engine_failure(answer: str) -> None:
     async with running_engine() as engine:
         await engine.tell(answer=answer)
         completions = ChatCompletionClient(EngineSettings.model_validate(engine.settings(6)))
@@ -232,7 +232,7 @@ async def test_an_answer_that_can_not_be_kept_is_the_engine_s_failure(answer: st
     assert failed.value.reason == "engine_failed"
 
 
-async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> None:
+async def test_chat_answers_above_the_action_size_limit_are_errors(judged: Judged) -> None:
     await judged.engines[0].tell(answer=HEARD % ("stop", json.dumps("x" * (3 << 20))))
     job = ScoreJob(Fence(uuid4(), 1), "j0", 60.0, [{"chat": {}, "messages": []} for _ in range(6)], [10] * 6)
     judged.jobs[job.fence] = job
@@ -241,7 +241,7 @@ async def test_chats_of_an_action_are_answered_up_to_a_size(judged: Judged) -> N
     assert [each.get("error", {}).get("code") for each in entries].count("too_much_answered") == 1
 
 
-async def test_one_that_does_not_sleep_says_so_until_it_does_and_judges_meanwhile(judged: Judged) -> None:
+async def test_engine_that_refuses_sleep_is_reported_and_still_judges(judged: Judged) -> None:
     await judged.engines[0].tell(refuses_sleep=True)
     for service, outcome, health in (
         ("j0", "ok", "ok"),
@@ -266,7 +266,7 @@ async def test_one_that_does_not_sleep_says_so_until_it_does_and_judges_meanwhil
 
 
 @pytest.mark.slow
-async def test_the_time_that_an_engine_takes_to_wake_is_not_the_action_s(judged: Judged) -> None:
+async def test_action_timeout_does_not_include_engine_wake_time(judged: Judged) -> None:
     await judged.engines[1].tell(slow_wake_s=1.2)
     job = judged.add("j1", "text", timeout_s=1.0)
     report = (await judged.ends())[job.fence]
@@ -275,7 +275,7 @@ async def test_the_time_that_an_engine_takes_to_wake_is_not_the_action_s(judged:
 
 
 @pytest.mark.slow
-async def test_engines_that_do_not_fit_together_have_the_device_in_turns(judged: Judged) -> None:
+async def test_engines_that_do_not_fit_together_alternate_on_the_device(judged: Judged) -> None:
     for each in judged.engines:
         await each.tell(chat_s=0.02)
     for at in range(40):
@@ -290,7 +290,7 @@ async def test_engines_that_do_not_fit_together_have_the_device_in_turns(judged:
 
 
 @pytest.mark.slow
-async def test_nobody_waits_for_ever_for_one_that_does_not_come_back(judged: Judged) -> None:
+async def test_lost_engine_fails_its_actions_and_frees_the_device(judged: Judged) -> None:
     judged.engines[0].kill()
     await eventually(lambda: "j0" in judged.judging.blocked_services(0, makes_room=False))
     job = judged.add("j0", "text")
@@ -301,7 +301,7 @@ async def test_nobody_waits_for_ever_for_one_that_does_not_come_back(judged: Jud
 
 
 @pytest.mark.slow
-async def test_each_request_is_answered_once_and_rightly_whatever_engines_do(judged: Judged) -> None:
+async def test_every_action_gets_one_correct_report_under_random_engine_faults(judged: Judged) -> None:
     rng = random.Random(7)
     first, second = judged.engines
     for _ in range(40):

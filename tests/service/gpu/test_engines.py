@@ -1,4 +1,4 @@
-"""Engines that share a device with a worker: woken and put to sleep by it, counted until they say that they sleep."""
+"""Test engines that share a device with a worker, which wakes them and puts them to sleep."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ from support.conditions import eventually
 from support.engine import KEY, RunningEngine, running_engine
 
 COMPANION = {"name": "own", "kind": "python", "directory": "", "options": {"callable": "builtins:len"}}
-"""Any other service: it has a byte on the device, beside an engine that has all of it but half a byte."""
+"""A service of one byte; the engine leaves only half a byte of the device free."""
 
 
 @pytest_asyncio.fixture
@@ -56,7 +56,7 @@ async def working(
 
 
 async def held(worker: WorkerClient, engine: str) -> dict[str, Any]:
-    """Once it is awake, or has failed to."""
+    """Acquire the engine and return the answer once it is awake or has failed to wake."""
     answers: list[dict[str, Any]] = []
 
     async def is_decided() -> bool:
@@ -67,7 +67,7 @@ async def held(worker: WorkerClient, engine: str) -> dict[str, Any]:
     return answers[-1]
 
 
-async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_only_when_nobody_uses_it(
+async def test_awake_engine_is_resident_and_evicted_only_when_unused(
     engine: RunningEngine,
 ) -> None:
     async with running_engine() as other, working(engine, other) as worker:
@@ -83,7 +83,7 @@ async def test_what_is_awake_is_counted_from_the_start_and_leaves_for_another_on
 
 
 @pytest.mark.slow
-async def test_one_that_can_not_be_asked_at_the_start_has_its_room_and_its_users_until_it_says_what_it_is(
+async def test_unreachable_engine_keeps_its_memory_and_users_until_it_answers(
     engine: RunningEngine,
 ) -> None:
     async with running_engine() as other, working(engine, other) as worker:
@@ -103,7 +103,7 @@ async def test_one_that_can_not_be_asked_at_the_start_has_its_room_and_its_users
         assert (await held(worker, "e1"))["held"]
 
 
-async def test_one_that_is_larger_than_its_device_is_refused_by_name(engine: RunningEngine) -> None:
+async def test_engine_larger_than_its_device_is_refused_by_name(engine: RunningEngine) -> None:
     async with working(engine, device_mib=5) as worker:
         for answer in (await worker.check_engine("e0"), await worker.acquire_engine("e0")):
             assert (answer["error"], answer["message"]) == (
@@ -113,7 +113,7 @@ async def test_one_that_is_larger_than_its_device_is_refused_by_name(engine: Run
         assert (await engine.state())["asleep"], "it could not be used, and others might"
 
 
-async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_worker(engine: RunningEngine) -> None:
+async def test_engine_that_refuses_sleep_is_reported_without_ending_its_worker(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await worker.check_engine("e0")
         await engine.tell(refuses_sleep=True)
@@ -124,7 +124,7 @@ async def test_one_that_refuses_to_sleep_is_its_own_trouble_and_no_end_of_its_wo
         assert worker.pid == pid
 
 
-async def test_an_engine_has_each_of_its_users_once_whichever_worker_hears_of_them(engine: RunningEngine) -> None:
+async def test_engine_users_are_counted_once_across_worker_restarts(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         for holder in ("requests", "load"):
             assert (await worker.acquire_engine("e0", user=holder))["held"]
@@ -138,7 +138,7 @@ async def test_an_engine_has_each_of_its_users_once_whichever_worker_hears_of_th
         assert (await worker.evict("judge0"))["engines"] == {"e0": "host"}
 
 
-async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_gone(engine: RunningEngine) -> None:
+async def test_engine_can_be_evicted_after_its_pinned_judge_is_removed(engine: RunningEngine) -> None:
     async with running_engine() as other, working(engine, other) as worker:
         await worker.check_engine("e0")
         await worker.pin("judge0", on=True)
@@ -147,7 +147,7 @@ async def test_an_engine_leaves_again_once_the_judge_that_it_was_pinned_for_is_g
         assert (await held(worker, "e1"))["held"]
 
 
-async def test_a_wake_that_fails_takes_nothing_and_the_next_one_may_succeed(engine: RunningEngine) -> None:
+async def test_failed_wake_uses_no_memory_and_the_next_can_succeed(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await held(worker, "e0")
         await worker.release_engine("e0")
@@ -160,7 +160,7 @@ async def test_a_wake_that_fails_takes_nothing_and_the_next_one_may_succeed(engi
 
 
 @pytest.mark.slow
-async def test_what_says_that_it_sleeps_and_does_not_keeps_its_bytes_until_it_is_looked_at(
+async def test_engine_that_frees_nothing_keeps_its_bytes_until_checked(
     engine: RunningEngine,
 ) -> None:
     async with running_engine() as other, working(engine, other) as worker:
@@ -177,7 +177,7 @@ async def test_what_says_that_it_sleeps_and_does_not_keeps_its_bytes_until_it_is
 
 
 @pytest.mark.slow
-async def test_several_that_leave_for_one_may_together_take_longer_than_a_worker_may(engine: RunningEngine) -> None:
+async def test_several_evictions_may_together_exceed_the_worker_timeout(engine: RunningEngine) -> None:
     async with (
         running_engine() as other,
         running_engine() as large,
@@ -190,7 +190,7 @@ async def test_several_that_leave_for_one_may_together_take_longer_than_a_worker
 
 
 @pytest.mark.slow
-async def test_one_that_somebody_else_put_to_sleep_is_woken_before_it_is_used(engine: RunningEngine) -> None:
+async def test_engine_put_to_sleep_by_another_client_is_woken(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await held(worker, "e0")
         await worker.release_engine("e0")
@@ -201,7 +201,7 @@ async def test_one_that_somebody_else_put_to_sleep_is_woken_before_it_is_used(en
 
 
 @pytest.mark.slow
-async def test_while_one_wakes_up_others_are_served_and_nothing_takes_its_room(engine: RunningEngine) -> None:
+async def test_waking_engine_keeps_its_memory_while_other_services_are_scored(engine: RunningEngine) -> None:
     async with working(engine) as worker:
         await worker.check_engine("e0")
         await worker.evict("judge0")
@@ -216,8 +216,8 @@ async def test_while_one_wakes_up_others_are_served_and_nothing_takes_its_room(e
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["vllm", "sglang"])
-async def test_what_is_in_use_is_so_for_the_next_worker_and_what_sleeps_is_not_told_twice(family: str) -> None:
-    """SGLang ends where it is told to release what it released, and can't be asked."""
+async def test_next_worker_knows_engines_in_use_and_asleep(family: str) -> None:
+    """SGLang exits if it is told to release its memory twice, and it cannot be queried."""
     async with running_engine(family) as engine, working(engine) as worker:
         await held(worker, "e0")
         await worker.end()
@@ -234,7 +234,7 @@ async def test_what_is_in_use_is_so_for_the_next_worker_and_what_sleeps_is_not_t
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["vllm", "sglang"])
-async def test_one_that_died_is_trouble_until_it_is_back_and_then_it_is_awake(family: str) -> None:
+async def test_dead_engine_fails_to_wake_and_is_resident_after_restart(family: str) -> None:
     async with running_engine(family) as engine, working(engine) as worker:
         await held(worker, "e0")
         await worker.release_engine("e0")
@@ -251,7 +251,7 @@ async def test_one_that_died_is_trouble_until_it_is_back_and_then_it_is_awake(fa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", ["vllm", "sglang"])
-async def test_one_that_still_works_on_what_was_cancelled_sleeps_when_it_is_done(family: str) -> None:
+async def test_engine_sleeps_only_after_cancelled_requests_have_ended(family: str) -> None:
     async with running_engine(family) as engine, working(engine) as worker:
         await held(worker, "e0")
         await engine.tell(hang=True, slow_abort_s=0.2)
@@ -266,7 +266,7 @@ async def test_one_that_still_works_on_what_was_cancelled_sleeps_when_it_is_done
 
 
 @pytest.mark.slow
-async def test_one_that_was_not_started_for_it_says_how_it_has_to_be() -> None:
+async def test_engine_without_sleep_support_reports_the_required_start_option() -> None:
     async with running_engine("sglang") as engine:
         engine.family = "vllm"
         async with working(engine) as worker:
@@ -275,7 +275,7 @@ async def test_one_that_was_not_started_for_it_says_how_it_has_to_be() -> None:
 
 
 @pytest.mark.slow
-async def test_what_one_that_can_not_be_asked_was_told_is_known_to_a_later_manager_as_long_as_it_is_the_same(
+async def test_sleep_state_of_sglang_is_stored_for_the_next_manager(
     tmp_path: Path,
 ) -> None:
     async with running_engine("sglang") as engine:

@@ -1,4 +1,4 @@
-"""The GPU manager on a real Postgres and a device that the test drives."""
+"""Test the GPU manager on a real Postgres, with a device that the test controls."""
 
 import asyncio
 import json
@@ -39,7 +39,7 @@ async def rows(database: str) -> AsyncIterator[Rows]:
 
 @dataclass(frozen=True)
 class Twin:
-    """A service that is registered anew, and a manager that polls only when the test says so."""
+    """A service that is re-registered, with a manager that polls only when the test asks for it."""
 
     gpu: Gpu
     models: Path
@@ -50,7 +50,7 @@ class Twin:
         await self.gpu.rows.execute(sql, source)
 
     async def polled(self) -> None:
-        """What is wished is carried out."""
+        """Poll the rows and apply the desired services."""
         await self.gpu.manager.poll()
         await self.gpu.manager.reconciler.apply_offers()
 
@@ -64,7 +64,7 @@ class Twin:
 
     @property
     def sources(self) -> list[str]:
-        """What the worker was offered under the name, in order."""
+        """The model directories that the worker was offered under the name, in order."""
         return [Path(spec["directory"]).name for spec in self.gpu.worker.offered]
 
 
@@ -88,7 +88,7 @@ async def gpu(rows: Rows) -> AsyncIterator[Gpu]:
         yield gpu
 
 
-async def test_what_comes_while_the_device_is_busy_leaves_together_when_it_is_free(gpu: Gpu, rows: Rows) -> None:
+async def test_actions_queued_for_a_busy_device_share_a_batch(gpu: Gpu, rows: Rows) -> None:
     first = await gpu.granted("a")
     await gpu.offer(first)
     _, answer = await gpu.worker.next_order()
@@ -104,14 +104,14 @@ async def test_what_comes_while_the_device_is_busy_leaves_together_when_it_is_fr
     assert await rows.value("select scores from action_results where id = $1", first) is None
 
 
-async def test_a_batch_that_died_is_scored_again_while_retries_are_left(gpu: Gpu, rows: Rows) -> None:
+async def test_action_of_a_dead_worker_is_requeued_while_retries_remain(gpu: Gpu, rows: Rows) -> None:
     action = await gpu.granted("a", retries=1)
     _, answer = await gpu.worker.next_order()
     answer.set_exception(WorkerDied("killed by the test"))
     assert (await rows.until_state(action, "queued"))["failures"] == 1
 
 
-async def test_an_action_that_waits_for_its_batch_can_be_cancelled(gpu: Gpu, rows: Rows) -> None:
+async def test_action_queued_for_a_batch_can_be_cancelled(gpu: Gpu, rows: Rows) -> None:
     first = await gpu.granted("a")
     _, answer = await gpu.worker.next_order()
     second = await gpu.granted("bb")
@@ -122,7 +122,7 @@ async def test_an_action_that_waits_for_its_batch_can_be_cancelled(gpu: Gpu, row
     await rows.until_state(first, "settled")
 
 
-async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gpu: Gpu, rows: Rows) -> None:
+async def test_cancelled_running_action_stays_cancelled_after_a_late_result(gpu: Gpu, rows: Rows) -> None:
     action = await gpu.granted("a")
     items, answer = await gpu.worker.next_order()
     await rows.unguarded(WISHED, action)
@@ -137,8 +137,8 @@ async def test_an_action_that_is_being_computed_can_be_cancelled_and_stays_so(gp
     assert [item["text"] for item in items] == ["a"]
 
 
-async def test_a_wish_to_cancel_that_is_read_before_the_items_are_here_is_kept(gpu: Gpu) -> None:
-    """As when a poll reads it while the running edge is on its way back: here, one that has no row at all."""
+async def test_cancel_request_read_before_the_items_is_applied(gpu: Gpu) -> None:
+    """A poll can read the cancel request before the running state returns. This action has no row."""
     fence = Fence(uuid4(), 1)
     assert gpu.manager.allocate(GrantPayload(id=fence.action_id, grant_no=1, amounts=SLOT))
     await eventually(lambda: gpu.manager._grants.is_killed(fence))
@@ -151,7 +151,7 @@ async def test_a_wish_to_cancel_that_is_read_before_the_items_are_here_is_kept(g
     await eventually(lambda: not gpu.manager.has(fence))
 
 
-async def test_time_runs_out_from_the_first_batch_and_is_our_trouble_and_not_the_texts(gpu: Gpu, rows: Rows) -> None:
+async def test_score_timeout_counts_from_the_first_batch(gpu: Gpu, rows: Rows) -> None:
     computed = await gpu.granted("a", timeout_s=0.1)
     await gpu.worker.next_order()
     waits = await gpu.granted("bb", timeout_s=0.001)
@@ -164,7 +164,7 @@ async def test_time_runs_out_from_the_first_batch_and_is_our_trouble_and_not_the
     assert await rows.state(waits) == ("running", None, None)
 
 
-async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu: Gpu, rows: Rows) -> None:
+async def test_failed_batch_is_split_so_only_the_faulty_action_fails(gpu: Gpu, rows: Rows) -> None:
     first = await gpu.granted("busy")
     await gpu.offer(first)
     _, answer = await gpu.worker.next_order()
@@ -182,8 +182,8 @@ async def test_a_failure_that_one_action_causes_is_not_the_end_of_the_others(gpu
     assert await rows.state(bad) == ("settled", "infra_error", "forward_failed")
 
 
-async def test_what_workers_die_of_is_found_by_scoring_the_actions_apart(gpu: Gpu, rows: Rows) -> None:
-    """Two deaths more, and it isn't the actions."""
+async def test_worker_death_is_isolated_by_scoring_actions_separately(gpu: Gpu, rows: Rows) -> None:
+    """After two more deaths the manager no longer blames a single action."""
     first = await gpu.granted("busy")
     await gpu.offer(first)
     _, answer = await gpu.worker.next_order()
@@ -201,9 +201,7 @@ async def test_what_workers_die_of_is_found_by_scoring_the_actions_apart(gpu: Gp
     assert [(end["outcome"], end["reason"]) for end in ends] == [DIED, ("ok", None), DIED]
 
 
-async def test_workers_that_die_of_whatever_they_are_given_are_not_started_for_each_action(
-    gpu: Gpu, rows: Rows
-) -> None:
+async def test_repeated_worker_deaths_fail_remaining_actions_without_more_restarts(gpu: Gpu, rows: Rows) -> None:
     first = await gpu.granted("busy")
     await gpu.offer(first)
     _, answer = await gpu.worker.next_order()
@@ -221,7 +219,7 @@ async def test_workers_that_die_of_whatever_they_are_given_are_not_started_for_e
     assert (await rows.until_state(after, "settled"))["outcome"] == "ok"
 
 
-async def test_what_nobody_foresaw_fails_its_batch_and_not_the_next(gpu: Gpu, rows: Rows) -> None:
+async def test_unexpected_error_fails_its_batch_but_not_the_next(gpu: Gpu, rows: Rows) -> None:
     action = await gpu.granted("a")
     _, answer = await gpu.worker.next_order()
     answer.set_exception(RuntimeError("not foreseen"))
@@ -231,7 +229,7 @@ async def test_what_nobody_foresaw_fails_its_batch_and_not_the_next(gpu: Gpu, ro
     assert (await rows.until_state(other, "settled"))["outcome"] == "ok"
 
 
-async def test_an_action_that_cannot_be_read_is_not_the_end_of_the_others(gpu: Gpu, rows: Rows) -> None:
+async def test_unreadable_action_settles_without_blocking_other_actions(gpu: Gpu, rows: Rows) -> None:
     bad, good = await gpu.granted(payload={}), await gpu.granted("good")
     await gpu.offer(bad, good)
     await gpu.worker.answer_next()
@@ -239,7 +237,7 @@ async def test_an_action_that_cannot_be_read_is_not_the_end_of_the_others(gpu: G
     assert (await rows.until_state(bad, "settled"))["reason"] == "setup_failed"
 
 
-async def test_a_running_action_whose_items_could_not_be_loaded_is_scored_once_they_can(
+async def test_running_action_is_scored_once_its_items_can_be_loaded(
     gpu: Gpu, rows: Rows, caplog: pytest.LogCaptureFixture
 ) -> None:
     role = urlsplit(role_url(rows.owner_url, "gpu", "")).username
@@ -251,14 +249,14 @@ async def test_a_running_action_whose_items_could_not_be_loaded_is_scored_once_t
     assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
 
 
-async def test_more_than_there_are_slots_goes_back_to_the_queue(gpu: Gpu, rows: Rows) -> None:
+async def test_actions_above_the_slots_are_requeued(gpu: Gpu, rows: Rows) -> None:
     actions = [await gpu.granted("a") for _ in range(SLOTS + 1)]
     await gpu.offer(*actions)
     assert (await rows.until_state(actions[-1], "queued"))["failures"] == 0
 
 
-async def test_what_was_registered_anew_is_scored_by_what_has_the_name_now(twin: Twin, rows: Rows) -> None:
-    """Its node has not polled since."""
+async def test_action_is_scored_by_the_latest_registration_of_its_service(twin: Twin, rows: Rows) -> None:
+    """The node has not polled since the new registration."""
     await twin.register("new")
     action = await twin.offered()
     await twin.gpu.worker.answer_next()
@@ -270,7 +268,7 @@ async def test_what_was_registered_anew_is_scored_by_what_has_the_name_now(twin:
     assert (await rows.until_state(action, "settled"))["reason"] == "service_changed"
 
 
-async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_same(gpu: Gpu, rows: Rows) -> None:
+async def test_health_text_with_a_null_character_is_published(gpu: Gpu, rows: Rows) -> None:
     async with store_of(rows.owner_url, "gpu") as store, store.write() as tx:
         services = json.dumps([{"name": "j", "health": "engine_stays: \0"}])
         await publish_services(tx, services, "{}", node_id=gpu.manager.node_id, epoch=gpu.manager.epoch)
@@ -281,7 +279,7 @@ async def test_health_that_quotes_what_cannot_be_stored_is_published_all_the_sam
 
 
 @pytest.mark.parametrize(("every_s", "counted"), [(0.0, [1, 2, 3]), (3600.0, [1, 1, 3])])
-async def test_how_much_was_scored_is_written_now_and_then_and_with_whatever_else_changes(
+async def test_score_counter_is_published_periodically_and_with_state_changes(
     rows: Rows, every_s: float, counted: list[int]
 ) -> None:
     async with driving(rows, counter_flush_s=every_s) as gpu:
@@ -301,8 +299,8 @@ async def test_how_much_was_scored_is_written_now_and_then_and_with_whatever_els
     assert found == counted
 
 
-async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(twin: Twin, rows: Rows) -> None:
-    """It waits, having read, for the row that it refuses."""
+async def test_stale_poll_does_not_undo_a_new_registration(twin: Twin, rows: Rows) -> None:
+    """The poll has read the rows and then waits for a lock on the row that it refuses."""
     too_many = {"slots:twin": SLOTS + 1}
     refused = await twin.gpu.granted("a", amounts=too_many)
     async with rows.pool.acquire() as connection, connection.transaction():
@@ -318,7 +316,7 @@ async def test_a_poll_that_read_before_does_not_undo_what_was_registered_anew(tw
     assert twin.sources == ["old", "new"]
 
 
-async def test_what_was_registered_anew_does_not_wait_for_what_is_loaded_meanwhile(twin: Twin, rows: Rows) -> None:
+async def test_re_registered_service_does_not_wait_for_another_load(twin: Twin, rows: Rows) -> None:
     twin.gpu.worker.may_restore.clear()
     try:
         await rows.execute("insert into services (name, load_requested_at) values ('minilm', now())")
@@ -336,7 +334,7 @@ async def test_what_was_registered_anew_does_not_wait_for_what_is_loaded_meanwhi
         twin.gpu.worker.may_restore.set()
 
 
-async def test_what_a_node_offers_no_more_is_not_granted_to_it_again(twin: Twin, rows: Rows) -> None:
+async def test_service_that_a_node_no_longer_offers_is_not_allocated(twin: Twin, rows: Rows) -> None:
     await twin.register("elsewhere")
     action = await twin.offered(retries=1)
     assert (await rows.until_state(action, "queued"))["failures"] == 1
@@ -344,16 +342,14 @@ async def test_what_a_node_offers_no_more_is_not_granted_to_it_again(twin: Twin,
     assert not twin.gpu.manager.allocate(GrantPayload(id=action, grant_no=2, amounts={"slots:twin": 1}))
 
 
-async def test_a_worker_that_dies_of_what_was_registered_anew_is_the_reason_that_is_said(
-    twin: Twin, rows: Rows
-) -> None:
+async def test_worker_death_from_a_new_registration_is_the_reported_reason(twin: Twin, rows: Rows) -> None:
     twin.gpu.worker.dies_of_offers = True
     await twin.register("new")
     action = await twin.offered()
     assert (await rows.until_state(action, "settled"))["reason"] == "worker_died"
 
 
-async def test_an_action_that_waits_for_what_was_registered_anew_can_be_cancelled(twin: Twin, rows: Rows) -> None:
+async def test_action_waiting_for_a_re_registered_service_can_be_cancelled(twin: Twin, rows: Rows) -> None:
     twin.gpu.worker.may_offer.clear()
     await twin.register("new")
     action = await twin.offered()
@@ -366,7 +362,7 @@ async def test_an_action_that_waits_for_what_was_registered_anew_can_be_cancelle
     assert (twin.sources, twin.gpu.manager.dispatcher.job_count) == (["old", "new"], 0)
 
 
-async def test_an_action_waits_while_what_is_registered_can_not_be_read(twin: Twin, rows: Rows) -> None:
+async def test_action_waits_while_the_registration_cannot_be_read(twin: Twin, rows: Rows) -> None:
     role = urlsplit(role_url(rows.owner_url, "gpu", "")).username
     await twin.register("new")
     await rows.execute(f"revoke select on services from {role}")
@@ -381,7 +377,7 @@ async def test_an_action_waits_while_what_is_registered_can_not_be_read(twin: Tw
     assert (settled["outcome"], settled["failures"], twin.sources) == ("ok", 0, ["old", "new"])
 
 
-async def test_the_node_says_which_services_it_has_and_how_they_are(gpu: Gpu, rows: Rows) -> None:
+async def test_node_publishes_services_with_state_scores_and_health(gpu: Gpu, rows: Rows) -> None:
     async def state() -> str:
         [service] = json.loads(await rows.value("select services::text from nodes"))
         return f"{service['name']} {service['state']} {service['scores']} {service['health']}"

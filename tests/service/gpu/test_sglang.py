@@ -1,4 +1,4 @@
-"""SGLang can't be asked whether it sleeps, and ends where it is told so twice: what is known of it, and what is not."""
+"""Test the tracked sleep state of SGLang, which cannot be queried and exits if told to sleep twice."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ async def process() -> AsyncIterator[RunningEngine]:
 
 @pytest_asyncio.fixture
 async def sglang(process: RunningEngine) -> RunningEngine:
-    """Awake, and as if it had begun just now."""
+    """Provide the engine awake and in the state of a fresh start."""
     if process.has_ended:
         await process.start()
     await process.tell(**asdict(Told()))
@@ -51,7 +51,7 @@ def driver_of(
 
 
 async def is_awake(engine: EngineController) -> bool | None:
-    """None where nobody knows."""
+    """Return whether the engine is awake, or None if its state is unknown."""
     try:
         return await asyncio.to_thread(engine.is_awake)
     except EngineError as trouble:
@@ -60,7 +60,7 @@ async def is_awake(engine: EngineController) -> bool | None:
         return None
 
 
-async def test_one_without_a_seed_that_its_manager_put_to_sleep_is_asleep_to_the_next_worker_and_unknown_to_others(
+async def test_engine_with_fixed_seed_is_asleep_only_for_its_manager(
     sglang: RunningEngine, last: EngineStateFile
 ) -> None:
     await sglang.tell(seed=42)
@@ -69,7 +69,7 @@ async def test_one_without_a_seed_that_its_manager_put_to_sleep_is_asleep_to_the
     assert await is_awake(driver_of(sglang, last)) is None
 
 
-async def test_one_whose_file_was_deleted_is_woken_by_the_manager_that_put_it_to_sleep(
+async def test_manager_wakes_its_sleeping_engine_without_the_state_file(
     sglang: RunningEngine, last: EngineStateFile, tmp_path: Path
 ) -> None:
     await asyncio.to_thread(driver_of(sglang, last).sleep)
@@ -80,9 +80,7 @@ async def test_one_whose_file_was_deleted_is_woken_by_the_manager_that_put_it_to
     assert (sglang.has_ended, (await sglang.state())["asleep"]) == (False, False)
 
 
-async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(
-    sglang: RunningEngine, last: EngineStateFile
-) -> None:
+async def test_engine_that_hides_its_seed_is_queried_again(sglang: RunningEngine, last: EngineStateFile) -> None:
     await asyncio.to_thread(driver_of(sglang, last).sleep)
     await sglang.tell(hides_its_seed=True)
     engine = driver_of(sglang, last)
@@ -91,7 +89,7 @@ async def test_one_that_does_not_say_at_once_which_it_is_is_asked_again(
     assert await is_awake(engine) is False
 
 
-async def test_what_did_not_answer_to_sleep_or_refused_to_wake_is_unknown_and_told_nothing_more(
+async def test_engine_is_unknown_after_a_failed_sleep_or_wake(
     sglang: RunningEngine, last: EngineStateFile, tmp_path: Path
 ) -> None:
     engine = driver_of(sglang, last)
@@ -114,7 +112,7 @@ async def test_what_did_not_answer_to_sleep_or_refused_to_wake_is_unknown_and_to
 
 
 class Ends(EngineStateFile):
-    """The engine ends when it is about to be told something."""
+    """A state file whose engine process is killed just before a command is sent."""
 
     process: RunningEngine | None = None
 
@@ -124,9 +122,7 @@ class Ends(EngineStateFile):
             self.process.kill()
 
 
-async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
-    sglang: RunningEngine, tmp_path: Path
-) -> None:
+async def test_undelivered_command_leaves_the_previous_state_in_the_file(sglang: RunningEngine, tmp_path: Path) -> None:
     path = tmp_path / "e.json"
     (last := Ends(path)).process = sglang
     with pytest.raises(EngineError):
@@ -142,7 +138,7 @@ async def test_what_could_not_be_told_any_more_is_what_it_was_told_before(
     assert json.loads(path.read_text()) == {"engine": str(1 << 20), "sleeps": True}
 
 
-async def test_one_of_which_nobody_knows_is_not_used_and_does_not_leave_until_it_was_restarted(
+async def test_engine_in_unknown_state_is_not_used_until_restarted(
     sglang: RunningEngine, last: EngineStateFile
 ) -> None:
     last.save(None, sleeps=True)
@@ -156,7 +152,7 @@ async def test_one_of_which_nobody_knows_is_not_used_and_does_not_leave_until_it
     assert await asyncio.to_thread(residency.acquire_engine, "e")
 
 
-async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_has_no_room(
+async def test_next_worker_keeps_an_oversized_engine_in_use_awake(
     sglang: RunningEngine,
 ) -> None:
     spec = asdict(EngineSpec(url=sglang.url, family="sglang", size=9))
@@ -171,7 +167,7 @@ async def test_what_is_in_use_is_not_put_to_sleep_by_the_next_worker_though_it_h
     assert (await asyncio.to_thread(started), (await sglang.state())["asleep"]) == ("host", True)
 
 
-async def test_its_caller_hears_of_a_step_before_it_is_told_something_and_after_it_has_answered(
+async def test_progress_is_reported_before_a_command_and_after_its_answer(
     sglang: RunningEngine, last: EngineStateFile
 ) -> None:
     seen: list[bool | None] = []

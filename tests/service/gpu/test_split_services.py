@@ -1,4 +1,4 @@
-"""A registered model that is larger than any device, through the manager and its rows."""
+"""Test a registered model that is larger than one device, through the manager and its rows."""
 
 import asyncio
 import os
@@ -24,9 +24,7 @@ REGISTERED = "insert into services (name, kind, source, options) values ('large'
 HELD = {"payload": {"service": "large", "items": ITEMS}, "amounts": {"slots:large": 1}, "retries": 1}
 
 
-async def test_a_model_that_no_device_has_room_for_is_scored_by_two_and_one_that_is_killed_costs_a_retry(
-    rows: Rows, tmp_path: Path
-) -> None:
+async def test_split_model_scores_on_two_devices_after_a_worker_kill(rows: Rows, tmp_path: Path) -> None:
     save(tmp_path / "large", a_large_one(), seed=3)
     model = load({"kind": "logprobs", "directory": str(tmp_path / "large"), "options": {}})
     wanted = [entry["score"] for entry in model.score(ITEMS, model.weights.content).entries]

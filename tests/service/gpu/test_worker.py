@@ -1,4 +1,4 @@
-"""The manager's end of a worker, and a worker: real processes, some of which misbehave."""
+"""Test the worker client against real worker processes, some of which misbehave."""
 
 import asyncio
 import json
@@ -93,7 +93,7 @@ async def dying(worker: WorkerClient, saying: str) -> AsyncIterator[None]:
 
 
 @pytest.mark.parametrize("how", MISBEHAVING)
-async def test_whatever_a_worker_does_its_order_ends_and_it_is_gone(start: Start, how: str) -> None:
+async def test_misbehaving_worker_fails_its_order_and_is_ended(start: Start, how: str) -> None:
     script, saying = MISBEHAVING[how]
     worker = start(script, limit_s=0.5 if "0.5" in saying else 30.0)
     async with dying(worker, saying):
@@ -101,14 +101,14 @@ async def test_whatever_a_worker_does_its_order_ends_and_it_is_gone(start: Start
 
 
 @pytest.mark.parametrize("text", ["日本語 ü", "\ud800", "\0"])
-async def test_any_text_arrives_as_it_is(start: Start, text: str) -> None:
+async def test_any_text_reaches_the_worker_unchanged(start: Start, text: str) -> None:
     answer = await start(GOOD.replace('float(len(item["text"]))', 'item["text"]')).score(
         "minilm", [{"text": text, "reference": "b"}]
     )
     assert answer["entries"] == [{"score": text}]
 
 
-async def test_a_worker_is_told_which_gpus_are_its_jobs_and_where_libraries_are_and_no_secret(
+async def test_worker_inherits_gpu_and_library_variables_but_no_secrets(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = {"CUDA_VISIBLE_DEVICES": "1", "LD_LIBRARY_PATH": "/opt/driver", "NCCL_DEBUG": "WARN"}
@@ -120,7 +120,7 @@ async def test_a_worker_is_told_which_gpus_are_its_jobs_and_where_libraries_are_
     assert "secret" not in told.values()
 
 
-async def test_a_stopped_worker_that_reads_no_more_is_ended_in_the_middle_of_an_order(start: Start) -> None:
+async def test_stopped_worker_is_killed_while_an_order_is_being_sent(start: Start) -> None:
     worker = start(STOPPED, limit_s=0.5)
     async with dying(worker, "did not respond within 0.5 s"):
         await worker.score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
@@ -133,7 +133,7 @@ for _ in range(10_000):
 """
 
 
-async def test_what_a_worker_says_before_it_reads_a_large_order_is_heard(start: Start) -> None:
+async def test_progress_sent_before_a_large_order_is_read_is_received(start: Start) -> None:
     answer = await start(ASKING + GOOD, limit_s=10.0).score("minilm", [{"text": "a" * (4 << 20), "reference": "b"}])
     assert answer["entries"] == [{"score": float(4 << 20)}]
 
@@ -150,13 +150,13 @@ process.serve(channel, process.WorkerConfig(**json.loads(sys.argv[2])))
 """
 
 
-async def test_a_device_that_is_beyond_use_ends_its_worker(start: Start) -> None:
+async def test_unusable_device_ends_its_worker(start: Start) -> None:
     worker = start(BEYOND_USE)
     async with dying(worker, "ended with exit code 1"):
         await worker.score("broken", [A])
 
 
-async def test_a_worker_that_cannot_be_started_is_one_that_died(start: Start) -> None:
+async def test_worker_that_cannot_start_raises_worker_died_without_leaking_files(start: Start) -> None:
     before = files_open()
     worker = start(command=("/nowhere/python",))
     async with dying(worker, "could not be started: .*No such file"):
@@ -164,7 +164,7 @@ async def test_a_worker_that_cannot_be_started_is_one_that_died(start: Start) ->
     await eventually(lambda: files_open() == before)
 
 
-async def test_a_worker_that_died_while_it_was_idle_costs_nobody_a_batch(start: Start) -> None:
+async def test_worker_that_died_while_idle_is_restarted_without_failures(start: Start) -> None:
     worker = start(GOOD)
     await worker.score("minilm", [A])
     first = worker.pid
@@ -176,7 +176,7 @@ async def test_a_worker_that_died_while_it_was_idle_costs_nobody_a_batch(start: 
     assert worker.pid != first
 
 
-async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(
+async def test_unreadable_model_is_reported_and_the_worker_continues(
     start: Start, capfd: pytest.CaptureFixture[str]
 ) -> None:
     worker = start()
@@ -191,7 +191,7 @@ async def test_a_model_that_cannot_be_read_is_said_and_the_worker_goes_on(
     )
 
 
-async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_worker_too(start: Start) -> None:
+async def test_service_offered_at_run_time_is_known_after_a_restart(start: Start) -> None:
     worker = start()
     await worker.evict("late")
     assert worker.pid is None
@@ -205,7 +205,7 @@ async def test_a_service_that_is_offered_while_it_runs_is_known_to_the_next_work
     assert (await worker.score("late", [A]))["message"] == "KeyError: 'late'"
 
 
-async def test_what_is_registered_anew_is_read_anew_also_from_the_same_place(start: Start, tmp_path: Path) -> None:
+async def test_re_registered_service_is_loaded_again_from_the_same_directory(start: Start, tmp_path: Path) -> None:
     [files] = installed_services(["minilm"])
     (tmp_path / "weights").symlink_to(files.directory)
     registered = replace(files, directory=tmp_path / "weights", registered_at=1.0)
@@ -220,7 +220,7 @@ async def test_what_is_registered_anew_is_read_anew_also_from_the_same_place(sta
 
 
 @pytest.mark.slow
-async def test_two_workers_have_a_service_s_weights_in_host_memory_once_and_score_alike() -> None:
+async def test_two_workers_share_weights_in_host_memory_and_score_equally() -> None:
     [files] = installed_services(["minilm"])
     config = WorkerConfig(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=None)
     host = HostMemory()
@@ -238,7 +238,7 @@ async def test_two_workers_have_a_service_s_weights_in_host_memory_once_and_scor
 
 
 @pytest.mark.slow
-async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
+async def test_workers_evict_unpinned_weights_from_host_memory_for_each_other() -> None:
     [files] = installed_services(["minilm"])
     services = {name: files.spec | {"name": name} for name in "abc"}
     config = WorkerConfig(services=services, device_mib=128, copy_mib_per_s=None)
@@ -268,7 +268,7 @@ async def test_workers_make_room_for_each_other_in_the_host_s_memory() -> None:
     host.close()
 
 
-async def test_what_came_and_went_before_there_was_room_for_a_model_is_said_once() -> None:
+async def test_residency_moves_before_a_host_memory_retry_are_reported_once() -> None:
     script = """
 moves = {"restored_s": [0.5], "evicted": 1, "prefetched": 1, "failed": 0, "cooled": 0}
 figures |= {"moves": moves, "states": {}, "entries": [{"score": 1.0}]}
@@ -288,7 +288,7 @@ while (order := read_blocking(channel)) is not None:
 
 
 @pytest.mark.slow
-async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -> None:
+async def test_host_memory_of_removed_services_and_dead_workers_is_freed() -> None:
     [files] = installed_services(["minilm"])
     config = WorkerConfig(
         services={name: files.spec | {"name": name} for name in "ab"}, device_mib=128, copy_mib_per_s=None
@@ -311,7 +311,7 @@ async def test_what_is_forgotten_or_was_a_dead_worker_s_is_in_memory_no_more() -
 
 
 @pytest.mark.slow
-async def test_a_worker_killed_in_mid_restore_or_while_resident_is_followed_by_one_that_scores_the_same() -> None:
+async def test_worker_restarted_after_a_kill_scores_the_same() -> None:
     [files] = installed_services(["minilm"])
     config = WorkerConfig(services={"minilm": files.spec}, device_mib=128, copy_mib_per_s=200.0)
     worker = WorkerClient(config, threads=1, limit_s=60.0)
@@ -330,12 +330,12 @@ async def test_a_worker_killed_in_mid_restore_or_while_resident_is_followed_by_o
 
 
 def faults_of(pid: int | None) -> int:
-    """Pages that it asked the kernel for."""
+    """Return the number of page faults of the process."""
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[7])
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
-async def test_a_forward_works_in_the_memory_that_the_one_before_it_left() -> None:
+async def test_forward_pass_reuses_the_memory_of_the_previous_one() -> None:
     spec = next(iter(installed_services(["minilm"]))).spec
     worker = WorkerClient(replace(CONFIG, services={"minilm": spec}), threads=1, limit_s=60.0)
     text = "one of several texts, each of which has more than ten words"

@@ -1,4 +1,4 @@
-"""Workers whose models are on their way: from their files, and to their device."""
+"""Test workers while their models are loaded from files and copied to the device."""
 
 import socket
 from collections.abc import AsyncIterator
@@ -28,7 +28,7 @@ async def a_worker(config: WorkerConfig) -> AsyncIterator[WorkerClient]:
         await worker.end()
 
 
-def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_reports_progress_while_it_reads_a_large_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """A progress report restarts the timeout of the caller that waits for the worker."""
     monkeypatch.setattr("arl_gpu.worker.process.PROGRESS_BYTES", 8 << 20)
     ours, its = socket.socketpair()
@@ -46,7 +46,7 @@ def test_a_worker_says_while_it_reads_a_large_model_that_it_is_on_the_way(monkey
     assert steps > 5
 
 
-async def test_a_batch_says_what_it_waited_for_and_the_next_service_is_copied_meanwhile() -> None:
+async def test_batch_reports_its_restore_time_and_prefetches_the_next_service() -> None:
     async with a_worker(replace(CONFIG, copy_mib_per_s=200)) as worker:
         for name in "abc":
             await worker.restore(name)

@@ -1,4 +1,4 @@
-"""An answer that comes before the end of what is sent is heard, not lost with the connection."""
+"""Test that a client receives a response sent before the request body ends."""
 
 import contextlib
 import socket
@@ -27,7 +27,7 @@ LATEST_S = 20.0
 
 @contextlib.contextmanager
 def refusing(answered: threading.Event) -> Iterator[str]:
-    """The address of a service that refuses a body after its first bytes, and says when it has."""
+    """Run a service that refuses a body after its first bytes and sets `answered`; yield its URL."""
     accept = {"gateway": sha256(TOKEN.encode()).hexdigest()}
     secrets = {"database_url": SecretStr("postgresql://none"), "service_token": SecretStr(TOKEN)}
     hops = InternalApi(ServiceSettings(port=1, caller_token_hashes=accept, **secrets), "gateway")
@@ -70,14 +70,14 @@ async def ready(within_s: float) -> str | None:
 
 
 async def archive(answered: threading.Event) -> AsyncIterator[bytes]:
-    """Its sender reads nothing until the answer is there, and has more to send then."""
+    """Yield a body whose sender continues only after the response has been sent."""
     yield bytes(1 << 16)
     for _ in range(CHUNKS):
         assert answered.wait(LATEST_S)
         yield bytes(1 << 16)
 
 
-async def test_a_refusal_in_the_middle_of_an_archive_is_what_its_sender_hears() -> None:
+async def test_refusal_during_an_upload_reaches_the_sender() -> None:
     answered = threading.Event()
     peers = ServiceClient(TOKEN)
     await peers.start()

@@ -1,4 +1,4 @@
-"""The short way to hops answers as the framework's would."""
+"""Test that fast internal routes behave like the framework's routes."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -63,7 +63,7 @@ async def caller() -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def test_a_hop_answers_with_a_body_or_with_none(caller: httpx.AsyncClient) -> None:
+async def test_internal_route_returns_200_with_a_body_or_204(caller: httpx.AsyncClient) -> None:
     answered = await caller.post("/internal/double", json={"number": 4})
     nothing = await caller.post("/internal/double", json={"number": 10})
     assert (answered.status_code, answered.json()) == (200, {"twice": 8})
@@ -71,7 +71,7 @@ async def test_a_hop_answers_with_a_body_or_with_none(caller: httpx.AsyncClient)
     assert "traceparent" in nothing.headers
 
 
-async def test_what_goes_wrong_is_a_problem_with_its_code(caller: httpx.AsyncClient) -> None:
+async def test_internal_route_errors_are_problems_with_their_code(caller: httpx.AsyncClient) -> None:
     asked: list[tuple[object, int, str]] = [
         ({"number": "x"}, 422, "validation_failed"),
         ({"number": 0}, 409, "conflict"),
@@ -87,12 +87,12 @@ async def test_what_goes_wrong_is_a_problem_with_its_code(caller: httpx.AsyncCli
     assert (got.status_code, got.headers["allow"]) == (405, "POST")
 
 
-async def test_text_that_is_no_unicode_names_its_field(caller: httpx.AsyncClient) -> None:
+async def test_text_with_a_lone_surrogate_is_refused_with_its_field(caller: httpx.AsyncClient) -> None:
     answered = await caller.post("/internal/double", content=b'{"number": "\\ud800"}')
     assert (answered.status_code, [each["field"] for each in answered.json()["errors"]]) == (422, ["number"])
 
 
-def test_second_fast_route_with_one_path_is_refused() -> None:
+def test_second_fast_route_with_the_same_path_is_refused() -> None:
     app = create_app(title="test", lifespan=_nothing, ready=_ready, max_body_bytes=100, metrics=Metrics())
     settings = ServiceSettings(port=1, database_url="postgresql://nowhere", service_token=TOKEN)
     hops = [InternalApi(settings, name) for name in ("cpu", "gpu")]
@@ -102,7 +102,7 @@ def test_second_fast_route_with_one_path_is_refused() -> None:
         mount_internal_apis(app, *hops)
 
 
-async def test_hops_are_counted_by_their_route(caller: httpx.AsyncClient) -> None:
+async def test_internal_requests_are_counted_by_route_and_status(caller: httpx.AsyncClient) -> None:
     for number in (1, 2, 0):
         await caller.post("/internal/double", json={"number": number})
     shown = (await caller.get("/metrics")).text
@@ -111,7 +111,7 @@ async def test_hops_are_counted_by_their_route(caller: httpx.AsyncClient) -> Non
     assert 'tangram_http_request_duration_seconds_count{method="POST",route="/internal/double"} 3.0' in shown
 
 
-async def test_a_service_that_another_does_not_know_is_our_trouble_and_not_the_client_s() -> None:
+async def test_unauthenticated_internal_call_is_unavailable_for_the_client() -> None:
     async def refuse(request: web.BaseRequest) -> web.Response:
         return web.json_response({}, status=401)
 

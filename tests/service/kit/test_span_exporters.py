@@ -1,4 +1,4 @@
-"""The SDK's exporters, configured by OTEL_* variables, against a real HTTP server and a real gRPC server."""
+"""Test the SDK's exporters, configured by OTEL_* variables, against real HTTP and gRPC servers."""
 
 import asyncio
 import json
@@ -46,7 +46,7 @@ async def collector() -> AsyncIterator[Collector]:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Iterator[Opened]:
-    """Open the pipeline that these variables describe, and its thread."""
+    """Provide a function that opens the pipeline described by its variables and starts the export thread."""
     closing: list[Callable[[], Any]] = []
 
     def open_all(**variables: str) -> ExportThread:
@@ -114,7 +114,7 @@ async def test_timeout_bounds_an_export(protocol: str, collector: Collector, ope
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
-    """Files of a self-signed certificate for 127.0.0.1 and of its key."""
+    """Create a self-signed certificate for 127.0.0.1 and return the files of the certificate and its key."""
     if shutil.which("openssl") is None:
         pytest.skip("openssl is not installed")
     directory: Path = tmp_path_factory.mktemp("certificate")
@@ -160,7 +160,7 @@ async def test_console_exporter_writes_spans(opened: Opened, capsys: pytest.Capt
 
 
 class ScriptedExporter(SpanExporter):
-    """An exporter that answers as told and counts what it gets."""
+    """An exporter that returns a preset result and records its batch sizes."""
 
     def __init__(self, result: SpanExportResult | Exception = SpanExportResult.SUCCESS) -> None:
         self.result = result
@@ -189,7 +189,7 @@ async def test_exports_are_split_into_batches_for_every_exporter() -> None:
     ("result", "reason"),
     [(SpanExportResult.FAILURE, "it is full"), (KeyError("x"), "KeyError('x')")],
 )
-async def test_failure_has_the_exporter_s_own_reason(
+async def test_failed_export_returns_the_reason_of_the_exporter(
     result: SpanExportResult | Exception, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     thread = ExportThread([ScriptedExporter(result)], batch_spans=10)

@@ -1,4 +1,4 @@
-"""What nobody expected: the answer's trace id is the one under which the log has the cause."""
+"""Test that an unexpected error is logged under the trace id of its response."""
 
 import logging
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ TRACE = "0" * 30 + "42"
 
 
 class Traces(logging.Handler):
-    """The trace under which each line was written, as the formatter of services finds it."""
+    """A log handler that records the trace id of each line, as the services' log formatter does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ def an_app() -> FastAPI:
     return app
 
 
-async def test_the_log_has_it_under_the_trace_of_the_request() -> None:
+async def test_unexpected_error_is_logged_under_the_trace_of_the_request() -> None:
     traces = Traces()
     logger = logging.getLogger("arl_kit.app")
     logger.addHandler(traces)

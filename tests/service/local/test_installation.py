@@ -1,4 +1,4 @@
-"""A database belongs to one installation, whose services nobody locks out unasked."""
+"""Test that a database belongs to one installation until another one takes it over explicitly."""
 
 import os
 import subprocess
@@ -15,7 +15,7 @@ OTHERS = {service: f"another-{password}" for service, password in PASSWORDS.item
 
 
 async def can_connect(owner_url: str, passwords: dict[str, str]) -> set[str]:
-    """The services whose passwords are accepted."""
+    """Return the services whose passwords the database accepts."""
     accepted = set()
     for service, password in passwords.items():
         try:
@@ -27,7 +27,7 @@ async def can_connect(owner_url: str, passwords: dict[str, str]) -> set[str]:
     return accepted
 
 
-async def test_another_installation_is_refused_and_the_passwords_of_the_first_go_on_being_right(
+async def test_second_installation_is_refused_and_the_first_keeps_its_passwords(
     database: str,
 ) -> None:
     with pytest.raises(RuntimeError, match=r"belongs to another installation.*--take-over"):
@@ -36,7 +36,7 @@ async def test_another_installation_is_refused_and_the_passwords_of_the_first_go
     assert await can_connect(database, OTHERS) == set()
 
 
-async def test_one_that_takes_over_locks_the_first_out_and_is_at_home_from_then_on(database: str) -> None:
+async def test_take_over_replaces_the_first_installation_and_its_passwords(database: str) -> None:
     await upgrade(database, OTHERS, take_over=True)
     assert (await can_connect(database, PASSWORDS), await can_connect(database, OTHERS)) == (set(), set(OTHERS))
     await upgrade(database, OTHERS)
@@ -44,7 +44,7 @@ async def test_one_that_takes_over_locks_the_first_out_and_is_at_home_from_then_
         await upgrade(database, PASSWORDS)
 
 
-async def test_a_database_of_a_version_that_did_not_say_whose_it_was_belongs_to_whoever_upgrades_it(
+async def test_database_without_an_owner_belongs_to_the_upgrading_installation(
     database: str,
 ) -> None:
     connection = await asyncpg.connect(database)
@@ -55,7 +55,7 @@ async def test_a_database_of_a_version_that_did_not_say_whose_it_was_belongs_to_
         await upgrade(database, PASSWORDS)
 
 
-async def test_a_service_that_a_later_version_adds_makes_no_other_installation_of_it(
+async def test_service_added_by_a_later_version_keeps_the_installation(
     clone_database: CloneDatabase,
 ) -> None:
     database = await clone_database()
@@ -66,7 +66,7 @@ async def test_a_service_that_a_later_version_adds_makes_no_other_installation_o
         await upgrade(database, {**PASSWORDS, "gpu": "another"})
 
 
-async def test_no_service_reads_whose_the_database_is(database: str) -> None:
+async def test_service_roles_cannot_read_the_installation_table(database: str) -> None:
     connection = await asyncpg.connect(role_url(database, "gateway", PASSWORDS["gateway"]))
     try:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
@@ -75,9 +75,7 @@ async def test_no_service_reads_whose_the_database_is(database: str) -> None:
         await connection.close()
 
 
-async def test_a_second_state_directory_is_told_what_to_do_and_takes_over_if_it_is_asked_to(
-    databases: Databases, tmp_path: Path
-) -> None:
+async def test_second_state_directory_is_refused_until_it_takes_over(databases: Databases, tmp_path: Path) -> None:
     database = await databases.empty("test_two_states")
     try:
         assert hand_out(database, tmp_path / "first").returncode == 0
@@ -92,7 +90,7 @@ async def test_a_second_state_directory_is_told_what_to_do_and_takes_over_if_it_
 
 
 def hand_out(database: str, state: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    """As a deployment runs it."""
+    """Run the provisioning command as a deployment does."""
     return subprocess.run(
         [sys.executable, "-m", "arl_local.provision", "--state", state, "--to", state / "secrets", *options],
         env={**os.environ, "TANGRAM_DATABASE_URL": database},

@@ -1,4 +1,4 @@
-"""A name is one node's: who comes second under it waits for the first to be gone, or gives up and says so."""
+"""Test that node names are unique: a second node waits for the first lease to expire or is refused."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -24,8 +24,8 @@ async def rows(database: str) -> AsyncIterator[Rows]:
         yield rows
 
 
-class TestAnotherNode:
-    async def test_is_refused_while_the_first_beats_which_keeps_its_lease(self, rows: Rows) -> None:
+class TestSecondNode:
+    async def test_second_node_is_refused_while_the_first_is_alive(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05) as cpu:
             with pytest.raises(NodeNameTaken, match=r"http://127.0.0.1:1 .*TANGRAM_NODE_NAME"):
                 async with managing(rows, FakeExecutor(uuid4()), port=2, beat_s=0.05):
@@ -33,13 +33,13 @@ class TestAnotherNode:
             assert await rows.value(HOLDER) == EPOCH
             assert cpu.manager.fenced is None
 
-    async def test_has_the_name_once_the_lease_of_the_first_has_run_out(self, rows: Rows) -> None:
+    async def test_second_node_registers_after_the_first_lease_expires(self, rows: Rows) -> None:
         async with managing(rows):
             pass
         async with managing(rows, FakeExecutor(uuid4()), port=2, node_ttl_s=0.3, beat_s=0.05) as cpu:
             assert await rows.value(HOLDER) == cpu.manager.epoch != EPOCH
 
-    async def test_that_comes_at_the_same_instant_is_refused(self, rows: Rows) -> None:
+    async def test_concurrent_registrations_of_one_name_admit_one_node(self, rows: Rows) -> None:
         async def come(port: int) -> None:
             node = {"name": "n", "kind": "cpu", "url": f"http://127.0.0.1:{port}", "epoch": uuid4(), "driver": "fake"}
             async with store.write() as tx:
@@ -50,16 +50,16 @@ class TestAnotherNode:
         assert sorted(str(type(each).__name__) for each in ended) == ["NodeNameTaken"] * 3 + ["NoneType"]
 
 
-class TestTheSameNode:
-    async def test_is_there_again_at_once_under_another_epoch(self, rows: Rows) -> None:
+class TestSameNode:
+    async def test_restarted_node_registers_immediately_under_a_new_epoch(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05), managing(rows, FakeExecutor(UUID(int=8)), beat_s=0.05):
             assert await rows.value(HOLDER) == UUID(int=8)
 
-    async def test_is_there_again_at_once_at_another_address(self, rows: Rows) -> None:
+    async def test_moved_node_registers_immediately_at_its_new_address(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05), managing(rows, FakeExecutor(EPOCH), port=2, beat_s=0.05):
             assert await rows.value("select url from nodes") == "http://127.0.0.1:2"
 
-    async def test_is_not_ready_and_says_why_while_its_lease_is_anothers(self, rows: Rows) -> None:
+    async def test_node_is_unready_while_another_node_has_its_lease(self, rows: Rows) -> None:
         async with managing(rows, beat_s=0.05) as cpu:
             await rows.execute("update node_beats set epoch = $1", UUID(int=99))
             await eventually(lambda: "another node registered with its name" in (cpu.manager.fenced or ""))

@@ -1,4 +1,4 @@
-"""The leader's allocation of a running action whose resources change."""
+"""Test the leader's allocation of a running action whose resources change."""
 
 import pytest
 
@@ -11,18 +11,18 @@ from support.builders import a_class, numbered
 
 FENCE = Fence(numbered(1), 1)
 CLS = a_class(cpu_milli=1000)
-"""A second at one core, by nothing known, and nine tenths of it in parallel."""
+"""An unknown action takes one second on one core, and 90 % of it runs in parallel."""
 
 
 def holding(ledger: ResourceLedger) -> AllocationTable:
-    """An action with one of four cores, granted and started at 100."""
+    """Return a table with one running action: one of four cores, granted and started at 100 s."""
     ledger.set_capacity(1, {"cpu_milli": 4000})
     holds = AllocationTable(FirstComeFirstServed(), ledger, CurveCache())
     holds.add(Allocation(FENCE, CLS, 1, {"cpu_milli": 1000}, None, 1, 100.0, 100.0))
     return holds
 
 
-def test_it_counts_as_much_as_its_row_says() -> None:
+def test_resized_allocation_counts_with_its_new_resources() -> None:
     holds = holding(ledger := ResourceLedger())
     holds.apply_resize(FENCE, {"cpu_milli": 3000}, seq=1, now=100.5)
     assert ledger.available(1) == {"cpu_milli": 1000}
@@ -30,13 +30,13 @@ def test_it_counts_as_much_as_its_row_says() -> None:
     assert ledger.available(1) == {"cpu_milli": 4000}
 
 
-def test_a_resize_of_another_attempt_changes_nothing() -> None:
+def test_resize_of_another_attempt_changes_nothing() -> None:
     holds = holding(ledger := ResourceLedger())
     holds.apply_resize(Fence(FENCE.action_id, 2), {"cpu_milli": 3000}, seq=1, now=100.5)
     assert ledger.available(1) == {"cpu_milli": 3000}
 
 
-def test_rounds_see_what_is_left_and_since_when_it_has_what_it_has() -> None:
+def test_snapshot_shows_remaining_work_and_time_of_the_last_resize() -> None:
     holds = holding(ResourceLedger())
     holds.apply_resize(FENCE, {"cpu_milli": 2000}, seq=1, now=100.5)
     seen = holds.running.on_node(1)[FENCE.action_id]
@@ -47,7 +47,7 @@ def test_rounds_see_what_is_left_and_since_when_it_has_what_it_has() -> None:
     )
 
 
-def test_it_had_on_average_what_it_had_for_how_long() -> None:
+def test_mean_cores_are_weighted_by_time() -> None:
     holds = holding(ResourceLedger())
     holds.apply_resize(FENCE, {"cpu_milli": 3000}, seq=1, now=104.0)
     hold = holds.get(FENCE.action_id)
@@ -55,7 +55,7 @@ def test_it_had_on_average_what_it_had_for_how_long() -> None:
     assert hold.mean_milli(until=108.0) == 2000
 
 
-def test_what_a_task_pays_for_is_what_its_action_had_on_average() -> None:
+def test_mean_resources_of_a_task_are_weighted_by_time() -> None:
     holds = holding(ResourceLedger())
     holds.apply_resize(FENCE, {"cpu_milli": 3000, "memory_mib": 10}, seq=1, now=104.0)
     hold = holds.get(FENCE.action_id)
@@ -64,7 +64,9 @@ def test_what_a_task_pays_for_is_what_its_action_had_on_average() -> None:
 
 
 @pytest.mark.parametrize(("home", "comes_back"), [(None, {"memory_mib": 10}), ((1, "x"), {})])
-def test_rounds_see_whose_memory_comes_back(home: tuple[int, str] | None, comes_back: dict[str, int]) -> None:
+def test_only_memory_outside_environments_is_freed_at_the_end(
+    home: tuple[int, str] | None, comes_back: dict[str, int]
+) -> None:
     holds = holding(ResourceLedger())
     amounts = {"cpu_milli": 1000, "memory_mib": 10}
     holds.add(Allocation(Fence(numbered(2), 1), CLS, 1, amounts, home, 1, 100.0, 100.0))

@@ -1,4 +1,4 @@
-"""A backlog read in pages: what was queued before the mark, each row once; the polls from the mark on read the rest."""
+"""Test that paged backlog reads and the following polls return every queued row."""
 
 import gc
 import weakref
@@ -15,8 +15,8 @@ from arl_store.tx import ReadTx
 from support.rows import rows_in, store_of
 
 
-async def test_a_backlog_read_in_pages_has_each_row_once_whatever_is_queued_meanwhile(database: str) -> None:
-    """In the pages, or in the poll that begins at the mark; also what committed late or went back to the queue."""
+async def test_paged_backlog_returns_each_row_once_during_concurrent_inserts(database: str) -> None:
+    """Late commits and re-queued rows appear in the pages or in the poll that follows the checkpoint."""
     async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
         before = [await rows.action() for _ in range(5)]
         held = await rows.action(state="granted")
@@ -48,7 +48,7 @@ async def test_a_backlog_read_in_pages_has_each_row_once_whatever_is_queued_mean
     assert not set(before[:5]) & {row.id for row in second.queued}
 
 
-async def test_rows_of_one_transaction_do_not_fit_in_one_page(database: str) -> None:
+async def test_rows_of_one_transaction_are_read_across_several_pages(database: str) -> None:
     async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
         queued = [await rows.action() for _ in range(7)]
         async with rows.pool.acquire() as one, one.transaction():
@@ -63,7 +63,7 @@ async def test_rows_of_one_transaction_do_not_fit_in_one_page(database: str) -> 
     assert sorted(seen) == queued
 
 
-async def test_what_was_read_of_a_backlog_that_failed_is_not_kept(
+async def test_index_of_a_failed_backlog_read_is_garbage_collected(
     database: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class AsLeader:

@@ -1,4 +1,4 @@
-"""Who looks ahead: the leader, on a copy, between its rounds."""
+"""Test capacity planning: the leader simulates on a copy between its rounds."""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ from support.scheduler import leading
 
 @dataclass(frozen=True, slots=True)
 class Endless(SparPolicy):
-    """Never comes to an end."""
+    """A policy whose simulation never ends."""
 
     def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
         return SchedulingPlan(resizes=(ResizeDecision(fence=Fence(numbered(1), 1), resources={"cpu_milli": 1000}),))
@@ -44,7 +44,7 @@ async def is_granted(rows: Rows, action: object) -> bool:
     return bool(await rows.value("select state = 'granted' from actions where id = $1", action))
 
 
-async def test_rounds_go_on_while_somebody_looks_ahead(database: str) -> None:
+async def test_rounds_continue_while_a_plan_is_computed(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await rows.node(cores=2)
         await until_known(leader, 0)
@@ -61,14 +61,14 @@ async def test_rounds_go_on_while_somebody_looks_ahead(database: str) -> None:
             looking.cancel()
 
 
-async def test_what_time_does_not_suffice_for_is_said(database: str) -> None:
+async def test_plan_that_exceeds_its_time_is_reported_as_incomplete(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await until_known(leader, 0)
         found = await CapacityPlanner(leader, Endless(), work_s=0.01).plan(asked())
         assert (found.current.complete, found.hypothetical) == (False, None)
 
 
-async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(database: str) -> None:
+async def test_plan_uses_the_leaders_nodes_environments_and_paused_queues(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         node = await rows.node(cores=1, memory_mib=1000)
         running = await rows.action(scope="trajectory", trajectory="x", environment_id=numbered(5))
@@ -90,7 +90,7 @@ async def test_nodes_environments_and_queues_count_as_the_leader_knows_them(data
         assert (closed.nodes, closed.started) == (0, 2), "what lives there goes on"
 
 
-async def test_a_flood_is_cut_and_said_to_be(database: str) -> None:
+async def test_plan_simulates_a_bounded_number_of_queued_actions(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await until_known(leader, 0)
         view = leader.view()
@@ -100,7 +100,7 @@ async def test_a_flood_is_cut_and_said_to_be(database: str) -> None:
         assert (found.queued, found.simulated) == (MAX_SIMULATED + 10, MAX_SIMULATED)
 
 
-async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None:
+async def test_plan_never_simulates_a_partial_gang(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await until_known(leader, 0)
         view = leader.view()
@@ -112,7 +112,7 @@ async def test_all_members_of_gangs_count_and_none_is_cut(database: str) -> None
         assert (found.queued, found.simulated) == (MAX_SIMULATED * 6 // 5, MAX_SIMULATED * 4 // 5)
 
 
-async def test_static_pods_have_no_plan(database: str) -> None:
+async def test_plan_is_refused_under_the_static_pods_policy(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         with pytest.raises(Conflict):
             await CapacityPlanner(leader, StaticPods(1000)).plan(asked())

@@ -1,4 +1,4 @@
-"""What the leader learns from attempts that ended, and that the next one knows it."""
+"""Test what the leader learns from ended attempts and passes on to the next leader."""
 
 import json
 from collections.abc import AsyncIterator
@@ -36,7 +36,7 @@ async def granted(rows: Rows) -> Fence:
 
 
 async def settle(rows: Rows, fence: Fence, outcome: str = "ok") -> None:
-    """As its manager would, without a word to the leader."""
+    """Settle the attempt as its manager does, without notifying the leader."""
     sql = "insert into action_results (id, grant_no, cpu_us) values ($1, 1, $2)"
     await rows.execute(sql, fence.action_id, RUN.cpu_us)
     await rows.unguarded(SETTLED, fence.action_id, outcome, RUN.run_us)
@@ -60,7 +60,7 @@ async def class_of(rows: Rows, action: UUID) -> ActionClass:
     return ActionClass(key=key, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(AMOUNTS))
 
 
-async def test_a_run_that_a_hint_brought_is_known_to_the_next_leader(rows: Rows) -> None:
+async def test_notified_run_time_is_known_to_the_next_leader(rows: Rows) -> None:
     async with leading(rows) as rounds:
         fence = await granted(rows)
         await settle(rows, fence)
@@ -72,7 +72,7 @@ async def test_a_run_that_a_hint_brought_is_known_to_the_next_leader(rows: Rows)
         assert rounds.duration_learner.estimates.seconds(await class_of(rows, fence.action_id), 1000) == 2.0
 
 
-async def test_what_was_learnt_last_is_kept_when_a_leader_goes_in_peace(rows: Rows) -> None:
+async def test_run_times_are_saved_when_a_leader_stops(rows: Rows) -> None:
     async with leading(rows) as rounds:
         for _ in range(2):
             fence = await granted(rows)
@@ -83,7 +83,7 @@ async def test_what_was_learnt_last_is_kept_when_a_leader_goes_in_peace(rows: Ro
     assert sum(map(len, await kept(rows))) == 2
 
 
-async def test_a_run_that_no_hint_brought_is_read_from_its_row(rows: Rows) -> None:
+async def test_run_time_without_notification_is_read_from_its_row(rows: Rows) -> None:
     async with leading(rows):
         await settle(rows, await granted(rows))
         await until_kept(rows, 1)
@@ -91,14 +91,14 @@ async def test_a_run_that_no_hint_brought_is_read_from_its_row(rows: Rows) -> No
 
 
 @pytest.mark.parametrize("outcome", ["user_timeout", "cancelled", "limit_exceeded"])
-async def test_what_was_killed_says_nothing(rows: Rows, outcome: str) -> None:
+async def test_killed_attempts_are_not_learned(rows: Rows, outcome: str) -> None:
     async with leading(rows):
         await settle(rows, await granted(rows), outcome)
         await settle(rows, await granted(rows))
         await until_kept(rows, 1)
 
 
-async def test_a_leader_whose_term_is_taken_keeps_nothing(rows: Rows) -> None:
+async def test_leader_that_lost_its_term_saves_nothing(rows: Rows) -> None:
     async with leading(rows) as rounds:
         fence = await granted(rows)
         await rows.execute("update leader_term set term = term + 1")
@@ -112,8 +112,8 @@ async def test_a_leader_whose_term_is_taken_keeps_nothing(rows: Rows) -> None:
     assert await kept(rows) == []
 
 
-async def test_a_new_leader_knows_the_class_of_what_runs_already(rows: Rows) -> None:
-    """It has seen none of its kind in the queue."""
+async def test_new_leader_learns_from_actions_granted_by_its_predecessor(rows: Rows) -> None:
+    """The new leader has seen no action of this class in the queue."""
     async with leading(rows):
         fence = await granted(rows)
     async with leading(rows) as rounds:
@@ -123,7 +123,7 @@ async def test_a_new_leader_knows_the_class_of_what_runs_already(rows: Rows) -> 
         await until_kept(rows, 1)
 
 
-async def test_what_nobody_has_run_for_long_is_forgotten(rows: Rows) -> None:
+async def test_estimates_unused_for_a_month_are_deleted(rows: Rows) -> None:
     sql = "insert into class_estimates (class_key, runs, seen_at) values ($1, '[]', now() - $2::text::interval)"
     for key, age in ((1, "31 days"), (2, "29 days")):
         await rows.execute(sql, key, age)
@@ -132,13 +132,13 @@ async def test_what_nobody_has_run_for_long_is_forgotten(rows: Rows) -> None:
 
 
 class Failing:
-    """A store that can't be written to."""
+    """A store whose writes fail."""
 
     def write(self) -> None:
         raise OSError("no room")
 
 
-async def test_a_write_that_fails_holds_up_one_poll_and_not_those_that_follow() -> None:
+async def test_failed_save_fails_one_poll_but_not_the_next() -> None:
     learning = DurationLearner(cast(PostgresStore, Failing()))
     for key in range(SAVE_BATCH):
         learning.estimates.observe(a_class(key), amount=1000, run_s=1.0)

@@ -1,4 +1,4 @@
-"""An action that names an environment by id, under whose name another one lives by now."""
+"""Test actions that name an earlier environment by id after a new one took its name."""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -24,7 +24,7 @@ async def cpu(rows: Rows) -> AsyncIterator[Cpu]:
         yield cpu
 
 
-async def test_one_that_has_the_name_of_an_earlier_one_is_not_lost_with_that(cpu: Cpu, rows: Rows) -> None:
+async def test_action_for_an_earlier_environment_keeps_the_current_one(cpu: Cpu, rows: Rows) -> None:
     environment = uuid4()
     fence = await cpu.running(trajectory="x", scope="trajectory", environment_id=environment)
     cpu.executor.finish(fence)

@@ -1,4 +1,4 @@
-"""Who leads: one at a time, and who no longer does writes nothing."""
+"""Test leader election: one leader at a time, and a former leader writes nothing."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -37,23 +37,21 @@ def a_contender(store: PostgresStore, *, ttl_s: float = 10.0) -> LeaderElection:
 
 
 class TestAcquire:
-    async def test_nobody_takes_over_before_the_lease_ran_out(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_standby_takes_over_only_after_the_lease_expires(self, rows: Rows, store: PostgresStore) -> None:
         first, second = a_contender(store), a_contender(store)
         assert (await first.acquire(), await second.acquire()) == (True, False)
         await rows.execute(LEASE_RAN_OUT)
         assert await second.acquire()
         assert (first.term, second.term) == (1, 2)
 
-    async def test_of_two_contenders_one_leads(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_one_of_several_contenders_becomes_leader(self, rows: Rows, store: PostgresStore) -> None:
         for _ in range(5):
             await rows.execute(LEASE_RAN_OUT)
             contenders = [a_contender(store) for _ in range(4)]
             assert sorted(await asyncio.gather(*(each.acquire() for each in contenders))) == [False] * 3 + [True]
         assert await rows.value("select term from leader_term") == 5
 
-    async def test_take_over_waits_for_the_old_leaders_transaction_and_ends_its_writing(
-        self, rows: Rows, store: PostgresStore
-    ) -> None:
+    async def test_take_over_waits_for_the_old_leaders_open_transaction(self, rows: Rows, store: PostgresStore) -> None:
         node, action = await rows.node(), await rows.action()
         old, new = a_contender(store), a_contender(store)
         await old.acquire()
@@ -74,21 +72,21 @@ class TestAcquire:
 
 
 class TestRenew:
-    async def test_a_lease_is_extended_at_half_of_its_life(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_lease_is_renewed_after_half_of_its_lifetime(self, rows: Rows, store: PostgresStore) -> None:
         leader = a_contender(store, ttl_s=0.0)
         await leader.acquire()
         before = await rows.value("select expires_at from leader_lease")
         assert await leader.renew_if_due()
         assert await rows.value("select expires_at from leader_lease") > before
 
-    async def test_a_fresh_lease_costs_no_statement(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_fresh_lease_is_not_renewed(self, rows: Rows, store: PostgresStore) -> None:
         leader = a_contender(store)
         await leader.acquire()
         before = await rows.value("select xmin::text from leader_lease")
         assert await leader.renew_if_due()
         assert await rows.value("select xmin::text from leader_lease") == before
 
-    async def test_after_a_take_over_the_old_leader_learns_that_it_lost(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_old_leader_loses_its_term_after_a_take_over(self, rows: Rows, store: PostgresStore) -> None:
         old, new = a_contender(store, ttl_s=0.0), a_contender(store)
         await old.acquire()
         await rows.execute(LEASE_RAN_OUT)
@@ -96,9 +94,7 @@ class TestRenew:
         assert not await old.renew_if_due()
         assert (old.term, new.term) == (None, 2)
 
-    async def test_renewing_writes_nothing_that_leader_transactions_hold(
-        self, rows: Rows, store: PostgresStore
-    ) -> None:
+    async def test_renewal_is_not_blocked_by_leader_transactions(self, rows: Rows, store: PostgresStore) -> None:
         leader = a_contender(store, ttl_s=0.0)
         await leader.acquire()
         async with store.write() as tx:
@@ -107,14 +103,14 @@ class TestRenew:
 
 
 class TestResign:
-    async def test_a_standby_takes_over_at_once(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_standby_takes_over_immediately_after_a_resignation(self, rows: Rows, store: PostgresStore) -> None:
         leader, standby = a_contender(store), a_contender(store)
         await leader.acquire()
         await leader.resign()
         assert leader.term is None
         assert await standby.acquire()
 
-    async def test_who_lost_the_lead_resigns_nobody_elses(self, rows: Rows, store: PostgresStore) -> None:
+    async def test_resignation_of_an_old_leader_keeps_the_new_lease(self, rows: Rows, store: PostgresStore) -> None:
         old, new = a_contender(store), a_contender(store)
         await old.acquire()
         await rows.execute(LEASE_RAN_OUT)

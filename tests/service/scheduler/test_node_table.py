@@ -1,4 +1,4 @@
-"""Which nodes a round sees alive, and which of its pools are those of the round before."""
+"""Test which nodes a round treats as alive, and when node resources are rebuilt."""
 
 from collections.abc import Iterable, Mapping
 from uuid import UUID
@@ -14,7 +14,7 @@ NOW, SILENT_AFTER_S = 1000.0, 10.0
 
 
 class Watched:
-    """Pools of the nodes that were read last."""
+    """The resources of the nodes that were read last."""
 
     def __init__(self, *nodes: NodeRow) -> None:
         self.living = EnvironmentsPerNode()
@@ -40,15 +40,15 @@ def nodes(*numbers: int, sign: float = NOW) -> Iterable[NodeRow]:
     return (a_node_row(number, last_heartbeat=sign) for number in numbers)
 
 
-class TestOf:
-    def test_a_silent_node_does_not_make_others_anew(self) -> None:
+class TestCurrentNodes:
+    def test_silent_node_does_not_rebuild_other_nodes(self) -> None:
         watched = Watched(*nodes(1, 2, 3), *nodes(4, sign=NOW - 60))
         first = watched.at(NOW)
         later = [watched.at(NOW + second) for second in range(1, 11)]
         assert alive(first) == {1, 2, 3}
         assert all(pools is first for pools in later)
 
-    def test_what_came_to_live_on_a_node_makes_that_one_anew_and_nobody_alive(self) -> None:
+    def test_new_environment_rebuilds_its_node_without_reviving_it(self) -> None:
         watched = Watched(*nodes(1, 2), *nodes(3, sign=NOW - 60))
         before = watched.at(NOW)
         for number, node in enumerate((2, 3)):
@@ -57,7 +57,7 @@ class TestOf:
         assert (made(before, after), alive(after)) == ({2, 3}, {1, 2})
         assert [after[node].environments for node in (1, 2, 3)] == [0, 1, 1]
 
-    def test_one_whose_lease_lapses_between_two_rounds_is_dead_in_the_second(self) -> None:
+    def test_node_with_an_expired_lease_is_not_serving(self) -> None:
         watched = Watched(*nodes(1), *nodes(2, sign=NOW - 5), *nodes(3, sign=NOW - 60))
         assert alive(watched.at(NOW + 5)) == {1, 2}
         lapsed = watched.at(NOW + 6)
@@ -65,13 +65,13 @@ class TestOf:
         assert watched.at(NOW + 7) is lapsed
         assert alive(watched.at(NOW + 11)) == set()
 
-    def test_one_that_is_read_with_a_newer_sign_is_alive(self) -> None:
+    def test_node_with_a_newer_heartbeat_is_serving_again(self) -> None:
         watched = Watched(*nodes(1), *nodes(2, sign=NOW - 60))
         assert alive(watched.at(NOW)) == {1}
         watched.read(*nodes(1, 2, sign=NOW + 1))
         assert alive(watched.at(NOW + 2)) == {1, 2}
 
-    def test_one_that_has_only_been_watched_for_a_moment_is_alive(self) -> None:
+    def test_silent_node_is_serving_until_watched_for_a_full_lease(self) -> None:
         watched = Watched(*nodes(1), *nodes(2, sign=NOW - 60))
         assert alive(watched.at(NOW)) == {1}
         assert alive(watched.at(NOW + 1, watching_since=NOW)) == {1, 2}

@@ -1,4 +1,4 @@
-"""What the leader knows of the tokens of nodes: what is free, and when it is worth another look."""
+"""Test the leader's rate-limit tokens: how many are available, and when to wake for the next ones."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,12 +42,12 @@ def calls(count: int, *, first: int = 1, **changed: Any) -> list[QueuedActionRow
 
 
 def in_flight(count: int) -> list[AllocationRow]:
-    """Granted by an earlier leader."""
+    """Build allocations that an earlier leader granted."""
     return [a_held_action(Fence(numbered(100 + number), 1), resources=ONE) for number in range(count)]
 
 
 class Leading:
-    """An index, and the time that it goes by."""
+    """A scheduler index with its own clock."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Leading:
         self.index.reconcile(a_poll(nodes=self.nodes, queued=queued, held=held))
 
     def poll(self, *nodes: NodeRow, **changed: Any) -> None:
-        """The nodes say this now, and what it knows to be held is held."""
+        """Poll these nodes; the current allocations stay."""
         held = [a_held_action(hold.fence, resources=hold.resources) for hold in self.index.allocations]
         self.index.reconcile(replace(a_poll(nodes=nodes or self.nodes, held=held), **changed))
 
@@ -72,7 +72,7 @@ class Leading:
         return self
 
     def round(self, *, commits_in: float = 0.0) -> list[tuple[UUID, int]]:
-        """What it grants, and where."""
+        """Run one round and return each granted action with its node."""
         grants = self.index.plan(now=NOW, silent_after_s=10.0, watching_since=0.0).grants
         self.now += commits_in
         self.index.rate_limit_timer.mark_committed(self.now)
@@ -89,17 +89,17 @@ class Leading:
 
 class TestRounds:
     @policies
-    def test_they_spend_a_burst_and_then_what_comes(self, policy: SchedulingPolicy) -> None:
+    def test_rounds_spend_the_burst_and_then_refilled_tokens(self, policy: SchedulingPolicy) -> None:
         leading = Leading(policy=policy, queued=calls(9))
         assert [len(leading.round()), len(leading.round())] == [4, 0]
         assert [len(leading.after(0.5).round()), len(leading.after(1.0).round())] == [1, 2]
 
-    def test_what_comes_until_they_have_committed_is_no_more_than_a_burst(self) -> None:
+    def test_refill_during_a_slow_commit_is_limited_to_a_burst(self) -> None:
         leading = Leading(queued=calls(9))
         assert len(leading.round(commits_in=60.0)) == 4
         assert [len(leading.after(0.25).round()), len(leading.after(0.25).round())] == [0, 1]
 
-    def test_what_ends_gives_back_its_place_and_no_token(self) -> None:
+    def test_ended_call_frees_concurrency_but_no_token(self) -> None:
         leading = Leading(a_broker(calls=4, per_s=2.0, burst=4), queued=calls(9))
         leading.round()
         assert leading.after(5.0).round() == []
@@ -107,20 +107,20 @@ class TestRounds:
         leading.end(2)
         assert [len(leading.round()), len(leading.after(5.0).round())] == [2, 0]
 
-    def test_a_call_goes_where_most_are_free(self) -> None:
+    def test_call_goes_to_the_node_with_most_available_tokens(self) -> None:
         leading = Leading(a_broker(1, burst=2), a_broker(2, burst=4), a_broker(3, burst=9, calls=1), queued=calls(9))
         assert [node for _, node in leading.round()] == [2, 2, 1, 2, 1, 2, 3]
 
-    def test_without_a_rate_only_what_is_in_flight_counts(self) -> None:
+    def test_without_a_rate_only_concurrency_limits_grants(self) -> None:
         leading = Leading(a_broker(calls=5, rate_limits={}), queued=calls(9))
         assert (len(leading.round()), leading.wakes_after()) == (5, None)
 
-    def test_a_share_is_of_what_may_be_in_flight(self) -> None:
+    def test_fair_share_is_computed_from_the_concurrency_limit(self) -> None:
         leading = Leading(a_broker(calls=40, burst=4), queued=calls(1))
         snapshot = leading.index.snapshot(now=NOW, silent_after_s=10.0, watching_since=0.0)
         assert snapshot.total == total_resources([{SEARCH: 40}])
 
-    def test_a_gang_waits_until_tokens_for_all_are_there(self) -> None:
+    def test_gang_waits_until_all_members_have_tokens(self) -> None:
         gang = GangMembership(id=UUID(int=5), size=3)
         leading = Leading(queued=[*calls(3), *calls(3, first=4, gang=gang)])
         assert len(leading.round()) == 3
@@ -128,51 +128,51 @@ class TestRounds:
         assert [len(leading.after(0.5).round()), len(leading.after(0.5).round())] == [0, 3]
 
 
-class TestANewLeader:
-    def test_it_takes_what_is_in_flight_for_spent_and_owes_nothing(self) -> None:
+class TestNewLeader:
+    def test_new_leader_counts_running_calls_as_spent_tokens_without_debt(self) -> None:
         assert len(Leading(queued=calls(9), held=in_flight(3)).round()) == 1
         leading = Leading(queued=calls(9), held=in_flight(8))
         assert [len(leading.round()), len(leading.after(0.5).round())] == [0, 1]
 
-    def test_it_adopts_once_however_often_it_polls(self) -> None:
+    def test_repeated_polls_count_running_calls_once(self) -> None:
         leading = Leading(queued=calls(9), held=in_flight(1))
         for _ in range(5):
             leading.poll()
         assert len(leading.round()) == 3
 
 
-class TestNextAt:
-    def test_it_is_when_what_waits_finds_a_token(self) -> None:
+class TestNextRefill:
+    def test_next_refill_is_when_a_queued_call_gets_a_token(self) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
         assert leading.wakes_after() == 0.5
         assert leading.after(0.25).wakes_after() == 0.25
 
-    def test_tokens_of_a_fast_rate_gather(self) -> None:
+    def test_tokens_of_a_fast_rate_are_collected_per_interval(self) -> None:
         leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
         assert (len(leading.round()), leading.wakes_after()) == (50, REFILL_INTERVAL_S)
         assert len(leading.after(REFILL_INTERVAL_S).round()) == 20
 
-    def test_tokens_that_come_while_a_round_commits_begin_no_other_at_once(self) -> None:
+    def test_tokens_refilled_during_a_commit_start_no_immediate_round(self) -> None:
         leading = Leading(a_broker(per_s=1000.0, burst=50, calls=500), queued=calls(99))
         leading.round()
         assert len(leading.after(REFILL_INTERVAL_S).round(commits_in=0.005)) == 20
         assert [len(leading.after(0.001).round()), leading.wakes_after()] == [0, REFILL_INTERVAL_S - 0.006]
         assert len(leading.after(REFILL_INTERVAL_S - 0.0055).round()) == 20
 
-    def test_it_is_never_while_nobody_waits_for_them(self) -> None:
+    def test_no_refill_is_scheduled_without_queued_calls(self) -> None:
         commands = [a_queued_row(100 + number) for number in range(9)]
         leading = Leading(a_broker(1), a_node_row(2), queued=[*calls(4), *commands])
         assert (len(leading.round()), leading.index.queued_count) == (6, 7)
         assert leading.wakes_after() is None
 
-    def test_it_is_never_for_those_of_a_paused_queue(self) -> None:
+    def test_no_refill_is_scheduled_for_a_paused_queue(self) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
         leading.poll(paused=frozenset({1}))
         assert (leading.round(), leading.wakes_after()) == ([], None)
 
-    def test_it_is_never_where_as_many_are_in_flight_as_may_be(self) -> None:
+    def test_no_refill_is_scheduled_at_the_concurrency_limit(self) -> None:
         leading = Leading(a_broker(calls=4), queued=calls(9))
         leading.round()
         assert leading.wakes_after() is None
@@ -180,31 +180,31 @@ class TestNextAt:
         assert (leading.round(), leading.wakes_after()) == ([], 0.5)
 
     @pytest.mark.parametrize("changed", [{"is_cordoned": True}, {"last_heartbeat": 0.0}], ids=repr)
-    def test_it_is_never_of_a_node_that_takes_nothing(self, changed: dict[str, Any]) -> None:
+    def test_no_refill_is_scheduled_for_an_unschedulable_node(self, changed: dict[str, Any]) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
         leading.poll(a_broker(**changed))
         assert (leading.round(), leading.wakes_after()) == ([], None)
 
-    def test_it_is_never_for_what_the_node_does_not_suit(self) -> None:
+    def test_no_refill_is_scheduled_for_calls_the_node_cannot_run(self) -> None:
         picky = calls(1, first=9, environment={"scope": "ephemeral", "require": ["memory"]}, class_key=8)
         leading = Leading(queued=[*calls(4), *picky])
         assert (len(leading.round()), leading.wakes_after()) == (4, None)
 
-    def test_it_is_the_first_of_several_nodes(self) -> None:
+    def test_next_refill_is_the_earliest_of_several_nodes(self) -> None:
         leading = Leading(a_broker(1, per_s=2.0), a_broker(2, per_s=5.0), queued=calls(9))
         leading.round()
         assert leading.wakes_after() == 0.2
 
 
 class TestReconcile:
-    def test_another_rate_gives_no_fresh_burst(self) -> None:
+    def test_changed_rate_gives_no_new_burst(self) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
         leading.poll(a_broker(per_s=10.0, burst=4))
         assert (leading.round(), leading.wakes_after()) == ([], 0.1)
 
-    def test_a_rate_that_disappears_bounds_nothing(self) -> None:
+    def test_removed_rate_no_longer_limits_grants(self) -> None:
         leading = Leading(queued=calls(9))
         leading.round()
         leading.poll(a_broker(rate_limits={}))
@@ -213,7 +213,7 @@ class TestReconcile:
 
 class TestExplain:
     @policies
-    def test_one_that_waits_for_tokens_waits_for_capacity_of_its_endpoint(self, policy: SchedulingPolicy) -> None:
+    def test_call_without_token_is_explained_as_waits_for_capacity(self, policy: SchedulingPolicy) -> None:
         leading = Leading(a_broker(1), a_node_row(2), policy=policy, queued=calls(5))
         leading.round()
         standing = leading.index.queue_position(numbered(5))
@@ -223,7 +223,7 @@ class TestExplain:
         assert (found.reason, found.node) == (WaitReason.WAITS_FOR_CAPACITY, 1)
         assert [(lack.resource, lack.needed, lack.available) for lack in found.shortages] == [(SEARCH, 1, 0)]
 
-    def test_no_node_fits_a_gang_of_more_calls_than_a_burst(self) -> None:
+    def test_gang_larger_than_the_burst_fits_no_node(self) -> None:
         gang = GangMembership(id=UUID(int=5), size=5)
         leading = Leading(a_broker(calls=10, burst=4), queued=calls(5, gang=gang))
         standing = leading.index.queue_position(numbered(1))
@@ -232,8 +232,8 @@ class TestExplain:
         assert explain(snapshot, standing.action, SparPolicy()).reason is WaitReason.NO_NODE_FITS
 
 
-class TestLookingAhead:
-    def test_it_spends_none_and_does_not_wait_for_any(self) -> None:
+class TestForecast:
+    def test_forecast_spends_no_tokens_and_ignores_the_rate(self) -> None:
         policy = SparPolicy(is_resizing=True)
         leading = Leading(policy=policy, queued=calls(20))
         leading.round()

@@ -1,4 +1,4 @@
-"""Rates on a real Postgres: the leader wakes for tokens, grants no more than they allow, and wakes for nothing else."""
+"""Test rate limits on a real Postgres: the leader wakes for tokens and never exceeds the rate."""
 
 import json
 from collections.abc import AsyncIterator
@@ -22,7 +22,7 @@ from support.scheduler import leading
 
 SEARCH = "calls:search"
 SELDOM = {"poll_busy_s": 1.0, "poll_idle_s": 30.0, "node_ttl_s": 60.0}
-"""As in operation: whatever depends on polls takes long."""
+"""Poll intervals as in production, so that a test that depends on polls is slow."""
 
 
 @pytest_asyncio.fixture
@@ -48,14 +48,14 @@ async def granted_at(rows: Rows) -> list[float]:
 
 
 def most_beyond(moments: list[float], rate: RateLimit) -> float:
-    """By how much any window had more than the rate allows."""
+    """Return the largest number of grants above the rate in any time window."""
     windows = ((first, last) for last in range(len(moments)) for first in range(last + 1))
     return max(last - first + 1 - rate.burst - rate.per_s * (moments[last] - moments[first]) for first, last in windows)
 
 
 @dataclass(frozen=True)
 class Counting(FirstComeFirstServed):
-    """Knows how many rounds there were."""
+    """A policy that records the time of every round."""
 
     rounds: list[float] = field(default_factory=list)
 
@@ -65,7 +65,7 @@ class Counting(FirstComeFirstServed):
 
 
 async def end_at_once(rows: Rows, leader: SchedulingLoop, peers: RecordingPeers, *, count: int) -> None:
-    """As a broker whose calls take no time, until so many have ended."""
+    """Settle granted calls immediately, as a broker with instant calls, until `count` have ended."""
     seen = ended = 0
     while ended < count:
         await peers.until(lambda peers, seen=seen: len(peers.hints) > seen)
@@ -80,7 +80,7 @@ async def end_at_once(rows: Rows, leader: SchedulingLoop, peers: RecordingPeers,
 class TestGrants:
     RATE = RateLimit(per_s=50.0, burst=5)
 
-    async def test_all_are_granted_as_tokens_come_although_nothing_else_happens(self, rows: Rows) -> None:
+    async def test_queued_calls_are_granted_at_the_rate_without_other_events(self, rows: Rows) -> None:
         await a_broker(rows, calls=100, rates={SEARCH: {"per_s": 50.0, "burst": 5}})
         await calls(rows, 60)
         async with leading(rows, **SELDOM):
@@ -89,7 +89,7 @@ class TestGrants:
         assert most_beyond(moments, self.RATE) < 0.5
         assert 1.09 < moments[-1] - moments[0] < 4.0, "polls alone would take 11 s"
 
-    async def test_what_ends_at_once_frees_its_place_and_no_token(self, rows: Rows) -> None:
+    async def test_call_that_ends_immediately_frees_concurrency_but_no_token(self, rows: Rows) -> None:
         await a_broker(rows, calls=3, rates={SEARCH: {"per_s": 50.0, "burst": 5}})
         await calls(rows, 60)
         peers = RecordingPeers()
@@ -99,7 +99,7 @@ class TestGrants:
         assert most_beyond(moments, self.RATE) < 0.5
         assert 1.09 < moments[-1] - moments[0] < 4.0, "polls alone would take 11 s"
 
-    async def test_tokens_of_a_fast_rate_make_few_rounds(self, rows: Rows) -> None:
+    async def test_fast_rate_needs_few_rounds(self, rows: Rows) -> None:
         await a_broker(rows, calls=1000, rates={SEARCH: {"per_s": 1000.0, "burst": 100}})
         await calls(rows, 400)
         policy = Counting()
@@ -110,7 +110,7 @@ class TestGrants:
         # Each grant is followed by a look whether more came.
         assert len(policy.rounds) < 10 + 2 * (moments[-1] - moments[0]) / 0.02
 
-    async def test_a_leader_that_begins_takes_what_is_in_flight_for_spent(self, rows: Rows) -> None:
+    async def test_new_leader_counts_running_calls_as_spent_tokens(self, rows: Rows) -> None:
         node = await a_broker(rows, calls=100, rates={SEARCH: {"per_s": 0.001, "burst": 5}})
         await calls(rows, 3, state="running", node_id=node, amounts={SEARCH: 1})
         waiting = await calls(rows, 4)
@@ -123,7 +123,7 @@ class TestGrants:
 
 
 class TestWaking:
-    async def test_an_empty_bucket_that_nobody_waits_for_begins_no_rounds(self, rows: Rows) -> None:
+    async def test_empty_bucket_without_queued_calls_starts_no_rounds(self, rows: Rows) -> None:
         await a_broker(rows, calls=1000, rates={SEARCH: {"per_s": 40.0, "burst": 80}})
         await rows.action(state="running", node_id=await rows.node("busy", cores=1))
         await calls(rows, 80)
@@ -142,7 +142,7 @@ class TestWaking:
 
 
 class TestPoll:
-    async def test_what_a_node_says_that_is_no_rate_is_passed_over(self, rows: Rows) -> None:
+    async def test_invalid_rates_of_a_node_are_ignored_or_clamped(self, rows: Rows) -> None:
         node = await a_broker(rows, calls=10, rates={})
         for said, read in (
             ({SEARCH: {"per_s": 10.5, "burst": 20}}, {SEARCH: RateLimit(10.5, 20)}),

@@ -1,4 +1,4 @@
-"""Whatever order requests, answers, losses, polls and deaths of leaders come in, no core is given away twice."""
+"""Test with random event orders that resizes never allocate a core twice."""
 
 import asyncio
 from collections.abc import Callable, Iterable
@@ -42,12 +42,12 @@ CLS = ActionClass(
 FENCES = [Fence(numbered(number), 1) for number in (1, 2, 3)]
 NODES = {1: a_node_row()}
 Has = dict[Fence, tuple[int, int]]
-"""Milli-cores, and the resize that they come from."""
+"""Milli-cores of each attempt and the sequence number of the resize that set them."""
 
 
 @dataclass
 class Node:
-    """What a manager is held to by `test_resizes.py`."""
+    """A model of the manager; `test_resizes.py` checks the real one for the same behavior."""
 
     has: Has = field(default_factory=lambda: dict.fromkeys(FENCES, (1000, 0)))
 
@@ -73,7 +73,7 @@ class Node:
 
 @dataclass
 class Line:
-    """Requests on their way to the node, and answers on their way back."""
+    """Requests in flight to the node and responses in flight to the leader."""
 
     requests: list[tuple[ResizeBatchRequest, asyncio.Future[bytes]]] = field(default_factory=list)
     answers: list[tuple[bytes, asyncio.Future[bytes]]] = field(default_factory=list)
@@ -92,7 +92,7 @@ class World:
         self.take_over()
 
     def take_over(self) -> None:
-        """Another leader, who knows the rows; what its predecessor sent may still arrive."""
+        """Start a new leader from the rows. Requests of its predecessor may still arrive."""
         self.ledger, self.mailbox = ResourceLedger(), NotificationInbox()
         self.ledger.set_capacity(1, {"cpu_milli": CAPACITY})
         self.holds = AllocationTable(FirstComeFirstServed(), self.ledger, CurveCache())
@@ -103,7 +103,7 @@ class World:
         self.resizing.retry_unconfirmed(self.holds, NODES)
 
     def decide(self, number: int) -> None:
-        """A policy gives one of them other cores, as far as they are free."""
+        """Resize one action as a policy would, if enough cores are available."""
         fence, milli = FENCES[number % len(FENCES)], 1000 * (1 + number // len(FENCES) % 4)
         resizes = [ResizeDecision(fence=fence, resources={"cpu_milli": milli})]
         growths, shrinks = self.resizing.growths(self.holds, resizes), self.resizing.shrinks(self.holds, resizes)
@@ -120,7 +120,7 @@ class World:
         self.resizing.send(self.holds, NODES, asked)
 
     def write(self, changes: list[ResizeUpdate], *, confirmed: bool) -> None:
-        """As `repository.RESIZE` does."""
+        """Write the resizes to the rows as `repository.RESIZE` does."""
         for change in changes:
             seq = self.rows[change.fence][1]
             if seq < change.seq or (confirmed and seq == change.seq):
@@ -166,7 +166,7 @@ class World:
         assert said == has
 
     async def quiet(self) -> None:
-        """Everything arrives, and nothing new is decided."""
+        """Deliver all requests and responses without new decisions."""
         for _ in range(6):
             for step in (self.arrive, self.return_):
                 while self.line.requests if step == self.arrive else self.line.answers:
@@ -178,7 +178,7 @@ class World:
 
 
 async def _others() -> None:
-    """Let requests be sent and answers be heard."""
+    """Let the event loop send requests and receive responses."""
     for _ in range(4):
         await asyncio.sleep(0)
 
@@ -214,15 +214,15 @@ async def _run(steps: list[tuple[str, int]]) -> None:
 
 
 def _steps(names: Iterable[str]) -> st.SearchStrategy[list[tuple[str, int]]]:
-    """Long ones: most of what can go wrong takes several steps."""
+    """Generate long step sequences, because most faults need several steps."""
     return st.lists(st.tuples(st.sampled_from(sorted(names)), st.integers(0, 11)), min_size=40, max_size=80)
 
 
 @given(_steps(STEPS))
-def test_no_order_of_events_gives_a_core_away_twice_and_the_next_leader_knows_all(steps: list[tuple[str, int]]) -> None:
+def test_random_resize_events_never_allocate_a_core_twice(steps: list[tuple[str, int]]) -> None:
     asyncio.run(_run(steps))
 
 
 @given(_steps(STEPS.keys() - {"die"}))
-def test_a_leader_that_lives_loses_sight_of_nothing(steps: list[tuple[str, int]]) -> None:
+def test_surviving_leader_agrees_with_the_node_after_all_events(steps: list[tuple[str, int]]) -> None:
     asyncio.run(_run(steps))

@@ -1,4 +1,4 @@
-"""Resizes that a policy decides, from the leader to the executor: real rows, a real manager, the test's executor."""
+"""Test policy resizes from leader to executor with real rows, a real manager and a fake executor."""
 
 import asyncio
 import json
@@ -34,7 +34,7 @@ RANGE = {
 
 @dataclass
 class AsToldTo:
-    """Who waits starts at its minimum, and who runs is to have what the test wants."""
+    """A policy that starts queued actions at their minimum and resizes running ones to `wanted`."""
 
     wanted: dict[UUID, int] = field(default_factory=dict)
     decisions: int = 0
@@ -60,14 +60,14 @@ class AsToldTo:
 
 
 class Line(RecordingPeers):
-    """To the one manager. It may break before that hears, or before the leader does."""
+    """A connection to the manager that can fail before or after the manager handles the request."""
 
     def __init__(self, cpu: Cpu) -> None:
         super().__init__()
         self.cpu = cpu
         self.breaks: str | None = None
         self.says: list[ResizeResult] = []
-        """Said instead of what the manager would say."""
+        """Responses that replace the manager's own."""
         self.before_saying: Callable[[], None] = lambda: None
         self.broke = asyncio.Event()
 
@@ -94,7 +94,7 @@ class Led:
     rounds: SchedulingLoop
 
     async def running(self, cpu_milli: int = 1000) -> Fence:
-        """An action that may be resized and that runs, with so much."""
+        """Start a resizable action and return its fence once it runs with `cpu_milli`."""
         action = await self.rows.action(elastic=RANGE)
         fence = (await self.cpu.executor.next_start()).fence
         if cpu_milli != 1000:
@@ -107,7 +107,7 @@ class Led:
         await self.until(fence, cpu_milli)
 
     async def until(self, fence: Fence, cpu_milli: int) -> None:
-        """Row and executor agree."""
+        """Wait until the row and the executor both have `cpu_milli`."""
 
         async def agrees() -> bool:
             return await self.row(fence) == cpu_milli == self.cpu.executor.running[fence].cpu_milli
@@ -140,14 +140,14 @@ async def led(rows: Rows, cpu: Cpu) -> AsyncIterator[Led]:
         yield Led(rows, cpu, line, policy, rounds)
 
 
-async def test_a_growth_is_in_the_row_and_on_the_node(led: Led) -> None:
+async def test_growth_is_written_to_the_row_and_the_node(led: Led) -> None:
     fence = await led.running()
     await led.resized(fence, 2000)
     assert await led.seq(fence) == 1
     assert len(led.cpu.executor.running[fence].cores) == 2
 
 
-async def test_what_a_shrink_frees_is_given_on_only_when_the_node_has_confirmed_it(led: Led) -> None:
+async def test_cores_of_a_shrink_are_granted_after_the_node_confirms(led: Led) -> None:
     fence = await led.running(2000)
     asked, confirm = asyncio.Event(), asyncio.Event()
 
@@ -170,7 +170,7 @@ async def test_what_a_shrink_frees_is_given_on_only_when_the_node_has_confirmed_
     assert len(cores) == len(set(cores)) == 2
 
 
-async def test_one_resize_of_an_action_is_under_way_at_a_time(led: Led) -> None:
+async def test_action_has_at_most_one_resize_in_flight(led: Led) -> None:
     fence = await led.running(2000)
     asked, confirm = asyncio.Event(), asyncio.Event()
 
@@ -191,7 +191,7 @@ async def test_one_resize_of_an_action_is_under_way_at_a_time(led: Led) -> None:
 
 @pytest.mark.parametrize("breaks", ["before", "after"])
 @pytest.mark.parametrize(("had", "wanted"), [(1000, 2000), (2000, 1000)])
-async def test_a_resize_whose_answer_is_lost_is_asked_for_again(led: Led, breaks: str, had: int, wanted: int) -> None:
+async def test_resize_with_a_lost_response_is_retried(led: Led, breaks: str, had: int, wanted: int) -> None:
     fence = await led.running(had)
     led.line.breaks = breaks
     led.policy.wanted[fence.action_id] = wanted
@@ -200,7 +200,7 @@ async def test_a_resize_whose_answer_is_lost_is_asked_for_again(led: Led, breaks
     await led.until(fence, wanted)
 
 
-async def test_a_node_that_does_not_answer_is_asked_once_a_poll(led: Led) -> None:
+async def test_unresponsive_node_gets_one_resize_request_per_poll(led: Led) -> None:
     fence = await led.running()
     led.line.breaks = "before"
     decisions = led.policy.decisions
@@ -211,7 +211,7 @@ async def test_a_node_that_does_not_answer_is_asked_once_a_poll(led: Led) -> Non
     assert led.policy.decisions == decisions + 1
 
 
-async def test_a_growth_that_finds_no_room_on_the_node_is_taken_back(led: Led) -> None:
+async def test_growth_refused_by_the_node_is_undone(led: Led) -> None:
     fence = await led.running()
     full = ResizeResult(id=fence.action_id, grant_no=1, status="full", cpu_milli=1000, amounts_seq=0, free_cpu_milli=0)
     led.line.says.append(full)
@@ -221,8 +221,8 @@ async def test_a_growth_that_finds_no_room_on_the_node_is_taken_back(led: Led) -
     await led.until(fence, 1000)
 
 
-async def test_a_number_that_the_node_knows_already_is_left_behind(led: Led) -> None:
-    """An earlier leader asked for more than it could write down."""
+async def test_stale_sequence_number_is_replaced_by_a_higher_one(led: Led) -> None:
+    """An earlier leader sent a resize that it did not write to the row."""
     fence = await led.running(2000)
     body = ResizeBatchRequest.model_validate(
         {
@@ -236,7 +236,7 @@ async def test_a_number_that_the_node_knows_already_is_left_behind(led: Led) -> 
     assert await led.seq(fence) == 8
 
 
-async def test_a_new_leader_learns_what_its_predecessor_did_not_write_down(rows: Rows, cpu: Cpu) -> None:
+async def test_new_leader_learns_a_shrink_its_predecessor_did_not_write(rows: Rows, cpu: Cpu) -> None:
     line, policy = Line(cpu), AsToldTo()
     async with leading(rows, line, policy, node_ttl_s=60.0) as rounds:
         led = Led(rows, cpu, line, policy, rounds)
@@ -250,7 +250,7 @@ async def test_a_new_leader_learns_what_its_predecessor_did_not_write_down(rows:
         await rows.until_state(await rows.action(), "running")
 
 
-async def test_an_end_frees_what_the_action_had_at_last(led: Led) -> None:
+async def test_ended_action_frees_its_last_allocation(led: Led) -> None:
     fence = await led.running(2000)
     led.cpu.executor.finish(fence)
     await led.rows.until_state(fence.action_id, "settled")
@@ -259,7 +259,7 @@ async def test_an_end_frees_what_the_action_had_at_last(led: Led) -> None:
         await led.rows.until_state(other, "running")
 
 
-async def test_a_run_that_was_resized_is_learnt_as_what_it_had_on_average(led: Led) -> None:
+async def test_resized_run_is_learned_as_not_steady(led: Led) -> None:
     fence = await led.running(2000)
     led.cpu.executor.finish(fence)
     await led.rows.until_value(1, "select count(*) from class_estimates")

@@ -1,4 +1,4 @@
-"""The leader's loop on a real Postgres: what it grants, settles and takes back."""
+"""Test the leader's loop on a real Postgres: grants, settled actions and reclaimed attempts."""
 
 import json
 from collections.abc import AsyncIterator
@@ -35,7 +35,7 @@ async def silence(rows: Rows, node: int) -> None:
 
 
 class TestGrants:
-    async def test_a_round_is_one_update_and_one_request_per_node(self, rows: Rows) -> None:
+    async def test_round_writes_one_update_and_sends_one_request_per_node(self, rows: Rows) -> None:
         first, second = await rows.node("a", cores=4), await rows.node("b", cores=4)
         ids = [await rows.action() for _ in range(8)]
         peers = RecordingPeers()
@@ -49,7 +49,7 @@ class TestGrants:
         on = {(await rows.of(id))["node_id"] for id in ids}
         assert on == {first, second}
 
-    async def test_the_request_says_what_the_row_says(self, rows: Rows) -> None:
+    async def test_grant_request_matches_the_row(self, rows: Rows) -> None:
         node, action = await rows.node(), await rows.action(trajectory="x", scope="trajectory")
         peers = RecordingPeers()
         async with leading(rows, peers):
@@ -62,7 +62,7 @@ class TestGrants:
         assert (grant.id, grant.grant_no, grant.environment_id) == (action, row["grant_no"], row["environment_id"])
         assert grant.environment_id is not None
 
-    async def test_no_more_is_granted_than_a_node_has(self, rows: Rows) -> None:
+    async def test_grants_never_exceed_the_resources_of_a_node(self, rows: Rows) -> None:
         await rows.node(cores=3)
         ids = [await rows.action() for _ in range(5)]
         async with leading(rows):
@@ -72,7 +72,7 @@ class TestGrants:
             await rows.until_state(late, "settled")
         assert [(await rows.of(id))["state"] for id in ids] == ["granted"] * 3 + ["queued"] * 2
 
-    async def test_what_is_submitted_while_a_leader_reads_the_backlog_is_granted_once(self, rows: Rows) -> None:
+    async def test_actions_submitted_during_the_backlog_read_are_granted_once(self, rows: Rows) -> None:
         await rows.node(cores=64)
         before = [await rows.action() for _ in range(20)]
         async with leading(rows, recovery_page_size=1):
@@ -81,21 +81,21 @@ class TestGrants:
                 await rows.until_state(id, "granted")
         assert [(await rows.of(id))["grant_no"] for id in (*before, *during)] == [1] * 40
 
-    async def test_higher_priority_goes_first(self, rows: Rows) -> None:
+    async def test_higher_priority_is_granted_first(self, rows: Rows) -> None:
         await rows.node(cores=1)
         low, high = await rows.action(), await rows.action(priority=1)
         async with leading(rows):
             await rows.until_state(high, "granted")
         assert (await rows.of(low))["state"] == "queued"
 
-    async def test_a_cordoned_node_gets_nothing(self, rows: Rows) -> None:
+    async def test_cordoned_node_gets_no_grants(self, rows: Rows) -> None:
         closed, opened = await rows.node("a", cores=1), await rows.node("b", cores=2)
         await rows.execute("update nodes set cordoned_at = now() where id = $1", closed)
         ids = [await rows.action() for _ in range(2)]
         async with leading(rows):
             assert [(await rows.until_state(id, "granted"))["node_id"] for id in ids] == [opened] * 2
 
-    async def test_an_action_goes_where_its_template_is_and_waits_while_it_is_nowhere(self, rows: Rows) -> None:
+    async def test_action_waits_for_a_node_with_its_template(self, rows: Rows) -> None:
         await rows.node("plain", cores=8)
         having = await rows.node("having", templates=("debian",))
         there, nowhere = await rows.action(template="debian"), await rows.action(template="alpine")
@@ -108,7 +108,7 @@ class TestGrants:
             await rows.execute("update nodes set templates = '[{\"name\": \"alpine\"}]' where name = 'plain'")
             await rows.until_state(nowhere, "granted")
 
-    async def test_a_score_goes_where_its_service_is_on_a_device(self, rows: Rows) -> None:
+    async def test_score_goes_to_the_node_where_its_service_is_resident(self, rows: Rows) -> None:
         nodes = [await rows.node(name) for name in ("cold", "warm")]
         await rows.execute("update nodes set capacity = '{\"slots:m\": 64}', kind = 'gpu'")
         services = [{"name": "m", "state": "resident"}, {"name": "other", "state": "host"}]
@@ -117,7 +117,7 @@ class TestGrants:
         async with leading(rows):
             assert (await rows.until_state(score, "granted"))["node_id"] == nodes[1]
 
-    async def test_a_silent_node_gets_nothing(self, rows: Rows) -> None:
+    async def test_silent_node_gets_no_grants(self, rows: Rows) -> None:
         await silence(rows, await rows.node("a", cores=1))
         async with leading(rows) as rounds:
             marker = await rows.action(deadline_at=await rows.value("select now() + interval '600 milliseconds'"))
@@ -126,8 +126,8 @@ class TestGrants:
             late = await rows.action(deadline_at=await rows.value("select now() + interval '100 milliseconds'"))
             assert (await rows.until_state(late, "settled"))["outcome"] == "deadline_in_queue"
 
-    async def test_grants_that_are_cancelled_or_late_do_not_take(self, rows: Rows) -> None:
-        """Postgres has the last word, whatever the index believes."""
+    async def test_cancelled_late_or_outdated_grants_are_not_written(self, rows: Rows) -> None:
+        """Postgres rejects outdated grants even if the index still plans them."""
         node, now = await rows.node(), await rows.value("select now()")
         good, late = await rows.action(), await rows.action(deadline_at=now)
         cancelled, again = await rows.action(cancel_requested_at=now), await rows.action(grant_no=1)
@@ -136,7 +136,7 @@ class TestGrants:
         async with store_of(rows.owner_url, "scheduler") as store, store.write() as tx:
             assert await repository.grant(tx, grants, epochs={node: EPOCH}) == {Fence(good, 1)}
 
-    async def test_what_was_wished_of_nodes_and_queues_holds_for_a_round_that_did_not_know(self, rows: Rows) -> None:
+    async def test_grants_to_cordoned_nodes_or_paused_queues_are_not_written(self, rows: Rows) -> None:
         closed, opened = await rows.node("a"), await rows.node("b")
         await rows.execute("update nodes set cordoned_at = now() where id = $1", closed)
         await rows.execute("update queues set paused_at = now() where id = $1", paused := await rows.queue_of("paused"))
@@ -150,23 +150,23 @@ class TestGrants:
         assert granted == {Fence(good, 1)}
 
 
-class TestQueuedEnds:
-    async def test_a_cancelled_action_settles_without_having_run(self, rows: Rows) -> None:
+class TestQueuedActions:
+    async def test_cancelled_queued_action_settles_without_a_grant(self, rows: Rows) -> None:
         await rows.node()
         action = await rows.action(cancel_requested_at=await rows.value("select now()"))
         async with leading(rows):
             assert (await rows.until_state(action, "settled"))["outcome"] == "cancelled"
         assert (await rows.of(action))["grant_no"] == 0
 
-    async def test_a_late_action_settles_although_nothing_ever_fits(self, rows: Rows) -> None:
+    async def test_action_past_its_deadline_settles_without_any_node(self, rows: Rows) -> None:
         action = await rows.action(deadline_at=await rows.value("select now() + interval '100 milliseconds'"))
         async with leading(rows):
             row = await rows.until_state(action, "settled")
         assert (row["outcome"], row["grant_no"]) == ("deadline_in_queue", 0)
         assert row["settled_at"] >= row["deadline_at"]
 
-    async def test_what_waits_for_an_environment_that_ended_with_its_name_begins_another(self, rows: Rows) -> None:
-        """It was admitted after the wish for that end, and went back to the queue."""
+    async def test_action_of_a_deleted_environment_starts_a_new_one(self, rows: Rows) -> None:
+        """The action was admitted after the delete request and was then re-queued."""
         node, now = await rows.node(), await rows.value("select now()")
         gone = await rows.environment("x", node, ended_at=now, end_reason="deleted", delete_requested_at=now)
         action = await rows.action(trajectory="x", scope="trajectory", environment_id=gone)
@@ -174,7 +174,7 @@ class TestQueuedEnds:
             row = await rows.until_state(action, "granted")
         assert row["environment_id"] not in (None, gone)
 
-    async def test_what_began_since_a_poll_is_not_reclaimed_by_what_that_saw(self, rows: Rows) -> None:
+    async def test_attempt_started_since_the_poll_is_not_reclaimed(self, rows: Rows) -> None:
         node = await rows.node()
         action = await rows.action(state="running", node_id=node, node_epoch=EPOCH, grant_no=1)
         seen = ReclaimDecision(
@@ -184,10 +184,10 @@ class TestQueuedEnds:
             assert await repository.reclaim(tx, [seen]) == frozenset()
         assert (await rows.of(action))["state"] == "running"
 
-    async def test_a_pause_that_a_round_did_not_know_of_costs_one_poll(
+    async def test_pause_unknown_to_a_round_does_not_rebuild_the_index(
         self, rows: Rows, caplog: pytest.LogCaptureFixture
     ) -> None:
-        """And no look at everything that waits."""
+        """The leader recovers with one poll and does not read the whole backlog again."""
         node = await rows.node(cores=1)
         running = await rows.action(state="running", node_id=node)
         waiting = await rows.action()
@@ -204,7 +204,7 @@ class TestQueuedEnds:
             await rows.until_state(waiting, "granted")
         assert "rebuilding" not in caplog.text
 
-    async def test_what_is_refused_whatever_is_known_of_it_is_read_anew_once(
+    async def test_repeatedly_refused_grant_rebuilds_the_index_once(
         self, rows: Rows, caplog: pytest.LogCaptureFixture
     ) -> None:
         home = await rows.environment("x", await rows.node(cores=8))
@@ -220,7 +220,7 @@ class TestQueuedEnds:
                 await rows.until_state(await rows.action(), "granted")
         assert caplog.text.count("rebuilding the index") == 1
 
-    async def test_what_waits_for_a_lost_environment_settles(self, rows: Rows) -> None:
+    async def test_action_queued_for_a_lost_environment_settles(self, rows: Rows) -> None:
         node = await rows.node()
         await rows.environment("x", node, lost_at=await rows.value("select now()"))
         action = await rows.action(trajectory="x", scope="trajectory")
@@ -247,7 +247,7 @@ class TestReclaim:
             ("running", 2, 2, ("settled", "infra_error", "node_lost", 3)),
         ],
     )
-    async def test_a_node_that_stays_silent_loses_its_grants(
+    async def test_attempts_of_a_silent_node_are_reclaimed(
         self, rows: Rows, state: str, retries: int, failures: int, expected: tuple[Any, ...]
     ) -> None:
         node = await rows.node()
@@ -262,7 +262,7 @@ class TestReclaim:
         kept = await rows.value("select reason from attempts where id = $1", action)
         assert kept == ("node_lost" if expected[0] == "queued" else None)
 
-    async def test_another_node_takes_over_what_was_reclaimed(self, rows: Rows) -> None:
+    async def test_reclaimed_action_is_granted_to_another_node(self, rows: Rows) -> None:
         dead, alive = await rows.node("dead"), await rows.node("alive")
         action = await rows.action(
             state="running", node_id=dead, retries=1, granted_at=await rows.value("select now()")
@@ -272,15 +272,15 @@ class TestReclaim:
             row = await rows.until_state(action, "granted")
         assert (row["node_id"], row["grant_no"], row["failures"]) == (alive, 2, 1)
 
-    async def test_a_node_that_came_back_as_another_loses_them_at_once(self, rows: Rows) -> None:
+    async def test_node_with_a_new_epoch_loses_its_attempts_immediately(self, rows: Rows) -> None:
         node = await rows.node(epoch=OTHER_EPOCH)
         action = await rows.action(state="running", node_id=node)
         async with leading(rows, node_ttl_s=60.0):
             await rows.until_state(action, "settled")
         assert await rows.state(action) == ("settled", "infra_error", "node_lost")
 
-    async def test_a_lapsed_lease_does_not_lose_what_runs_in_an_environment(self, rows: Rows) -> None:
-        """It stays running until its node returns or stays away for good; then nothing runs it again."""
+    async def test_action_in_an_environment_survives_a_short_node_silence(self, rows: Rows) -> None:
+        """The action stays running until its node returns. If the node is lost, the action is not retried."""
         node = await rows.node()
         environment = await rows.environment("x", node)
         held = {"state": "running", "node_id": node, "environment_id": environment, "trajectory": "x"}
@@ -298,8 +298,8 @@ class TestReclaim:
         assert await rows.state(waiting) == ("settled", "infra_error", "environment_lost")
         assert await rows.value("select end_reason from environments where id = $1", environment) == "node_away"
 
-    async def test_a_new_leader_gives_a_silent_node_a_whole_lease(self, rows: Rows) -> None:
-        """It cannot tell whether the node beat while nobody watched."""
+    async def test_new_leader_gives_a_silent_node_a_full_lease(self, rows: Rows) -> None:
+        """A new leader cannot know whether the node sent heartbeats while there was no leader."""
         node = await rows.node()
         action = await rows.action(state="running", node_id=node)
         await silence(rows, node)
@@ -308,7 +308,7 @@ class TestReclaim:
             await rows.until_state(marker, "settled")
             assert (await rows.of(action))["state"] == "running"
 
-    async def test_a_restart_of_postgres_is_not_the_nodes_silence(self, rows: Rows) -> None:
+    async def test_postgres_restart_does_not_count_as_node_silence(self, rows: Rows) -> None:
         await rows.node()
         await rows.execute("update node_beats set last_beat = pg_postmaster_start_time() - interval '1 hour'")
         async with store_of(rows.owner_url, "scheduler") as store, store.read() as tx:
@@ -317,7 +317,7 @@ class TestReclaim:
 
 
 class TestWeights:
-    async def test_a_poll_reads_those_of_queues_and_of_their_projects(self, rows: Rows) -> None:
+    async def test_poll_reads_weights_of_queues_and_projects(self, rows: Rows) -> None:
         other = await rows.value("insert into projects (name, weight) values ('other', 0.5) returning id")
         theirs = await rows.queue_of("heavy", project=other)
         await rows.execute("update queues set weight = 3 where id = $1", theirs)
@@ -330,7 +330,7 @@ class TestWeights:
 
 
 class TestTwoSchedulers:
-    async def test_each_action_is_granted_once(self, rows: Rows) -> None:
+    async def test_two_schedulers_grant_each_action_once(self, rows: Rows) -> None:
         await rows.node(cores=100)
         async with leading(rows) as one, leading(rows) as other:
             ids = [await rows.action() for _ in range(50)]
@@ -339,7 +339,7 @@ class TestTwoSchedulers:
             assert [one.election.term, other.election.term].count(None) == 1
         assert await rows.value("select array_agg(distinct grant_no) from actions") == [1]
 
-    async def test_a_leader_whose_term_is_taken_writes_nothing_more(self, rows: Rows) -> None:
+    async def test_leader_that_lost_its_term_writes_nothing(self, rows: Rows) -> None:
         await rows.node()
         async with leading(rows) as rounds:
             await rows.until(lambda: _is_leading(rounds))

@@ -1,4 +1,4 @@
-"""The leader's memory: what hints and polls make of it, alone and against rows."""
+"""Test the leader's in-memory index: notifications, polls and agreement with the rows."""
 
 from uuid import UUID, uuid4
 
@@ -20,14 +20,14 @@ NOW = 1000.0
 
 
 def an_index(*queued: QueuedActionRow) -> SchedulerIndex:
-    """One node of two cores and 1000 MiB, known by a first poll."""
+    """Return an index with one node of two cores and 1000 MiB, read by a first poll."""
     index = SchedulerIndex()
     index.reconcile(a_poll(queued=queued))
     return index
 
 
 def a_round(index: SchedulerIndex) -> tuple[Grant, ...]:
-    """What a round grants; Postgres agrees with all of it."""
+    """Run one round, apply all its grants and return them."""
     snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)
     grants = FirstComeFirstServed().plan(snapshot).grants
     index.apply_grants(grants, now=NOW)
@@ -48,7 +48,7 @@ def settled(index: SchedulerIndex, grants: tuple[Grant, ...]) -> None:
 
 
 class TestLateCommits:
-    async def test_a_row_whose_transaction_was_open_is_found_by_a_later_poll(self, database: str) -> None:
+    async def test_row_committed_late_is_found_by_a_later_poll(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
             late = await rows.pool.acquire()
             transaction = late.transaction()
@@ -68,7 +68,7 @@ class TestLateCommits:
         assert hidden in {row.id for row in second.queued}
         assert third.queued == ()
 
-    async def test_an_environment_that_changes_late_is_found_by_a_later_poll(self, database: str) -> None:
+    async def test_environment_change_committed_late_is_found_by_a_later_poll(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "scheduler") as store, store.read() as tx:
             environment = await rows.environment("x", await rows.node())
             async with rows.pool.acquire() as late, late.transaction():
@@ -79,26 +79,26 @@ class TestLateCommits:
         assert [(row.id, row.is_ended) for row in second.environments] == [(environment, True)]
 
 
-class TestHints:
-    def test_a_row_known_already_is_nothing_new(self) -> None:
+class TestNotifications:
+    def test_notification_about_a_known_queued_action_is_ignored(self) -> None:
         index = an_index(a_queued_row(1))
         index.admit([a_queued_row(1)])
         assert index.queued_count == 1
 
-    def test_a_hint_about_a_held_action_does_no_harm(self) -> None:
+    def test_notification_about_a_granted_action_is_ignored(self) -> None:
         index = an_index(a_queued_row(1))
         a_round(index)
         index.admit([a_queued_row(1)])
         assert (index.queued_count, index.allocation_count) == (0, 1)
 
-    def test_amounts_that_are_freed_twice_count_once(self) -> None:
+    def test_resources_freed_twice_count_once(self) -> None:
         index = an_index(a_queued_row(1), a_queued_row(2))
         first, _ = a_round(index)
         for _ in range(2):
             index.release_attempts([first.fence])
         assert free(index)["cpu_milli"] == 1000
 
-    def test_a_late_word_about_an_earlier_attempt_frees_nothing(self) -> None:
+    def test_late_notification_about_an_earlier_attempt_frees_nothing(self) -> None:
         index = an_index(a_queued_row(1))
         (first,) = a_round(index)
         index.release_attempts([first.fence])
@@ -108,8 +108,8 @@ class TestHints:
         assert second.fence.grant_no == 2
         assert free(index)["cpu_milli"] == 1000
 
-    def test_a_poll_brings_a_requeued_row_up_to_date_that_a_stale_hint_brought_back(self) -> None:
-        """The hint was under way during a whole grant; with the old fence Postgres would refuse every grant."""
+    def test_poll_updates_a_row_from_a_stale_notification(self) -> None:
+        """The notification is older than one grant. With its old fence Postgres would reject every grant."""
         full = a_held_action(Fence(numbered(9), 1), resources={"cpu_milli": 2000})
         index = SchedulerIndex()
         index.reconcile(a_poll(held=[full]))
@@ -118,8 +118,8 @@ class TestHints:
         index.release_attempts([full.fence])
         assert [grant.fence for grant in a_round(index)] == [Fence(numbered(1), 2)]
 
-    def test_an_action_that_was_queued_again_is_granted_once(self) -> None:
-        """Another of its class waits all the time, so that the class's queue lives on."""
+    def test_requeued_action_is_granted_once(self) -> None:
+        """Another action keeps the queue of the class alive."""
         other = a_held_action(Fence(numbered(9), 1))
         index = SchedulerIndex()
         index.reconcile(a_poll(queued=[a_queued_row(1), a_queued_row(2)], held=[other]))
@@ -130,20 +130,20 @@ class TestHints:
         again = [grant.fence for grant in FirstComeFirstServed().plan(snapshot).grants]
         assert again == [Fence(numbered(1), 2), Fence(numbered(2), 1)]
 
-    def test_a_poll_corrects_what_no_hint_told(self) -> None:
+    def test_poll_frees_resources_without_a_notification(self) -> None:
         index = an_index(a_queued_row(1))
         a_round(index)
         index.reconcile(a_poll())
         assert (index.allocation_count, free(index)["cpu_milli"]) == (0, 2000)
 
-    def test_a_poll_adopts_what_another_leader_granted(self) -> None:
+    def test_poll_adopts_actions_granted_by_another_leader(self) -> None:
         index = an_index(a_queued_row(1))
         index.reconcile(a_poll(held=[a_held_action(Fence(numbered(1), 1))]))
         assert (index.queued_count, index.allocation_count, free(index)["cpu_milli"]) == (0, 1, 1000)
 
 
 class TestEnvironments:
-    def test_actions_of_one_environment_run_one_at_a_time_in_order_of_id(self) -> None:
+    def test_actions_of_one_environment_run_sequentially_by_id(self) -> None:
         rows = [a_queued_row(number, trajectory="x", persistent=True) for number in (3, 1, 2)]
         index = an_index(*rows)
         order = []
@@ -153,16 +153,16 @@ class TestEnvironments:
             settled(index, grants)
         assert order == [1, 2, 3]
 
-    def test_they_do_so_whatever_their_priority(self) -> None:
+    def test_priority_does_not_reorder_actions_of_one_environment(self) -> None:
         first = a_queued_row(1, trajectory="x", persistent=True)
         index = an_index(first, a_queued_row(2, trajectory="x", persistent=True, priority=9))
         assert ids(a_round(index)) == [1]
 
-    def test_environments_run_beside_each_other(self) -> None:
+    def test_actions_of_different_environments_run_concurrently(self) -> None:
         index = an_index(*(a_queued_row(n, trajectory=f"x{n}", persistent=True) for n in (1, 2)))
         assert ids(a_round(index)) == [1, 2]
 
-    def test_memory_is_held_across_actions_and_cores_are_not(self) -> None:
+    def test_environment_keeps_memory_between_actions_but_not_cores(self) -> None:
         index = an_index(a_queued_row(1, trajectory="x", persistent=True))
         grants = a_round(index)
         (grant,) = grants
@@ -172,7 +172,7 @@ class TestEnvironments:
         index.reconcile(a_poll(environments=[an_environment_row(grant.environment)]))
         assert free(index) == {"cpu_milli": 2000, "memory_mib": 900, "disk_mib": 990}
 
-    def test_memory_is_free_again_at_its_end(self) -> None:
+    def test_ended_environment_frees_its_memory(self) -> None:
         index = SchedulerIndex()
         environment = uuid4()
         index.reconcile(a_poll(environments=[an_environment_row(environment)]))
@@ -180,8 +180,8 @@ class TestEnvironments:
         index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True, is_delete_requested=True)]))
         assert (held, free(index)["memory_mib"]) == (900, 1000)
 
-    def test_the_next_action_goes_to_the_same_environment_before_any_poll_has_seen_it(self) -> None:
-        """Rollouts think for less than a poll: the second action comes by hint, the settle too."""
+    def test_next_action_uses_the_same_environment_before_any_poll(self) -> None:
+        """The second action and the settlement arrive by notification, faster than any poll."""
         index = an_index(a_queued_row(1, trajectory="x", persistent=True))
         grants = a_round(index)
         settled(index, grants)
@@ -189,13 +189,13 @@ class TestEnvironments:
         (second,) = a_round(index)
         assert second.environment == grants[0].environment
 
-    def test_its_memory_stays_held_before_any_poll_has_seen_it(self) -> None:
+    def test_new_environment_keeps_its_memory_before_any_poll(self) -> None:
         index = an_index(a_queued_row(1, trajectory="x", persistent=True))
         settled(index, a_round(index))
         assert free(index)["memory_mib"] == 900
 
-    def test_an_environment_that_was_never_made_is_not_pinned_to_the_node_that_died(self) -> None:
-        """Granted there, reclaimed before it started: no row of the environment exists."""
+    def test_environment_that_never_started_is_not_pinned_to_its_node(self) -> None:
+        """The grant was reclaimed before it started, so the environment has no row."""
         rows = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
         index = an_index(*rows)
         (grant,) = a_round(index)
@@ -207,7 +207,7 @@ class TestEnvironments:
         snapshot = index.snapshot(now=NOW, silent_after_s=10, watching_since=0.0)
         assert [grant.node for grant in FirstComeFirstServed().plan(snapshot).grants] == [2]
 
-    def test_an_action_goes_where_its_environment_lives(self) -> None:
+    def test_action_goes_to_the_node_of_its_environment(self) -> None:
         environment = uuid4()
         nodes = [a_node_row(1), a_node_row(2)]
         index = SchedulerIndex()
@@ -216,7 +216,7 @@ class TestEnvironments:
         (grant,) = a_round(index)
         assert (grant.node, grant.environment) == (2, environment)
 
-    def test_a_tombstone_strands_its_queued_actions(self) -> None:
+    def test_lost_environment_strands_its_queued_actions(self) -> None:
         environment = uuid4()
         queued = [a_queued_row(number, trajectory="x", persistent=True) for number in (1, 2)]
         index = SchedulerIndex()
@@ -224,7 +224,7 @@ class TestEnvironments:
         assert a_round(index) == ()
         assert index.environments.stranded_actions() == [numbered(1), numbered(2)]
 
-    def test_a_deleted_environment_is_made_anew_once_it_has_ended(self) -> None:
+    def test_deleted_environment_is_replaced_once_it_has_ended(self) -> None:
         environment = uuid4()
         index = SchedulerIndex()
         index.reconcile(a_poll(environments=[an_environment_row(environment, is_delete_requested=True)]))
@@ -234,7 +234,7 @@ class TestEnvironments:
         (grant,) = a_round(index)
         assert grant.environment not in (None, environment)
 
-    def test_one_that_is_deleted_after_it_was_lost_is_made_anew(self) -> None:
+    def test_environment_deleted_after_its_loss_is_replaced(self) -> None:
         environment = uuid4()
         index = SchedulerIndex()
         index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True)]))
@@ -243,7 +243,7 @@ class TestEnvironments:
         (grant,) = a_round(index)
         assert (grant.environment != environment, index.environments.stranded_actions()) == (True, [])
 
-    def test_an_action_that_goes_back_to_the_queue_is_not_overtaken(self) -> None:
+    def test_requeued_action_is_not_overtaken_in_its_environment(self) -> None:
         index = an_index(*(a_queued_row(number, trajectory="a", persistent=True) for number in (1, 2)))
         (first,) = a_round(index)
         index.release_attempts([first.fence], requeued={first.fence})
@@ -253,8 +253,8 @@ class TestEnvironments:
         index.reconcile(a_poll(queued=[row]))
         assert ids(a_round(index)) == [1]
 
-    def test_a_new_leader_finds_the_environment_of_an_action_that_runs_before_its_row(self) -> None:
-        """The queued one must not invent another environment while the first one's row is being written."""
+    def test_new_leader_knows_an_environment_before_its_row_exists(self) -> None:
+        """The queued action must not create a second environment while the first one's row is being written."""
         held = a_held_action(Fence(numbered(1), 1), trajectory="a", environment=numbered(100))
         index = SchedulerIndex()
         index.reconcile(a_poll(queued=[a_queued_row(2, trajectory="a", persistent=True)], held=[held]))
@@ -262,7 +262,7 @@ class TestEnvironments:
         (second,) = a_round(index)
         assert second.environment == numbered(100)
 
-    def test_a_new_leader_knows_who_is_busy(self) -> None:
+    def test_new_leader_does_not_grant_into_a_busy_environment(self) -> None:
         environment = uuid4()
         held = a_held_action(Fence(numbered(1), 1), trajectory="x", environment=environment)
         queued = [a_queued_row(2, trajectory="x", persistent=True)]
@@ -274,7 +274,7 @@ class TestEnvironments:
 
 
 class LeaderAndRows(RuleBasedStateMachine):
-    """Whatever happens to rows and hints, polls make the index what a new leader would build from rows."""
+    """After any events and lost notifications, polls make the index equal to one rebuilt from the rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -322,7 +322,7 @@ class LeaderAndRows(RuleBasedStateMachine):
     @precondition(lambda self: any(not self.rows.users(each) for each in self.rows.live()))
     @rule(data=st.data(), lost=st.booleans())
     def end_environment(self, data: st.DataObject, lost: bool) -> None:
-        """By its node, after a deletion that also cancels what waits for it; or without anybody's wish."""
+        """End an idle environment: its node loses it, or a deletion cancels its queued actions first."""
         idle = [each for each in self.rows.live() if not self.rows.users(each)]
         environment = data.draw(st.sampled_from(idle))
         if not lost:
@@ -344,7 +344,7 @@ class LeaderAndRows(RuleBasedStateMachine):
 
     @rule()
     def compare(self) -> None:
-        """Two polls: the first confirms or forgets environments that no poll has seen yet."""
+        """Compare the index with a rebuilt one after two polls; the first one confirms new environments."""
         self.poll()
         self.poll()
         rebuilt = SchedulerIndex()
@@ -362,7 +362,7 @@ class LeaderAndRows(RuleBasedStateMachine):
         return index.queued_count, candidates, held, [dict(pool.available) for pool in snapshot.nodes.values()]
 
     def known(self, environment: PinnedEnvironment) -> tuple[UUID | None, int | None]:
-        """What nobody has made yet has no name that counts."""
+        """Return the environment's id, or None if it has no row yet, and its node."""
         return (environment.id if environment.id in self.rows.environments else None), environment.node
 
 

@@ -1,4 +1,4 @@
-"""Who waits behind whom, by when their trajectories began."""
+"""Test that actions are ordered by the start of their trajectories."""
 
 from arl_core.domain.model import Grant
 from arl_core.policies.policy import FirstComeFirstServed
@@ -11,7 +11,7 @@ NOW = 1000.0
 
 
 def an_index(*queued: QueuedActionRow) -> SchedulerIndex:
-    """One node of two cores, known by a first poll."""
+    """Return an index with one node of two cores, read by a first poll."""
     index = SchedulerIndex()
     index.reconcile(a_poll(queued=queued))
     return index
@@ -31,7 +31,7 @@ def settled(index: SchedulerIndex, grants: tuple[Grant, ...]) -> None:
     index.release_attempts(grant.fence for grant in grants)
 
 
-def test_a_trajectory_that_began_earlier_goes_first() -> None:
+def test_actions_of_an_older_trajectory_are_granted_first() -> None:
     index = an_index(
         a_queued_row(1, trajectory="old", persistent=True, submitted=100.0),
         a_queued_row(2, trajectory="young", persistent=True, submitted=101.0),
@@ -43,7 +43,7 @@ def test_a_trajectory_that_began_earlier_goes_first() -> None:
     assert ids(a_round(index)) == [4, 5]
 
 
-def test_nobody_is_overtaken_for_longer_than_a_minute() -> None:
+def test_trajectory_seniority_is_limited_to_one_minute() -> None:
     index = an_index(a_queued_row(1, trajectory="old", persistent=True, submitted=100.0))
     settled(index, a_round(index))
     index.admit([a_queued_row(2, submitted=1000.0), a_queued_row(3, submitted=1001.0)])
@@ -51,7 +51,7 @@ def test_nobody_is_overtaken_for_longer_than_a_minute() -> None:
     assert ids(a_round(index)) == [2, 4]
 
 
-def test_a_new_leader_knows_it_from_the_environment() -> None:
+def test_new_leader_reads_seniority_from_the_environment() -> None:
     index = SchedulerIndex()
     living = [
         an_environment_row(numbered(100), "old", created=50.0),

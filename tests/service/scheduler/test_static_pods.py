@@ -1,4 +1,4 @@
-"""Static provisioning in the scheduler's memory: what a pod holds, and for how long."""
+"""Test the static pods policy in the scheduler's index: what a pod allocates and for how long."""
 
 from dataclasses import replace
 
@@ -23,7 +23,7 @@ NOW = 1000.0
 
 
 def an_index(policy: StaticPods, *queued: QueuedActionRow) -> SchedulerIndex:
-    """One node of two cores and 1000 MiB, known by a first poll."""
+    """Return an index with one node of two cores and 1000 MiB, read by a first poll."""
     index = SchedulerIndex(policy)
     index.reconcile(a_poll(queued=queued))
     return index
@@ -43,10 +43,10 @@ def ids(grants: tuple[Grant, ...]) -> list[int]:
     return [grant.fence.action_id.int for grant in grants]
 
 
-class TestAsSized:
+class TestFullSizePods:
     POLICY = StaticPods(2000)
 
-    def test_a_trajectory_keeps_its_cores_between_its_actions(self) -> None:
+    def test_trajectory_keeps_its_cores_between_actions(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         (grant,) = a_round(index, self.POLICY)
         assert grant.resources["cpu_milli"] == 2000
@@ -55,14 +55,14 @@ class TestAsSized:
         index.admit([a_queued_row(2, trajectory="b", persistent=True), a_queued_row(3)])
         assert a_round(index, self.POLICY) == ()
 
-    def test_its_next_action_needs_no_more(self) -> None:
+    def test_next_action_of_a_trajectory_allocates_no_more(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         index.release_attempts([grant.fence for grant in a_round(index, self.POLICY)])
         index.admit([a_queued_row(2, trajectory="a", persistent=True)])
         assert ids(a_round(index, self.POLICY)) == [2]
         assert free(index)["cpu_milli"] == 0
 
-    def test_its_end_lets_the_next_trajectory_in(self) -> None:
+    def test_ended_trajectory_frees_its_pod_for_the_next(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         (grant,) = a_round(index, self.POLICY)
         index.release_attempts([grant.fence])
@@ -73,7 +73,7 @@ class TestAsSized:
         index.reconcile(a_poll(environments=[ended]))
         assert ids(a_round(index, self.POLICY)) == [2]
 
-    def test_what_it_does_elsewhere_runs_on_its_pods_cores_one_at_a_time(self) -> None:
+    def test_actions_outside_the_environment_use_pod_cores_sequentially(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         index.release_attempts([grant.fence for grant in a_round(index, self.POLICY)])
         index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="a")])
@@ -83,26 +83,26 @@ class TestAsSized:
         index.release_attempts([second.fence])
         assert ids(a_round(index, self.POLICY)) == [3]
 
-    def test_the_trajectory_waits_while_something_of_it_runs_elsewhere(self) -> None:
+    def test_environment_action_waits_while_the_pod_runs_another_action(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1, trajectory="a", persistent=True))
         index.release_attempts([grant.fence for grant in a_round(index, self.POLICY)])
         index.admit([a_queued_row(2, trajectory="a"), a_queued_row(3, trajectory="a", persistent=True)])
         assert ids(a_round(index, self.POLICY)) == [2]
 
-    def test_an_action_outside_of_a_trajectory_is_a_pod_for_its_own_life(self) -> None:
+    def test_action_without_trajectory_has_a_pod_until_it_ends(self) -> None:
         index = an_index(self.POLICY, a_queued_row(1))
         (grant,) = a_round(index, self.POLICY)
         assert (grant.resources["cpu_milli"], free(index)["cpu_milli"]) == (2000, 0)
         index.release_attempts([grant.fence])
         assert free(index)["cpu_milli"] == 2000
 
-    def test_what_needs_no_cores_gets_none_and_opens_the_pod_all_the_same(self) -> None:
+    def test_action_without_cores_still_opens_the_pod(self) -> None:
         creation = a_queued_row(1, trajectory="a", persistent=True, class_key=2, demand={"memory_mib": 100})
         index = an_index(self.POLICY, creation)
         (grant,) = a_round(index, self.POLICY)
         assert ("cpu_milli" in grant.resources, free(index)["cpu_milli"]) == (False, 0)
 
-    def test_a_new_leader_finds_the_pods_again(self) -> None:
+    def test_new_leader_restores_the_pods_from_rows(self) -> None:
         index = SchedulerIndex(self.POLICY)
         environment = an_environment_row(numbered(100), "a")
         running = a_held_action(
@@ -118,8 +118,8 @@ class TestAsSized:
         assert free(index) == {"cpu_milli": 0, "memory_mib": 800, "disk_mib": 990}
 
 
-class TestShrunk:
-    def test_small_pods_let_every_trajectory_in(self) -> None:
+class TestSmallPods:
+    def test_small_pods_admit_every_trajectory(self) -> None:
         policy = StaticPods(250)
         rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 9)]
         index = an_index(policy, *rows)
@@ -129,23 +129,23 @@ class TestShrunk:
         assert free(index)["cpu_milli"] == 0
 
 
-class TestOvercommitted:
+class TestOvercommittedPods:
     POLICY = StaticPods(2000, is_overcommitted=True)
 
-    def test_every_trajectory_is_let_in_at_its_size(self) -> None:
+    def test_overcommitted_pods_admit_every_trajectory_at_full_size(self) -> None:
         rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 9)]
         index = an_index(self.POLICY, *rows, a_queued_row(9))
         grants = a_round(index, self.POLICY)
         assert len(grants) == 9
         assert {grant.resources["cpu_milli"] for grant in grants} == {2000}
 
-    def test_memory_still_counts(self) -> None:
+    def test_overcommitted_pods_still_respect_memory(self) -> None:
         rows = [a_queued_row(number, trajectory=f"t{number}", persistent=True) for number in range(1, 20)]
         index = an_index(self.POLICY, *rows)
         assert len(a_round(index, self.POLICY)) == 8
 
 
-def test_a_trajectory_whose_node_is_closed_goes_on_there() -> None:
+def test_trajectory_on_a_cordoned_node_continues_there() -> None:
     policy = StaticPods(1000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
     index.release_attempts([grant.fence for grant in a_round(index, policy)])
@@ -154,14 +154,14 @@ def test_a_trajectory_whose_node_is_closed_goes_on_there() -> None:
     assert [grant.node for grant in a_round(index, policy)] == [1]
 
 
-def test_slots_of_a_service_are_no_pods_business() -> None:
+def test_score_of_a_trajectory_ignores_its_pod() -> None:
     score = an_action(1, cls=a_class(shape=ResourceShape.QUOTA, slots=1))._replace(trajectory=(1, "a"))
     snapshot = a_snapshot(queued=[score], pools=[a_pool(2, shape=ResourceShape.QUOTA, slots=64)])
     (grant,) = StaticPods(1000).plan(replace(snapshot, pods={(1, "a"): TrajectoryPod(1, is_busy=True)})).grants
     assert (grant.node, grant.resources) == (2, {"slots": 1})
 
 
-def test_a_pod_that_cannot_go_on_holds_up_no_other_trajectory() -> None:
+def test_blocked_pod_does_not_block_other_trajectories() -> None:
     policy = StaticPods(1000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
     index.release_attempts([grant.fence for grant in a_round(index, policy)])
@@ -170,7 +170,7 @@ def test_a_pod_that_cannot_go_on_holds_up_no_other_trajectory() -> None:
     assert [(grant.fence.action_id.int, grant.node) for grant in a_round(index, policy)] == [(3, 2)]
 
 
-def test_what_runs_on_the_cores_of_a_pod_that_ended_holds_them_itself() -> None:
+def test_action_running_on_an_ended_pod_keeps_its_cores() -> None:
     policy = StaticPods(2000)
     index = an_index(policy, a_queued_row(1, trajectory="a", persistent=True))
     (grant,) = a_round(index, policy)
@@ -186,7 +186,7 @@ def test_what_runs_on_the_cores_of_a_pod_that_ended_holds_them_itself() -> None:
     assert ids(a_round(index, policy)) == [3]
 
 
-def test_a_new_leader_takes_no_score_for_the_use_of_a_pod() -> None:
+def test_new_leader_does_not_count_a_score_as_pod_use() -> None:
     policy = StaticPods(2000)
     index = SchedulerIndex(policy)
     scoring = a_held_action(Fence(numbered(2), 1), trajectory="a", resources={"slots:m": 1}, node=2)

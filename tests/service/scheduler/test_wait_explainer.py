@@ -1,4 +1,4 @@
-"""Who explains why actions wait: the leader, from its index."""
+"""Test that only the leader explains why actions wait, from its index."""
 
 from uuid import uuid4
 
@@ -16,7 +16,7 @@ from support.scheduler import leading
 POLICY = FirstComeFirstServed()
 
 
-async def test_a_standby_says_to_try_again_and_the_leader_answers(database: str) -> None:
+async def test_standby_is_unavailable_and_the_leader_explains(database: str) -> None:
     async with rows_in(database) as rows, leading(rows) as leader:
         await eventually(lambda: leader.view() is not None)
         action = await rows.action()

@@ -1,4 +1,4 @@
-"""A database that is being read, backed up, moved or used by another version meanwhile."""
+"""Test migrations and writes during backups, in read-only mode and with other versions."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -21,7 +21,7 @@ LAST_DAYS += " and inhrelid::regclass::text !~ 'default' loop execute 'drop tabl
 
 @asynccontextmanager
 async def backed_up(owner_url: str) -> AsyncIterator[None]:
-    """All tables are being read, as `pg_dump` reads them, and partitions have to be made."""
+    """Lock all tables as `pg_dump` does while partitions are missing."""
     connection = await asyncpg.connect(owner_url)
     try:
         await connection.execute(LAST_DAYS)
@@ -32,7 +32,7 @@ async def backed_up(owner_url: str) -> AsyncIterator[None]:
         await connection.close()
 
 
-async def test_the_scheduler_makes_no_partitions_during_a_backup_and_keeps_nobody_waiting(database: str) -> None:
+async def test_partition_creation_fails_fast_during_a_backup(database: str) -> None:
     async with backed_up(database), store_of(database, "scheduler") as store:
         with pytest.raises(asyncpg.LockNotAvailableError) as caught:
             async with asyncio.timeout(2), store.write() as tx:
@@ -42,7 +42,7 @@ async def test_the_scheduler_makes_no_partitions_during_a_backup_and_keeps_nobod
             await tx.first(text("select count(*) from actions"))
 
 
-async def test_an_upgrade_waits_for_the_end_of_a_backup_and_lets_others_in_meanwhile(database: str) -> None:
+async def test_upgrade_waits_for_a_backup_without_blocking_readers(database: str) -> None:
     async with backed_up(database), store_of(database, "gateway") as store:
         upgrading = asyncio.create_task(upgrade(database, PASSWORDS))
         done, _ = await asyncio.wait((upgrading,), timeout=2.5)
@@ -52,7 +52,7 @@ async def test_an_upgrade_waits_for_the_end_of_a_backup_and_lets_others_in_meanw
     await upgrading
 
 
-async def test_a_server_that_only_reads_is_trouble_of_a_moment_and_is_not_ready(database: str) -> None:
+async def test_read_only_server_is_a_temporary_error_and_not_ready(database: str) -> None:
     store = open_store(database, name="test", pool_size=1)
     admin = await asyncpg.connect(database)
     name = await admin.fetchval("select current_database()")
@@ -75,7 +75,7 @@ async def _write(store: PostgresStore) -> None:
         await tx.execute(text("create table written (n int)"))
 
 
-async def test_a_database_of_a_newer_version_is_left_alone(database: str) -> None:
+async def test_database_of_a_newer_version_is_refused(database: str) -> None:
     connection = await asyncpg.connect(database)
     await connection.execute("update alembic_version set version_num = '9999'")
     await connection.close()
@@ -83,7 +83,7 @@ async def test_a_database_of_a_newer_version_is_left_alone(database: str) -> Non
         await upgrade(database, PASSWORDS)
 
 
-async def test_a_database_that_cannot_hold_every_text_is_refused(databases: Databases) -> None:
+async def test_database_without_utf8_encoding_is_refused(databases: Databases) -> None:
     admin = await asyncpg.connect(databases.server.owner_url("postgres"))
     await admin.execute("create database test_ascii template template0 encoding 'SQL_ASCII' locale 'C'")
     try:

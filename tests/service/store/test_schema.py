@@ -1,4 +1,4 @@
-"""What Postgres itself guarantees, whatever a service believes."""
+"""Test the guarantees that Postgres enforces: transitions, rights, partitions and upgrades."""
 
 import asyncio
 import json
@@ -42,7 +42,7 @@ OWN_COLUMNS = {
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def rows(databases: Databases) -> AsyncIterator[Rows]:
-    """One database for all tests here that do not change its schema."""
+    """Provide one database for all tests that do not change its schema."""
     owner_url = await databases.clone()
     async with rows_in(owner_url) as rows:
         yield rows
@@ -58,7 +58,7 @@ async def connections(rows: Rows) -> AsyncIterator[dict[ServiceRole, asyncpg.Con
 
 
 def _update(change: Change) -> str:
-    """The statement with which this role would make this change, as far as its columns allow."""
+    """Return the statement that makes this change, limited to the columns of the role."""
     old, new, outcome, role = change
     own = OWN_COLUMNS[role]
     if role is ServiceRole.ADMISSION and old is new and outcome is None:
@@ -72,7 +72,7 @@ def _update(change: Change) -> str:
 
 
 async def _is_allowed(connection: asyncpg.Connection, change: Change, id: UUID) -> bool:
-    """Tried and taken back. What refuses are rights, the trigger, or that a settled row has an outcome."""
+    """Try the change and roll it back. Rights, the trigger or the outcome constraint may reject it."""
     trial = connection.transaction()
     await trial.start()
     try:
@@ -88,8 +88,8 @@ async def _is_allowed(connection: asyncpg.Connection, change: Change, id: UUID) 
     return True
 
 
-class TestEdges:
-    async def test_each_role_makes_exactly_the_changes_that_are_its_edges(
+class TestTransitions:
+    async def test_each_role_makes_exactly_its_allowed_transitions(
         self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         ids = {
@@ -101,7 +101,7 @@ class TestEdges:
         assert possible == ALLOWED
 
     @pytest.mark.parametrize("step", [-1, 1, 2])
-    async def test_grant_no_does_not_change_without_a_grant(
+    async def test_grant_no_does_not_change_without_a_grant_transition(
         self, step: int, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         id = await rows.action(state="running")
@@ -111,7 +111,7 @@ class TestEdges:
             )
 
     @pytest.mark.parametrize("step", [0, 2])
-    async def test_a_grant_raises_grant_no_by_one(
+    async def test_grant_increments_grant_no_by_exactly_one(
         self, step: int, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         id = await rows.action()
@@ -121,7 +121,7 @@ class TestEdges:
                 *(id, step),
             )
 
-    async def test_even_the_owner_changes_nothing_of_a_settled_row(self, rows: Rows) -> None:
+    async def test_owner_cannot_change_a_settled_row(self, rows: Rows) -> None:
         id = await rows.action(state="settled", outcome="ok")
         for change in ("outcome = 'user_error'", "run_us = 5", "state = 'queued', outcome = null", "reason = 'x'"):
             with pytest.raises(asyncpg.CheckViolationError, match="is no edge"):
@@ -158,13 +158,13 @@ class TestRights:
             (ServiceRole.SCHEDULER, "select drop_empty_partitions(now()) where $1::uuid is not null"),
         ],
     )  # fmt: skip
-    async def test_a_role_has_no_right_to_what_another_owns(
+    async def test_role_cannot_write_what_another_role_owns(
         self, role: ServiceRole, statement: str, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         with pytest.raises(asyncpg.InsufficientPrivilegeError):
             await connections[role].execute(statement, uuid7())
 
-    async def test_admission_inserts_what_is_its_to_insert(
+    async def test_admission_role_can_insert_a_queued_action(
         self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         id = uuid7()
@@ -172,7 +172,7 @@ class TestRights:
         await connections[ServiceRole.ADMISSION].execute(sql, id)
         assert await rows.state(id) == ("queued", None, None)
 
-    async def test_what_is_not_settled_is_not_removed(
+    async def test_only_settled_actions_can_be_deleted(
         self, rows: Rows, connections: dict[ServiceRole, asyncpg.Connection]
     ) -> None:
         states = {"queued": None, "granted": None, "running": None, "settled": "ok"}
@@ -187,7 +187,7 @@ class TestRights:
 
 
 class TestPartitions:
-    async def test_a_row_lies_in_the_partition_of_its_ids_day(self, rows: Rows) -> None:
+    async def test_row_is_stored_in_the_partition_of_its_id(self, rows: Rows) -> None:
         before = datetime.now(UTC)
         id = await rows.action()
         after = datetime.now(UTC)
@@ -195,17 +195,19 @@ class TestPartitions:
             child = await rows.value(f"select tableoid::regclass::text from {table} where id = $1", id)
             assert child in {f"{table}_{day:%Y%m%d}" for day in (before, after)}
 
-    async def test_making_partitions_again_makes_none(self, database: str) -> None:
+    async def test_repeated_partition_creation_creates_none(self, database: str) -> None:
         async with rows_in(database) as rows:
             sql = "select ensure_partitions((now() at time zone 'utc')::date + 50, 3)"
             assert [await rows.value(sql), await rows.value(sql)] == [9, 0]
 
-    async def test_the_scheduler_may_make_them(self, connections: dict[ServiceRole, asyncpg.Connection]) -> None:
+    async def test_scheduler_role_can_create_partitions(
+        self, connections: dict[ServiceRole, asyncpg.Connection]
+    ) -> None:
         sql = "select ensure_partitions((now() at time zone 'utc')::date + 20, 1)"
         assert await connections[ServiceRole.SCHEDULER].fetchval(sql) == 3
 
-    async def test_rows_that_lie_in_the_default_partition_do_not_stop_it(self, database: str) -> None:
-        """Nobody made the day's partition in time: admission went on, and so does everything else."""
+    async def test_rows_in_the_default_partition_do_not_block_partition_creation(self, database: str) -> None:
+        """If a day's partition is created too late, rows in the default partition do not block it."""
         async with rows_in(database) as rows:
             hundred_days_on = UUID(int=uuid7().int + ((100 * 86_400_000) << 80))
             await rows.action(id=hundred_days_on)
@@ -214,13 +216,13 @@ class TestPartitions:
 
 
 class TestUpgrade:
-    async def test_a_second_upgrade_changes_nothing(self, database: str) -> None:
+    async def test_second_upgrade_changes_nothing(self, database: str) -> None:
         async with rows_in(database) as rows:
             id = await rows.action()
             await upgrade(database, PASSWORDS)
             assert await rows.state(id) == ("queued", None, None)
 
-    async def test_several_at_once_make_one_schema(self, databases: Databases) -> None:
+    async def test_concurrent_upgrades_create_one_schema(self, databases: Databases) -> None:
         admin = await asyncpg.connect(databases.server.owner_url("postgres"))
         await admin.execute("create database test_upgrades")
         owner_url = databases.server.owner_url("test_upgrades")
@@ -233,9 +235,7 @@ class TestUpgrade:
             await databases.drop(owner_url)
             await admin.close()
 
-    async def test_without_the_right_to_create_roles_edges_are_checked_and_writers_are_not(
-        self, databases: Databases
-    ) -> None:
+    async def test_upgrade_without_role_rights_checks_transitions_but_not_writers(self, databases: Databases) -> None:
         admin = await asyncpg.connect(databases.server.owner_url("postgres"))
         await admin.execute("create role plain login password 'plain'")
         await admin.execute("create database test_one_role owner plain")
@@ -253,7 +253,7 @@ class TestUpgrade:
             await admin.execute("drop role plain")
             await admin.close()
 
-    async def test_the_roles_of_one_database_are_strangers_to_another(self, clone_database: CloneDatabase) -> None:
+    async def test_roles_of_one_database_have_no_rights_in_another(self, clone_database: CloneDatabase) -> None:
         first, second = await clone_database(), await clone_database()
         name = urlsplit(first).path.lstrip("/")
         url = urlsplit(role_url(first, "cpu", PASSWORDS["cpu"]))._replace(path=urlsplit(second).path)
@@ -267,13 +267,13 @@ class TestUpgrade:
 
 
 class TestTables:
-    async def test_every_column_that_statements_are_composed_from_exists(self, rows: Rows) -> None:
+    async def test_every_column_of_the_metadata_exists(self, rows: Rows) -> None:
         sql = "select column_name from information_schema.columns where table_name = $1 and table_schema = 'public'"
         for table in metadata.sorted_tables:
             found = {record["column_name"] for record in await rows.pool.fetch(sql, table.name)}
             assert {column.name for column in table.columns} <= found, table.name
 
-    async def test_a_typical_settled_action_is_smaller_than_300_bytes(self, rows: Rows) -> None:
+    async def test_typical_settled_action_is_smaller_than_300_bytes(self, rows: Rows) -> None:
         now = datetime.now(UTC)
         edges: dict[str, Any] = dict.fromkeys(("granted_at", "started_at", "settled_at", "deadline_at"), now)
         id = await rows.action(

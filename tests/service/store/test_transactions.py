@@ -1,4 +1,4 @@
-"""The bounded pool: who gets no connection learns it soon, and it is counted."""
+"""Test the bounded connection pool: it fails fast without a free connection and counts failures."""
 
 from urllib.parse import urlsplit
 
@@ -11,7 +11,7 @@ from support.conditions import eventually
 from support.postgres import Databases
 
 
-async def test_only_connections_that_could_not_be_had_count_as_failures(database: str) -> None:
+async def test_only_failed_connection_acquires_count_as_failures(database: str) -> None:
     store = open_store(database, name="test", pool_size=1, acquire_timeout_s=0.05)
     try:
         with pytest.raises(asyncpg.UndefinedColumnError):
@@ -28,7 +28,7 @@ async def test_only_connections_that_could_not_be_had_count_as_failures(database
 
 
 class TestPing:
-    async def test_an_answer_of_a_moment_ago_is_not_asked_for_again(self, database: str) -> None:
+    async def test_ping_reuses_a_recent_answer(self, database: str) -> None:
         store, admin = open_store(database, name="pinging", pool_size=1), await asyncpg.connect(database)
         asked = "select query_start from pg_stat_activity where application_name = 'pinging'"
         try:
@@ -42,7 +42,7 @@ class TestPing:
             await store.close()
             await admin.close()
 
-    async def test_a_server_that_is_gone_is_noticed_whatever_it_answered_a_moment_ago(
+    async def test_ping_notices_a_lost_server_despite_a_recent_answer(
         self, databases: Databases, database: str
     ) -> None:
         store, admin = (
@@ -71,7 +71,7 @@ class TestPing:
             await store.close()
             await admin.close()
 
-    async def test_a_server_that_refused_a_write_is_asked_whether_it_only_reads(self, database: str) -> None:
+    async def test_ping_checks_for_read_only_mode_after_a_refused_write(self, database: str) -> None:
         store, admin = open_store(database, name="pinging", pool_size=1), await asyncpg.connect(database)
         name = urlsplit(database).path.removeprefix("/")
         try:

@@ -1,4 +1,4 @@
-"""The program of verifiable rewards, by itself: what is right, what is wrong, and what is neither."""
+"""The verifiable-reward program on its own: correct answers, wrong answers and errors."""
 
 import json
 import os
@@ -18,7 +18,7 @@ CATASTROPHIC = {"text": "a" * 40 + "!", "reference": "(a+)+"}
 def verified(
     kind: str, *items: dict[str, str], within_s: float = 30.0, packages: Path | None = None
 ) -> list[dict[str, Any]]:
-    """By a Python that finds `packages` before any others."""
+    """Run the verifier in a Python that finds `packages` before all other packages."""
     request = json.dumps({"kind": kind, "items": items, "within_s": within_s})
     env = os.environ | ({"PYTHONPATH": str(packages)} if packages is not None else {})
     done = subprocess.run(
@@ -47,7 +47,7 @@ def verified(
         ("json", "1e400", "1" + "0" * 400, 1.0),
     ],
 )
-def test_a_verdict_is_one_or_zero(kind: str, text: str, reference: str, score: float) -> None:
+def test_verifier_scores_item_one_or_zero(kind: str, text: str, reference: str, score: float) -> None:
     assert verified(kind, {"text": text, "reference": reference}) == [{"score": score}]
 
 
@@ -60,24 +60,24 @@ def test_a_verdict_is_one_or_zero(kind: str, text: str, reference: str, score: f
         ("json", {"text": "[" * 3000 + "]" * 3000, "reference": "[]"}, "verifier_failed"),
     ],
 )
-def test_what_cannot_be_verified_is_no_zero(kind: str, item: dict[str, str], code: str) -> None:
+def test_unverifiable_item_returns_error_instead_of_zero(kind: str, item: dict[str, str], code: str) -> None:
     [entry] = verified(kind, item)
     assert (entry["error"]["code"], "score" in entry) == (code, False)
 
 
 @pytest.mark.slow
-def test_a_pattern_that_never_ends_is_an_error_of_its_item_and_not_of_the_next() -> None:
+def test_endless_pattern_times_out_without_affecting_next_item() -> None:
     bomb, good = verified("regex", CATASTROPHIC, {"text": "a", "reference": "a"}, within_s=60)[:2]
     assert bomb["error"]["code"] == "verifier_timeout"
     assert good == {"score": 1.0}
 
 
-def test_what_there_is_no_time_for_says_so() -> None:
+def test_item_without_time_left_returns_no_time_left_error() -> None:
     bomb, late = verified("regex", CATASTROPHIC, {"text": "a", "reference": "a"}, within_s=0.2)
     assert [each["error"]["code"] for each in (bomb, late)] == ["no_time_left"] * 2
 
 
-def test_the_time_that_an_interpreter_took_to_start_is_of_the_action_s(tmp_path: Path) -> None:
+def test_interpreter_start_up_time_counts_against_action_timeout(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(0.3)")
     [entry] = verified("exact", {"text": "a", "reference": "a"}, within_s=0.3, packages=tmp_path)
     assert entry["error"]["code"] == "no_time_left"
@@ -99,7 +99,7 @@ def verify(wanted, said, timeout_seconds, raise_on_error):
 """
 
 
-def test_what_the_library_of_math_fails_at_is_no_zero_and_it_is_imported_once(tmp_path: Path) -> None:
+def test_math_library_failure_returns_error_and_library_is_imported_once(tmp_path: Path) -> None:
     library = tmp_path / "math_verify.py"
     library.write_text(LIBRARY)
     texts = ["too large", "recursive", "$1$", "$2$"]
@@ -110,7 +110,7 @@ def test_what_the_library_of_math_fails_at_is_no_zero_and_it_is_imported_once(tm
 
 
 @pytest.mark.slow
-class TestMath:
+class TestMathVerifier:
     @pytest.fixture(autouse=True)
     def _needs_math_verify(self) -> None:
         pytest.importorskip("math_verify")
@@ -153,7 +153,7 @@ class TestMath:
     def test_answers_are_compared_as_expressions(self, text: str, reference: str, score: float) -> None:
         assert verified("math", {"text": text, "reference": reference}) == [{"score": score}]
 
-    def test_a_reference_without_an_answer_is_an_error(self) -> None:
+    def test_reference_without_answer_returns_bad_reference_error(self) -> None:
         assert (
             verified("math", {"text": "$1$", "reference": "There is no answer"})[0]["error"]["code"] == "bad_reference"
         )

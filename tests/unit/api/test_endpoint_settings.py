@@ -1,4 +1,4 @@
-"""Endpoints as an operator writes them, and what is said of what is wrong."""
+"""Endpoint settings of an operator, and the validation errors for wrong ones."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ def settings(**endpoint: Any) -> ApiSettings:
     return ApiSettings(**given, endpoints={"e": {"url": "https://api.example/v1", **endpoint}})
 
 
-def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
+def test_endpoint_key_is_read_from_file_and_never_printed(tmp_path: Path) -> None:
     file = tmp_path / "key"
     file.write_text("sk-secret-0123\n")
     read = settings(key_file=str(file))
@@ -30,7 +30,7 @@ def test_a_key_comes_from_its_file_and_is_never_shown(tmp_path: Path) -> None:
     assert "sk-secret" not in repr(read) + read.model_dump_json()
 
 
-def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
+def test_rate_without_burst_gets_one_second_of_burst() -> None:
     url = "https://api.example"
     assert EndpointSettings(url=url).rate is None
     assert EndpointSettings(url=url, rate_per_s=2.5).rate == RateLimit(2.5, 3)
@@ -61,6 +61,6 @@ def test_a_rate_has_a_burst_of_a_second_unless_it_is_said() -> None:
         ({"rate": 3}, "rate"),
     ],
 )
-def test_what_is_wrong_with_an_endpoint_is_said(endpoint: dict[str, Any], said: str) -> None:
+def test_invalid_endpoint_setting_is_rejected_with_its_reason(endpoint: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         settings(**endpoint)

@@ -1,4 +1,4 @@
-"""What is secret is in nothing that an endpoint answered, in whatever form it repeats it."""
+"""Secrets are removed from an endpoint's response in every encoding in which they occur."""
 
 import json
 from base64 import b64encode
@@ -26,17 +26,17 @@ KEY = 'a+b/c==Qq"x&y z'
         ),
     ],
 )
-def test_each_form_of_it_is_hidden(form: str) -> None:
+def test_secret_is_redacted_in_every_encoding(form: str) -> None:
     assert SecretRedactor([KEY]).redact(f"<{form}>".encode()) == b"<" + REDACTED + b">"
 
 
-def test_of_a_header_the_key_alone_is_hidden_too_and_of_basic_the_password() -> None:
+def test_token_and_basic_password_inside_headers_are_redacted() -> None:
     basic = b64encode(b"user:pass-word").decode()
     hiding = SecretRedactor(["Bearer sk-0123456789", f"Basic {basic}"])
     assert hiding.redact(b"sk-0123456789 pass-word " + basic.encode()) == b" ".join([REDACTED] * 3)
 
 
-def test_words_of_nothing_secret_stay() -> None:
+def test_ordinary_text_and_too_short_secrets_are_not_redacted() -> None:
     assert (
         SecretRedactor(["abc", "sk-0123456789"]).redact(b"abc application/json 2024-06-01")
         == b"abc application/json 2024-06-01"
@@ -44,6 +44,6 @@ def test_words_of_nothing_secret_stay() -> None:
 
 
 @given(st.text("abc", min_size=4, max_size=12), st.lists(st.text("xyz", max_size=6), max_size=6), st.integers(0, 80))
-def test_what_is_cut_ends_with_no_beginning_of_it(secret: str, between: list[str], cut: int) -> None:
+def test_truncated_response_contains_no_partial_secret(secret: str, between: list[str], cut: int) -> None:
     content = f"x{secret}y".join(between).encode()[:cut]
     assert not set(b"abc") & set(SecretRedactor([secret]).redact_truncated(content))

@@ -27,14 +27,14 @@ NOW = datetime(2026, 11, 25, 12, 0, tzinfo=UTC)
         *[(status, CallVerdict.CONNECTION_LOST) for status in (0, 99, 101, 199, 600, 999)],
     ],
 )
-def test_a_status_says_whose_trouble_it_is(status: int, verdict: CallVerdict) -> None:
+def test_http_status_maps_to_its_verdict(status: int, verdict: CallVerdict) -> None:
     assert verdict_for_status(status) is verdict
 
 
 @pytest.mark.parametrize("verdict", CallVerdict)
 @pytest.mark.parametrize("method", ["GET", "HEAD", "PUT", "DELETE", "POST", "PATCH"])
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_what_may_have_been_carried_out_is_sent_again_only_where_that_does_no_harm(
+def test_possibly_executed_call_is_retried_only_if_harmless(
     verdict: CallVerdict, method: str, idempotent: bool
 ) -> None:
     harmless = idempotent or method not in ("POST", "PATCH")
@@ -47,7 +47,7 @@ def test_what_may_have_been_carried_out_is_sent_again_only_where_that_does_no_ha
     assert can_retry(verdict, method, idempotent=idempotent) is expected.get(verdict, False)
 
 
-def test_pauses_grow_and_are_never_shorter_than_what_was_asked_for() -> None:
+def test_retry_delay_grows_and_respects_retry_after() -> None:
     assert [retry_delay_s(tries, retry_after_s=None, random_fraction=1.0) for tries in (1, 2, 3)] == [0.5, 1.0, 2.0]
     assert retry_delay_s(1, retry_after_s=None, random_fraction=0.0) == 0.25
     assert retry_delay_s(1, retry_after_s=7.0, random_fraction=1.0) == 7.0
@@ -69,5 +69,5 @@ def test_pauses_grow_and_are_never_shorter_than_what_was_asked_for() -> None:
         ("Mon, 01 Jan 99999999999999999999 00:00:00 GMT", None),
     ],
 )
-def test_retry_after_is_seconds_or_a_date(header: str | None, seconds: float | None) -> None:
+def test_retry_after_header_accepts_seconds_or_date(header: str | None, seconds: float | None) -> None:
     assert parse_retry_after_s(header, now=NOW) == seconds

@@ -1,4 +1,4 @@
-"""The three programs of a verdict, run as they run in their sandboxes: apart, with only data between them."""
+"""The three judging programs of the demo, run separately with only data files between them."""
 
 import json
 import os
@@ -16,7 +16,7 @@ PROGRAMS = Path(arl_bench.demo.programs.__file__).parent
 
 
 def run(name: str, request: object, directory: Path, output: str | None) -> Any:
-    """What the program left in `output`, or printed; None if it failed."""
+    """Run a program and return its `output` file or its printed output; None if it failed."""
     for program in (name, "codec"):
         (directory / f"{program}.py").write_text((PROGRAMS / f"{program}.py").read_text())
     (directory / "request.json").write_text(json.dumps(request))
@@ -46,12 +46,12 @@ def a_problem(reference: str, test: str, name: str = "f", prompt: str = "") -> C
 
 
 @pytest.mark.parametrize("problem", bundled_problems(), ids=lambda problem: problem.entry_point)
-def test_each_bundled_problem_tells_right_from_wrong(problem: CodingProblem, tmp_path: Path) -> None:
+def test_bundled_problem_accepts_right_and_rejects_wrong_solution(problem: CodingProblem, tmp_path: Path) -> None:
     assert reward(problem, problem.prompt + problem.canonical_solution, tmp_path) == 1.0
     assert reward(problem, problem.prompt + (problem.wrong_solution or ""), tmp_path) == 0.0
 
 
-class TestRight:
+class TestCorrectSolutions:
     @pytest.mark.parametrize(
         ("reference", "test"),
         [
@@ -71,12 +71,12 @@ class TestRight:
         ids=["random inputs", "a set", "the test names the function", "an expected exception", "a changed keyword",
              "a test that prints", "recursion", "a huge number", "odd values"],
     )  # fmt: skip
-    def test_the_reference_is_rewarded(self, reference: str, test: str, tmp_path: Path) -> None:
+    def test_reference_solution_gets_full_reward(self, reference: str, test: str, tmp_path: Path) -> None:
         problem = a_problem(reference, test)
         assert reward(problem, problem.prompt + reference, tmp_path) == 1.0
 
 
-class TestWrong:
+class TestRewardHacks:
     @pytest.mark.parametrize(
         ("reference", "test", "hack"),
         [
@@ -89,6 +89,6 @@ class TestWrong:
         ],
         ids=["empties its argument", "equals everything", "raises", "answers in the codec's own form"],
     )  # fmt: skip
-    def test_what_only_looks_right_is_not(self, reference: str, test: str, hack: str, tmp_path: Path) -> None:
+    def test_reward_hack_gets_no_reward(self, reference: str, test: str, hack: str, tmp_path: Path) -> None:
         problem = a_problem(reference, test)
         assert reward(problem, problem.prompt + hack, tmp_path) == 0.0

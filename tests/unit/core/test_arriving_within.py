@@ -1,4 +1,4 @@
-"""Who sends by a rate with a margin is within it where arrivals are counted."""
+"""A sender that keeps a safety margin stays within the rate limit at the receiver."""
 
 import math
 
@@ -16,7 +16,7 @@ LATE_S = 0.05
     more=st.integers(1, 30),
     wanted=st.lists(st.tuples(st.sampled_from([0.0, 0.0, 0.0, 0.01, 0.3]), st.floats(0, LATE_S)), max_size=150),
 )
-def test_however_late_each_arrives_none_is_early(per_s: float, more: int, wanted: list[tuple[float, float]]) -> None:
+def test_delayed_arrivals_stay_within_receiver_rate(per_s: float, more: int, wanted: list[tuple[float, float]]) -> None:
     rate = RateLimit(per_s, math.ceil(per_s * LATE_S) + more)
     ours, theirs = (TokenBucket(each, now=0.0) for each in (rate_at_sender(rate, max_delay_s=LATE_S), rate))
     now, arrivals = 0.0, list[float]()
@@ -29,7 +29,7 @@ def test_however_late_each_arrives_none_is_early(per_s: float, more: int, wanted
         theirs.take(1, now=arrived)
 
 
-def test_no_more_is_held_back_than_comes_meanwhile_and_a_burst_of_one_is_a_little_slower() -> None:
+def test_sender_rate_takes_margin_from_burst_then_rate() -> None:
     assert rate_at_sender(RateLimit(40, 20), max_delay_s=LATE_S) == RateLimit(40, 18)
     assert rate_at_sender(RateLimit(1, 10), max_delay_s=LATE_S) == RateLimit(1, 9)
     assert rate_at_sender(RateLimit(10, 1), max_delay_s=LATE_S) == RateLimit(9.5, 1)

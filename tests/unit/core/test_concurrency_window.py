@@ -1,11 +1,11 @@
-"""How many calls at once an endpoint is taken to bear."""
+"""The concurrency window: the number of simultaneous calls that an endpoint accepts."""
 
 import pytest
 
 from arl_core.control.rate_limits import ConcurrencyWindow
 
 
-def test_it_is_halved_once_for_all_that_was_under_way_and_again_for_what_was_sent_since() -> None:
+def test_throttling_halves_window_once_for_calls_already_in_flight() -> None:
     window = ConcurrencyWindow(16)
     for sent in (1.0, 1.5, 2.0):
         window.throttled(sent=sent, now=2.5)
@@ -14,14 +14,14 @@ def test_it_is_halved_once_for_all_that_was_under_way_and_again_for_what_was_sen
     assert window.size == 4
 
 
-def test_at_least_one_call_is_always_tried() -> None:
+def test_throttled_window_never_shrinks_below_one() -> None:
     window = ConcurrencyWindow(2)
     for now in range(1, 9):
         window.throttled(sent=now, now=now + 0.5)
     assert window.size == 1
 
 
-def test_each_second_of_success_adds_one_until_all_are_back() -> None:
+def test_window_grows_one_per_successful_second_up_to_limit() -> None:
     window = ConcurrencyWindow(8)
     window.throttled(sent=0.0, now=0.0)
     for tenth in range(1, 26):
@@ -32,14 +32,14 @@ def test_each_second_of_success_adds_one_until_all_are_back() -> None:
     assert window.size == 8
 
 
-def test_a_pause_is_no_success() -> None:
+def test_idle_time_grows_window_by_only_one() -> None:
     window = ConcurrencyWindow(8)
     window.throttled(sent=0.0, now=0.0)
     window.responded(3600.0)
     assert window.size == 5
 
 
-def test_a_clock_that_stands_still_adds_nothing() -> None:
+def test_window_does_not_grow_while_clock_stands_still() -> None:
     window = ConcurrencyWindow(8)
     window.throttled(sent=0.0, now=5.0)
     for _ in range(100):
@@ -47,6 +47,6 @@ def test_a_clock_that_stands_still_adds_nothing() -> None:
     assert window.size == 4
 
 
-def test_none_at_once_is_no_window() -> None:
+def test_window_of_zero_is_rejected() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         ConcurrencyWindow(0)

@@ -6,8 +6,8 @@ from support.builders import a_class
 CLASSES = [a_class(key) for key in range(20)]
 
 
-class TestDue:
-    def test_hours_in_which_nobody_asks_for_a_basis_keep_no_more_than_a_moment_does(self) -> None:
+class TestCurveExpiry:
+    def test_expiration_list_stays_bounded_without_cache_token_requests(self) -> None:
         curves, sizes = CurveCache(), set[int]()
         for at in range(3 * 3600):
             curves.now = float(at)
@@ -17,14 +17,14 @@ class TestDue:
             sizes.add(len(curves._expirations))
         assert max(sizes) <= 2 * len(CLASSES) * (MAX_AGE_S / REFRESH_AFTER_RUN_S + 1)
 
-    def test_a_curve_made_anew_is_another_basis(self) -> None:
+    def test_recomputed_curve_changes_cache_token(self) -> None:
         curves = CurveCache()
         curve, basis = curves.curve_for(CLASSES[0]), curves.cache_token("use")
         curves.now = MAX_AGE_S
         assert curves.curve_for(CLASSES[0]) is not curve
         assert curves.cache_token("use") is not basis
 
-    def test_of_what_counts_still_nothing_is_forgotten_with_the_others(self) -> None:
+    def test_expired_curve_does_not_evict_newer_curves(self) -> None:
         curves = CurveCache()
         first, second = CLASSES[:2]
         curves.curve_for(first)

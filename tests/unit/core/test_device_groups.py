@@ -61,7 +61,7 @@ def granted(policy: SchedulingPolicy, *queued: QueuedAction, pool: NodeResources
 
 @dataclass(frozen=True)
 class Constant:
-    """Every action takes this long."""
+    """A duration model in which every action takes `s` seconds."""
 
     s: float
 
@@ -70,7 +70,7 @@ class Constant:
 
 
 def running(action: QueuedAction, *, takes_s: float) -> tuple[RunningAction, CurveCache]:
-    """On device 0, since just now."""
+    """Return the action as running on device 0 since now, with a cache of its duration."""
     curves = CurveCache(Constant(takes_s))
     curves.now = NOW
     fence = Fence(action.id, 1)
@@ -88,19 +88,19 @@ def granted_beside(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 class TestEveryPolicy:
-    def test_a_group_that_has_the_service_is_preferred(self, policy: SchedulingPolicy) -> None:
+    def test_device_group_with_resident_service_is_preferred(self, policy: SchedulingPolicy) -> None:
         pool = devices(8, resident(LARGE, 0), resident(SMALL, 4, 5, 6, 7), resident(SMALL, 3))
         (grant,) = granted(policy, a_score(1, degrees=(1,)), pool=pool)
         assert grant.devices == (3,)
 
-    def test_the_service_that_was_unused_longest_is_evicted(self, policy: SchedulingPolicy) -> None:
+    def test_least_recently_used_service_is_evicted(self, policy: SchedulingPolicy) -> None:
         pool = devices(2, resident(LARGE, 0, used_at=999.0), resident(LARGE, 1, used_at=100.0))
         (grant,) = granted(policy, a_score(1, degrees=(1,)), pool=pool)
         assert grant.devices == (1,)
 
     @given(data=st.data())
     @settings(max_examples=60, deadline=None)
-    def test_groups_are_aligned_free_and_disjoint(self, policy: SchedulingPolicy, data: st.DataObject) -> None:
+    def test_device_groups_are_aligned_free_and_disjoint(self, policy: SchedulingPolicy, data: st.DataObject) -> None:
         free = tuple(sorted(data.draw(st.sets(st.integers(0, 7)))))
         queued = [
             a_score(number, data.draw(st.sampled_from([SMALL, LARGE])), data.draw(st.sampled_from([(1, 2, 4), (2, 4)])))
@@ -116,8 +116,8 @@ class TestEveryPolicy:
             assert grant.devices[0] % len(grant.devices) == 0
 
 
-class TestPriced:
-    def test_a_single_action_gets_as_many_devices_as_help_it(self) -> None:
+class TestSparPolicy:
+    def test_single_action_gets_highest_degree_of_parallelism(self) -> None:
         (grant,) = granted(SparPolicy(), a_score(1, LARGE), pool=devices(8))
         assert len(grant.devices) == 4
 
@@ -125,16 +125,16 @@ class TestPriced:
         grants = granted(SparPolicy(), *(a_score(number) for number in range(1, 33)), pool=devices(8))
         assert [len(grant.devices) for grant in grants] == [2] * 4
 
-    def test_an_action_waits_for_a_group_that_has_its_service_and_frees_before_a_restore_would_end(self) -> None:
+    def test_action_waits_for_resident_service_that_frees_before_restore_ends(self) -> None:
         pool = devices(2, resident(LARGE, 0), free=(1,))
         assert granted_beside(running(a_score(1, LARGE, (1,)), takes_s=5.0), a_score(2, LARGE, (1,)), pool=pool) == ()
 
-    def test_an_action_does_not_wait_where_a_restore_ends_sooner(self) -> None:
+    def test_action_does_not_wait_if_restore_ends_sooner(self) -> None:
         pool = devices(2, resident(LARGE, 0), free=(1,))
         (grant,) = granted_beside(running(a_score(1, LARGE, (1,)), takes_s=60.0), a_score(2, LARGE, (1,)), pool=pool)
         assert grant.devices == (1,)
 
-    def test_nothing_is_overtaken_by_what_came_long_after(self) -> None:
+    def test_long_waiting_action_is_not_overtaken_by_later_actions(self) -> None:
         old = a_score(1, LARGE, degrees=(1,), submitted=1000.0 - 400.0)
         new = [a_score(number, SMALL, degrees=(1,)) for number in range(2, 12)]
         (grant,) = granted(SparPolicy(), old, *new, pool=devices(1, resident(SMALL, 0)))

@@ -1,4 +1,4 @@
-"""Who gets how much over time, where each grant goes to the task that had least."""
+"""Fair shares over time: each grant goes to the task that has used the least."""
 
 import heapq
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ TOTAL = {"cpu": CORES, "slots": SLOTS}
 
 @dataclass(frozen=True)
 class Kind:
-    """Actions of one task, of which there are always more."""
+    """The actions of one task; the task always has more of them queued."""
 
     run_s: float
     resource: str = "cpu"
@@ -22,7 +22,7 @@ class Kind:
 
 
 def used_s(kinds: Mapping[int, Kind], *, until_s: float) -> dict[int, float]:
-    """Unit-seconds that each task had in the second half of this time; the estimates are right."""
+    """Return each task's unit-seconds in the second half of the time, with correct estimates."""
     shares, running, free = FairShares(), dict.fromkeys(kinds, 0), dict(TOTAL)
     ends: list[tuple[float, int, float]] = []
     used = dict.fromkeys(kinds, 0.0)
@@ -49,14 +49,16 @@ def used_s(kinds: Mapping[int, Kind], *, until_s: float) -> dict[int, float]:
 
 
 @pytest.mark.parametrize("run_s", [2.0, 30.0, 60.0, 300.0])
-@pytest.mark.parametrize("beside", [{}, {3: Kind(1.0, "slots")}], ids=["alone", "beside a task on other resources"])
-def test_long_actions_get_as_much_as_short_ones(run_s: float, beside: dict[int, Kind]) -> None:
+@pytest.mark.parametrize(
+    "beside", [{}, {3: Kind(1.0, "slots")}], ids=["no other task", "with a task on other resources"]
+)
+def test_long_actions_get_same_share_as_short_actions(run_s: float, beside: dict[int, Kind]) -> None:
     used = used_s({1: Kind(run_s), 2: Kind(1.0), **beside}, until_s=8 * run_s + 400)
     assert used[1] / (used[1] + used[2]) == pytest.approx(0.5, abs=0.05)
 
 
-def test_one_long_action_costs_its_task_no_more_than_it_takes() -> None:
-    """Both have 32 cores' worth; the first has one of them by an action of 3000 s."""
+def test_long_action_charges_its_task_only_its_run_time() -> None:
+    """Both tasks are entitled to 32 cores; the first runs one action of 3000 s."""
     shares = FairShares()
     for task in (1, 2):
         shares.add_action(task)
@@ -70,8 +72,8 @@ def test_one_long_action_costs_its_task_no_more_than_it_takes() -> None:
     assert given[2] - given[1] == pytest.approx(3000, abs=2)
 
 
-def test_who_can_take_little_for_long_does_not_have_all_to_himself_afterwards() -> None:
-    """A quota of one core of 64 kept it behind; what it saved up is bounded."""
+def test_task_limited_by_quota_gains_only_bounded_credit() -> None:
+    """A quota of one core out of 64 kept the task below its share; its saved credit is bounded."""
     shares = FairShares()
     for task in (1, 2):
         shares.add_action(task)
@@ -86,7 +88,7 @@ def test_who_can_take_little_for_long_does_not_have_all_to_himself_afterwards() 
     assert given[2] > 500
 
 
-def test_a_paused_task_takes_no_part_of_what_its_project_gets() -> None:
+def test_paused_task_takes_no_share_of_its_project() -> None:
     shares = FairShares()
     shares.set_weights({1: QueueWeight(1), 2: QueueWeight(1), 3: QueueWeight(2)})
     for task in (1, 2, 3):
@@ -103,7 +105,7 @@ def test_a_paused_task_takes_no_part_of_what_its_project_gets() -> None:
     assert [shares.effective_weight(task) for task in (1, 2, 3)] == [0.5, 0.5, 1.0]
 
 
-def test_a_newcomer_begins_level_with_those_who_have_the_resource_that_it_asks_for() -> None:
+def test_new_task_starts_level_with_users_of_same_resource() -> None:
     shares = FairShares()
     for task in (1, 2):
         shares.add_action(task)

@@ -1,4 +1,4 @@
-"""What is foreseen is what the policy would do, and a cell that is not there has what was said of it."""
+"""Forecasts follow the policy's decisions, also for a hypothetical cell."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -93,19 +93,19 @@ def foreseen(cell: ForecastInput, policy: SchedulingPolicy = FCFS) -> QueueForec
 
 class TestForecast:
     @pytest.mark.parametrize("policy", [FCFS, SparPolicy(), SparPolicy(is_resizing=True)])
-    def test_one_core_takes_one_after_another(self, policy: SchedulingPolicy) -> None:
+    def test_single_core_runs_actions_one_after_another(self, policy: SchedulingPolicy) -> None:
         found = foreseen(present([an_action(n, cls=fixed()) for n in (1, 2, 3)]), policy)
         assert (found.starts_now, found.started, found.mean_wait_s) == (1, 3, 1.0)
         assert (found.p90_wait_s, found.drained_s) == (2.0, 2.0)
 
-    def test_who_runs_gives_back_what_it_has_when_it_is_expected_to_end(self) -> None:
+    def test_running_action_frees_resources_at_its_expected_end(self) -> None:
         amounts = {"cpu_milli": 1000}
         working = ActiveAction(running(9, cls=fixed(), since=NOW - 0.75, amounts=amounts))
         pool = a_pool(cpu_milli=1000, free={"cpu_milli": 0})
         found = foreseen(present([an_action(1, cls=fixed())], pool, working=[working]))
         assert (found.starts_now, found.mean_wait_s) == (0, 0.25)
 
-    def test_actions_of_one_environment_run_one_after_another_where_it_lives(self) -> None:
+    def test_actions_of_one_environment_run_one_after_another(self) -> None:
         home = PinnedEnvironment(id=numbered(77), node=2)
         pools = [a_pool(1, cpu_milli=4000), a_pool(2, cpu_milli=4000)]
         line = [an_action(n, cls=fixed(), environment=home) for n in (1, 2)]
@@ -113,7 +113,7 @@ class TestForecast:
         busy = ActiveAction(running(9, cls=fixed(), since=NOW - 0.5, amounts={"cpu_milli": 1000}), home.id)
         assert foreseen(present(line, *pools, working=[busy])).drained_s == 1.5
 
-    def test_an_environment_made_on_the_way_ends_with_its_last_action(self) -> None:
+    def test_environment_created_during_forecast_ends_with_its_last_action(self) -> None:
         cls = ActionClass(
             key=1,
             kind="exec",
@@ -125,18 +125,18 @@ class TestForecast:
         found = foreseen(present(line, a_pool(cpu_milli=4000, memory_mib=64)))
         assert (found.starts_now, found.started, found.drained_s) == (1, 4, 3.0)
 
-    def test_what_nothing_there_is_could_start_never_starts(self) -> None:
+    def test_action_that_fits_no_node_never_starts(self) -> None:
         found = foreseen(present([an_action(1, cls=fixed()), an_action(2, cls=fixed(cores=8))]))
         assert (found.started, found.drained_s) == (1, None)
 
-    def test_wide_ones_give_way_to_who_waits(self) -> None:
+    def test_elastic_actions_shrink_for_queued_actions(self) -> None:
         working = ActiveAction(running(9, cls=wide(4), since=NOW - 1, amounts={"cpu_milli": 4000}))
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 0})
         cell = present([an_action(1, cls=fixed())], pool, working=[working], seconds=400.0)
         assert foreseen(cell, SparPolicy(is_resizing=True)).drained_s == 0.0
         assert foreseen(cell, SparPolicy()).drained_s == pytest.approx(99.0)
 
-    def test_many_that_run_are_taken_in_and_end_over_several_steps(self) -> None:
+    def test_many_running_actions_are_simulated_in_several_steps(self) -> None:
         count, amounts = STEP_BATCH + 1, {"cpu_milli": 1000}
         working = [ActiveAction(running(10 + n, cls=fixed(), since=NOW - 0.5, amounts=amounts)) for n in range(count)]
         pool = a_pool(cpu_milli=1000 * count, free={"cpu_milli": 0})
@@ -144,7 +144,7 @@ class TestForecast:
         assert [forecasting.step() for _ in range(6)] == [True, True, True, True, False, False]
         assert forecasting.forecast().mean_wait_s == 0.5
 
-    def test_a_round_that_was_cut_short_is_followed_by_another(self) -> None:
+    def test_limited_round_is_followed_by_another_round(self) -> None:
         cell = present([an_action(n, cls=fixed()) for n in range(1, 7)], a_pool(cpu_milli=8000))
         forecasting = ForecastSimulator(cell, SparPolicy(limit=2), limit=2)
         while forecasting.step():
@@ -152,24 +152,24 @@ class TestForecast:
         assert forecasting.forecast().starts_now == 6
 
 
-class TestWhatIf:
-    def test_half_the_cores_take_twice_as_long(self) -> None:
+class TestCapacityPlan:
+    def test_half_the_cores_need_twice_as_many_rounds(self) -> None:
         cell = present([an_action(n, cls=fixed()) for n in range(1, 9)], a_pool(cpu_milli=4000))
         halved = with_node_change(cell, NodeChange(cores_factor=0.5))
         assert (foreseen(cell).drained_s, foreseen(halved).drained_s) == (1.0, 3.0)
 
-    def test_what_runs_on_a_node_that_shrinks_goes_on(self) -> None:
+    def test_running_action_continues_on_shrunk_node(self) -> None:
         working = ActiveAction(running(9, cls=fixed(2), since=NOW - 0.5, amounts={"cpu_milli": 2000}))
         cell = present([an_action(1, cls=fixed())], a_pool(cpu_milli=2000, free={"cpu_milli": 0}), working=[working])
         assert foreseen(with_node_change(cell, NodeChange(cores_factor=0.5))).drained_s == 0.5
 
-    def test_a_closed_node_takes_nothing_and_an_added_one_is_empty(self) -> None:
+    def test_cordoned_node_takes_no_actions_and_added_node_is_empty(self) -> None:
         pools = [a_pool(1, cpu_milli=1000), a_pool(2, cpu_milli=2000, free={"cpu_milli": 0})]
         changed = with_node_change(present([], *pools), NodeChange(cordoned=frozenset({1}), added=2))
         assert schedulable_cores(changed.nodes) == {2: 2000, 3: 2000, 4: 2000}
         assert changed.nodes[4].available == {"cpu_milli": 2000}
 
-    def test_a_wave_comes_after_what_waits_and_takes_as_long_as_was_said(self) -> None:
+    def test_extra_load_queues_last_with_its_given_run_time(self) -> None:
         cell = present([an_action(1, cls=fixed())], seconds=3.0)
         found = foreseen(
             with_extra_load(cell, ExtraLoad(count=2, demand=ResourceDemand({"cpu_milli": 1000}), run_time_s=10.0))
@@ -177,7 +177,7 @@ class TestWhatIf:
         assert (found.simulated, found.starts_now, found.drained_s) == (3, 1, 13.0)
         assert foreseen(cell).simulated == 1
 
-    def test_what_is_learnt_meanwhile_changes_nothing(self) -> None:
+    def test_later_observations_do_not_change_baseline_durations(self) -> None:
         @dataclass
         class Learning:
             says: float = 1.0
@@ -194,7 +194,7 @@ class TestWhatIf:
 
 @dataclass
 class Watched:
-    """A policy that sees to it that nothing more is taken than there is."""
+    """A policy wrapper that asserts that no node is overallocated."""
 
     policy: SchedulingPolicy
 
@@ -224,7 +224,7 @@ actions = st.lists(
     st.lists(st.integers(1, 6), min_size=1, max_size=3),
     st.sampled_from([FCFS, SparPolicy(), SparPolicy(is_resizing=True)]),
 )
-def test_nothing_is_booked_twice_and_all_that_fits_starts(
+def test_forecast_never_overallocates_and_starts_every_fitting_action(
     wanted: list[tuple[int, bool, int | None, int]], cores: list[int], policy: SchedulingPolicy
 ) -> None:
     pools = [a_pool(node, cpu_milli=1000 * size) for node, size in enumerate(cores, 1)]
@@ -241,7 +241,7 @@ def test_nothing_is_booked_twice_and_all_that_fits_starts(
     ]
     cell = present(waiting, *pools)
     found = foreseen(cell, Watched(policy))
-    assert found == foreseen(cell, policy), "the same every time"
+    assert found == foreseen(cell, policy), "a forecast must be deterministic"
     pinned = any(action.environment is not None for action in waiting)
     if not pinned:
         assert found.started == len(waiting)

@@ -1,4 +1,4 @@
-"""Gangs for which no places are found share what a round may look at in vain, whatever the policy."""
+"""Gangs that fit on no nodes share one search budget per round under every policy."""
 
 from collections.abc import ItemsView
 
@@ -17,7 +17,7 @@ FREE = {pool.node: pool.available for pool in POOLS}
 
 
 class Counted(dict[str, int]):
-    """Amounts, and how often any were compared with what is free."""
+    """Resources that count how often they are compared with free resources."""
 
     looks = 0
 
@@ -27,12 +27,12 @@ class Counted(dict[str, int]):
 
 
 def needed(number: int) -> Counted:
-    """More than half of a node has, and no two the same."""
+    """Return a demand of more than half a node, different for each number."""
     return Counted(cpu_milli=9_000 + number)
 
 
 def a_gang(number: int) -> QueuedAction:
-    """Of more members than nodes: there are no places for it."""
+    """Return a gang with more large members than nodes, so that it cannot be packed."""
     ids = range(1 + MEMBERS * number, 1 + MEMBERS * (number + 1))
     classes = [
         ActionClass(key=id, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(needed(id))) for id in ids
@@ -56,12 +56,12 @@ def looks_of(policy: SchedulingPolicy, gangs: int) -> int:
     [FirstComeFirstServed(), ReferencePolicy(), SparPolicy(), SparPolicy(is_resizing=True)],
     ids=lambda policy: type(policy).__name__,
 )
-def test_many_gangs_without_places_cost_a_round_little_more_than_a_few(policy: SchedulingPolicy) -> None:
+def test_unplaceable_gangs_share_one_search_budget_per_round(policy: SchedulingPolicy) -> None:
     assert looks_of(policy, GANGS) - looks_of(policy, GANGS // 2) < ROUND_SEARCH_BUDGET
 
 
-class TestLooks:
-    def test_searches_in_vain_have_no_more_than_their_round_and_each_has_some(self) -> None:
+class TestSearchBudget:
+    def test_failed_searches_share_round_budget_and_each_gets_some(self) -> None:
         looks, demands = SearchBudget(), [PackingItem(needed(number), tuple(FREE)) for number in range(MEMBERS)]
         spent = []
         for _ in range(20):
@@ -71,7 +71,7 @@ class TestLooks:
         assert 0 < spent[-1] < spent[0] <= SEARCH_LIMIT + NODES
         assert sum(spent) <= ROUND_SEARCH_BUDGET
 
-    def test_who_finds_places_at_once_needs_none(self) -> None:
+    def test_gang_packed_without_backtracking_uses_no_budget(self) -> None:
         looks = SearchBudget(remaining=0)
         assert pack([PackingItem(needed(number), tuple(FREE)) for number in range(NODES)], FREE, looks) is not None
         assert looks.remaining == 0

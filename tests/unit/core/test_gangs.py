@@ -1,4 +1,4 @@
-"""A gang starts in one round or not at all, whatever the policy; nobody waits for ever for it, nor it for others."""
+"""A gang starts in one round or not at all under every policy, and blocks no other actions for ever."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ POLICIES: Sequence[SchedulingPolicy] = (
     SparPolicy(is_resizing=True),
 )
 AMOUNTS = st.fixed_dictionaries({"cpu_milli": st.integers(0, 4), "memory_mib": st.integers(0, 4)})
-"""Of a node, or that an action asks for."""
+"""Resources of a node or demands of an action."""
 every_policy = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 
 
@@ -66,7 +66,7 @@ def members(first: int, size: int, *, cores: int = 1, submitted: float = NOW) ->
 
 
 def a_gang(first: int, size: int, *, cores: int = 1, submitted: float = NOW) -> QueuedAction:
-    """As rounds see it."""
+    """Return a gang as rounds receive it: its first member with the others attached."""
     head, *others = members(first, size, cores=cores, submitted=submitted)
     return head._replace(gang_members=tuple(others))
 
@@ -81,25 +81,25 @@ def numbers(plan: SchedulingPlan) -> list[int]:
     return sorted(grant.fence.action_id.int for grant in plan.grants)
 
 
-class TestStart:
+class TestGangStart:
     @every_policy
-    def test_all_start_where_there_is_room_for_all(self, policy: SchedulingPolicy) -> None:
+    def test_all_members_start_if_all_fit(self, policy: SchedulingPolicy) -> None:
         pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
         plan = planned(policy, [a_gang(1, 3)], *pools)
         assert numbers(plan) == [1, 2, 3]
         assert {grant.gang for grant in plan.grants} == {numbered(1001)}
 
     @every_policy
-    def test_nobody_starts_where_one_finds_no_room_and_others_do(self, policy: SchedulingPolicy) -> None:
+    def test_gang_without_room_starts_no_member_and_others_start(self, policy: SchedulingPolicy) -> None:
         later = an_action(9, cls=fixed(), submitted=NOW + 1)
         assert numbers(planned(policy, [a_gang(1, 3), later], a_pool(cpu_milli=2000))) == [9]
 
     @every_policy
-    def test_the_others_of_its_class_are_not_taken_for_it(self, policy: SchedulingPolicy) -> None:
+    def test_other_actions_of_same_class_are_not_gang_members(self, policy: SchedulingPolicy) -> None:
         queued = [a_gang(1, 3), *(an_action(n, cls=fixed(), submitted=NOW + n) for n in (8, 9))]
         assert numbers(planned(policy, queued, a_pool(cpu_milli=2000))) == [8, 9]
 
-    def test_the_largest_are_placed_first(self) -> None:
+    def test_largest_member_is_placed_first(self) -> None:
         small, large = members(1, 2)
         gang = small._replace(gang_members=(large._replace(cls=fixed(2)),))
         pools = [a_pool(1, cpu_milli=2000), a_pool(2, cpu_milli=1000)]
@@ -107,8 +107,8 @@ class TestStart:
         assert {grant.fence.action_id.int: grant.node for grant in plan.grants} == {1: 2, 2: 1}
 
 
-class TestWaiting:
-    def test_one_that_waited_long_keeps_what_its_members_could_have(self) -> None:
+class TestGangWaiting:
+    def test_long_waiting_gang_reserves_resources_for_its_members(self) -> None:
         gang = a_gang(1, 3, submitted=LONG_AGO)
         young = [an_action(n, cls=fixed(), submitted=NOW) for n in range(10, 20)]
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 2000})
@@ -122,8 +122,8 @@ class TestWaiting:
             3,
         ]
 
-    def test_what_can_never_be_is_not_waited_for(self) -> None:
-        """A node is gone, or memory is in environments that end when somebody else wills: cores are for others."""
+    def test_gang_that_cannot_start_reserves_nothing(self) -> None:
+        """The node is lost or environments occupy the memory, so other actions may use the cores."""
         one = {"cpu_milli": 1000, "memory_mib": 100}
         cls = ActionClass(key=5, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(one))
         head, *others = [each._replace(cls=cls) for each in members(1, 3, submitted=LONG_AGO)]
@@ -137,7 +137,7 @@ class TestWaiting:
             assert numbers(planned(policy, [gang, *young], small, gone)) == [10, 11]
 
     @pytest.mark.parametrize(("memory_mib", "give_way"), [(400, True), (100, False)])
-    def test_wide_ones_give_way_to_a_gang_that_would_start_then(self, memory_mib: int, give_way: bool) -> None:
+    def test_elastic_action_shrinks_only_if_memory_lets_gang_start(self, memory_mib: int, give_way: bool) -> None:
         one = {"cpu_milli": 1000, "memory_mib": 100}
         cls = ActionClass(key=5, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand(one))
         head, *others = [each._replace(cls=cls) for each in members(1, 3)]
@@ -158,7 +158,7 @@ class TestWaiting:
         plan = SparPolicy(is_resizing=True).plan(snapshot)
         assert [resize.resources["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
 
-    def test_wide_ones_stay_wide_where_a_gang_could_not_start_even_so(self) -> None:
+    def test_elastic_action_keeps_cores_if_gang_still_cannot_start(self) -> None:
         elastic = ElasticResource("cpu_milli", (1000, 2000, 4000), AmdahlScaling(0.9), ResizeSupport.ANY)
         wide = ActionClass(
             key=6, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 1000}, elastic)
@@ -178,7 +178,7 @@ class TestWaiting:
             plan = SparPolicy(is_resizing=True).plan(replace(snapshot, now=NOW, curves=curves))
             assert [resize.resources["cpu_milli"] for resize in plan.resizes] == ([1000] if give_way else [])
 
-    def test_members_of_which_one_needs_what_one_node_has_start_whatever_their_order(self) -> None:
+    def test_gang_with_special_member_starts_in_any_member_order(self) -> None:
         needs = ActionClass(
             key=8, kind="exec", shape=ResourceShape.DIVISIBLE, demand=ResourceDemand({"cpu_milli": 4000, "npu": 4})
         )
@@ -192,20 +192,20 @@ class TestWaiting:
                 assert numbers(planned(policy, [gang], *pools)) == [1, 2]
                 assert numbers(planned(policy, [other], *pools)) == [1, 2]
 
-    def test_of_two_that_waited_long_one_starts(self) -> None:
+    def test_one_of_two_long_waiting_gangs_starts(self) -> None:
         gangs = [a_gang(1, 3, submitted=LONG_AGO), a_gang(11, 3, submitted=LONG_AGO + 1)]
         assert numbers(planned(SparPolicy(), gangs, a_pool(cpu_milli=4000))) == [1, 2, 3]
 
     @pytest.mark.parametrize(("cores", "rule"), [(4, WaitReason.STARTS_NEXT_ROUND), (2, WaitReason.NO_NODE_FITS)])
-    def test_an_explanation_is_of_the_whole_gang(self, cores: int, rule: WaitReason) -> None:
+    def test_explanation_considers_whole_gang(self, cores: int, rule: WaitReason) -> None:
         gang, pool = a_gang(1, 3), a_pool(cpu_milli=1000 * cores)
         assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, SparPolicy()).reason is rule
 
-    def test_one_of_which_not_all_fit_says_so(self) -> None:
+    def test_partially_fitting_gang_reports_waits_for_gang(self) -> None:
         gang, pool = a_gang(1, 3), a_pool(cpu_milli=4000, free={"cpu_milli": 2000})
         assert explain(a_snapshot(queued=[gang], pools=[pool]), gang, SparPolicy()).reason is WaitReason.WAITS_FOR_GANG
 
-    def test_a_forecast_starts_all_of_it_at_once(self) -> None:
+    def test_forecast_starts_whole_gang_at_once(self) -> None:
         shares = FairShares()
         for _ in range(4):
             shares.add_action(1)
@@ -221,8 +221,8 @@ class TestWaiting:
         assert (found.simulated, found.starts_now, found.started, found.drained_s) == (4, 1, 4, 1.0)
 
 
-class TestOffers:
-    def test_a_gang_is_there_once_all_of_it_is(self) -> None:
+class TestCandidateQueue:
+    def test_gang_is_queued_only_while_all_members_are_present(self) -> None:
         offers, (first, second) = CandidateQueue(), members(1, 2)
         offers.add(first)
         assert len(offers.queue) == 0
@@ -236,7 +236,7 @@ class TestOffers:
         offers.add(second)
         assert len(offers.queue) == 1
 
-    def test_who_is_no_candidate_is_a_member_until_it_is_forgotten(self) -> None:
+    def test_discarded_member_remains_in_gang_until_forgotten(self) -> None:
         offers, (first, second) = CandidateQueue(), members(1, 2)
         for each in (first, second):
             offers.add(each)
@@ -248,7 +248,7 @@ class TestOffers:
         offers.forget(second.id)
         assert offers.incomplete_gangs() == {}
 
-    def test_who_settles_in_the_queue_takes_the_others_along(self) -> None:
+    def test_member_settled_in_queue_settles_its_gang(self) -> None:
         offers, (first, second, third) = CandidateQueue(), members(1, 3)
         for each in (first, second, third):
             offers.add(each)
@@ -258,8 +258,8 @@ class TestOffers:
             assert found == {second.id: (outcome, reason)}
 
 
-class TestRoom:
-    def test_nodes_have_room_for_what_fits_on_them_at_once(self) -> None:
+class TestGangFitting:
+    def test_gang_fits_if_nodes_have_room_for_all_members(self) -> None:
         one, both = {"cpu_milli": 1000}, [1, 2]
         capacities = {1: {"cpu_milli": 2000}, 2: {"cpu_milli": 1000}}
         assert can_gang_fit([(one, both)] * 3, capacities)
@@ -268,14 +268,14 @@ class TestRoom:
         assert can_gang_fit([(one, both), ({"cpu_milli": 2000}, both)], capacities)
 
     @pytest.mark.parametrize("first", [0, 1])
-    def test_what_needs_what_few_nodes_have_is_not_crowded_out(self, first: int) -> None:
+    def test_member_that_needs_special_node_is_not_crowded_out(self, first: int) -> None:
         plain, special = {"cpu_milli": 4000}, {"cpu_milli": 4000, "npu": 4}
         capacities = {1 + first: plain, 2 - first: special}
         assert can_gang_fit([(plain, [1, 2]), (special, [1, 2])], capacities)
         assert can_gang_fit([(special, [1, 2]), (plain, [1, 2])], capacities)
         assert can_gang_fit([(plain, [1, 2]), (plain, [1])], {1: plain, 2: plain})
 
-    def test_another_node_is_tried_where_the_tightest_leads_nowhere(self) -> None:
+    def test_fitting_tries_another_node_if_tightest_fails(self) -> None:
         names = ("cpu_milli", "memory_mib")
         demands = [(dict(zip(names, amounts, strict=True)), [1, 2]) for amounts in ((1, 2), (4, 1), (2, 1))]
         capacities = {1: dict(zip(names, (6, 2), strict=True)), 2: dict(zip(names, (5, 3), strict=True))}
@@ -286,7 +286,7 @@ class TestRoom:
         nodes=st.lists(AMOUNTS, min_size=1, max_size=3),
         demands=st.lists(st.tuples(AMOUNTS, st.sets(st.integers(0, 2))), min_size=1, max_size=4),
     )
-    def test_a_place_for_all_is_found_where_there_is_one(
+    def test_gang_fits_exactly_if_an_assignment_exists(
         self, nodes: list[dict[str, int]], demands: list[tuple[dict[str, int], set[int]]]
     ) -> None:
         wanted = [(amounts, [node for node in sorted(on) if node < len(nodes)]) for amounts, on in demands]
@@ -300,7 +300,7 @@ class TestRoom:
         )
         assert can_gang_fit(wanted, dict(enumerate(nodes))) is possible
 
-    def test_a_gang_is_not_cut_by_the_limit_of_a_round(self) -> None:
+    def test_round_limit_never_splits_a_gang(self) -> None:
         def grants(*gangs: int | None) -> list[Grant]:
             return [
                 Grant(fence=Fence(numbered(n), 1), node=1, resources={}, gang=numbered(gang) if gang else None)
@@ -314,7 +314,7 @@ class TestRoom:
 
 
 class Cell:
-    """Nodes that rounds fill and that whoever ends empties."""
+    """Nodes whose resources are taken by grants and released by ended actions."""
 
     def __init__(self, cores: Iterable[int]) -> None:
         self.capacity = {node: 1000 * size for node, size in enumerate(cores, 1)}
@@ -325,7 +325,7 @@ class Cell:
         for grant in self.running.values():
             held[grant.node] += grant.resources["cpu_milli"]
         free = {node: self.capacity[node] - held[node] for node in held}
-        assert min(free.values()) >= 0, "booked twice"
+        assert min(free.values()) >= 0, "a node is overallocated"
         return [a_pool(node, cpu_milli=all_, free={"cpu_milli": free[node]}) for node, all_ in self.capacity.items()]
 
 
@@ -336,7 +336,7 @@ class Cell:
     ends=st.lists(st.integers(0, 20), max_size=20),
     policy=st.sampled_from([policy for policy in POLICIES if not isinstance(policy, StaticPods)]),
 )
-def test_gangs_start_whole_nothing_is_booked_twice_and_all_that_fits_starts(
+def test_gangs_start_whole_without_overallocation_and_all_eventually_start(
     cores: list[int], wanted: list[tuple[int, int]], ends: list[int], policy: SchedulingPolicy
 ) -> None:
     cell = Cell(cores)
@@ -351,13 +351,13 @@ def test_gangs_start_whole_nothing_is_booked_twice_and_all_that_fits_starts(
         started = {grant.fence.action_id for grant in plan.grants}
         for first in list(queued.values()):
             all_ids = {first.id, *(each.id for each in first.gang_members)}
-            assert all_ids <= started or not all_ids & started, "a part of a gang"
+            assert all_ids <= started or not all_ids & started, "only a part of a gang was granted"
             if first.id in started:
                 del queued[first.id]
         cell.running |= {grant.fence.action_id: grant for grant in plan.grants}
         if not queued:
             break
-        assert cell.running, "what fits an empty cell waits for ever"
+        assert cell.running, "an action that fits an empty cell never starts"
         ending = sorted(cell.running)
         del cell.running[ending[ends[turn % len(ends)] % len(ending) if ends else 0]]
     assert not queued

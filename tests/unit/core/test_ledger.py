@@ -8,8 +8,8 @@ CAPACITY = {"cpu_milli": 4000, "memory_mib": 100}
 amounts = st.fixed_dictionaries({"cpu_milli": st.integers(0, 4000), "memory_mib": st.integers(0, 100)})
 
 
-class HeldIsNeverMoreThanCapacity(RuleBasedStateMachine):
-    """Whoever asks `fits` before taking can never overbook, and nothing is counted twice."""
+class ResourceLedgerMachine(RuleBasedStateMachine):
+    """State machine: allocations checked with `fits` never exceed the capacity and count once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -18,7 +18,7 @@ class HeldIsNeverMoreThanCapacity(RuleBasedStateMachine):
         self.model: dict[int, dict[str, int]] = {}
 
     @rule(holder=st.integers(0, 5), wanted=amounts)
-    def take_if_it_fits(self, holder: int, wanted: dict[str, int]) -> None:
+    def allocate_if_it_fits(self, holder: int, wanted: dict[str, int]) -> None:
         if holder not in self.model and fits(wanted, self.ledger.available(1)):
             self.ledger.allocate(holder, 1, wanted)
             self.model[holder] = wanted
@@ -29,17 +29,17 @@ class HeldIsNeverMoreThanCapacity(RuleBasedStateMachine):
         self.model.pop(holder, None)
 
     @invariant()
-    def free_plus_held_is_capacity(self) -> None:
+    def available_plus_allocated_is_capacity(self) -> None:
         for resource, total in CAPACITY.items():
             held = sum(entry[resource] for entry in self.model.values())
             assert self.ledger.available(1)[resource] == total - held >= 0
 
 
-TestLedger = HeldIsNeverMoreThanCapacity.TestCase
+TestLedger = ResourceLedgerMachine.TestCase
 
 
 @given(amounts)
-def test_taking_twice_holds_once(wanted: dict[str, int]) -> None:
+def test_repeated_allocation_of_same_holder_counts_once(wanted: dict[str, int]) -> None:
     ledger = ResourceLedger()
     ledger.set_capacity(1, CAPACITY)
     ledger.allocate("a", 1, wanted)
@@ -49,7 +49,7 @@ def test_taking_twice_holds_once(wanted: dict[str, int]) -> None:
 
 
 class Numbered(int):
-    """Of a node; counts how often one is compared with another."""
+    """A node number that counts its comparisons."""
 
     compared = 0
 
@@ -62,7 +62,7 @@ class Numbered(int):
 
 class TestSetCapacity:
     @given(st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), amounts)), st.integers(0, 4000))
-    def test_other_amounts_are_less_what_is_held_there(
+    def test_new_capacity_subtracts_existing_allocations(
         self, takes: list[tuple[int, int, dict[str, int]]], cores: int
     ) -> None:
         ledger, held = ResourceLedger(), dict[int, tuple[int, dict[str, int]]]()
@@ -74,7 +74,7 @@ class TestSetCapacity:
             used = sum(wanted["cpu_milli"] for at, wanted in held.values() if at == node)
             assert ledger.available(node) == {"cpu_milli": cores - used}
 
-    def test_holds_of_other_nodes_are_not_looked_through(self) -> None:
+    def test_set_capacity_does_not_scan_allocations_of_other_nodes(self) -> None:
         ledger, nodes = ResourceLedger(), [Numbered(number) for number in range(60)]
         for holder in range(1000):
             ledger.allocate(holder, nodes[holder % 10], {"cpu_milli": 1})
@@ -85,11 +85,11 @@ class TestSetCapacity:
         assert ledger.available(nodes[3])["cpu_milli"] == CAPACITY["cpu_milli"] - 100
 
 
-def test_a_resource_that_a_node_lacks_is_none_of_it() -> None:
+def test_missing_resource_counts_as_zero() -> None:
     assert not fits({"gpu": 1}, {"cpu_milli": 1000})
     assert fits({"gpu": 0}, {"cpu_milli": 1000})
 
 
-def test_none_of_a_resource_fits_where_a_node_shrank_below_what_it_holds() -> None:
+def test_negative_available_resource_fits_only_zero_demand() -> None:
     assert fits({"cpu_milli": 1000, "gpu": 0}, {"cpu_milli": 1000, "gpu": -1})
     assert not fits({"cpu_milli": 1000}, {"cpu_milli": -1000})

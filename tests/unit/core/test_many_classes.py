@@ -1,4 +1,4 @@
-"""Rounds where hardly two of the actions that wait are of one class, as where each runs a script of its own."""
+"""Rounds in which almost every queued action has its own class, for example its own script."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,7 @@ FULL = a_pool(cpu_milli=4000, free={"cpu_milli": 0})
 
 @dataclass
 class Counted:
-    """Durations, and how often they were asked for."""
+    """A duration model that counts its calls."""
 
     asked: int = 0
 
@@ -31,8 +31,8 @@ def of_many(count: int) -> CurveCache:
     return curves
 
 
-class TestRounds:
-    def test_a_round_asks_for_no_durations_that_the_one_before_it_asked_for(self) -> None:
+class TestDurationLookups:
+    def test_next_round_looks_up_no_durations_again(self) -> None:
         durations = Counted()
         curves, queued = CurveCache(durations), [an_action(n, cls=a_class(n), submitted=NOW) for n in range(25_000)]
         snapshot = replace(a_snapshot(queued=queued, pools=[FULL]), now=NOW, curves=curves)
@@ -43,7 +43,7 @@ class TestRounds:
             asked.append(durations.asked)
         assert asked[1:] == [asked[0], asked[0]]
 
-    def test_of_what_only_waits_no_more_than_one_duration_is_asked_for(self) -> None:
+    def test_queued_action_needs_only_one_duration_lookup(self) -> None:
         durations = Counted()
         curves, queued = CurveCache(durations), [an_action(n, cls=a_class(n), submitted=NOW) for n in range(100)]
         curves.now = NOW
@@ -51,8 +51,8 @@ class TestRounds:
         assert durations.asked == len(queued)
 
 
-class TestBasis:
-    def test_one_of_many_that_ended_changes_what_was_made_of_all_once_a_second_at_most(self) -> None:
+class TestCacheToken:
+    def test_many_ended_runs_change_cache_token_at_limited_rate(self) -> None:
         curves = of_many(MANY_CLASSES + 10)
         basis = curves.cache_token("use")
         for part in (1, 2, 3):
@@ -63,7 +63,7 @@ class TestBasis:
         curves.now = NOW + 3 * REFRESH_AFTER_RUN_S
         assert curves.cache_token("use") is not basis
 
-    def test_a_curve_made_anew_before_that_is_another_basis_after_it(self) -> None:
+    def test_curve_recomputed_within_interval_changes_token_afterwards(self) -> None:
         curves = of_many(MANY_CLASSES + 10)
         curves.now = NOW + REFRESH_AFTER_RUN_S
         basis = curves.cache_token("use")
@@ -75,7 +75,7 @@ class TestBasis:
 
 
 class CountedIndex(RunningIndex):
-    """Of what runs, and how often it was asked what comes back."""
+    """A running index that counts lookups of resources that will be freed."""
 
     asked = 0
 
@@ -84,8 +84,8 @@ class CountedIndex(RunningIndex):
         return super().outside_environments(node)
 
 
-def test_what_no_node_will_ever_have_is_not_looked_for_by_all_who_want_as_much() -> None:
-    """Environments hold the memory; each action that waits wants another amount of it, and all are overdue."""
+def test_unattainable_memory_is_not_searched_for_every_action() -> None:
+    """Environments occupy the memory; every overdue action needs a different amount of it."""
     free = {"cpu_milli": 8000, "memory_mib": 100}
     pools = [a_pool(node, cpu_milli=8000, memory_mib=64_000, free=free) for node in range(1, 51)]
     queued = [an_action(n, cls=replace(a_class(n), demand=needing(1000 + n)), submitted=0.0) for n in range(1, 301)]

@@ -1,4 +1,4 @@
-"""On which node a score goes, where several offer its service."""
+"""Node selection for scores when several nodes offer the reward service."""
 
 from collections import Counter
 from dataclasses import replace
@@ -24,20 +24,20 @@ def nodes_of(pools: list[NodeResources], count: int) -> list[int | None]:
     return [grant.node if grant is not None else None for grant in grants]
 
 
-def test_scores_are_spread_and_not_packed() -> None:
+def test_scores_are_spread_over_nodes() -> None:
     assert Counter(nodes_of([a_gpu(1), a_gpu(2), a_gpu(3)], 12)) == {1: 4, 2: 4, 3: 4}
 
 
-def test_what_other_services_have_before_it_on_a_device_counts() -> None:
+def test_load_of_other_services_on_node_counts() -> None:
     assert nodes_of([a_gpu(1, quality=3), a_gpu(2, minilm=1)], 3) == [2, 2, 1]
 
 
-def test_a_service_goes_to_another_node_once_more_wait_than_a_restore_is_worth() -> None:
+def test_score_goes_to_cold_node_once_queue_exceeds_restore_cost() -> None:
     found = nodes_of([a_gpu(1, at_hand=()), a_gpu(2)], RESTORE_COST_ACTIONS + 2)
     assert found == [*[2] * RESTORE_COST_ACTIONS, 1, 2]
 
 
-def test_what_a_round_spends_there_in_other_ways_counts_too() -> None:
+def test_other_grants_of_round_count_towards_node_load() -> None:
     free = NodeFitter.from_nodes({node: a_gpu(node) for node in (1, 2)})
     score = SCORE.demand.minimum
     assert [grant.node for _ in range(2) if (grant := free.allocate(an_action(1, cls=SCORE), score))] == [1, 2]
@@ -47,6 +47,6 @@ def test_what_a_round_spends_there_in_other_ways_counts_too() -> None:
     assert [grant.node for grant in grants if grant] == [2, 2, 2, 1]
 
 
-def test_a_node_without_a_free_slot_or_that_takes_nothing_new_gets_none() -> None:
+def test_full_or_unschedulable_node_gets_no_scores() -> None:
     assert nodes_of([a_gpu(1, minilm=64), a_gpu(2, accepting=False)], 1) == [None]
     assert nodes_of([a_pool(1), a_gpu(2, minilm=63)], 2) == [2, None]

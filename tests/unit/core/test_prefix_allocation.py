@@ -15,7 +15,7 @@ widths = st.lists(st.tuples(st.integers(1, 8), seconds), min_size=1, max_size=3,
 
 
 @given(st.lists(widths, min_size=1, max_size=4))
-def test_every_prefix_is_allocated_as_well_as_by_trying_everything(choices: list[list[ParallelismOption]]) -> None:
+def test_prefix_allocation_matches_exhaustive_search(choices: list[list[ParallelismOption]]) -> None:
     allocation = PrefixAllocation(choices, UNITS)
     for first in range(len(choices) + 1):
         fitting = [each for each in itertools.product(*choices[:first]) if sum(width.units for width in each) <= UNITS]

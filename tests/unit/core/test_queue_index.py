@@ -27,7 +27,7 @@ def a_bucket(cls: ActionClass) -> ActionBucket:
 
 
 @given(actions, st.sets(st.integers(1, 10_000)))
-def test_what_waits_is_walked_in_arrival_order_without_what_was_discarded(
+def test_queue_yields_actions_in_arrival_order_without_discarded_actions(
     entries: list[tuple[int, int, float]], gone: set[int]
 ) -> None:
     classes = [a_class(key) for key in range(3)]
@@ -42,16 +42,14 @@ def test_what_waits_is_walked_in_arrival_order_without_what_was_discarded(
         if number not in gone
     ]
     assert list(index.in_order()) == sorted(kept, key=arrival_order)
-    assert list(index.in_order()) == sorted(kept, key=arrival_order), "walking changes nothing"
+    assert list(index.in_order()) == sorted(kept, key=arrival_order), "iteration must not change the queue"
     assert len(index) == len(kept) == sum(len(bucket) for bucket in index.buckets())
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 100)), max_size=30), st.lists(st.integers(0, 50), min_size=4)
 )
-def test_a_lead_puts_a_bucket_behind_those_that_come_up_to_so_much_later(
-    entries: list[tuple[int, int]], leads: list[int]
-) -> None:
+def test_size_penalty_orders_bucket_as_if_it_arrived_later(entries: list[tuple[int, int]], leads: list[int]) -> None:
     index = QueueIndex()
     for number, (key, submitted) in enumerate(entries, 1):
         index.add(an_action(number, cls=a_class(key), submitted=submitted))
@@ -65,7 +63,7 @@ def test_a_lead_puts_a_bucket_behind_those_that_come_up_to_so_much_later(
     assert len(walked) == len(entries)
 
 
-def test_a_bucket_that_is_left_is_not_met_again_in_a_walk() -> None:
+def test_skipped_bucket_is_not_visited_again() -> None:
     index = QueueIndex()
     for number in range(1, 7):
         index.add(an_action(number, cls=a_class(number % 2)))
@@ -76,7 +74,7 @@ def test_a_bucket_that_is_left_is_not_met_again_in_a_walk() -> None:
     assert walk.bucket.cls.key == 0
 
 
-def test_those_who_can_only_start_on_one_node_wait_apart() -> None:
+def test_pinned_actions_are_indexed_by_their_node() -> None:
     index = QueueIndex()
     home = PinnedEnvironment(id=numbered(100), node=2)
     index.add(an_action(1, environment=home))
@@ -89,7 +87,7 @@ def test_those_who_can_only_start_on_one_node_wait_apart() -> None:
     assert list(index.nodes()) == [None]
 
 
-def test_what_comes_before_many_others_is_walked_in_its_place() -> None:
+def test_bucket_keeps_arrival_order_across_chunks() -> None:
     rng, cls = random.Random(0), a_class()
     bucket, waiting = a_bucket(cls), dict[int, QueuedAction]()
     entries: dict[int, QueueEntry] = {}
@@ -109,7 +107,7 @@ def test_what_comes_before_many_others_is_walked_in_its_place() -> None:
     assert walked == list(bucket)
 
 
-def test_who_is_read_goes_with_the_index_though_nobody_looks_for_cycles() -> None:
+def test_index_is_freed_without_garbage_collection() -> None:
     index = QueueIndex()
     for number in range(1, 10):
         index.add(an_action(number, cls=a_class(number % 3)))
@@ -123,7 +121,7 @@ def test_who_is_read_goes_with_the_index_though_nobody_looks_for_cycles() -> Non
         gc.enable()
 
 
-def test_many_discards_do_not_keep_the_memory() -> None:
+def test_discarded_entries_do_not_accumulate() -> None:
     cls = a_class()
     bucket = a_bucket(cls)
     for number in range(1, 1001):
@@ -131,7 +129,7 @@ def test_many_discards_do_not_keep_the_memory() -> None:
     assert bucket.entry_count < 200
 
 
-def test_adding_an_action_again_replaces_it() -> None:
+def test_action_added_again_replaces_earlier_entry() -> None:
     index = QueueIndex()
     index.add(an_action(1, cls=a_class(1)))
     index.add(an_action(1, cls=a_class(2)))
@@ -139,7 +137,7 @@ def test_adding_an_action_again_replaces_it() -> None:
     assert len(index) == 1
 
 
-def test_an_action_that_comes_back_is_walked_once() -> None:
+def test_discarded_action_added_again_is_yielded_once() -> None:
     cls = a_class()
     bucket = a_bucket(cls)
     bucket.add(an_action(1, cls=cls))

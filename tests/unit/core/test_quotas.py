@@ -35,14 +35,14 @@ def known(*queued: QueuedActionRow, quota: TaskQuota | None) -> PollResult:
 
 
 def an_index(name: PolicyName, *queued: QueuedActionRow, quota: TaskQuota | None) -> SchedulerIndex:
-    """Eight cores and 64 slots of a judge."""
+    """Return an index of a cell with eight cores and 64 judge slots."""
     index = SchedulerIndex(create_policy(name, pod_cpu_milli=1000, limit=1000))
     index.reconcile(known(*queued, quota=quota))
     return index
 
 
 def granted(index: SchedulerIndex) -> list[Grant]:
-    """What rounds grant until one grants nothing; Postgres agrees with all of it."""
+    """Return the grants of rounds until a round grants nothing; Postgres confirms every grant."""
     found: list[Grant] = []
     while grants := index.plan(now=NOW, silent_after_s=10, watching_since=NOW).grants:
         index.apply_grants(grants, now=NOW)
@@ -63,7 +63,7 @@ def some(count: int, *, task: int = CAPPED, first: int = 1, **changed: object) -
 
 
 @pytest.mark.parametrize("name", PolicyName)
-def test_no_more_of_a_task_run_than_its_quota_and_another_has_what_is_left(name: PolicyName) -> None:
+def test_task_runs_at_most_its_quota_and_others_get_rest(name: PolicyName) -> None:
     index = an_index(name, *some(20), *some(20, task=FREE, first=101), quota=TaskQuota(actions=2))
     granted(index)
     assert running(index, CAPPED) == 2
@@ -71,7 +71,7 @@ def test_no_more_of_a_task_run_than_its_quota_and_another_has_what_is_left(name:
 
 
 @pytest.mark.parametrize("name", PolicyName)
-def test_one_that_ends_makes_room_for_one_that_waits(name: PolicyName) -> None:
+def test_ended_action_lets_queued_action_of_its_task_start(name: PolicyName) -> None:
     index = an_index(name, *some(4), quota=TaskQuota(actions=2))
     first = granted(index)
     index.release_attempts([first[0].fence])
@@ -80,7 +80,7 @@ def test_one_that_ends_makes_room_for_one_that_waits(name: PolicyName) -> None:
 
 
 @pytest.mark.parametrize("name", PolicyName)
-def test_a_quota_of_a_service_holds_back_its_scores_alone(name: PolicyName) -> None:
+def test_reward_service_quota_limits_only_scores_of_that_service(name: PolicyName) -> None:
     scores = some(30, first=201, **SCORE)
     index = an_index(name, *some(3), *scores, quota=TaskQuota(resources={slot_resource("judge"): 4}))
     granted(index)
@@ -89,7 +89,7 @@ def test_a_quota_of_a_service_holds_back_its_scores_alone(name: PolicyName) -> N
 
 
 @pytest.mark.parametrize("name", TOGETHER)
-def test_a_gang_that_a_quota_does_not_let_in_whole_waits_and_holds_up_nobody(name: PolicyName) -> None:
+def test_gang_above_quota_waits_whole_without_blocking_other_actions(name: PolicyName) -> None:
     gang = some(3, first=301, gang=GangMembership(id=numbered(999), size=3))
     index = an_index(name, *some(2), *gang, *some(9, task=FREE, first=101), quota=TaskQuota(actions=4))
     before = granted(index)
@@ -100,7 +100,7 @@ def test_a_gang_that_a_quota_does_not_let_in_whole_waits_and_holds_up_nobody(nam
     assert (running(index, CAPPED), running(index, FREE)) == (3, 3)
 
 
-def test_what_runs_goes_on_under_a_lower_quota_and_a_quota_is_taken_back() -> None:
+def test_lower_quota_keeps_running_actions_and_can_be_removed() -> None:
     rows = some(6)
     index = an_index(PolicyName.SPAR_M, *rows, quota=TaskQuota(actions=4))
     first = granted(index)
@@ -115,14 +115,14 @@ def test_what_runs_goes_on_under_a_lower_quota_and_a_quota_is_taken_back() -> No
     assert len(granted(index)) == 1
 
 
-def test_a_new_leader_counts_what_it_finds() -> None:
+def test_new_leader_counts_existing_allocations_towards_quota() -> None:
     index = SchedulerIndex()
     held = tuple(a_held_action(Fence(numbered(number), 1)) for number in (501, 502))
     index.reconcile(replace(known(*some(4), quota=TaskQuota(actions=3)), allocations=held))
     assert len(granted(index)) == 1
 
 
-def test_who_waits_for_a_quota_is_told_so_and_who_starts_is_not() -> None:
+def test_only_actions_beyond_quota_report_task_at_quota() -> None:
     index = an_index(PolicyName.SPAR_M, *some(3), quota=TaskQuota(actions=2))
 
     def rules() -> list[WaitReason]:
@@ -136,7 +136,7 @@ def test_who_waits_for_a_quota_is_told_so_and_who_starts_is_not() -> None:
 
 
 @pytest.mark.parametrize("name", PolicyName)
-def test_a_task_whose_actions_end_and_begin_at_its_quota_leaves_the_rest_to_others(name: PolicyName) -> None:
+def test_task_at_quota_leaves_remaining_capacity_to_others(name: PolicyName) -> None:
     index = an_index(name, *some(200), *some(200, task=FREE, first=1001), quota=TaskQuota(actions=2))
     for number in range(12):
         capped = [hold.fence for hold in index.allocations if hold.task == CAPPED]
@@ -148,7 +148,7 @@ def test_a_task_whose_actions_end_and_begin_at_its_quota_leaves_the_rest_to_othe
 
 
 @pytest.mark.parametrize("name", [PolicyName.SPAR, PolicyName.SPAR_M])
-def test_who_may_not_start_does_not_make_others_narrow(name: PolicyName) -> None:
+def test_actions_beyond_quota_do_not_reduce_parallelism(name: PolicyName) -> None:
     amdahl = {"model": "amdahl", "parallel_fraction": 0.95}
     elastic = {"resource": "cpu_milli", "min": 1000, "max": 8000, "step": 1000, "elasticity": amdahl}
     widths = []
@@ -161,7 +161,7 @@ def test_who_may_not_start_does_not_make_others_narrow(name: PolicyName) -> None
 
 
 @pytest.mark.parametrize("name", PolicyName)
-def test_a_gang_waits_no_longer_than_for_what_runs_of_its_task(name: PolicyName) -> None:
+def test_gang_at_quota_starts_after_running_actions_end(name: PolicyName) -> None:
     gang = [a_queued_row(number, gang=GangMembership(id=numbered(999), size=3)) for number in (11, 12, 13)]
     index = an_index(name, *some(3), quota=TaskQuota(actions=3))
     granted(index)
@@ -174,9 +174,7 @@ def test_a_gang_waits_no_longer_than_for_what_runs_of_its_task(name: PolicyName)
 
 @settings(max_examples=60, deadline=None)
 @given(st.data(), st.sampled_from(PolicyName))
-def test_whatever_begins_ends_and_is_changed_nobody_is_granted_beyond_a_quota(
-    data: st.DataObject, name: PolicyName
-) -> None:
+def test_grants_never_exceed_quota_under_random_changes(data: st.DataObject, name: PolicyName) -> None:
     quotas = st.builds(
         TaskQuota, actions=st.none() | st.integers(1, 6), resources=st.just({}) | st.just({slot_resource("judge"): 2})
     )

@@ -16,22 +16,27 @@ ALIVE: dict[str, Any] = {"silent_s": 9.0}
 
 
 CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | None]] = [
-    ("a node that beats keeps what it runs", {}, ALIVE, None),
+    ("a live node keeps its running actions", {}, ALIVE, None),
     ("without retries a lost run is an infra error", {}, LAPSED, (False, True, "node_lost")),
-    ("with a retry left it is queued again", {"retries": 1}, LAPSED, (True, True, "node_lost")),
+    ("an action with a retry left is queued again", {"retries": 1}, LAPSED, (True, True, "node_lost")),
     ("retries are bounded", {"retries": 1, "failures": 1}, LAPSED, (False, True, "node_lost")),
-    ("another epoch is another node", {}, REPLACED, (False, True, "node_lost")),
-    ("what never started did not fail", {"state": ActionState.GRANTED}, LAPSED, (True, False, "node_lost")),
-    ("at the deadline of a drain what runs goes back", {"retries": 1}, DRAINED, (True, True, "node_drained")),
-    ("at the deadline environments are lost", {"environment": HOME}, DRAINED, (False, True, "environment_lost")),
+    ("a new epoch means that the old node is lost", {}, REPLACED, (False, True, "node_lost")),
+    ("an attempt that never started is no failure", {"state": ActionState.GRANTED}, LAPSED, (True, False, "node_lost")),
+    ("at the drain deadline running actions are queued again", {"retries": 1}, DRAINED, (True, True, "node_drained")),
+    ("at the drain deadline environments are lost", {"environment": HOME}, DRAINED, (False, True, "environment_lost")),
     (
-        "what was never made is not lost at the deadline",
+        "an environment that was never created is not lost",
         {"environment": HOME, "environment_made": False, "state": ActionState.GRANTED},
         DRAINED,
         (True, False, "node_drained"),
     ),
-    ("in an environment it may still run: wait for the node", {"environment": HOME}, LAPSED, None),
-    ("the environment went with the epoch", {"environment": HOME}, REPLACED, (False, True, "environment_lost")),
+    ("an action in an environment may still run: wait for the node", {"environment": HOME}, LAPSED, None),
+    (
+        "a new epoch means that the environment is lost",
+        {"environment": HOME},
+        REPLACED,
+        (False, True, "environment_lost"),
+    ),
     (
         "a retry in an empty environment would be a false user error",
         {"environment": HOME, "retries": 3},
@@ -39,13 +44,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | 
         (False, True, "environment_lost"),
     ),
     (
-        "a lost environment takes what ran in it",
+        "a lost environment fails its running action",
         {"environment": HOME, "environment_live": False},
         ALIVE,
         (False, True, "environment_lost"),
     ),
     (
-        "a grant is lost with the lease, the environment is not",
+        "a lapsed lease loses the grant but not the environment",
         {"environment": HOME, "state": ActionState.GRANTED},
         LAPSED,
         (True, False, "node_lost"),
@@ -54,7 +59,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any], tuple[bool, bool, str] | 
 
 
 @pytest.mark.parametrize(("row", "lease", "expected"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
-def test_what_becomes_of_a_held_action(
+def test_reclaim_decision_follows_lease_and_environment_state(
     row: dict[str, Any], lease: dict[str, Any], expected: tuple[bool, bool, str] | None
 ) -> None:
     held = a_held_row(**row)
@@ -62,6 +67,6 @@ def test_what_becomes_of_a_held_action(
     assert verdicts == (() if expected is None else (ReclaimDecision(held.fence, held.state, *expected),))
 
 
-def test_a_node_that_postgres_does_not_know_is_lost() -> None:
+def test_node_unknown_to_postgres_is_lost() -> None:
     (verdict,) = reclaim([a_held_row(node_epoch=EPOCH)], {}, ttl_s=TTL_S)
     assert verdict.reason == "node_lost"

@@ -1,4 +1,4 @@
-"""What is kept for whom nothing may overtake any more: others use it where they are over before he could start."""
+"""Reservations for starving actions, and backfill by actions that end before the reservation starts."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -95,30 +95,30 @@ def a_node(cores: int, *runs: RunningAction, node: int = 1, memory_mib: int = 0)
 
 
 @pytest.mark.parametrize("policy", [SPAR, SPAR_M], ids=["spar", "spar_m"])
-class TestLending:
+class TestBackfill:
     wide = an_action(1, cls=a_kind(WIDE, cores=64), submitted=LONG_AGO)
     runs = running(50, a_kind(LONG))
 
-    def test_what_is_over_before_it_could_start_runs_in_what_is_kept_for_it(self, policy: SparPolicy) -> None:
+    def test_short_actions_backfill_reservation(self, policy: SparPolicy) -> None:
         plan = planned(policy, [self.wide, *many(a_kind(SHORT), 590)], [self.runs], a_node(64, self.runs))
         assert numbers(plan) == list(range(100, 163))
         assert plan.reserved == {self.wide.id: (1, NOW)}
 
-    def test_what_would_put_it_off_does_not(self, policy: SparPolicy) -> None:
+    def test_action_that_would_delay_reservation_is_not_backfilled(self, policy: SparPolicy) -> None:
         durations = Known({LONG: 3600.0, SHORT: 3600.0})
         queued = [self.wide, *many(a_kind(SHORT), 590)]
         assert numbers(planned(policy, queued, [self.runs], a_node(64, self.runs), durations=durations)) == []
 
-    def test_what_may_well_take_longer_than_it_does_on_average_does_not(self, policy: SparPolicy) -> None:
+    def test_action_with_long_duration_tail_is_not_backfilled(self, policy: SparPolicy) -> None:
         queued = [self.wide, *many(a_kind(SHORT), 1)]
         for tail, starts in ((10.0, []), (5.0, [100])):
             durations = Known({LONG: 3600.0, SHORT: 500.0}, tail)
             assert numbers(planned(policy, queued, [self.runs], a_node(64, self.runs), durations=durations)) == starts
 
-    def test_what_nobody_is_known_to_give_back_may_come_back_at_once(self, policy: SparPolicy) -> None:
+    def test_untracked_allocation_prevents_backfill(self, policy: SparPolicy) -> None:
         assert numbers(planned(policy, [self.wide, *many(a_kind(SHORT), 1)], [], a_node(64, self.runs))) == []
 
-    def test_an_environment_gets_no_memory_of_it_since_it_stays(self, policy: SparPolicy) -> None:
+    def test_new_environment_does_not_backfill_reserved_memory(self, policy: SparPolicy) -> None:
         wide = an_action(1, cls=a_kind(WIDE, cores=64, memory_mib=1000), submitted=LONG_AGO)
         home = an_action(
             2,
@@ -130,19 +130,19 @@ class TestLending:
             pool = a_node(64, self.runs, memory_mib=memory_mib)
             assert numbers(planned(policy, [wide, home], [self.runs], pool)) == starts
 
-    def test_it_starts_as_soon_as_it_fits_whoever_could_use_that_meanwhile(self, policy: SparPolicy) -> None:
+    def test_reserved_action_starts_as_soon_as_it_fits(self, policy: SparPolicy) -> None:
         plan = planned(policy, [self.wide, *many(a_kind(SHORT), 590)], [], a_node(64))
         assert numbers(plan) == [1]
 
 
-def test_what_may_be_wide_is_wide_in_it() -> None:
+def test_backfilled_elastic_action_gets_full_parallelism() -> None:
     wide, runs = an_action(1, cls=a_kind(WIDE, cores=64), submitted=LONG_AGO), running(50, a_kind(LONG))
     short = an_action(2, cls=an_elastic_kind(SHORT, most=16), submitted=NOW)
     plan = planned(SPAR, [wide, short], [runs], a_node(64, runs))
     assert [grant.resources["cpu_milli"] for grant in plan.grants] == [16_000]
 
 
-def test_nobody_gets_cores_that_others_give_back_for_it_now() -> None:
+def test_cores_freed_by_resize_for_reservation_are_not_backfilled() -> None:
     resizable = an_elastic_kind(LONG, most=8, resizable=ResizeSupport.ANY)
     runs = running(50, resizable)._replace(resources={"cpu_milli": 4000})
     wide = an_action(1, cls=a_kind(WIDE, cores=63), submitted=LONG_AGO)
@@ -150,12 +150,12 @@ def test_nobody_gets_cores_that_others_give_back_for_it_now() -> None:
     assert (numbers(plan), [each.resources["cpu_milli"] for each in plan.resizes]) == ([], [1000])
 
 
-class TestNextRounds:
+class TestReservationAcrossRounds:
     wide = an_action(1, cls=a_kind(WIDE, cores=8), submitted=LONG_AGO)
     queued = (wide, *many(a_kind(SHORT), 1))
 
-    def test_a_reservation_stays_where_it_is_while_what_is_lent_is_used(self) -> None:
-        """Others have more free now; by then this one has all."""
+    def test_reservation_keeps_its_node_while_backfilled_actions_run(self) -> None:
+        """The other node is slightly better now, but not enough to move the reservation."""
         long = running(50, a_kind(4))
         lent = [running(60 + each, a_kind(5), granted=NOW + 1) for each in range(7)]
         others = [running(70 + each, a_kind(6), node=2, granted=NOW + 1) for each in range(7)]
@@ -167,7 +167,7 @@ class TestNextRounds:
                         now=NOW + 2)  # fmt: skip
         assert after.reserved == before.reserved == {self.wide.id: (1, NOW)}
 
-    def test_it_moves_where_much_more_comes_back_much_sooner(self) -> None:
+    def test_reservation_moves_to_node_that_frees_much_sooner(self) -> None:
         long, soon = running(50, a_kind(4)), running(70, a_kind(5), node=2, granted=NOW)
         durations = Known({4: 300.0, 5: 15.0})
         before = planned(SPAR, self.queued, [long], a_node(8, long), durations=durations)
@@ -175,21 +175,21 @@ class TestNextRounds:
         after = planned(SPAR, self.queued, [long, soon], *pools, durations=durations, before=before, now=NOW + 2)
         assert after.reserved == {self.wide.id: (2, NOW + 2)}
 
-    def test_who_is_not_looked_at_as_nothing_is_free_keeps_it(self) -> None:
+    def test_reservation_is_kept_when_no_resources_are_free(self) -> None:
         long, lent = running(50, a_kind(LONG)), [running(60 + each, a_kind(SHORT)) for each in range(7)]
         before = planned(SPAR, self.queued, [long], a_node(8, long))
         runs = [long, *lent]
         after = planned(SPAR, self.queued, runs, a_node(8, *runs), before=before, now=NOW + 2)
         assert after.reserved == before.reserved != {}
 
-    def test_who_starts_or_waits_no_longer_has_none(self) -> None:
+    def test_reservation_ends_when_action_starts_or_leaves_queue(self) -> None:
         long = running(50, a_kind(LONG))
         before = planned(SPAR, self.queued, [long], a_node(8, long))
         assert planned(SPAR, self.queued, [], a_node(8), before=before).reserved == {}
         assert planned(SPAR, self.queued[1:], [long], a_node(8, long), before=before).reserved == {}
 
-    def test_who_was_lent_something_and_takes_longer_does_not_put_it_off(self) -> None:
-        """Else each of those that follow one another might be the reason for the next."""
+    def test_late_backfilled_action_does_not_extend_reservation(self) -> None:
+        """Otherwise a chain of late backfilled actions could delay the reservation for ever."""
         late = running(60, a_kind(SHORT), granted=NOW + 1)
         long = running(50, a_kind(4))
         before = planned(SPAR, self.queued, [long], a_node(8, long), durations=Known({4: 20.0}))
@@ -206,10 +206,10 @@ class TestNextRounds:
     takes=st.lists(st.floats(0.05, 30.0), min_size=1, max_size=12),
     resizing=st.booleans(),
 )
-def test_whoever_is_lent_something_and_however_wrong_is_what_is_expected_it_starts_in_time(
+def test_reserved_action_starts_in_time_despite_wrong_estimates(
     first: list[float], takes: list[float], resizing: bool
 ) -> None:
-    """Those that run when it is overdue end, and then the last of those that were to be over by then."""
+    """It starts once the actions that ran at its limit and the last backfilled actions have ended."""
     policy, overdue = SparPolicy(is_resizing=resizing), NOW + LIMIT_S
     wide, number = an_action(1, cls=a_kind(WIDE, cores=4), submitted=NOW), 1000
     runs = {each: running(each, a_kind(LONG), granted=overdue - 1) for each in range(10, 14)}
@@ -233,11 +233,11 @@ def test_whoever_is_lent_something_and_however_wrong_is_what_is_expected_it_star
             runs[started] = running(started, a_kind(SHORT), granted=now + 1e-4)
             ends[started] = now + takes[started % len(takes)]
         number += 4
-    raise AssertionError("it never started")
+    raise AssertionError("the reserved action never started")
 
 
-class TestMemory:
-    """What an action outside of environments holds of it comes back when that ends."""
+class TestMemoryReservation:
+    """An action outside an environment frees its memory when it ends."""
 
     large = an_action(1, cls=a_kind(WIDE, memory_mib=48), submitted=LONG_AGO)
     queued = (large, *many(a_kind(SHORT, memory_mib=8), 4))
@@ -247,28 +247,28 @@ class TestMemory:
         return [running(50 + each, kind, granted=NOW - 0.05)._replace(in_environment=at_home) for each in range(count)]
 
     @pytest.mark.parametrize("policy", [SPAR, SPAR_M], ids=["spar", "spar_m"])
-    def test_it_is_kept_for_one_that_nothing_may_overtake(self, policy: SparPolicy) -> None:
+    def test_memory_is_reserved_only_if_running_actions_free_it(self, policy: SparPolicy) -> None:
         for at_home, starts in ((False, []), (True, [100, 101])):
             runs = self.held(6, at_home=at_home)
             plan = planned(policy, self.queued, runs, a_node(16, *runs, memory_mib=64))
             assert numbers(plan) == starts
             assert set(plan.reserved) == ({self.large.id} if not at_home else set())
 
-    def test_it_is_kept_where_it_comes_back_first(self) -> None:
+    def test_memory_is_reserved_on_node_that_frees_it_first(self) -> None:
         late = [each._replace(granted=NOW - 1, allocated_since=NOW - 1, node=2) for each in self.held(6)]
         runs = [each._replace(cls=a_kind(LONG)) for each in self.held(6)]
         pools = [a_node(16, *runs, memory_mib=64), replace(a_node(16, *late, memory_mib=64), node=2)]
         assert planned(SPAR, self.queued, [*runs, *late], *pools).reserved == {self.large.id: (2, NOW)}
 
-    def test_what_an_environment_holds_is_not_expected_of_its_action(self) -> None:
+    def test_environment_memory_is_not_expected_when_its_action_ends(self) -> None:
         soon, late = a_kind(4, memory_mib=16), a_kind(LONG, memory_mib=16)
         runs = [running(40, soon)._replace(in_environment=True), running(41, soon), running(42, late)]
         queued = [self.large, *many(a_kind(5, memory_mib=8), 1)]
         durations = Known({LONG: 3600.0, 4: 20.0, 5: 100.0})
         plan = planned(SPAR, queued, runs, a_node(16, *runs, memory_mib=64), durations=durations)
-        assert numbers(plan) == [100], "it is over long before the last of those that would have to end"
+        assert numbers(plan) == [100], "the action ends long before the reservation can start"
 
-    def test_a_new_environment_waits_for_it_as_far_as_it_would_leave_enough_to_others(self) -> None:
+    def test_new_environment_reserves_memory_only_within_headroom(self) -> None:
         large = an_action(
             1,
             cls=a_kind(WIDE, memory_mib=40),
@@ -283,7 +283,7 @@ class TestMemory:
             plan = planned(SPAR, [large, *self.queued[1:]], [*homes, *runs], pool)
             assert plan.reserved == reserved
 
-    def test_members_of_a_gang_wait_for_it_too(self) -> None:
+    def test_memory_is_reserved_for_gang_members(self) -> None:
         first, second = (
             an_action(each, cls=a_kind(WIDE, memory_mib=24), submitted=LONG_AGO)._replace(gang=Gang(numbered(8), 2))
             for each in (1, 2)
@@ -294,8 +294,8 @@ class TestMemory:
         assert numbers(planned(SPAR, queued, runs, pool)) == []
 
 
-def test_a_large_action_starts_though_small_ones_never_cease() -> None:
-    """As each ends, the next one would have its memory."""
+def test_large_action_starts_despite_continuous_small_actions() -> None:
+    """Without a reservation, the memory of each ended action would go to the next small action."""
     large, number = an_action(1, cls=a_kind(WIDE, memory_mib=48), submitted=NOW), 1000
     kind, index, now = a_kind(SHORT, memory_mib=8), RunningIndex(), NOW + LIMIT_S - 20
     runs = {each: running(each, kind, granted=now + each - 100) for each in range(100, 108)}
@@ -314,7 +314,7 @@ def test_a_large_action_starts_though_small_ones_never_cease() -> None:
             return
         runs |= {each: running(each, kind, granted=now) for each in numbers(plan)}
         number += 4
-    raise AssertionError("it never started")
+    raise AssertionError("the reserved action never started")
 
 
 @settings(deadline=None, max_examples=150)
@@ -325,7 +325,7 @@ def test_a_large_action_starts_though_small_ones_never_cease() -> None:
     runs=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8), st.integers(1, 2), st.booleans()), max_size=8),
     resizing=st.booleans(),
 )
-def test_whatever_is_lent_no_node_gives_more_than_it_has(
+def test_backfill_never_overallocates_a_node(
     queued: list[tuple[int, int, bool, bool, int]], runs: list[tuple[int, int, int, bool]], resizing: bool
 ) -> None:
     waiting = [

@@ -1,4 +1,4 @@
-"""What every kind of resource keeps to, whatever it is called. A new one is a line in `support.resource_kinds`."""
+"""Rules that hold for every kind of resource. Add a new kind in `support.resource_kinds`."""
 
 from dataclasses import replace
 from uuid import UUID, uuid4
@@ -26,7 +26,7 @@ held_kinds = pytest.mark.parametrize("kind", HELD, ids=lambda kind: kind.name)
 RESIZING = SparPolicy(is_resizing=True)
 NOW = 1000.0
 PAUSE_S = 3
-"""In which every rate of these kinds fills its burst."""
+"""Seconds after which every rate of these kinds has refilled its burst."""
 
 
 def a_ledger(kind: ResourceKind) -> RateLimitedLedger:
@@ -40,8 +40,8 @@ def a_node(kind: ResourceKind, ledger: RateLimitedLedger) -> NodeResources:
     return replace(a_pool(1, shape=kind.shape, **ledger.capacity(1)), available=ledger.available_view(1))
 
 
-class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
-    """Rounds of a policy against what the ledger has free; actions end, and time goes on."""
+class ResourceKindMachine(RuleBasedStateMachine):
+    """State machine: policy rounds against the ledger's free resources, while actions end and time passes."""
 
     @initialize(kind=st.sampled_from(KINDS), policy=st.sampled_from([FirstComeFirstServed(), SparPolicy(), RESIZING]))
     def begin(self, kind: ResourceKind, policy: SchedulingPolicy) -> None:
@@ -56,7 +56,7 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
         self.queued += count
 
     @rule()
-    def a_round(self) -> None:
+    def run_round(self) -> None:
         actions = [an_action(self.number + n, cls=self.kind.demand()) for n in range(1, self.queued + 1)]
         self.number += self.queued
         snapshot = a_snapshot(queued=actions, pools=[a_node(self.kind, self.ledger)])
@@ -69,19 +69,19 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
             self.queued -= 1
 
     @rule(seconds=st.integers(1, 3))
-    def time_goes_on(self, seconds: int) -> None:
+    def advance_time(self, seconds: int) -> None:
         self.now += seconds
         self.ledger.refill(float(self.now))
 
     @rule(which=st.integers(0, 20))
-    def one_ends_and_it_is_said_twice(self, which: int) -> None:
+    def end_action_and_release_twice(self, which: int) -> None:
         if self.held:
             ended = sorted(self.held)[which % len(self.held)]
             del self.held[ended]
             assert [self.ledger.release(ended), self.ledger.release(ended)] == [True, False]
 
     @invariant()
-    def what_is_held_and_what_is_free_is_what_there_is(self) -> None:
+    def allocated_plus_available_is_capacity(self) -> None:
         if not hasattr(self, "kind"):
             return
         free, name = self.ledger.available(1), self.kind.name
@@ -91,7 +91,7 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
             assert free[name] == not_held if self.kind.rate is None else free[name] <= not_held
 
     @invariant()
-    def after_a_pause_in_which_all_have_ended_everything_is_there(self) -> None:
+    def everything_is_available_after_all_actions_ended(self) -> None:
         if hasattr(self, "kind") and not self.held and not self.taken_within(PAUSE_S):
             assert self.ledger.available(1)[self.kind.name] == self.kind.node_has
 
@@ -99,7 +99,7 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
         return any(at > self.now - seconds for at, _ in self.taken)
 
     @invariant()
-    def no_more_is_taken_in_any_time_than_its_rate_allows(self) -> None:
+    def allocations_never_exceed_the_rate(self) -> None:
         rate = self.kind.rate if hasattr(self, "kind") else None
         if rate is None:
             return
@@ -108,12 +108,12 @@ class NothingIsGivenThatIsNotThere(RuleBasedStateMachine):
             assert spent <= rate.burst + rate.per_s * (self.now - began)
 
 
-TestEveryKind = NothingIsGivenThatIsNotThere.TestCase
+TestEveryKind = ResourceKindMachine.TestCase
 TestEveryKind.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
 
 
 @every_kind
-def test_one_that_no_node_has_so_much_of_never_fits_and_says_what_it_lacks(kind: ResourceKind) -> None:
+def test_demand_above_every_node_fits_no_node_and_names_resource(kind: ResourceKind) -> None:
     cls = replace(kind, widths=(kind.node_has + 1,)).demand()
     action = an_action(1, cls=cls)
     found = explain(a_snapshot(queued=[action], pools=[a_node(kind, a_ledger(kind))]), action, SparPolicy())
@@ -124,7 +124,7 @@ def test_one_that_no_node_has_so_much_of_never_fits_and_says_what_it_lacks(kind:
 
 
 @every_kind
-def test_one_that_waits_for_it_names_it(kind: ResourceKind) -> None:
+def test_waiting_action_names_missing_resource(kind: ResourceKind) -> None:
     action = an_action(1, cls=kind.demand())
     node = a_node(kind, a_ledger(kind))
     full = replace(node, available={**node.available, kind.name: 0})
@@ -133,7 +133,7 @@ def test_one_that_waits_for_it_names_it(kind: ResourceKind) -> None:
 
 
 @every_kind
-def test_a_node_without_any_is_passed_over(kind: ResourceKind) -> None:
+def test_node_without_the_resource_is_skipped(kind: ResourceKind) -> None:
     other = a_pool(1, shape=kind.shape, **{name: amount for name, amount in kind.node().items() if name != kind.name})
     has = replace(a_node(kind, a_ledger(kind)), node=2)
     (grant,) = SparPolicy().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[other, has])).grants
@@ -141,7 +141,7 @@ def test_a_node_without_any_is_passed_over(kind: ResourceKind) -> None:
 
 
 @held_kinds
-def test_alone_an_action_gets_all_that_makes_it_faster(kind: ResourceKind) -> None:
+def test_single_action_gets_its_highest_degree_of_parallelism(kind: ResourceKind) -> None:
     pool = a_node(kind, a_ledger(kind))
     (grant,) = SparPolicy().plan(a_snapshot(queued=[an_action(1, cls=kind.demand())], pools=[pool])).grants
     assert grant.resources[kind.name] == kind.widths[-1]
@@ -150,7 +150,7 @@ def test_alone_an_action_gets_all_that_makes_it_faster(kind: ResourceKind) -> No
 @pytest.mark.parametrize(
     "kind", [kind for kind in HELD if kind.name not in ENVIRONMENT_RESOURCES], ids=lambda kind: kind.name
 )
-def test_who_waited_long_for_all_of_it_is_not_overtaken_by_those_who_want_a_little(kind: ResourceKind) -> None:
+def test_long_waiting_large_action_is_not_overtaken_by_small_actions(kind: ResourceKind) -> None:
     long_ago = NOW - SparPolicy().constants.size_penalty_limit_s - 1
     all_of_it = an_action(1, cls=replace(kind, widths=(kind.node_has,)).demand(key=2), submitted=long_ago)
     little = an_action(2, cls=replace(kind, widths=kind.widths[:1]).demand(), submitted=NOW)
@@ -163,7 +163,7 @@ def test_who_waited_long_for_all_of_it_is_not_overtaken_by_those_who_want_a_litt
 
 
 @held_kinds
-def test_a_manager_refuses_what_it_has_not_free(kind: ResourceKind) -> None:
+def test_manager_rejects_allocation_beyond_free_resources(kind: ResourceKind) -> None:
     holdings = NodeAllocations(kind.node(), tuple(range(8)))
     amounts = {"cpu_milli": 0, kind.name: kind.node_has}
     first, second = (AttemptAllocation(Fence(uuid4(), 1), amounts, None) for _ in range(2))
@@ -174,12 +174,12 @@ def test_a_manager_refuses_what_it_has_not_free(kind: ResourceKind) -> None:
 
 
 @pytest.mark.parametrize("kind", [kind for kind in HELD if kind.name not in RESERVED_NAMES], ids=lambda kind: kind.name)
-def test_clients_name_it_in_their_demand(kind: ResourceKind) -> None:
+def test_submission_demand_accepts_resource_by_name(kind: ResourceKind) -> None:
     asked = a_submission(demand={"resources": {kind.name: kind.widths[0]}})
     assert asked.demand.resources == {kind.name: kind.widths[0]}
 
 
 @pytest.mark.parametrize("resources", [{"gpu": 1}, {"cpu_milli": 1}, {"npu": 0}, {"slots:minilm": 1}, {"N": 1}])
-def test_what_has_a_field_of_its_own_or_no_amount_is_refused(resources: dict[str, int]) -> None:
+def test_demand_rejects_reserved_name_or_zero_amount(resources: dict[str, int]) -> None:
     with pytest.raises(ValueError, match=r"demand\.resources"):
         a_submission(demand={"resources": resources})

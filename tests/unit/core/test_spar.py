@@ -1,4 +1,4 @@
-"""Shortest priced area first: order, widths, and what is never given."""
+"""Shortest priced area first: the order of grants, degrees of parallelism and resizes."""
 
 from collections import Counter
 from dataclasses import replace
@@ -35,7 +35,7 @@ SPAR, SPAR_M = SparPolicy(), SparPolicy(is_resizing=True)
 
 
 class Known:
-    """Durations by class, at the smallest width; wider ones as declared."""
+    """Durations by class at the smallest amount; larger amounts scale as declared."""
 
     def __init__(self, **seconds: float) -> None:
         self._seconds = {int(name.removeprefix("c")): value for name, value in seconds.items()}
@@ -81,23 +81,23 @@ def planned(policy: SparPolicy, snapshot: CellSnapshot, **known: float) -> Sched
 
 
 def granted(plan: SchedulingPlan) -> dict[int, int]:
-    """Cores by number of the action."""
+    """Return granted cores by action number."""
     return {grant.fence.action_id.int: grant.resources["cpu_milli"] // 1000 for grant in plan.grants}
 
 
-class TestOrder:
-    def test_short_ones_pass_long_ones(self) -> None:
+class TestGrantOrder:
+    def test_short_actions_overtake_long_actions(self) -> None:
         queued = [an_action(1, cls=fixed(1), submitted=NOW - 2), an_action(2, cls=fixed(2), submitted=NOW)]
         plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c1=100.0, c2=1.0)
         assert granted(plan) == {2: 1}
 
-    def test_nothing_is_overtaken_by_what_came_so_much_later(self) -> None:
+    def test_long_waiting_action_is_not_overtaken(self) -> None:
         limit = SPAR.constants.size_penalty_limit_s
         queued = [an_action(1, cls=fixed(1), submitted=NOW - limit - 1), an_action(2, cls=fixed(2), submitted=NOW)]
         plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c1=1e6, c2=0.001)
         assert granted(plan) == {1: 1}
 
-    def test_a_higher_priority_goes_before_whatever_is_shorter(self) -> None:
+    def test_higher_priority_action_precedes_shorter_actions(self) -> None:
         queued = [an_action(number, cls=fixed(1), submitted=0.0) for number in range(1, 10_001)]
         queued.append(an_action(20_000, cls=fixed(2), submitted=NOW, priority=1))
         plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=1000)]), c2=500.0)
@@ -107,8 +107,8 @@ class TestOrder:
 class TestStarvation:
     @settings(deadline=None, max_examples=30)
     @given(ends=st.lists(st.floats(0.1, 20.0), min_size=4, max_size=4), resizing=st.booleans())
-    def test_a_wide_action_starts_though_narrow_ones_never_cease(self, ends: list[float], resizing: bool) -> None:
-        """Each core is taken again as soon as it is free. Once nothing may overtake the wide one, cores wait for it."""
+    def test_large_action_starts_despite_continuous_small_actions(self, ends: list[float], resizing: bool) -> None:
+        """Small actions take each freed core until the large action starves; then cores are reserved for it."""
         policy, limit = SparPolicy(is_resizing=resizing), SPAR.constants.size_penalty_limit_s
         wide, now = an_action(1, cls=fixed(1, cores=4), submitted=0.0), limit - 5.0
         narrow = {each: now + end for each, end in enumerate(ends, 100)}
@@ -133,26 +133,26 @@ class TestStarvation:
                 return
             began |= dict.fromkeys(started, now)
             narrow |= {each: now + ends[each % 4] for each in started}
-        raise AssertionError("it never started")
+        raise AssertionError("the large action never started")
 
 
-class TestWidth:
-    def test_an_action_alone_gets_all_that_helps_it(self) -> None:
+class TestParallelism:
+    def test_single_action_gets_all_useful_cores(self) -> None:
         plan = planned(SPAR, a_snapshot(queued=[an_action(1, cls=elastic(1, most=4))], pools=[a_pool(cpu_milli=8000)]))
         assert granted(plan) == {1: 4}
 
-    def test_what_brings_nothing_is_not_given(self) -> None:
+    def test_serial_action_gets_only_its_minimum(self) -> None:
         cls = elastic(1, most=4, fraction=0.0)
         plan = planned(SPAR, a_snapshot(queued=[an_action(1, cls=cls)], pools=[a_pool(cpu_milli=8000)]))
         assert granted(plan) == {1: 1}
 
-    def test_many_that_wait_make_each_narrow(self) -> None:
+    def test_many_queued_actions_each_get_minimum_parallelism(self) -> None:
         cls = elastic(1, most=8)
         queued = [an_action(number, cls=cls) for number in range(1, 101)]
         plan = planned(SPAR, a_snapshot(queued=queued, pools=[a_pool(cpu_milli=8000)]), c1=10.0)
         assert granted(plan) == dict.fromkeys(range(1, 9), 1)
 
-    def test_it_waits_where_more_cores_that_are_nearly_free_make_it_end_sooner(self) -> None:
+    def test_action_waits_for_nearly_free_cores_if_it_ends_sooner(self) -> None:
         cls = elastic(1, most=4, fraction=1.0)
         snapshot = a_snapshot(
             queued=[an_action(9, cls=cls, submitted=NOW)],
@@ -166,7 +166,7 @@ class TestWidth:
 class TestResizing:
     cls = elastic(1, most=4, resizable=ResizeSupport.ANY)
 
-    def test_one_that_runs_alone_grows_into_what_is_free(self) -> None:
+    def test_single_running_action_grows_into_free_cores(self) -> None:
         snapshot = a_snapshot(
             pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 3000})], running=[running(1, self.cls, 1)]
         )
@@ -174,9 +174,7 @@ class TestResizing:
         assert resize.resources == {"cpu_milli": 4000}
 
     @pytest.mark.parametrize("waiting", [cls, fixed(2)], ids=["elastic", "fixed"])
-    def test_it_shrinks_for_one_that_waits_and_the_cores_are_not_given_before_that_is_confirmed(
-        self, waiting: ActionClass
-    ) -> None:
+    def test_cores_of_shrinking_action_are_not_granted_before_confirmation(self, waiting: ActionClass) -> None:
         snapshot = a_snapshot(
             queued=[an_action(9, cls=waiting, submitted=NOW)],
             pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 0})],
@@ -186,7 +184,7 @@ class TestResizing:
         assert plan.grants == ()
         assert [resize.resources["cpu_milli"] < 4000 for resize in plan.resizes] == [True]
 
-    def test_one_that_only_grows_is_never_shrunk(self) -> None:
+    def test_grow_only_action_is_never_shrunk(self) -> None:
         cls = elastic(1, most=4, resizable=ResizeSupport.GROW)
         snapshot = a_snapshot(
             queued=[an_action(9, cls=cls)], pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 0})],
@@ -194,20 +192,20 @@ class TestResizing:
         )  # fmt: skip
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
-    def test_what_does_not_take_new_amounts_is_left_alone(self) -> None:
+    def test_non_resizable_action_is_not_resized(self) -> None:
         snapshot = a_snapshot(
             pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 3000})], running=[running(1, elastic(1, most=4), 1)]
         )
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
-    def test_one_that_is_being_resized_is_left_alone(self) -> None:
+    def test_action_with_pending_resize_is_not_resized_again(self) -> None:
         busy = running(1, self.cls, 1)._replace(resizing_to={"cpu_milli": 2000})
         snapshot = a_snapshot(pools=[a_pool(cpu_milli=4000, free={"cpu_milli": 2000})], running=[busy])
         assert planned(SPAR_M, snapshot, c1=20.0).resizes == ()
 
 
-class TestShares:
-    def test_weights_decide_who_gets_how_much(self) -> None:
+class TestFairShares:
+    def test_task_weights_determine_shares_of_grants(self) -> None:
         shares = FairShares()
         shares.set_weights({1: QueueWeight(1, project_weight=3.0), 2: QueueWeight(2)})
         given_to: Counter[int] = Counter()
@@ -224,7 +222,7 @@ class TestShares:
             given_to[1 + grant.fence.action_id.int % 2] += 1
         assert given_to[1] / given_to[2] == 3.0
 
-    def test_two_tasks_of_a_project_share_what_it_gets(self) -> None:
+    def test_tasks_of_a_project_share_its_weight(self) -> None:
         shares = FairShares()
         shares.set_weights({1: QueueWeight(1), 2: QueueWeight(1, weight=3.0), 3: QueueWeight(2)})
         for task in (1, 2, 3):
@@ -233,7 +231,7 @@ class TestShares:
         shares.remove_action(2)
         assert shares.effective_weight(1) == 1.0
 
-    def test_who_was_idle_saves_nothing_up(self) -> None:
+    def test_idle_task_accumulates_no_credit(self) -> None:
         shares = FairShares()
         for task in (1, 2):
             shares.add_action(task)
@@ -258,7 +256,7 @@ classes = st.builds(
     free=st.lists(st.integers(0, 12), min_size=2, max_size=2),
     resizing=st.booleans(),
 )
-def test_a_plan_takes_no_more_than_is_free_and_gives_each_a_width_of_its_own(
+def test_plan_stays_within_free_cores_and_uses_declared_amounts(
     queued: list[tuple[ActionClass, float, int]],
     busy: list[tuple[ActionClass, int, int, float]],
     free: list[int],
@@ -315,7 +313,7 @@ def _elastic(cls: ActionClass | None) -> ElasticResource:
 
 
 @given(st.permutations(range(1, 13)))
-def test_the_order_of_insertion_decides_nothing(order: list[int]) -> None:
+def test_insertion_order_does_not_change_plan(order: list[int]) -> None:
     def plan(numbers: list[int]) -> SchedulingPlan:
         actions = [an_action(number, cls=a_class(number % 3), submitted=float(number // 4)) for number in numbers]
         return planned(SPAR, a_snapshot(queued=actions, pools=[a_pool(1, cpu_milli=3000), a_pool(2, cpu_milli=2000)]))
@@ -323,7 +321,7 @@ def test_the_order_of_insertion_decides_nothing(order: list[int]) -> None:
     assert plan(order) == plan(sorted(order))
 
 
-def test_a_round_is_bounded() -> None:
+def test_round_grants_at_most_its_limit() -> None:
     queued = [an_action(number, cls=fixed(1)) for number in range(1, 101)]
     plan = SparPolicy(limit=10, constants=SparConstants()).plan(
         a_snapshot(queued=queued, pools=[a_pool(cpu_milli=100_000)])
@@ -349,10 +347,10 @@ class Learning(Known):
     ),
     st.booleans(),
 )
-def test_what_is_kept_from_one_round_to_the_next_decides_nothing(
+def test_cached_round_state_does_not_change_plan(
     rounds: list[tuple[list[tuple[int, int, int]], list[int], dict[int, float]]], resizing: bool
 ) -> None:
-    """The oracle is a round in which everything is made anew."""
+    """The expected plan comes from a round that starts without caches."""
     classes = [fixed(0), fixed(1, cores=2), elastic(2, most=4), elastic(3, most=4, resizable=ResizeSupport.ANY)]
     policy, pools = SparPolicy(is_resizing=resizing), [a_pool(cpu_milli=2000)]
     durations, kept, there = Learning(), QueueIndex(), dict[UUID, QueuedAction]()

@@ -1,4 +1,4 @@
-"""What SPAR must not do to anybody: let him wait for ever, or take from others what he can't use."""
+"""Bounds of SPAR: no action waits for ever or blocks resources that it cannot use."""
 
 from dataclasses import replace
 from typing import Any
@@ -33,7 +33,7 @@ def a_kind(key: int, *, cores: int = 1, memory_mib: int = 0, requires: tuple[str
 
 
 def a_wide_one(number: int, *, cores: int, node: int = 1, changing_to: int | None = None) -> RunningAction:
-    """Resizable, and so wide now."""
+    """Return a running, resizable action with the given number of cores."""
     amounts = tuple(range(1000, 9000, 1000))
     demand = ResourceDemand(
         {"cpu_milli": 1000}, ElasticResource("cpu_milli", amounts, AmdahlScaling(0.9), ResizeSupport.ANY)
@@ -57,9 +57,9 @@ def numbers(plan: SchedulingPlan) -> list[int]:
     return [grant.fence.action_id.int for grant in plan.grants]
 
 
-class TestWhatIsKeptFree:
-    def test_an_environment_that_has_waited_long_does_not_hold_the_memory_that_ends_others(self) -> None:
-        """Only the headroom is left; were it kept for one more environment, what scores could never run."""
+class TestReservedResources:
+    def test_long_waiting_environment_does_not_reserve_memory_headroom(self) -> None:
+        """Only the headroom is left; reserving it for a new environment would block scoring actions for ever."""
         home = an_action(
             1,
             cls=a_kind(1, memory_mib=4096),
@@ -70,13 +70,13 @@ class TestWhatIsKeptFree:
         pool = a_pool(cpu_milli=8000, memory_mib=32_768, free={"cpu_milli": 8000, "memory_mib": 4096}, environments=7)
         assert numbers(planned(SPAR, queued=[home, small], pools=[pool])) == [2]
 
-    def test_who_lacks_memory_holds_no_cores(self) -> None:
+    def test_action_that_lacks_memory_reserves_no_cores(self) -> None:
         large = an_action(1, cls=a_kind(1, cores=8, memory_mib=8192), submitted=LONG_AGO)
         lives_here = an_action(2, cls=a_kind(2), environment=PinnedEnvironment(id=numbered(50), node=1))
         pool = a_pool(cpu_milli=8000, memory_mib=32_768, free={"cpu_milli": 8000, "memory_mib": 6144})
         assert numbers(planned(SPAR, queued=[large, lives_here], pools=[pool])) == [2]
 
-    def test_it_is_kept_where_it_comes_first(self) -> None:
+    def test_reservation_uses_node_whose_cores_free_first(self) -> None:
         wide = an_action(1, cls=a_kind(1, cores=8), submitted=LONG_AGO)
         pools = [a_pool(node, cpu_milli=8000, free={"cpu_milli": 7000}) for node in (1, 2)]
         fixed = a_kind(7)
@@ -91,17 +91,17 @@ class TestWhatIsKeptFree:
         ]  # fmt: skip
         others = [an_action(number, cls=a_kind(2), submitted=NOW) for number in range(10, 20)]
         plan = planned(SPAR, queued=[wide, *others], pools=pools, running=running)
-        assert {grant.node for grant in plan.grants} == {1}, "the other's core comes back sooner, so that is kept"
+        assert {grant.node for grant in plan.grants} == {1}, "node 2 frees its core sooner, so node 2 is reserved"
 
-    def test_an_overdue_one_of_another_task_is_seen_first(self) -> None:
+    def test_overdue_action_blocks_newer_actions_of_another_task(self) -> None:
         wide = an_action(1, cls=a_kind(1, cores=4), submitted=LONG_AGO)._replace(task=1)
         fresh = [an_action(number, cls=a_kind(2), submitted=NOW)._replace(task=2) for number in range(10, 14)]
         pool = a_pool(cpu_milli=4000, free={"cpu_milli": 1000})
         assert numbers(planned(SPAR, queued=[wide, *fresh], pools=[pool])) == []
 
 
-class TestClaims:
-    def test_a_node_that_takes_nothing_new_is_no_reason_to_shrink_nobody(self) -> None:
+class TestShrinking:
+    def test_unusable_node_does_not_prevent_shrinking(self) -> None:
         for other in (
             a_pool(2, accepting=False, cpu_milli=64_000),
             a_pool(2, cpu_milli=64_000, memory_mib=0),
@@ -115,10 +115,8 @@ class TestClaims:
             assert [resize.fence.action_id.int for resize in plan.resizes] == [1]
 
     @pytest.mark.parametrize(("free_mib", "give_way"), [(8192, 0), (9215, 0), (9216, 1), (11_264, 3)])
-    def test_nobody_shrinks_for_an_environment_that_would_leave_others_no_memory(
-        self, free_mib: int, give_way: int
-    ) -> None:
-        """An eighth of it is for actions outside of environments; each of these needs 1 GiB."""
+    def test_no_action_shrinks_for_environment_beyond_memory_headroom(self, free_mib: int, give_way: int) -> None:
+        """One eighth of the memory is for actions outside environments; each environment needs 1 GiB."""
         homes = [
             an_action(
                 number,
@@ -135,7 +133,7 @@ class TestClaims:
         given_up = sum(8000 - resize.resources["cpu_milli"] for resize in plan.resizes)
         assert (plan.grants, given_up) == ((), 1000 * give_way)
 
-    def test_what_was_asked_back_already_is_not_asked_of_another(self) -> None:
+    def test_pending_shrink_is_not_requested_from_another_action(self) -> None:
         plan = planned(
             SPAR_M,
             queued=[an_action(9, cls=a_kind(3, cores=2), submitted=NOW)],
@@ -144,7 +142,7 @@ class TestClaims:
         )
         assert plan.resizes == ()
 
-    def test_a_node_that_kept_something_for_one_who_left_is_looked_at_again(self) -> None:
+    def test_node_is_reconsidered_after_its_waiting_action_leaves(self) -> None:
         runs = a_wide_one(1, cores=1)
         waits = an_action(9, cls=a_kind(3, cores=4), submitted=LONG_AGO)
         lacks_memory = an_action(10, cls=a_kind(4, memory_mib=100), submitted=NOW)
@@ -161,8 +159,8 @@ class TestClaims:
         assert resize.resources == {"cpu_milli": 4000}
 
 
-class TestCredit:
-    def test_who_had_little_for_long_does_not_stop_others_for_as_long(self) -> None:
+class TestFairShareCredit:
+    def test_credit_of_underserved_task_is_bounded(self) -> None:
         shares = FairShares()
         for task in (1, 2):
             shares.add_action(task)
@@ -172,7 +170,7 @@ class TestCredit:
         shares.charge_expected(1, 0.0)
         assert shares.virtual_s(1) - shares.virtual_s(2) <= MAX_CREDIT_S
 
-    def test_a_newcomer_does_not_inherit_what_another_has_saved(self) -> None:
+    def test_new_task_does_not_inherit_credit_of_another(self) -> None:
         shares = FairShares()
         for task in (1, 2):
             shares.add_action(task)
@@ -182,8 +180,8 @@ class TestCredit:
         assert shares.virtual_s(1) - shares.virtual_s(3) <= 60.0
 
 
-class TestWhoSetsThePrice:
-    """Whoever can't run on any node that takes something new waits for none of those cores."""
+class TestCorePrice:
+    """An action that fits on no schedulable node does not affect the price of cores."""
 
     wide = ActionClass(
         key=5,
@@ -207,16 +205,16 @@ class TestWhoSetsThePrice:
             (a_kind(6, cores=2, requires=("npu",)), 16),
             (a_kind(6, memory_mib=1024), 1),
         ],
-        ids=["template", "memory", "cores", "on one the one and on one the other", "possible"],
+        ids=["template", "memory", "cores", "requirements on different nodes", "possible"],
     )
-    def test_what_no_node_could_run_does_not_make_others_narrow(self, waits: ActionClass, cores: int) -> None:
+    def test_action_that_fits_nowhere_does_not_reduce_parallelism(self, waits: ActionClass, cores: int) -> None:
         queued = [an_action(number, cls=waits, submitted=NOW + 1) for number in range(100, 1100)]
         pools = [a_pool(1, cpu_milli=64_000, memory_mib=1024), self.closed, self.other]
         plan = planned(SPAR, queued=[an_action(1, cls=self.wide, submitted=0.0), *queued], pools=pools)
         assert plan.grants[0].resources["cpu_milli"] == 1000 * cores
 
-    def test_what_lives_on_a_closed_node_counts_there(self) -> None:
-        """No node takes anything like it that is new."""
+    def test_actions_pinned_to_cordoned_node_count_towards_its_price(self) -> None:
+        """No schedulable node accepts new actions of this kind."""
         kind = replace(self.wide, requires=frozenset({"template:x"}))
         queued = [
             an_action(
@@ -228,7 +226,7 @@ class TestWhoSetsThePrice:
         assert {grant.resources["cpu_milli"] for grant in plan.grants} == {1000}
 
 
-def test_nodes_that_take_nothing_do_not_make_others_look_empty() -> None:
+def test_unschedulable_nodes_do_not_lower_core_price() -> None:
     demand = ResourceDemand(
         {"cpu_milli": 1000}, ElasticResource("cpu_milli", tuple(range(1000, 9000, 1000)), AmdahlScaling(0.9))
     )

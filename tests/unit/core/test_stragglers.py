@@ -27,23 +27,23 @@ def learnt(*seconds: float) -> DurationEstimates:
     return estimates
 
 
-class TestLimit:
-    def test_little_is_known_of_few_runs(self) -> None:
+class TestStragglerLimit:
+    def test_limit_is_unknown_after_too_few_runs(self) -> None:
         assert straggler_limit_s(learnt(*[1.0] * (MIN_STRAGGLER_RUNS - 1)), CLS, ONE_CORE) is None
         assert straggler_limit_s(DurationEstimates(), CLS, ONE_CORE) is None
 
-    def test_it_is_five_times_the_usual_where_all_are_alike(self) -> None:
+    def test_limit_is_five_times_duration_of_uniform_runs(self) -> None:
         assert straggler_limit_s(learnt(*[2.0] * 64), CLS, ONE_CORE) == pytest.approx(10.0)
 
-    def test_it_is_what_one_in_a_hundred_exceeds_where_some_take_long(self) -> None:
+    def test_limit_is_upper_percentile_of_varied_runs(self) -> None:
         limit_s = straggler_limit_s(learnt(*[1.0] * 56, *[30.0] * 8), CLS, ONE_CORE)
         assert limit_s is not None
         assert limit_s >= 19.0
 
-    def test_programs_that_are_not_told_apart_say_nothing_of_each_other(self) -> None:
+    def test_mixed_class_has_no_limit(self) -> None:
         assert straggler_limit_s(learnt(*[2.0] * 64), replace(CLS, is_mixed=True), ONE_CORE) is None
 
-    def test_with_more_cores_it_is_sooner(self) -> None:
+    def test_limit_is_lower_with_more_cores(self) -> None:
         estimates = learnt(*[2.0] * 64)
         wide_s, narrow_s = (straggler_limit_s(estimates, CLS, {"cpu_milli": each}) for each in (4000, 1000))
         assert wide_s is not None
@@ -59,14 +59,14 @@ def running(number: int, overrun: float) -> RunningAction:
 
 
 @pytest.mark.parametrize(("overrun", "counts"), [(0.0, True), (1.0, True), (IGNORED_OVERRUN, False)])
-def test_who_is_far_beyond_his_limit_is_in_no_backlog_and_in_no_expectation(overrun: float, counts: bool) -> None:
+def test_extreme_straggler_is_ignored_in_load_estimates(overrun: float, counts: bool) -> None:
     snapshot = a_snapshot(pools=[a_pool(cpu_milli=2000)], running=[running(1, overrun)])
     loads = LoadCalculator(snapshot)
     assert (loads.backlog_s(1, "cpu_milli", stop_above_s=float("inf")) > 0) is counts
     assert (loads.wait_until_available_s(1, "cpu_milli", 1.0) < float("inf")) is counts
 
 
-def test_a_straggler_chooses_first() -> None:
+def test_straggler_gets_cores_first() -> None:
     widths = (ParallelismOption(1000, 1.0, 8.0), ParallelismOption(2000, 2.0, 4.0), ParallelismOption(4000, 4.0, 2.0))
     short, long = numbered(1), numbered(2)
     how = {"units": 5.0, "queued": 0.0, "price_factor": 2.0, "capacity": 5.0, "backlog_s": 100.0}
@@ -79,7 +79,7 @@ def test_a_straggler_chooses_first() -> None:
         assert (chosen[long] > chosen[short]) is straggles
 
 
-class TestMarks:
+class TestStragglerDetector:
     def holding(self, started: float | None, cls: ActionClass | None = CLS) -> AllocationTable:
         ledger = ResourceLedger()
         ledger.set_capacity(1, {"cpu_milli": 4000})
@@ -88,7 +88,7 @@ class TestMarks:
         holds.running.mark_clean()
         return holds
 
-    def test_one_is_marked_when_it_passes_its_limit_and_again_at_twice_that(self) -> None:
+    def test_action_is_marked_at_limit_and_at_twice_the_limit(self) -> None:
         estimates, straggling = learnt(*[2.0] * 64), StragglerDetector()
         holds = self.holding(started=NOW)
         marks = []
@@ -105,7 +105,7 @@ class TestMarks:
         assert len(straggling) == 0
 
     @pytest.mark.parametrize(("started", "cls"), [(None, CLS), (NOW, None)])
-    def test_what_has_not_started_or_is_of_no_known_class_is_left_alone(
+    def test_unstarted_or_unclassified_action_is_not_marked(
         self, started: float | None, cls: ActionClass | None
     ) -> None:
         straggling, holds = StragglerDetector(), self.holding(started, cls)

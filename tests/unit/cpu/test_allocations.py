@@ -18,7 +18,7 @@ CROWDED = [
     ("begin", 2, 1000),
     ("start", 0, 3000),
 ]
-"""Fractions lie on what one has while it is resized, and in that moment another starts."""
+"""Fractional actions use the cores of an action during its resize, and another action starts then."""
 
 
 def an_attempt(cpu_milli: int, number: int = 1) -> AttemptAllocation:
@@ -33,7 +33,7 @@ def holdings_with(*attempts: AttemptAllocation) -> NodeAllocations:
     return holdings
 
 
-def test_where_cores_are_shared_only_the_rest_is_counted() -> None:
+def test_shared_cores_are_not_counted_but_memory_is() -> None:
     holdings = NodeAllocations({"cpu_milli": 1000, "memory_mib": 100}, (0,), shares_cores=True)
     amounts = {"cpu_milli": 1000, "memory_mib": 40}
     assert [holdings.allocate(AttemptAllocation(Fence(numbered(each), 1), amounts, None)) for each in range(3)] == [
@@ -44,7 +44,7 @@ def test_where_cores_are_shared_only_the_rest_is_counted() -> None:
 
 
 class TestResize:
-    def test_a_shrink_frees_nothing_before_it_is_confirmed(self) -> None:
+    def test_shrink_frees_cores_only_after_confirmation(self) -> None:
         attempt = an_attempt(6000)
         holdings = holdings_with(attempt)
         change = holdings.begin_resize(attempt, 1000)
@@ -53,7 +53,7 @@ class TestResize:
         holdings.finish_resize(change, resize_seq=1)
         assert holdings.available["cpu_milli"] == 5000
 
-    def test_a_growth_is_held_before_it_is_confirmed(self) -> None:
+    def test_growth_allocates_cores_before_confirmation(self) -> None:
         attempt = an_attempt(1000)
         holdings = holdings_with(attempt)
         change = holdings.begin_resize(attempt, 4000)
@@ -62,13 +62,13 @@ class TestResize:
         holdings.undo_resize(change)
         assert holdings.available["cpu_milli"] == 5000
 
-    def test_a_growth_beyond_what_is_free_is_refused_and_takes_nothing(self) -> None:
+    def test_growth_beyond_free_cores_is_refused_without_effect(self) -> None:
         attempt = an_attempt(1000)
         holdings = holdings_with(attempt, an_attempt(4000, number=2))
         assert holdings.begin_resize(attempt, 2001) is None
         assert holdings.available["cpu_milli"] == 1000
 
-    def test_an_attempt_that_ended_meanwhile_holds_nothing(self) -> None:
+    def test_attempt_ended_during_resize_releases_all_cores(self) -> None:
         attempt = an_attempt(1000)
         holdings = holdings_with(attempt)
         change = holdings.begin_resize(attempt, 2000)
@@ -88,9 +88,7 @@ class TestResize:
         )
     )
     @example(CROWDED)
-    def test_two_actions_never_share_a_core_of_their_own_not_in_the_moment_of_a_resize_either(
-        self, steps: list[tuple[str, int, int]]
-    ) -> None:
+    def test_whole_cores_are_never_shared_even_during_resize(self, steps: list[tuple[str, int, int]]) -> None:
         node = _Node(NodeAllocations({"cpu_milli": 1000 * MANY_CORES}, tuple(range(MANY_CORES))))
         for step, number, cpu_milli in steps:
             node.do(step, number, cpu_milli)
@@ -101,7 +99,7 @@ class TestResize:
 
 @dataclass
 class _Node:
-    """Holdings, and what an executor may be using of them: between begin and finish, the old or the new."""
+    """Node allocations plus the cores that an executor may use; during a resize, both old and new ones."""
 
     holdings: NodeAllocations
 

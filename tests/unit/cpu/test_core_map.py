@@ -16,23 +16,23 @@ def a_fence(number: int) -> Fence:
 TWO_SOCKETS = {core: core // 4 for core in range(8)}
 
 
-class TestChoose:
-    def test_an_action_stays_inside_the_numa_node_that_it_fills_best(self) -> None:
-        """Node 0 has two free cores, node 1 has four: two cores leave the larger hole alone."""
+class TestChooseCores:
+    def test_action_uses_numa_node_that_it_fills_best(self) -> None:
+        """Node 0 has two free cores and node 1 has four; two cores come from node 0."""
         assert choose_cores(2, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS) == (0, 1)
         assert choose_cores(3, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS) == (5, 6, 7)
 
-    def test_what_fits_in_no_node_fills_the_largest_first(self) -> None:
+    def test_action_larger_than_numa_node_fills_largest_first(self) -> None:
         assert choose_cores(5, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS) == (1, 4, 5, 6, 7)
 
-    def test_a_growth_keeps_its_cores_and_stays_beside_them(self) -> None:
+    def test_growth_keeps_its_cores_and_prefers_their_numa_node(self) -> None:
         assert choose_cores(2, [0, 1, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS, preferred=[4]) == (4, 7)
         assert choose_cores(4, [0, 1, 3, 4, 5, 6, 7], numa_nodes=TWO_SOCKETS, preferred=[3]) == (0, 1, 3, 7)
 
-    def test_a_shrink_keeps_the_cores_of_one_node(self) -> None:
+    def test_shrink_keeps_cores_of_one_numa_node(self) -> None:
         assert choose_cores(2, [0, 4, 5, 6], numa_nodes=TWO_SOCKETS, preferred=[0, 4, 5, 6]) == (5, 6)
 
-    def test_the_least_loaded_come_first(self) -> None:
+    def test_least_loaded_cores_are_chosen_first(self) -> None:
         assert choose_cores(1, [0, 1, 2], numa_nodes={}, load=Counter({2: 500, 1: 100, 0: 100})) == (1,)
         assert choose_cores(2, range(8), numa_nodes=TWO_SOCKETS, load=Counter((0, 1, 2, 6, 7))) == (4, 5)
 
@@ -42,7 +42,7 @@ class TestChoose:
         st.sets(st.integers(0, 7)),
         st.dictionaries(st.integers(0, 7), st.integers(0, 2)),
     )
-    def test_it_is_always_candidates_and_first_of_all_the_kept(
+    def test_chosen_cores_are_candidates_and_preferred_cores_come_first(
         self, count: int, candidates: set[int], keep: set[int], nodes: dict[int, int]
     ) -> None:
         chosen = choose_cores(count, candidates, numa_nodes=nodes, preferred=keep)
@@ -52,12 +52,12 @@ class TestChoose:
 
 
 class TestCoreMap:
-    def test_whole_cores_are_the_actions_own(self) -> None:
+    def test_whole_cores_are_exclusive(self) -> None:
         cores = CoreMap(range(4))
         first, second = cores.assign(a_fence(1), 2000), cores.assign(a_fence(2), 2000)
         assert sorted(first + second) == [0, 1, 2, 3]
 
-    def test_a_fraction_shares_what_is_nobodys_own(self) -> None:
+    def test_fractional_action_shares_non_exclusive_cores(self) -> None:
         cores = CoreMap(range(4))
         own = cores.assign(a_fence(1), 3000)
         shared = cores.assign(a_fence(2), 500)
@@ -65,31 +65,31 @@ class TestCoreMap:
         assert set(shared) == set(range(4)) - set(own)
 
     @pytest.mark.parametrize(("cpu_milli", "count"), [(1, 1), (500, 1), (1500, 2), (2001, 3)])
-    def test_a_fraction_gets_as_many_cores_as_it_can_use_at_once(self, cpu_milli: int, count: int) -> None:
+    def test_fractional_amount_is_rounded_up_to_whole_cores(self, cpu_milli: int, count: int) -> None:
         assert len(CoreMap(range(8)).assign(a_fence(1), cpu_milli)) == count
 
-    def test_where_cores_are_shared_everyone_has_all_of_them(self) -> None:
+    def test_shared_map_assigns_all_cores_to_every_action(self) -> None:
         cores = CoreMap(range(4), shared=True)
         assert [cores.assign(a_fence(number), 2000) for number in range(5)] == [(0, 1, 2, 3)] * 5
 
-    def test_fractions_share_only_when_every_core_has_one(self) -> None:
+    def test_fractional_actions_share_only_if_no_core_is_unused(self) -> None:
         cores = CoreMap(range(2))
         first, second = cores.assign(a_fence(1), 500), cores.assign(a_fence(2), 300)
         assert set(first) | set(second) == {0, 1}
         assert cores.assign(a_fence(3), 300) == second
 
-    def test_whole_cores_are_those_that_no_fraction_uses(self) -> None:
+    def test_whole_cores_avoid_cores_of_fractional_actions(self) -> None:
         cores = CoreMap(range(3))
         shared = cores.assign(a_fence(1), 500)
         assert not set(shared) & set(cores.assign(a_fence(2), 2000))
 
-    def test_released_cores_are_given_again(self) -> None:
+    def test_released_cores_are_assigned_again(self) -> None:
         cores = CoreMap(range(2))
         own = cores.assign(a_fence(1), 2000)
         cores.release(a_fence(1))
         assert cores.assign(a_fence(2), 2000) == own
 
-    def test_releasing_twice_frees_nobody_elses_cores(self) -> None:
+    def test_second_release_does_not_free_cores_of_another_action(self) -> None:
         cores = CoreMap(range(2))
         cores.assign(a_fence(1), 1000)
         cores.release(a_fence(1))
@@ -97,14 +97,14 @@ class TestCoreMap:
         cores.release(a_fence(1))
         assert not set(own) & set(cores.assign(a_fence(3), 1000))
 
-    def test_adopted_cores_are_not_given_to_another(self) -> None:
+    def test_adopted_cores_are_not_assigned_to_another_action(self) -> None:
         cores = CoreMap(range(2))
         cores.adopt(a_fence(1), (1,), 1000)
         assert cores.assign(a_fence(2), 1000) == (0,)
 
     @given(st.lists(st.tuples(st.booleans(), st.integers(0, 9), st.sampled_from([200, 500, 1000, 1500, 2000, 3000]))))
-    def test_no_core_is_ever_two_actions_own(self, steps: list[tuple[bool, int, int]]) -> None:
-        """Against the manager's rule that what is assigned fits the node."""
+    def test_no_core_is_exclusive_to_two_actions(self, steps: list[tuple[bool, int, int]]) -> None:
+        """The steps follow the manager's rule that assigned amounts fit the node."""
         cores, held, own = CoreMap(range(6)), dict[int, int](), dict[int, tuple[int, ...]]()
         for starts, number, amount in steps:
             if number in held and not starts:

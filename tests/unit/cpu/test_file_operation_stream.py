@@ -1,4 +1,4 @@
-"""What is said on a worker's stream is whole, or plainly not."""
+"""Chunks on a worker's stream are complete or recognisably truncated."""
 
 import asyncio
 import socket
@@ -19,7 +19,7 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 class Interrupted(socket.socket):
-    """Its peer is interrupted in the middle of each thing that it sends."""
+    """A socket whose stream is interrupted in the middle of every write."""
 
     peer: WorkerStream
 
@@ -29,7 +29,7 @@ class Interrupted(socket.socket):
         super().sendall(data[3:])
 
 
-def test_an_interruption_waits_for_the_end_of_a_chunk(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_interruption_waits_for_end_of_chunk(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     with Interrupted(fileno=theirs.detach()) as interrupted:
         interrupted.peer = peer = WorkerStream(interrupted)
@@ -38,7 +38,7 @@ def test_an_interruption_waits_for_the_end_of_a_chunk(ends: tuple[socket.socket,
     assert ours.recv(100) == CHUNK_LENGTH.pack(5) + b"chunk"
 
 
-def test_a_chunk_that_was_cut_is_the_end_of_the_stream(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_truncated_chunk_ends_the_stream(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, theirs = ends
     peer = WorkerStream(theirs)
     theirs.settimeout(0.1)
@@ -52,7 +52,7 @@ def test_a_chunk_that_was_cut_is_the_end_of_the_stream(ends: tuple[socket.socket
 
 
 @pytest.mark.parametrize("length", [MAX_CHUNK + 1, ABORTED_LENGTH - 1])
-async def test_a_length_that_no_chunk_has_is_the_end(length: int) -> None:
+async def test_invalid_chunk_length_raises_connection_error(length: int) -> None:
     reader = asyncio.StreamReader()
     reader.feed_data(CHUNK_LENGTH.pack(length))
 

@@ -1,4 +1,4 @@
-"""Trees that change while they are packed and unpacked: what lies outside stays there, and nothing comes in from it."""
+"""File trees that change while they are packed or unpacked; files outside are neither read nor written."""
 
 import io
 import os
@@ -30,7 +30,7 @@ def root(tmp_path: Path) -> Iterator[int]:
 
 @contextmanager
 def swapped(directory: Path) -> Iterator[None]:
-    """Until the end `d` is a directory, nothing and a link that leads out, in turn."""
+    """Keep replacing `d` by nothing, by a link that leads outside and by the directory again."""
     ended = threading.Event()
 
     def swap() -> None:
@@ -56,14 +56,14 @@ def packed(root: int) -> bytes:
     return target.getvalue()
 
 
-def test_a_directory_swapped_for_a_link_is_not_packed_from_elsewhere(root: int, tmp_path: Path) -> None:
+def test_pack_never_follows_directory_swapped_for_link(root: int, tmp_path: Path) -> None:
     with swapped(tmp_path / "inside"):
         for _ in range(ROUNDS):
             with suppress(FileAccessError, OSError):
                 assert b"secret" not in packed(root)
 
 
-def test_a_directory_swapped_for_a_link_is_not_written_elsewhere(root: int, tmp_path: Path) -> None:
+def test_unpack_never_writes_through_directory_swapped_for_link(root: int, tmp_path: Path) -> None:
     target = io.BytesIO()
     with tarfile.open(fileobj=target, mode="w") as archive:
         for name in ("d/f", "d/new", "d/sub/new"):
@@ -76,7 +76,7 @@ def test_a_directory_swapped_for_a_link_is_not_written_elsewhere(root: int, tmp_
     assert (tmp_path / "outside" / "f").read_text() == "secret"
 
 
-def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(root: int, tmp_path: Path) -> None:
+def test_too_deep_tree_is_refused_without_leaking_files(root: int, tmp_path: Path) -> None:
     directory = os.dup(root)
     for _ in range(MAX_DEPTH + 1):
         os.mkdir("d2", dir_fd=directory)
@@ -92,7 +92,7 @@ def test_a_tree_as_deep_as_it_can_be_made_is_refused_and_not_followed_for_ever(r
     remove(tmp_path / "inside" / "d2")
 
 
-def test_a_list_goes_on_where_it_stopped_although_that_is_gone(root: int, tmp_path: Path) -> None:
+def test_listing_continues_after_a_deleted_cursor_entry(root: int, tmp_path: Path) -> None:
     for name in ("a", "b", "c"):
         (tmp_path / "inside" / name).touch()
     first = list_entries(FileTree(root, ""), recursive=True, limit=2, after=None)
@@ -110,15 +110,15 @@ def test_a_list_goes_on_where_it_stopped_although_that_is_gone(root: int, tmp_pa
         (100_000_000_000_000, "9999-12-31T23:59:59+00:00"),
     ],
 )
-def test_a_file_may_say_that_it_is_of_any_time(root: int, tmp_path: Path, mtime: int, shown: str) -> None:
+def test_listing_clamps_extreme_modification_times(root: int, tmp_path: Path, mtime: int, shown: str) -> None:
     os.utime(tmp_path / "inside" / "d", (0, mtime))
     if os.stat(tmp_path / "inside" / "d").st_mtime != mtime:
-        pytest.skip("this file system knows no such time")
+        pytest.skip("this file system does not support this time")
     (entry,) = list_entries(FileTree(root, ""), recursive=False, limit=10, after=None)["entries"]
     assert entry["modified_at"] == shown
 
 
-def test_a_list_goes_on_from_no_path_that_is_too_long_to_be_said(root: int, tmp_path: Path) -> None:
+def test_listing_refuses_cursor_path_that_is_too_long(root: int, tmp_path: Path) -> None:
     directory, name = os.dup(root), "e" * 250
     for _ in range(MAX_CURSOR_BYTES // len(name) + 1):
         os.mkdir(name, dir_fd=directory)

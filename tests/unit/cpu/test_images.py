@@ -1,4 +1,4 @@
-"""What manifests and the names of members mean."""
+"""Parsing of image manifests and of member names in layers."""
 
 import platform
 from typing import Any
@@ -28,7 +28,7 @@ def an_entry(digest: str, architecture: str = HERE, ref: str = "") -> dict[str, 
     return {"digest": digest, "platform": platform, "annotations": {"org.opencontainers.image.ref.name": ref}}
 
 
-class TestPlaceOf:
+class TestParseMemberName:
     @pytest.mark.parametrize(
         ("name", "place"),
         [
@@ -42,17 +42,17 @@ class TestPlaceOf:
             ("./", None),
         ],
     )
-    def test_a_name_is_a_place_below_the_root_or_a_mark(self, name: str, place: LayerEntry | None) -> None:
+    def test_member_name_is_path_below_root_or_whiteout(self, name: str, place: LayerEntry | None) -> None:
         assert parse_member_name(name) == place
 
     @pytest.mark.parametrize("name", ["../a", "a/../../b", "a/..", ".wh...", ".wh..", ".wh.", "a/.wh.b/c", "a\0b"])
-    def test_what_leads_out_or_hides_no_file_is_refused(self, name: str) -> None:
+    def test_escaping_or_invalid_member_name_is_refused(self, name: str) -> None:
         with pytest.raises(TemplateError):
             parse_member_name(name)
 
 
-class TestImages:
-    def test_layers_are_in_order_with_what_the_image_asks_for(self) -> None:
+class TestParseImage:
+    def test_layers_are_in_order_with_environment_and_working_directory(self) -> None:
         wanted = {"Env": ["A=1", "B=x=y", "no variable", "1=2"], "WorkingDir": "/srv/../app/"}
         config = a_config(ONE, TWO, config=wanted)
         image = parse_oci_image({"layers": [{"digest": TWO}, {"digest": ONE}]}, config, HERE)
@@ -60,13 +60,13 @@ class TestImages:
         assert (image.env, image.workdir) == ({"A": "1", "B": "x=y"}, "/app")
 
     @pytest.mark.parametrize("workdir", ["", "/", "//", "relative", "/a\0b", None, 7])
-    def test_a_working_directory_that_is_none_is_left_out(self, workdir: object) -> None:
+    def test_invalid_working_directory_is_ignored(self, workdir: object) -> None:
         assert parse_docker_image(["l"], a_config(ONE, config={"WorkingDir": workdir}), HERE).workdir is None
 
-    def test_the_image_for_this_machine_is_chosen(self) -> None:
+    def test_image_for_this_architecture_is_selected(self) -> None:
         assert select_image({"manifests": [an_entry(ONE, "s390x"), an_entry(TWO)]}, HERE) == TWO
 
-    def test_of_several_images_none_is_chosen_and_their_names_are_told(self) -> None:
+    def test_ambiguous_image_is_refused_with_available_names(self) -> None:
         with pytest.raises(TemplateError, match="a:1, b:2"):
             select_image({"manifests": [an_entry(ONE, ref="a:1"), an_entry(TWO, ref="b:2")]}, HERE)
         with pytest.raises(TemplateError, match="a:1, b:2"):
@@ -86,17 +86,17 @@ class TestImages:
             (0, a_config()),
         ],
     )
-    def test_what_cannot_be_an_image_for_this_machine_is_refused(self, layers: int, config: dict[str, Any]) -> None:
+    def test_image_unusable_on_this_machine_is_refused(self, layers: int, config: dict[str, Any]) -> None:
         with pytest.raises(TemplateError):
             parse_docker_image(["layer"] * layers, config, HERE)
 
     @pytest.mark.parametrize("digest", ["sha256:" + "g" * 64, "sha256:../../etc/passwd", "", None])
-    def test_a_digest_is_sha256_in_hexadecimal_and_nothing_else(self, digest: str | None) -> None:
+    def test_invalid_layer_digest_is_refused(self, digest: str | None) -> None:
         with pytest.raises(TemplateError):
             parse_oci_image({"layers": [{"digest": digest}]}, a_config(ONE), HERE)
 
 
 @pytest.mark.parametrize("name", ["host", "", "a/b", "..", ".a", "a b", "a" * 65])
-def test_what_is_no_name_is_refused(name: str) -> None:
+def test_invalid_template_name_is_refused(name: str) -> None:
     with pytest.raises(TemplateError):
         check_name(name)

@@ -9,7 +9,7 @@ from arl_core.domain.model import Fence
 from arl_cpu.contract.launcher_client import LauncherClient
 
 
-async def test_a_connection_for_which_there_is_no_room_is_tried_again(tmp_path: Path) -> None:
+async def test_refused_connection_to_busy_launcher_is_retried(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
         listener.bind(str(path))

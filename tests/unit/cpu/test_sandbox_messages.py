@@ -1,4 +1,4 @@
-"""A cell whose agent says what nobody can make sense of."""
+"""A sandbox whose agent sends invalid messages."""
 
 import socket
 import subprocess
@@ -15,7 +15,7 @@ from arl_cpu.launcher.sandbox.zygote import Zygote
 
 
 class Agents:
-    """Makes processes that say what they are made to."""
+    """A fake zygote whose agents send the messages that a test gives them."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(["sleep", "60"])
@@ -48,7 +48,7 @@ def agents() -> Iterator[Agents]:
 
 
 @pytest.mark.parametrize("said", [b"{", b"\xff", b"[]", b"{}", b"[" * 60_000, b'{"op": "failed"}', b'{"op": "never"}'])
-def test_nonsense_ends_the_cell_and_not_the_launcher(
+def test_invalid_message_ends_sandbox_but_not_launcher(
     agents: Agents, tmp_path: Path, capfd: pytest.CaptureFixture[str], said: bytes
 ) -> None:
     loop = EventLoop()

@@ -1,4 +1,4 @@
-"""The launcher's side of a session; the shell's side is played by the tests."""
+"""The launcher's side of a session; the tests act as the shell."""
 
 import errno
 import gc
@@ -22,7 +22,7 @@ from support.sandbox import a_session_command
 
 
 class Played:
-    """A session, and its shell's files."""
+    """A session together with the files of its shell."""
 
     def __init__(self) -> None:
         self.loop = EventLoop()
@@ -54,7 +54,7 @@ def played() -> Iterator[Played]:
         os.close(file)
 
 
-def test_the_end_of_a_shell_is_the_end_of_the_command_that_it_was_in(played: Played) -> None:
+def test_shell_exit_ends_its_current_command(played: Played) -> None:
     played.run("exit 3")
     os.write(played.statuses, b"x:1:3\0")
     assert played.until_ended() == 3 << 8
@@ -62,7 +62,7 @@ def test_the_end_of_a_shell_is_the_end_of_the_command_that_it_was_in(played: Pla
 
 
 @pytest.mark.parametrize("said", [b"x::0\0", b"x:1:0\0"])
-def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: Played, said: bytes) -> None:
+def test_shell_that_ends_before_reading_reports_command_not_run(played: Played, said: bytes) -> None:
     played.run("true")
     os.write(played.statuses, b"r:1\x001:0\0")
     assert played.until_ended() == 0
@@ -74,7 +74,7 @@ def test_a_shell_that_ends_before_it_reads_a_command_says_nothing_of_it(played: 
 
 
 class Agent:
-    """What an environment's agent does at what it is told; its shells are real ones."""
+    """A fake environment agent that follows requests; its shells are real."""
 
     def __init__(self, where: Path) -> None:
         self.loop = EventLoop()
@@ -148,7 +148,7 @@ def its_first_command_ends(agent: Agent) -> None:
 
 
 def a_stopped_shell_is_given(agent: Agent, command: str = "x=2", *, stdin: bytes = b"") -> SandboxAttempt:
-    """As the second command of the session, which the shell does not read."""
+    """Give a stopped shell the second command of its session, which the shell does not read."""
     its_first_command_ends(agent)
     agent.stop_shell()
     attempt = SandboxAttempt(a_session_command("main", command, stdin=stdin))
@@ -157,7 +157,7 @@ def a_stopped_shell_is_given(agent: Agent, command: str = "x=2", *, stdin: bytes
     return attempt
 
 
-def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_all_its_input(agent: Agent) -> None:
+def test_command_unread_by_dead_shell_reruns_with_full_input(agent: Agent) -> None:
     a_stopped_shell_is_given(agent, "read said; echo [$x] $said", stdin=b"hello\n")
     agent.end_shell()
     agent.until_finished()
@@ -169,7 +169,7 @@ def test_a_command_that_its_shell_died_without_reading_runs_in_a_new_one_with_al
     assert agent.shown == b"[] hello\n"
 
 
-def test_a_command_that_its_shell_has_begun_is_not_run_again(agent: Agent) -> None:
+def test_command_begun_by_shell_is_not_run_again(agent: Agent) -> None:
     its_first_command_ends(agent)
     agent.begin(SandboxAttempt(a_session_command("main", "echo begun; while :; do :; done")))
     agent.watch()
@@ -181,7 +181,7 @@ def test_a_command_that_its_shell_has_begun_is_not_run_again(agent: Agent) -> No
 
 
 @pytest.mark.parametrize("forged", [b"x::0\0", b"x:0\0", b"no end" * 20])
-def test_who_says_that_a_living_shell_ended_makes_no_command_run_twice(agent: Agent, forged: bytes) -> None:
+def test_forged_end_of_living_shell_does_not_rerun_command(agent: Agent, forged: bytes) -> None:
     a_stopped_shell_is_given(agent)
     agent.say(forged)
     agent.until_finished()
@@ -189,7 +189,7 @@ def test_who_says_that_a_living_shell_ended_makes_no_command_run_twice(agent: Ag
 
 
 @pytest.mark.parametrize("forged", [b"no end", b"nonsense\0"])
-def test_what_hides_that_a_command_was_read_makes_it_no_other_that_was_not(agent: Agent, forged: bytes) -> None:
+def test_garbled_status_of_dead_shell_does_not_rerun_command(agent: Agent, forged: bytes) -> None:
     a_stopped_shell_is_given(agent)
     agent.say(forged)
     agent.end_shell()
@@ -197,7 +197,7 @@ def test_what_hides_that_a_command_was_read_makes_it_no_other_that_was_not(agent
     assert agent.end()["status"] == KILLED_STATUS
 
 
-def test_a_shell_that_does_not_answer_is_not_said_to_have_ended(agent: Agent) -> None:
+def test_unresponsive_shell_is_not_reported_as_ended(agent: Agent) -> None:
     attempt = a_stopped_shell_is_given(agent)
     attempt.cause = "timeout"
     agent.shells.attempt_killed()
@@ -205,7 +205,7 @@ def test_a_shell_that_does_not_answer_is_not_said_to_have_ended(agent: Agent) ->
     assert "the command did not run: the shell of the session did not respond" in agent.end()["message"]
 
 
-def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent) -> None:
+def test_shell_dying_without_reading_is_not_replaced_repeatedly(agent: Agent) -> None:
     agent.begin(SandboxAttempt(a_session_command("main", "x=1")))
     agent.open_session()
     agent.end_shell()
@@ -216,7 +216,7 @@ def test_shells_that_die_without_reading_are_not_replaced_for_ever(agent: Agent)
     assert "the command did not run: the shell of the session ended before it read the command" in message["message"]
 
 
-def test_a_command_that_was_stopped_before_a_new_shell_is_begun_is_not_run(agent: Agent) -> None:
+def test_command_cancelled_before_new_shell_starts_is_not_run(agent: Agent) -> None:
     attempt = a_stopped_shell_is_given(agent)
     agent.end_shell()
     agent.until_finished()
@@ -225,7 +225,7 @@ def test_a_command_that_was_stopped_before_a_new_shell_is_begun_is_not_run(agent
 
 
 @pytest.mark.parametrize("missing", range(1, 8))
-def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) -> None:
+def test_session_without_enough_files_leaves_no_file_open(missing: int) -> None:
     gc.collect()  # what other tests let go of is closed now, and not while files are counted
     loop = EventLoop()
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -249,7 +249,7 @@ def test_without_files_for_all_of_a_terminal_nothing_stays_open(missing: int) ->
     assert after == before
 
 
-def test_where_there_is_no_terminal_only_the_command_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unavailable_terminal_fails_only_its_command(monkeypatch: pytest.MonkeyPatch) -> None:
     def openpty() -> tuple[int, int]:
         raise OSError(errno.ENOSPC, "No space left on device")
 

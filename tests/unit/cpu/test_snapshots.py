@@ -1,4 +1,4 @@
-"""Snapshots on their way to the disk."""
+"""Writing of snapshots to the disk."""
 
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -13,7 +13,7 @@ from support.executor import FakeExecutor
 
 
 class GrowingWork:
-    """Says that there is little, and packs more."""
+    """A file operation that announces a small size and sends more."""
 
     async def read_response(self) -> Mapping[str, Any]:
         return {"members": 1, "bytes": 1, "names": 1, "left_out": 0}
@@ -29,7 +29,7 @@ class GrowingWork:
         pass
 
 
-async def test_what_is_more_than_was_said_is_not_kept(tmp_path: Path) -> None:
+async def test_snapshot_larger_than_announced_is_not_stored(tmp_path: Path) -> None:
     store: Any = None
     snapshots = NodeSnapshots(tmp_path, node_name="../n", max_mib=1, store=store, executor=FakeExecutor())
     (tmp_path / "node-..%2Fn").mkdir()

@@ -1,4 +1,4 @@
-"""The process that forks environments outlives whatever it is asked."""
+"""The zygote that forks environments survives invalid requests."""
 
 import gc
 import os
@@ -23,7 +23,7 @@ def zygote() -> Iterator[Zygote]:
 
 
 def made(zygote: Zygote, wanted: dict[str, str]) -> int:
-    """The pid of a worker that is asked for this."""
+    """Fork a worker for the request and return its process id."""
     pids: list[int] = []
     ours, theirs = socket.socketpair()
     with ours:
@@ -32,19 +32,19 @@ def made(zygote: Zygote, wanted: dict[str, str]) -> int:
     return pids[0]
 
 
-def test_what_is_no_question_is_answered_and_nothing_ends(zygote: Zygote) -> None:
+def test_invalid_request_is_answered_and_zygote_continues(zygote: Zygote) -> None:
     for packet in (b"no json", b"[]", b"{}", b'{"ticket": 7, "join": []}', b'{"ticket": 7, "is_work": true}', b"\xff"):
         zygote.channel.socket.send(packet)
         assert zygote.handle_response()
     assert made(zygote, {"op": "list"}) > 0
 
 
-def test_what_is_wanted_may_be_longer_than_a_packet(zygote: Zygote) -> None:
+def test_request_may_be_longer_than_a_packet(zygote: Zygote) -> None:
     assert made(zygote, {"op": "list", "after": "a" * (1 << 20)}) > 0
     assert zygote.is_idle
 
 
-def test_a_question_that_is_too_long_is_nobodys_wait(zygote: Zygote) -> None:
+def test_too_long_request_is_refused_and_leaves_zygote_idle(zygote: Zygote) -> None:
     ours, theirs = socket.socketpair()
     with ours:
         before = len(os.listdir("/proc/self/fd"))

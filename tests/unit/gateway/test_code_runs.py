@@ -1,4 +1,4 @@
-"""Programs that calls are held for, with actions that stand in for a system."""
+"""Programs that blocking calls run, with fake actions instead of a running system."""
 
 import asyncio
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ WANTED = CodeRun(run=SubmitActionRequest(task="t", argv=["true"]), key=b"k", siz
 
 
 class Standing:
-    """Actions that are admitted once there is room, and settle when they are told to."""
+    """A fake action service that admits actions if there is room and settles them on request."""
 
     def __init__(self) -> None:
         self.has_room = True
@@ -61,8 +61,8 @@ async def tried(runs: CodeRunner, *, within_s: float = 0.01) -> None:
         await runs.run(WANTED, CALLER, RequestTrace(), within_s=within_s)
 
 
-async def test_however_often_it_is_tried_it_is_one_action(standing: Standing) -> None:
-    """The time that one was left is no matter once it was taken up."""
+async def test_retried_run_uses_one_action(standing: Standing) -> None:
+    """A retry stops the grace period of the abandoned run."""
     runs = runs_of(standing, grace_s=0.1)
     for _ in range(5):
         await tried(runs, within_s=0.06)
@@ -73,14 +73,14 @@ async def test_however_often_it_is_tried_it_is_one_action(standing: Standing) ->
     await runs.drain()
 
 
-async def test_what_nobody_takes_up_is_cancelled(standing: Standing) -> None:
+async def test_abandoned_run_is_cancelled_after_grace_period(standing: Standing) -> None:
     runs = runs_of(standing, grace_s=0.01)
     await tried(runs)
     await asyncio.wait_for(_until(lambda: standing.cancelled == [numbered(1)]), 5)
     await runs.drain()
 
 
-async def test_who_went_away_while_there_was_no_room_is_admitted_never(standing: Standing) -> None:
+async def test_run_abandoned_before_admission_is_never_admitted(standing: Standing) -> None:
     runs, standing.has_room = runs_of(standing, grace_s=0.01), False
     gone = asyncio.create_task(runs.run(WANTED, CALLER, RequestTrace(), within_s=60))
     await asyncio.wait_for(_until(lambda: standing.asked > 2), 5)
@@ -91,7 +91,7 @@ async def test_who_went_away_while_there_was_no_room_is_admitted_never(standing:
     assert standing.admitted == []
 
 
-async def test_what_ended_by_our_trouble_is_begun_anew(standing: Standing) -> None:
+async def test_run_with_infrastructure_error_starts_a_new_action(standing: Standing) -> None:
     runs = runs_of(standing)
     await tried(runs)
     standing.settling[numbered(1)].set_result(ActionOutcome.INFRA_ERROR)
@@ -104,7 +104,7 @@ async def test_what_ended_by_our_trouble_is_begun_anew(standing: Standing) -> No
     await runs.drain()
 
 
-async def test_a_gateway_that_ends_answers_all_and_leaves_nothing_running(standing: Standing) -> None:
+async def test_stopping_gateway_answers_callers_and_cancels_running_actions(standing: Standing) -> None:
     runs = runs_of(standing)
     waiting = asyncio.create_task(runs.run(WANTED, CALLER, RequestTrace(), within_s=60))
     await asyncio.wait_for(_until(lambda: bool(standing.admitted)), 5)

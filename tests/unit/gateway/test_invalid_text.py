@@ -1,4 +1,4 @@
-"""What a trainer's JSON may say, as what is read of it."""
+"""Invalid characters in a trainer's JSON, and the text that the gateway reads from it."""
 
 import asyncio
 import json
@@ -18,11 +18,11 @@ def read(content: bytes) -> bytes:
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join))
-def test_what_no_text_can_have_is_replaced_and_all_else_is_left(text: str) -> None:
+def test_invalid_characters_are_replaced_and_others_are_unchanged(text: str) -> None:
     wanted = NO_CHARACTER.sub("\ufffd", json.loads(json.dumps(text)))  # as two halves that meet are a character
     assert json.loads(read(json.dumps(text).encode())) == wanted
 
 
-def test_a_large_body_is_read_alike() -> None:
+def test_large_body_is_cleaned_like_small_body() -> None:
     text = "\n\\" * OFFLOAD_BYTES + "\ud800\U0001f600"
     assert json.loads(read(json.dumps(text).encode())) == text.replace("\ud800", "\ufffd")

@@ -1,4 +1,4 @@
-"""`openapi/gateway.json` is what the gateway serves, and what a generator of clients can read."""
+"""`openapi/gateway.json` matches the served API, and client generators can read it."""
 
 import subprocess
 import sys
@@ -26,12 +26,12 @@ SETTINGS = GatewaySettings(
 DOCUMENT: dict[str, Any] = build(SETTINGS).openapi()
 OPERATIONS = {operation["operationId"]: operation for path in DOCUMENT["paths"].values() for operation in path.values()}
 OF_SWEREX = "511"
-"""Its exceptions are raised by its own client, which reads no problems."""
+"""The status of SWE-ReX exceptions. Their client does not read problem details."""
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
 
 def inside(node: Any) -> Iterator[dict[str, Any]]:
-    """Every object in a document."""
+    """Yield every object in a document."""
     if isinstance(node, dict):
         yield node
         node = list(node.values())
@@ -39,12 +39,12 @@ def inside(node: Any) -> Iterator[dict[str, Any]]:
         yield from inside(child)
 
 
-def test_the_committed_document_is_the_one_that_is_served() -> None:
+def test_committed_openapi_document_matches_served_api() -> None:
     written = subprocess.run([sys.executable, "-m", "arl_gateway.openapi"], capture_output=True, check=True).stdout
     assert written == COMMITTED.read_bytes(), "the API has changed: run `make openapi`"
 
 
-def test_every_operation_has_a_name_of_its_own_and_one_described_tag() -> None:
+def test_every_operation_has_unique_name_and_one_described_tag() -> None:
     described = {tag["name"] for tag in DOCUMENT["tags"]}
     assert len(OPERATIONS) == sum(len(path) for path in DOCUMENT["paths"].values())
     assert all(name.isidentifier() and "_v1_" not in name for name in OPERATIONS)
@@ -52,7 +52,7 @@ def test_every_operation_has_a_name_of_its_own_and_one_described_tag() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-def test_every_operation_takes_a_key_and_documents_its_problems(operation: dict[str, Any]) -> None:
+def test_every_operation_requires_a_key_and_documents_its_errors(operation: dict[str, Any]) -> None:
     assert operation["security"] == [{"ApiKey": []}]
     assert operation["description"]
     assert {"401", "403", "422", "429", "500", "503"} <= set(operation["responses"])
@@ -63,7 +63,7 @@ def test_every_operation_takes_a_key_and_documents_its_problems(operation: dict[
             }
 
 
-def test_a_union_of_objects_says_by_which_field_they_differ() -> None:
+def test_union_of_objects_names_its_discriminator_field() -> None:
     unions = [each for each in inside(SCHEMAS) if sum("$ref" in choice for choice in each.get("oneOf", [])) > 1]
     assert unions
     for union in unions:
@@ -71,7 +71,7 @@ def test_a_union_of_objects_says_by_which_field_they_differ() -> None:
     assert not [each for each in inside(SCHEMAS) if sum("$ref" in choice for choice in each.get("anyOf", [])) > 1]
 
 
-def test_nothing_is_in_it_that_generators_stumble_over() -> None:
+def test_document_avoids_constructs_that_client_generators_reject() -> None:
     assert not [each for each in inside(DOCUMENT) if "prefixItems" in each]
     assert not [name for name in SCHEMAS if name.endswith(("-Input", "-Output"))]
     for name, schema in SCHEMAS.items():

@@ -1,4 +1,4 @@
-"""Which service a request of a trainer's protocol means, by what it names and what there is."""
+"""Selection of the reward service that a trainer's request addresses."""
 
 from collections.abc import Sequence
 from dataclasses import fields
@@ -18,7 +18,7 @@ CLASSIFIERS = ("classifier", "sequence-classifier")
 
 
 class Known:
-    """In place of what is looked up."""
+    """A fake service directory with fixed services."""
 
     def __init__(self, services: Sequence[ServiceEntry]) -> None:
         self._services = services
@@ -47,33 +47,33 @@ async def named(model: str | None, *services: ServiceEntry, query: bytes = b"") 
 
 
 @pytest.mark.parametrize("model", [None, "", UNKNOWN])
-async def test_the_only_one_that_was_registered_serves_whatever_names_none(model: str | None) -> None:
+async def test_only_registered_service_serves_requests_without_known_model(model: str | None) -> None:
     others = (registered("ranker", "reranker"), registered("twin", "similarity"))
     assert await named(model, *FRESH, *others, registered("rm")) == "rm"
 
 
 @pytest.mark.parametrize("model", [None, ""])
-async def test_what_comes_along_serves_who_names_nothing(model: str | None) -> None:
+async def test_built_in_service_serves_requests_that_name_no_model(model: str | None) -> None:
     assert await named(model, *FRESH) == "quality"
     assert await named(model, registered("twin", "similarity"), *FRESH) == "quality"
     assert await named(model, along("own", "python"), along("exact", "exact")) == "own"
 
 
 @pytest.mark.parametrize("services", [FRESH, (*FRESH, registered("twin", "similarity")), FRESH[:2], ()])
-async def test_a_model_that_is_unknown_is_served_by_nothing_else(services: Sequence[ServiceEntry]) -> None:
+async def test_unknown_model_without_registered_service_is_not_found(services: Sequence[ServiceEntry]) -> None:
     with pytest.raises(
         NotFound, match=f"reward service '{UNKNOWN}' does not exist, and no suitable service is registered"
     ):
         await named(UNKNOWN, *services)
 
 
-async def test_of_several_that_were_registered_none_is_chosen() -> None:
+async def test_ambiguous_registered_services_are_not_chosen() -> None:
     with pytest.raises(NotFound, match="several registered services are suitable"):
         await named(UNKNOWN, registered("a"), registered("b"))
     with pytest.raises(NotFound, match="Available: a, b, quality"):
         await named(None, registered("a"), registered("b"), along("quality"))
 
 
-async def test_a_name_of_a_service_is_that_one_however_it_came() -> None:
+async def test_service_name_in_model_or_query_selects_that_service() -> None:
     assert await named("quality", *FRESH, registered("rm")) == "quality"
     assert await named(UNKNOWN, *FRESH, registered("rm"), query=b"service=quality") == "quality"

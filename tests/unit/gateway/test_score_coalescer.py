@@ -1,4 +1,4 @@
-"""Which calls become one action, with actions that settle when a test says so."""
+"""Coalescing of score calls into actions; the actions settle when a test releases them."""
 
 import asyncio
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ CALLER = Caller(1, 1, "default", frozenset({"actions:*"}))
 
 
 class Held:
-    """Admits at once, and settles an action with the lengths of its texts once it is let go."""
+    """A fake action service: admits at once, and scores an action by text lengths once released."""
 
     def __init__(self) -> None:
         self.items: list[int] = []
@@ -32,7 +32,7 @@ class Held:
         self.cancelled = 0
         self._texts: dict[Any, list[str]] = {}
         self.looks: list[Exception | None] = []
-        """What comes of the first ones: nothing yet, or an error."""
+        """Results of the first reads: None while the action runs, or an error."""
 
     async def admit(
         self, action: SubmitActionRequest, caller: Caller, *, trace: RequestTrace, item_origins: Sequence[CoalescedCall]
@@ -76,7 +76,7 @@ async def until(condition: Any) -> None:
         await asyncio.sleep(0)
 
 
-async def test_a_lone_call_goes_at_once_and_those_after_it_together() -> None:
+async def test_first_call_starts_at_once_and_later_calls_are_coalesced() -> None:
     held = Held()
     scores = scores_of(held)
     calls = [asking(scores, "a" * (1 + at)) for at in range(4)]
@@ -89,7 +89,7 @@ async def test_a_lone_call_goes_at_once_and_those_after_it_together() -> None:
     assert len({answer.action for answer in answers}) == 2
 
 
-async def test_an_action_may_take_as_long_as_a_call_waits_for_it() -> None:
+async def test_action_timeout_is_at_least_the_call_timeout() -> None:
     held = Held()
     scores = scores_of(held)
     for within_s in (55.0, 580.0):
@@ -99,15 +99,15 @@ async def test_an_action_may_take_as_long_as_a_call_waits_for_it() -> None:
     assert held.timeouts_s == [300.0, 580.0]
 
 
-def test_what_is_to_be_said_of_tokens_bounds_an_action_as_their_number_does() -> None:
-    """A teacher's hundred likeliest of 2048 tokens are 5 MB for each sequence."""
+def test_requested_logprobs_count_towards_split_size() -> None:
+    """The 100 most likely logprobs of 2048 tokens take 5 MB per sequence."""
     sequences = [ScoreItem(token_ids=[1] * 2048, top_logprobs=100) for _ in range(9)]
     assert [len(part) for part in split_items(sequences)] == [4, 4, 1]
     texts = [ScoreItem(text="a" * 100_000, top_logprobs=100) for _ in range(3)]
     assert [len(part) for part in split_items(texts)] == [2, 1]
 
 
-async def test_once_nothing_is_on_its_way_nobody_waits_for_company() -> None:
+async def test_call_without_others_in_flight_does_not_linger() -> None:
     held = Held()
     scores = scores_of(held)
     first = asking(scores, "a")
@@ -120,7 +120,7 @@ async def test_once_nothing_is_on_its_way_nobody_waits_for_company() -> None:
     await second
 
 
-async def test_what_goes_by_itself_waits_for_nobody() -> None:
+async def test_unbatched_call_does_not_linger() -> None:
     held = Held()
     scores = scores_of(held)
     calls = [asking(scores, "a", alone=True) for _ in range(4)]
@@ -130,7 +130,7 @@ async def test_what_goes_by_itself_waits_for_nobody() -> None:
     await asyncio.gather(*calls)
 
 
-async def test_who_hangs_up_while_company_is_waited_for_is_left_out() -> None:
+async def test_disconnected_call_is_left_out_of_batch() -> None:
     held = Held()
     scores = scores_of(held)
     first, gone, stays = asking(scores, "a"), asking(scores, "b"), asking(scores, "c")
@@ -144,7 +144,7 @@ async def test_who_hangs_up_while_company_is_waited_for_is_left_out() -> None:
     assert scores.waiting == 0
 
 
-async def test_a_lane_serves_on_whoever_hangs_up_and_when() -> None:
+async def test_coalescer_keeps_serving_after_random_disconnects() -> None:
     held, random = Held(), Random(1)
     scores = scores_of(held)
     async with asyncio.timeout(20):
@@ -169,7 +169,7 @@ async def _some_hang_up(scores: ScoreCoalescer, held: Held, random: Random) -> N
 
 
 @pytest.mark.parametrize("look", [ConnectionRefusedError(), PoolBusy("all in use"), Unavailable("restarting"), None])
-async def test_who_waits_is_answered_though_the_database_was_away_meanwhile(look: Exception | None) -> None:
+async def test_waiting_call_is_answered_after_database_outage(look: Exception | None) -> None:
     held = Held()
     held.looks = [look] * 3
     scores = scores_of(held)
@@ -179,14 +179,14 @@ async def test_who_waits_is_answered_though_the_database_was_away_meanwhile(look
     assert (held.items, held.looks, held.cancelled) == ([1], [], 0)
 
 
-async def test_what_is_wrong_for_good_is_answered_at_once() -> None:
+async def test_permanent_error_is_returned_at_once() -> None:
     held = Held()
     held.looks = [NotFound("there is no such action")]
     with pytest.raises(NotFound):
         await asking(scores_of(held), "ab")
 
 
-async def test_who_asks_while_there_is_no_way_in_is_held() -> None:
+async def test_call_is_retried_while_admission_is_unavailable() -> None:
     held = Held()
     admit, refusals = held.admit, [Unavailable("a service is not reachable"), QueueFull("full")]
 

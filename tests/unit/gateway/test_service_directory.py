@@ -1,4 +1,4 @@
-"""The list of services that every request asks for, with a stand-in for Postgres: who looks, and who waits for it."""
+"""The cached service directory, with a fake Postgres: lookups are shared, cached and refreshed."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ from arl_store.tx import PostgresStore
 
 
 class Postgres:
-    """Answers, or is away, as soon as it may; and has a clock."""
+    """A fake Postgres with a clock that answers or fails when a test allows it."""
 
     def __init__(self) -> None:
         self.fault: Exception | None = None
@@ -46,7 +46,7 @@ async def postgres() -> Postgres:
     return Postgres()
 
 
-async def test_all_who_wait_share_one_look_and_its_error(postgres: Postgres) -> None:
+async def test_concurrent_callers_share_one_lookup_and_its_error(postgres: Postgres) -> None:
     postgres.fault = TimeoutError()
     postgres.may_answer.clear()
     calls = [asyncio.create_task(postgres.names_of()) for _ in range(20)]
@@ -57,7 +57,7 @@ async def test_all_who_wait_share_one_look_and_its_error(postgres: Postgres) -> 
     assert postgres.looks == 1
 
 
-async def test_a_look_goes_on_for_the_others_when_one_goes_away(postgres: Postgres) -> None:
+async def test_lookup_continues_when_one_caller_disconnects(postgres: Postgres) -> None:
     postgres.may_answer.clear()
     first, second = (asyncio.create_task(postgres.names_of()) for _ in range(2))
     await postgres.is_asked.wait()
@@ -69,7 +69,7 @@ async def test_a_look_goes_on_for_the_others_when_one_goes_away(postgres: Postgr
     assert postgres.looks == 1
 
 
-async def test_while_postgres_is_away_what_is_known_will_do_until_it_is_too_old(postgres: Postgres) -> None:
+async def test_cached_services_are_used_while_postgres_is_unavailable_until_stale(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = ConnectionRefusedError()
     postgres.now += MAX_STALE_S
@@ -80,7 +80,7 @@ async def test_while_postgres_is_away_what_is_known_will_do_until_it_is_too_old(
             await postgres.names_of()
 
 
-async def test_one_in_a_while_finds_out_whether_postgres_is_back(postgres: Postgres) -> None:
+async def test_expired_cache_is_refreshed_once_per_cache_period(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = TimeoutError()
     postgres.now += CACHE_S
@@ -91,7 +91,7 @@ async def test_one_in_a_while_finds_out_whether_postgres_is_back(postgres: Postg
     assert await postgres.names_of() == ["one", "two"]
 
 
-async def test_what_is_not_known_is_not_said_to_be_missing_while_postgres_is_away(postgres: Postgres) -> None:
+async def test_unknown_service_raises_error_while_postgres_is_unavailable(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = TimeoutError()
     postgres.now += 1
@@ -100,7 +100,7 @@ async def test_what_is_not_known_is_not_said_to_be_missing_while_postgres_is_awa
             await postgres.names_of(with_one="two")
 
 
-async def test_a_mistake_of_ours_is_not_hidden_by_what_is_known(postgres: Postgres) -> None:
+async def test_unexpected_error_is_not_hidden_by_cache(postgres: Postgres) -> None:
     await postgres.names_of()
     postgres.fault = LookupError()
     postgres.now += CACHE_S

@@ -1,4 +1,4 @@
-"""A stream of events is alive while nothing happens, and over when it shall be."""
+"""Event streams send heartbeats while idle and end when they are stopped."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -9,7 +9,7 @@ from arl_gateway.streaming.sse import HEARTBEAT, EventStream, EventSubscription,
 
 
 class Events:
-    """Some, then nothing for ever."""
+    """A source of some events that then ends or stays idle for ever."""
 
     def __init__(self, *events: bytes, goes_on: bool) -> None:
         self._events, self._goes_on = events, goes_on
@@ -25,13 +25,13 @@ class Events:
             self.closed = True
 
 
-async def test_it_ends_with_its_events() -> None:
+async def test_stream_ends_after_its_last_event() -> None:
     events = Events(b"1", b"2", goes_on=False)
     assert [each async for each in with_heartbeats(events.each(), asyncio.Event())] == [b"1", b"2"]
     assert events.closed
 
 
-async def test_while_nothing_happens_there_are_comments() -> None:
+async def test_idle_stream_sends_heartbeat_comments() -> None:
     events = Events(b"1", goes_on=True)
     stream = with_heartbeats(events.each(), asyncio.Event(), every_s=0.001)
     assert [await anext(stream) for _ in range(3)] == [b"1", HEARTBEAT, HEARTBEAT]
@@ -40,7 +40,7 @@ async def test_while_nothing_happens_there_are_comments() -> None:
     assert events.closed
 
 
-async def test_it_ends_when_it_shall() -> None:
+async def test_stream_ends_when_stopped() -> None:
     events, ended = Events(b"1", goes_on=True), asyncio.Event()
     stream = with_heartbeats(events.each(), ended)
     assert await anext(stream) == b"1"
@@ -49,7 +49,7 @@ async def test_it_ends_when_it_shall() -> None:
     assert events.closed
 
 
-async def test_who_takes_nothing_is_left_behind_when_it_shall_end() -> None:
+async def test_stalled_client_is_dropped_when_stream_stops() -> None:
     events, ended = Events(b"1", b"2", goes_on=True), asyncio.Event()
     left: list[bool] = []
     is_stalled = asyncio.Event()

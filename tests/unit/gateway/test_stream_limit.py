@@ -1,4 +1,4 @@
-"""Places for those that follow outputs."""
+"""Limits on the number of concurrent log streams."""
 
 import pytest
 
@@ -6,7 +6,7 @@ from arl_gateway.streaming.log_streams import StreamLimiter
 from arl_wire.errors import Unavailable
 
 
-def test_one_project_does_not_take_those_of_the_others() -> None:
+def test_project_cannot_use_stream_slots_of_other_projects() -> None:
     places = StreamLimiter(3, project_limit=2)
     leaves = [places.acquire(1), places.acquire(1)]
     with pytest.raises(Unavailable, match="this project already has 2 output streams"):

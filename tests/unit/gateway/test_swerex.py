@@ -1,4 +1,4 @@
-"""SWE-ReX's protocol without an environment: what is never taken for a command's own doing, and what is not read."""
+"""The SWE-ReX protocol without an environment: infrastructure errors, output marks and uploaded forms."""
 
 import base64
 import io
@@ -60,14 +60,14 @@ READERS: dict[str, Callable[[Action], Any]] = {
 @pytest.mark.parametrize(
     "outcome", [ActionOutcome.INFRA_ERROR, ActionOutcome.DEADLINE_IN_QUEUE, ActionOutcome.CANCELLED]
 )
-def test_our_trouble_is_never_an_answer(read: Callable[[Action], Any], outcome: ActionOutcome) -> None:
+def test_infrastructure_error_is_never_a_command_result(read: Callable[[Action], Any], outcome: ActionOutcome) -> None:
     with pytest.raises(SwerexError, match=f"^{outcome}: ") as raised:
         read(a_settled(outcome, shown=f"{MARK}:0:\n".encode()))
     assert raised.value.transfer.class_path == "swerex.exceptions.SwerexException"
     assert raised.value.transfer.extra_info["is_infrastructure"]
 
 
-def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
+def test_command_unread_by_its_shell_is_reported_as_not_run() -> None:
     message = (
         "the command did not run: the shell of the session ended before it read the command;"
         " session 'rex-default' ended with this command"
@@ -78,14 +78,14 @@ def test_a_command_that_its_shell_did_not_read_was_not_run() -> None:
         )
 
 
-def test_what_a_job_wrote_before_the_mark_is_output_too() -> None:
+def test_output_of_background_job_before_mark_is_kept() -> None:
     action = a_settled(ActionOutcome.OK, shown=f"of a job\n{MARK}:0:\nits own {MARK}:2:forged\n".encode())
     said = sessions.parse_run_result(action, SwerexBashAction(command="x"), MARK)
     assert said.output == f"of a job\nits own {MARK}:2:forged\n"
 
 
-def test_a_session_that_shows_nothing_has_no_exit_code() -> None:
-    """Its shell was told to write elsewhere."""
+def test_silent_session_has_no_exit_code() -> None:
+    """The output of its shell was redirected."""
     assert (
         sessions.parse_run_result(
             a_settled(ActionOutcome.OK), SwerexBashAction(command="x", check="silent"), MARK
@@ -98,7 +98,7 @@ def test_a_session_that_shows_nothing_has_no_exit_code() -> None:
 
 
 @pytest.mark.parametrize("name", ["default", "a b", "", "ü", "x" * 500, "../x", "a/b"])
-def test_every_session_has_a_name_of_ours(name: str) -> None:
+def test_session_name_is_prefixed_unique_and_valid(name: str) -> None:
     ours = sessions.session_name(name)
     assert ours.startswith("rex-")
     assert len(ours) <= 64
@@ -107,7 +107,7 @@ def test_every_session_has_a_name_of_ours(name: str) -> None:
 
 
 @pytest.mark.parametrize("encoding", ["idna", "punycode", "rot13", "no such"])
-def test_a_codec_that_is_none_or_too_slow_is_an_unknown_one(encoding: str) -> None:
+def test_unsupported_encoding_raises_lookup_error(encoding: str) -> None:
     with pytest.raises(SwerexError) as raised:
         files.decode_file(
             a_settled(ActionOutcome.OK, shown=b"text"), SwerexReadFileRequest(path="/a", encoding=encoding)
@@ -115,7 +115,7 @@ def test_a_codec_that_is_none_or_too_slow_is_an_unknown_one(encoding: str) -> No
     assert raised.value.transfer.class_path == "builtins.LookupError"
 
 
-def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_archive_that_unpacks_to_too_many_bytes_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "MAX_UNPACKED_BYTES", 1000)
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -124,7 +124,7 @@ def test_an_archive_that_unpacks_to_too_much_is_refused(monkeypatch: pytest.Monk
         files.unzip_transfer("/a", packed.getvalue(), MARK)
 
 
-def test_what_is_too_much_for_an_action_s_input_is_laid_down_before() -> None:
+def test_file_too_large_for_stdin_is_staged_first() -> None:
     small, large = (
         files.write_transfer("/a", bytes(6 << 20), MARK),
         files.write_transfer("/a", bytes((6 << 20) + 1), MARK),
@@ -134,7 +134,7 @@ def test_what_is_too_much_for_an_action_s_input_is_laid_down_before() -> None:
     assert large.action_fields["argv"][-2:] == ["/a", large.staging_path]
 
 
-def test_a_form_is_read_to_the_byte() -> None:
+def test_multipart_form_is_read_byte_for_byte() -> None:
     content = b"\r\n--other\r\n\r\n\0\xff--\r\n"
     form = (
         b'preamble\r\n--B\r\nContent-Disposition: form-data; name="target_path"\r\n\r\n/a b\r\n'
@@ -158,7 +158,7 @@ def test_a_form_is_read_to_the_byte() -> None:
         b"--B\r\n\r\n" + b"\r\n--Bx" * 20 + b"\r\n--B--",
     ],
 )
-def test_a_form_that_was_cut_or_has_too_much_is_none(form: bytes) -> None:
+def test_truncated_or_oversized_form_is_refused(form: bytes) -> None:
     if form == b"--B--":
         assert parse_form(form, b"B") == {}
         return
@@ -167,17 +167,17 @@ def test_a_form_that_was_cut_or_has_too_much_is_none(form: bytes) -> None:
 
 
 @pytest.mark.parametrize("boundary", [b"", b" ", b"a" * 71, b"a\r\nb"])
-def test_no_boundary_is_none(boundary: bytes) -> None:
+def test_invalid_boundary_is_refused(boundary: bytes) -> None:
     with pytest.raises(ValidationFailed):
         parse_form(b"--" + boundary + b"--", boundary)
 
 
-def test_a_mark_that_a_trap_of_the_session_changed_is_none() -> None:
+def test_mark_changed_by_session_trap_is_ignored() -> None:
     action = a_settled(ActionOutcome.OK, shown=f"{MARK}:zz:{MARK}:0:\nfound\n".encode())
     assert "found" in sessions.parse_run_result(action, SwerexBashAction(command="true"), MARK).output
 
 
-def test_bytes_that_are_no_text_are_an_error_of_reading_them() -> None:
+def test_undecodable_bytes_fail_reading_the_file() -> None:
     action = a_settled(ActionOutcome.OK, shown=b"\xff")
     with pytest.raises(SwerexError) as raised:
         files.decode_file(action, SwerexReadFileRequest(path="f", errors="surrogateescape"))

@@ -1,4 +1,4 @@
-"""Whose items go to the device next, over many batches."""
+"""The order in which items reach the device over many batches."""
 
 from itertools import count
 from uuid import uuid4
@@ -38,7 +38,7 @@ def computed(turns: BatchScheduler, batch: Batch) -> None:
             turns.remove(job.fence)
 
 
-def test_a_short_action_is_not_behind_large_ones_that_fill_every_batch() -> None:
+def test_short_action_is_not_delayed_by_many_large_actions() -> None:
     short = a_job([512])
     turns = turns_of(*(a_job([512] * 256) for _ in range(4)), short)
     first, second = turns.next_batch(HERE), turns.next_batch(HERE)
@@ -46,7 +46,7 @@ def test_a_short_action_is_not_behind_large_ones_that_fill_every_batch() -> None
     assert second[0] == (short, 0, 1)
 
 
-def test_a_large_one_waits_while_as_much_as_may_begin_has_begun_and_short_ones_do_not() -> None:
+def test_large_action_waits_at_inflight_limit_unlike_short_action() -> None:
     large, waits, short = a_job([10] * 9), a_job([10] * 9), a_job([10])
     turns = turns_of(large, batch_tokens=20, max_inflight_tokens=100)
     computed(turns, turns.next_batch(HERE))
@@ -61,7 +61,7 @@ def test_a_large_one_waits_while_as_much_as_may_begin_has_begun_and_short_ones_d
 
 
 @given(COSTS, st.integers(1, 100), st.integers(1, 300))
-def test_each_that_began_or_is_short_is_served_within_as_many_batches_as_there_are_jobs(
+def test_ready_job_is_served_within_one_batch_per_job(
     costs: list[list[int]], batch_tokens: int, max_inflight_tokens: int
 ) -> None:
     jobs = [a_job(each, service="minilm" if at % 3 else "other") for at, each in enumerate(costs)]
@@ -85,7 +85,7 @@ def test_each_that_began_or_is_short_is_served_within_as_many_batches_as_there_a
 
 
 @given(COSTS, st.integers(1, 100), st.integers(1, 300))
-def test_of_large_ones_no_more_begins_than_may(
+def test_large_actions_in_flight_stay_within_token_limit(
     costs: list[list[int]], batch_tokens: int, max_inflight_tokens: int
 ) -> None:
     jobs = [a_job(each) for each in costs if sum(each) > batch_tokens]
@@ -99,13 +99,13 @@ def test_of_large_ones_no_more_begins_than_may(
         computed(turns, batch)
 
 
-class TestSwaps:
-    """Two services, of which one is on the device and used; nobody waits for ever."""
+class TestModelSwaps:
+    """Two services share a device; one is resident and in use, and neither waits for ever."""
 
     HERE = DeviceState(resident=("here",), fitting=())
 
     def turns(self, *waiting: tuple[float, str]) -> BatchScheduler:
-        """«here» was in a batch at 0; what waits came when it is said to have come."""
+        """Return a scheduler in which «here» ran a batch at 0 and the given jobs arrived at their times."""
         turns = BatchScheduler(batch_tokens=10, max_inflight_tokens=100, model_swap_delay_s=5.0)
         turns.add(a_job([10], "here"), now=0.0)
         turns.next_batch(self.HERE, now=0.0)
@@ -116,41 +116,41 @@ class TestSwaps:
     def served(self, turns: BatchScheduler, *at: float) -> list[str]:
         return [job.service for now in at for job, _, _ in turns.next_batch(self.HERE, now=now)]
 
-    def test_work_of_a_resident_service_goes_before_a_restore(self) -> None:
+    def test_resident_service_runs_before_a_restore(self) -> None:
         turns = self.turns((1.0, "away"), (2.0, "here"), (2.0, "away"), (3.0, "here"))
         assert self.served(turns, 5.5, 5.5, 6.0) == ["here", "here", "away"]
 
-    def test_whoever_waited_its_bound_goes_first_and_with_it_all_that_waited_for_the_same(self) -> None:
+    def test_service_past_its_wait_limit_runs_all_its_jobs_first(self) -> None:
         turns = self.turns((1.0, "away"), (2.0, "here"), (5.5, "away"))
         assert turns.waiting_services(self.HERE, now=6.0) == ["away", "here"]
         assert self.served(turns, 6.0, 6.0, 6.0) == ["away", "away", "here"]
 
-    def test_nobody_leaves_for_one_that_has_hardly_waited(self) -> None:
+    def test_resident_service_is_not_evicted_before_swap_delay(self) -> None:
         turns = self.turns((1.0, "away"), (4.0, "here"))
         assert self.served(turns, 4.0) == ["here"]
         assert turns.next_check_at(self.HERE, now=4.0) == 6.0
         assert (turns.waiting_services(self.HERE, now=5.9), self.served(turns, 5.9)) == ([], [])
         assert self.served(turns, 6.0) == ["away"]
 
-    def test_many_that_wait_for_one_service_have_not_to_wait_so_long(self) -> None:
+    def test_many_waiting_jobs_shorten_the_swap_delay(self) -> None:
         turns = self.turns(*[(1.0, "away")] * 4, (3.4, "here"))
         assert self.served(turns, 3.4) == ["here"]
         assert turns.next_check_at(self.HERE, now=3.4) == 3.5
         assert self.served(turns, 3.5) == ["away"]
 
-    def test_it_does_not_wait_where_there_is_room_or_where_nobody_needs_what_would_leave(self) -> None:
+    def test_swap_is_immediate_with_free_memory_or_idle_service(self) -> None:
         assert self.turns((1.0, "away")).next_batch(DeviceState(resident=("here",), fitting=("away",)), now=1.0)
         assert self.turns((1.0, "away")).next_batch(DeviceState(fitting=()), now=1.0)
         assert self.served(self.turns((5.0, "away")), 5.0) == ["away"]
 
-    def test_what_another_device_does_is_left_to_it_until_there_is_much_of_it(self) -> None:
+    def test_service_on_another_device_is_loaded_only_for_much_work(self) -> None:
         turns, place = self.turns((1.0, "away"), (1.0, "here")), DeviceState(replicas_elsewhere={"away": 1, "here": 1})
         assert turns.next_batch(place, now=5.9) == []
         turns.add(a_job([10] * 3, "here"), now=5.9)
         assert turns.next_batch(place, now=5.9)[0].job.service == "here"
 
 
-def test_what_another_device_holds_is_brought_here_once_it_has_waited_for_long_enough() -> None:
+def test_service_on_another_device_is_loaded_after_swap_delay() -> None:
     turns = BatchScheduler(batch_tokens=100, max_inflight_tokens=1000, model_swap_delay_s=5.0)
     turns.add(a_job([10]), now=0.0)
     place = DeviceState(replicas_elsewhere={"minilm": 1})
@@ -158,7 +158,7 @@ def test_what_another_device_holds_is_brought_here_once_it_has_waited_for_long_e
     assert turns.next_batch(place, now=5.0)
 
 
-def test_a_split_service_and_one_on_a_device_of_its_take_turns_and_not_a_swap_for_each_batch() -> None:
+def test_split_and_whole_service_alternate_without_swap_per_batch() -> None:
     turns = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, model_swap_delay_s=1.0)
     members = {"split": (0, 1)}
     leads = DeviceState(number=0, members=members, blocked={"whole"})
@@ -170,16 +170,16 @@ def test_a_split_service_and_one_on_a_device_of_its_take_turns_and_not_a_swap_fo
     for service in ("whole", "whole", "split", "split"):
         turns.add(a_job([10], service), now=0.0)
     assert begins(follows, 1.0) == ["whole"]
-    assert begins(leads, 1.1) == [], "what waited for the other device as it was given to another goes first"
+    assert begins(leads, 1.1) == [], "jobs that already waited for the other device go first"
     assert begins(follows, 1.2) == ["whole"]
     assert begins(leads, 1.3) == ["split"]
     turns.add(a_job([10], "whole"), now=1.4)
-    assert begins(follows, 1.5) == [], "it has its part of what the other device takes"
+    assert begins(follows, 1.5) == [], "the device takes part in the other device's split batch"
     assert begins(leads, 1.6) == ["split"]
     assert begins(follows, 1.7) == ["whole"]
 
 
-def test_a_split_service_is_not_brought_where_one_that_is_in_use_on_another_device_of_its_would_leave() -> None:
+def test_split_service_waits_while_its_load_would_evict_used_service() -> None:
     turns = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, model_swap_delay_s=1.0)
     leads = DeviceState(
         number=0, members={"split": (0, 1)}, resident_on_group={"split": {"whole"}}, fitting=(), blocked={"whole"}
@@ -192,8 +192,8 @@ def test_a_split_service_is_not_brought_where_one_that_is_in_use_on_another_devi
     assert [job for job, _, _ in turns.next_batch(leads, now=1.0)] == [waits]
 
 
-class TestBatchesByTime:
-    """A batch is as large as what a device computes within 0.1 s, and never below what it may have at once anyway."""
+class TestTimedBatches:
+    """The size of a batch is the work of 0.1 s on the device, but at least `batch_tokens`."""
 
     def turns(self, *jobs: ScoreJob, max_inflight_tokens: int = 10_000) -> BatchScheduler:
         turns = BatchScheduler(
@@ -216,41 +216,41 @@ class TestBatchesByTime:
         return found
 
     def of_320(self, *others: ScoreJob) -> BatchScheduler:
-        """What has been computed by now is gone."""
+        """Return a scheduler that has learnt batches of 320 tokens and contains only the given jobs."""
         turns = self.turns(a_job([1] * 5000))
         assert self.sizes(turns, 3200, 7) == [20, 40, 80, 160, 320, 320, 320]
         self.instead(turns, *others)
         return turns
 
     def instead(self, turns: BatchScheduler, *jobs: ScoreJob) -> None:
-        """Of all that waits."""
+        """Replace all waiting jobs by the given ones."""
         for each in [*turns]:
             turns.remove(each.fence)
         for job in jobs:
             turns.add(job)
 
-    def test_it_follows_how_fast_the_device_is(self) -> None:
+    def test_batch_size_follows_device_speed(self) -> None:
         turns = self.of_320(a_job([1] * 5000))
         assert self.sizes(turns, 800, 3) == [320, 80, 80]
         assert self.sizes(turns, 20, 2) == [80, 20]
 
-    def test_it_is_never_more_than_may_be_begun_or_many_times_what_it_may_have_anyway(self) -> None:
+    def test_batch_size_is_capped_by_inflight_tokens_and_growth_limit(self) -> None:
         assert self.sizes(self.turns(a_job([1] * 1000), max_inflight_tokens=50), 1e9, 4) == [20, 40, 50, 50]
         assert self.sizes(self.turns(a_job([1] * 5000)), 1e9, 8)[-2:] == [320, 320]
 
-    def test_one_with_little_in_it_says_nothing_of_one_with_much_unless_it_takes_too_long(self) -> None:
+    def test_small_batch_changes_budget_only_if_it_is_slow(self) -> None:
         turns, alone = self.of_320(a_job([1] * 5000)), [BatchPart(a_job([1]), 0, 1)]
         turns.record_duration(alone, 0, 0.09)
         assert self.sizes(turns, 3200, 1) == [320]
         turns.record_duration(alone, 0, 9.0)
         assert self.sizes(turns, 3200, 2) == [160, 320]
 
-    def test_each_service_has_its_own_on_each_device(self) -> None:
+    def test_batch_budget_is_learnt_per_service_and_device(self) -> None:
         turns = self.turns(a_job([1] * 600), a_job([1] * 600, "other"))
         assert [self.sizes(turns, 1e9, 1) for _ in range(4)] == [[20], [20], [40], [40]]
         assert self.sizes(turns, 1e9, 1, DeviceState(number=1)) == [20]
 
-    def test_one_that_failed_is_followed_by_small_ones_and_so_is_what_was_in_no_memory(self) -> None:
+    def test_batch_budget_restarts_after_failure_or_eviction(self) -> None:
         turns = self.of_320(a_job([1] * 5000))
         turns.record_failure(turns.next_batch(HERE), 1)
         assert self.sizes(turns, 3200, 1) == [320]
@@ -262,19 +262,19 @@ class TestBatchesByTime:
         turns.forget_budgets_except({"other"}, 0)
         assert self.sizes(turns, 3200, 1) == [20]
 
-    def test_a_device_leaves_others_that_hold_the_service_their_parts_of_what_waits(self) -> None:
+    def test_device_leaves_shares_of_queue_to_other_replicas(self) -> None:
         turns = self.of_320(a_job([1] * 180))
         assert turns.next_batch(DeviceState(resident={"minilm"}, replicas_elsewhere={"minilm": 2}))[0].items == 60
         turns = self.of_320(a_job([1] * 180))
         pairs = DeviceState(resident={"minilm"}, replicas_elsewhere={"minilm": 2}, members={"minilm": (0, 1)})
-        assert turns.next_batch(pairs)[0].items == 90, "two devices are one more group"
+        assert turns.next_batch(pairs)[0].items == 90, "the two devices elsewhere form one group"
 
-    def test_a_second_copy_is_made_where_there_is_work_for_several_of_its_batches(self) -> None:
+    def test_second_replica_is_loaded_if_work_fills_several_batches(self) -> None:
         elsewhere = DeviceState(number=1, replicas_elsewhere={"minilm": 1}, fitting=())
         for tokens, is_made in ((1279, False), (1280, True)):
             assert bool(self.of_320(a_job([1] * tokens)).next_batch(elsewhere)) == is_made
 
-    def test_a_second_copy_is_made_although_no_more_may_begin_than_a_few_batches(self) -> None:
+    def test_second_replica_is_loaded_despite_low_inflight_limit(self) -> None:
         elsewhere = DeviceState(number=1, replicas_elsewhere={"minilm": 1}, fitting=())
         for tokens, is_made in ((299, False), (300, True)):
             turns = self.turns(a_job([1] * 3000), max_inflight_tokens=600)
@@ -283,8 +283,8 @@ class TestBatchesByTime:
             assert bool(turns.next_batch(elsewhere)) == is_made
 
 
-def test_what_waits_for_a_closed_service_is_in_nobody_s_way() -> None:
-    """As of an engine that is in trouble: there is no end of it."""
+def test_jobs_of_blocked_service_do_not_delay_other_services() -> None:
+    """A failed engine blocks its service for an unlimited time."""
     begun, judged = a_job([10] * 9, "judge"), [a_job([10] * 9, "judge") for _ in range(3)]
     turns = turns_of(begun, *judged, batch_tokens=20, max_inflight_tokens=100)
     computed(turns, turns.next_batch(HERE))
@@ -294,7 +294,7 @@ def test_what_waits_for_a_closed_service_is_in_nobody_s_way() -> None:
     assert turns.next_batch(place) == [(waits, 0, 2)]
 
 
-def test_large_actions_of_a_service_that_is_not_here_leave_the_device_to_one_that_is() -> None:
+def test_large_jobs_of_absent_service_yield_to_resident_service() -> None:
     cold, hot = [a_job([10] * 9, "cold") for _ in range(3)], a_job([10] * 9)
     turns = BatchScheduler(batch_tokens=20, max_inflight_tokens=100, model_swap_delay_s=1.5)
     for job in (*cold, hot):
@@ -302,7 +302,7 @@ def test_large_actions_of_a_service_that_is_not_here_leave_the_device_to_one_tha
     assert turns.next_batch(DeviceState(resident={"minilm"}, fitting=set()), now=1.0) == [(hot, 0, 2)]
 
 
-def test_a_large_action_comes_to_begin_however_much_of_another_service_comes() -> None:
+def test_large_job_starts_despite_continuous_work_of_another_service() -> None:
     turns, large = (
         BatchScheduler(batch_tokens=100, max_inflight_tokens=1000, model_swap_delay_s=1.5),
         a_job([100] * 6, "large"),

@@ -1,4 +1,4 @@
-"""One order for all workers of a group: who leads, who waits for whom, and what is made of their answers."""
+"""Device groups and their one order of batches: leaders, rendezvous, and the merged answers of the ranks."""
 
 import asyncio
 import random
@@ -28,7 +28,7 @@ ITEMS = [{"text": "aa"}]
 
 
 class Member:
-    """A fake group member. It does what the test says, once all of its group have joined, as ranks do."""
+    """A fake group member. Like a rank, it answers as scripted once the whole group has joined."""
 
     limit_s = 60.0
     host = None
@@ -88,7 +88,7 @@ def refused(code: str) -> dict[str, Any]:
     return {"error": code, "message": f"why {code}", "states": {}, "used_bytes": 0, "moves": {}, "fitting": []}
 
 
-def test_devices_are_in_consecutive_groups_whose_first_one_leads_and_some_are_left_over() -> None:
+def test_groups_are_consecutive_devices_led_by_the_first() -> None:
     groups = groups_over(members(5))
     assert [tuple(each) for each in device_groups(5, 2)] == [(0, 1), (2, 3)]
     assert [tuple(groups.members("two", number)) for number in range(5)] == [(0, 1), (0, 1), (2, 3), (2, 3), ()]
@@ -97,7 +97,7 @@ def test_devices_are_in_consecutive_groups_whose_first_one_leads_and_some_are_le
     assert [groups.services_not_led_by(at) for at in range(5)] == [set(), everything, {"four"}, everything, everything]
 
 
-async def test_the_first_rank_s_entries_are_the_answer_and_what_all_took_is_added() -> None:
+async def test_group_result_has_scores_of_first_rank_and_summed_times() -> None:
     workers = members(2)
     for rank, worker in enumerate(workers):
         worker.answers = [scored(ITEMS) | {"entries": [{"score": rank}], "forward_cpu_s": rank + 1, "restore_s": rank}]
@@ -110,7 +110,7 @@ async def test_the_first_rank_s_entries_are_the_answer_and_what_all_took_is_adde
     assert (sorted(found.responses), found.deaths) == ([0, 1], {})
 
 
-async def test_groups_that_overlap_and_orders_of_single_devices_never_wait_for_each_other_for_ever() -> None:
+async def test_overlapping_groups_and_single_devices_never_deadlock() -> None:
     workers, rng = members(4), random.Random(3)
     groups = groups_over(workers)
     asked = [("two", 0), ("two", 2), ("four", 0), *(("whole", number) for number in range(4))]
@@ -120,7 +120,7 @@ async def test_groups_that_overlap_and_orders_of_single_devices_never_wait_for_e
     assert (orders[0], orders[2]) == (orders[1], orders[3])
 
 
-async def test_workers_meet_once_and_anew_after_one_of_them_is_another_or_something_failed() -> None:
+async def test_rendezvous_is_reused_until_worker_restart_or_failure() -> None:
     workers = members(2)
     groups = groups_over(workers)
 
@@ -139,7 +139,7 @@ async def test_workers_meet_once_and_anew_after_one_of_them_is_another_or_someth
 
 
 @pytest.mark.parametrize("first", [True, False])
-async def test_the_trouble_is_that_of_the_rank_that_has_it(first: bool) -> None:
+async def test_group_error_is_that_of_the_failing_rank(first: bool) -> None:
     workers = members(2)
     codes = ("no_room", "peer_not_ready") if first else ("peer_gone", "no_room")
     for worker, code in zip(workers, codes, strict=True):
@@ -148,7 +148,7 @@ async def test_the_trouble_is_that_of_the_rank_that_has_it(first: bool) -> None:
     assert (found.response["error"], found.response["message"]) == ("no_room", "why no_room")
 
 
-async def test_once_one_rank_has_died_those_that_wait_for_it_are_ended() -> None:
+async def test_death_of_one_rank_ends_waiting_ranks() -> None:
     workers = members(4)
     workers[2].answers = [WorkerDied("killed")]
     found = await score(groups_over(workers, grace_s=0.01), "four")
@@ -157,7 +157,7 @@ async def test_once_one_rank_has_died_those_that_wait_for_it_are_ended() -> None
     assert not any(worker.order_lock.locked() for worker in workers)
 
 
-async def test_a_batch_that_is_given_up_gives_up_all_its_parts() -> None:
+async def test_cancelled_batch_cancels_all_its_parts() -> None:
     workers = members(2)
     workers[0].answers = [asyncio.get_running_loop().create_future()]
     going = asyncio.create_task(groups_over(workers).score("two", 0, ITEMS, lambda number: ()))
@@ -171,8 +171,8 @@ async def test_a_batch_that_is_given_up_gives_up_all_its_parts() -> None:
 
 
 @pytest.mark.parametrize("items", [3, 8])
-async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_there_is_no_copy(items: int) -> None:
-    """As of a whole service that another device has, which would have little to do wait for that one."""
+async def test_only_leaders_take_batches_and_partial_residency_is_no_replica(items: int) -> None:
+    """A replica of a whole service elsewhere would make small jobs wait for it; a part does not."""
     workers, reports = members(5), asyncio.Queue[ScoreReport]()
     scoring = BatchDispatcher(
         workers,  # type: ignore[arg-type]
@@ -186,14 +186,14 @@ async def test_only_devices_that_lead_take_batches_and_a_part_of_theirs_that_is_
         device.states = {"two": "resident"} if number == 1 else {"else": "resident"}  # type: ignore[dict-item]
         device.fitting = {"two"}
     scoring._devices[4].states = {"two": "cold"}  # type: ignore[dict-item]
-    assert scoring.states == {"two": "cold", "else": "resident"}, "half of it is nothing"
+    assert scoring.states == {"two": "cold", "else": "resident"}, "a service on only one member is not resident"
     scoring.start()
     scoring.add(ScoreJob(Fence(uuid4(), 1), "two", 60.0, [{"text": "a"}] * items, [10] * items))
     report = await asyncio.wait_for(reports.get(), 5)
     assert report.outcome == "ok"
     first = len(workers[0].parts)
     assert [len(worker.parts) for worker in workers] == [first, first, items - first, items - first, 0]
-    assert (first == items) is (items == 3), "much to do is worth a second copy"
+    assert (first == items) is (items == 3), "only much work justifies a second replica"
     await scoring.stop()
 
 
@@ -217,7 +217,7 @@ class OneEngine:
     async def stop(self) -> None: ...
 
 
-async def test_a_group_waits_for_an_engine_of_any_of_its_devices_which_takes_nothing_more() -> None:
+async def test_group_waits_for_busy_engine_on_any_member_device() -> None:
     workers, reports, engine = members(2), asyncio.Queue[ScoreReport](), OneEngine()
     workers[0].answers, workers[1].answers = [refused("peer_not_ready")], [refused("no_room")]
     scoring = BatchDispatcher(
@@ -242,7 +242,7 @@ async def test_a_group_waits_for_an_engine_of_any_of_its_devices_which_takes_not
     await scoring.stop()
 
 
-async def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> None:
+async def test_each_rank_has_its_own_host_memory_shared_by_groups() -> None:
     host = HostMemory()
     paths: list[str] = []
     other: list[str] = []
@@ -260,7 +260,7 @@ async def test_ranks_have_host_memory_of_their_own_and_groups_have_it_once() -> 
     assert len({*paths, *other}) == 4
 
 
-def test_parts_agree_where_they_are_of_one_registration_and_each_another_one() -> None:
+def test_fingerprints_match_for_distinct_ranks_of_one_registration() -> None:
     spec = {"name": "a", "kind": "logprobs", "since": 1.0, "options": {"tensor_parallel": 2, "rank": 1}}
     other = {**spec, "options": {"tensor_parallel": 2, "rank": 0}}
     part = RankInfo("/path", 1, 1, 2, 60.0)

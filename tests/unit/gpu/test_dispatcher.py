@@ -1,4 +1,4 @@
-"""The loop that puts batches together, where it can't go on."""
+"""The loop that forms batches, and the cases in which it cannot continue."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ from arl_kit.metrics import Metrics
 from support.gpu import NOTHING, ScriptedWorker, scored
 
 
-async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
+async def test_failed_dispatcher_reports_error_and_can_be_stopped() -> None:
     failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
     reports: list[ScoreReport] = []
     turns = BatchScheduler(batch_tokens=16, max_inflight_tokens=16)
@@ -37,7 +37,7 @@ async def test_scoring_that_has_ended_says_so_and_can_be_stopped() -> None:
     assert [report.outcome for report in reports] == ["cancelled"]
 
 
-async def test_an_action_with_many_items_is_spread_over_devices_and_its_scores_are_in_their_order() -> None:
+async def test_many_items_are_spread_over_devices_with_scores_in_order() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     workers = [ScriptedWorker(), ScriptedWorker()]
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
@@ -54,7 +54,7 @@ async def test_an_action_with_many_items_is_spread_over_devices_and_its_scores_a
     await scoring.stop()
 
 
-async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s() -> None:
+async def test_worker_death_fails_only_its_own_batch() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     workers = [ScriptedWorker(), ScriptedWorker()]
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
@@ -77,7 +77,7 @@ async def test_a_device_whose_worker_dies_costs_its_batch_and_no_other_device_s(
 
 
 async def in_batches(*answers: dict[str, Any]) -> list[int]:
-    """How many items of an action of 80 are in its batches, the first of which are answered so, and then what it is."""
+    """Return the batch sizes of an action of 80 items; the first batches get `answers`."""
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker, found = ScriptedWorker(), []
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
@@ -95,24 +95,24 @@ async def in_batches(*answers: dict[str, Any]) -> list[int]:
     return found
 
 
-async def test_what_is_computed_quickly_goes_to_the_device_in_larger_batches() -> None:
+async def test_fast_service_gets_larger_batches() -> None:
     assert await in_batches() == [10, 20, 40, 10]
 
 
-async def test_what_a_batch_waited_for_and_not_what_was_computed_makes_it_no_smaller() -> None:
+async def test_batch_size_depends_on_compute_time_not_waiting_time() -> None:
     assert await in_batches({"restore_s": 3600.0}) == [10, 20, 40, 10]
     assert await in_batches({"model_s": 3600.0}) == [10] * 2 + [20, 40]
 
 
-async def test_what_counts_no_tokens_stays_in_batches_of_one_size() -> None:
+async def test_service_without_token_counts_keeps_batch_size() -> None:
     assert await in_batches(*[{"tokens": 0}] * 8) == [10] * 8
 
 
-async def test_a_model_that_was_in_no_memory_may_be_another_one() -> None:
+async def test_batch_growth_restarts_after_model_left_memory() -> None:
     assert await in_batches({}, {"states": {}}) == [10, 20, 20, 30]
 
 
-async def test_after_a_batch_that_failed_they_are_small_again() -> None:
+async def test_batch_size_restarts_after_failed_batch() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker = ScriptedWorker()
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000, batch_s=0.1), GpuMetrics(Metrics())
@@ -137,7 +137,7 @@ async def test_after_a_batch_that_failed_they_are_small_again() -> None:
 NO_ROOM = NOTHING | {"error": "no_room", "message": "minilm needs more"}
 
 
-async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails() -> None:
+async def test_job_without_room_moves_to_other_devices_before_failing() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     small, large = ScriptedWorker(), ScriptedWorker()
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
@@ -162,7 +162,7 @@ async def test_what_a_device_has_no_room_for_goes_to_the_others_before_it_fails(
     await scoring.stop()
 
 
-async def test_what_no_device_has_room_for_is_not_handed_around() -> None:
+async def test_job_that_fits_on_no_device_fails_without_looping() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     workers = [ScriptedWorker(), ScriptedWorker()]
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())
@@ -178,7 +178,7 @@ async def test_what_no_device_has_room_for_is_not_handed_around() -> None:
 
 
 class EngineInUse(EngineDispatcher):
-    """On every device, until it is released."""
+    """An engine that is busy on every device until it is released."""
 
     released = False
 
@@ -186,7 +186,7 @@ class EngineInUse(EngineDispatcher):
         return not self.released
 
 
-async def test_no_time_passes_of_what_waits_for_an_engine_to_be_released() -> None:
+async def test_timeout_pauses_while_job_waits_for_engine_release() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker = ScriptedWorker()
     engine = EngineInUse({}, [worker], lambda: ())  # type: ignore[list-item]
@@ -215,7 +215,7 @@ async def test_no_time_passes_of_what_waits_for_an_engine_to_be_released() -> No
     await scoring.stop()
 
 
-async def test_what_goes_wrong_with_a_service_is_its_health_and_no_other_s() -> None:
+async def test_failure_affects_only_health_of_its_service() -> None:
     reports: asyncio.Queue[ScoreReport] = asyncio.Queue()
     worker = ScriptedWorker()
     turns, metrics = BatchScheduler(batch_tokens=10, max_inflight_tokens=1000), GpuMetrics(Metrics())

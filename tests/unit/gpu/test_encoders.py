@@ -1,4 +1,4 @@
-"""Our forward beside transformers': the same vectors, however texts are put together."""
+"""The encoders give the same vectors as transformers, however texts are batched."""
 
 import importlib.util
 import json
@@ -34,8 +34,8 @@ def similarity() -> SimilarityModel:
 
 
 @pytest.mark.parametrize("encode", FORWARDS)
-@pytest.mark.parametrize("together", [True, False], ids=["padded together", "one by one"])
-def test_vectors_equal_those_of_transformers(
+@pytest.mark.parametrize("together", [True, False], ids=["one batch", "one by one"])
+def test_encoder_vectors_equal_those_of_transformers(
     similarity: SimilarityModel, encode: EncodeFunction, together: bool
 ) -> None:
     ids = [list(each.ids) for each in similarity.tokenizer.tokenize(TEXTS)]
@@ -45,7 +45,7 @@ def test_vectors_equal_those_of_transformers(
     assert np.abs(vectors - EMBEDDINGS).max() < TOLERANCE
 
 
-def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(similarity: SimilarityModel) -> None:
+def test_text_is_truncated_at_training_length_and_marked(similarity: SimilarityModel) -> None:
     split = similarity.tokenizer.tokenize(TEXTS)
     assert max(len(each.ids) for each in split) == REFERENCE["max_tokens"] == similarity.tokenizer.max_tokens
     assert [each.truncated for each in split].count(True) == 1
@@ -61,9 +61,9 @@ def test_a_text_is_cut_where_the_model_was_trained_to_stop_and_that_is_said(simi
         "ab\u0301c\n" * 3000,
         "w " * 100 + "y" * 9000,
     ],
-    ids=["many words", "words that come late", "one word", "no spaces", "accents", "a long last word"],
+    ids=["many words", "late words", "one word", "no spaces", "accents", "a long last word"],
 )
-def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(similarity: SimilarityModel, text: str) -> None:
+def test_long_text_is_tokenized_like_the_whole_text(similarity: SimilarityModel, text: str) -> None:
     whole = Tokenizer.from_file(str(DIRECTORY / "tokenizer.json"))
     whole.no_padding()
     whole.enable_truncation(similarity.tokenizer.max_tokens)
@@ -72,7 +72,7 @@ def test_a_long_text_has_the_tokens_that_it_has_when_all_of_it_is_read(similarit
     assert (list(found.ids), found.truncated) == (expected.ids, bool(expected.overflowing))
 
 
-def test_a_torch_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unimportable_torch_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise OSError('libcudart.so: no such file')")
     monkeypatch.delitem(sys.modules, "torch", raising=False)
@@ -80,7 +80,7 @@ def test_a_torch_that_cannot_be_imported_is_none(tmp_path: Path, monkeypatch: py
     assert not has_torch()
 
 
-def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: SimilarityModel) -> None:
+def test_scores_are_cosines_and_shared_text_is_encoded_once(similarity: SimilarityModel) -> None:
     items = [{"text": text, "reference": TEXTS[0]} for text in TEXTS]
     scored = similarity.score(items, similarity.weights.content)
     found = [entry["score"] for entry in scored.entries]
@@ -90,7 +90,7 @@ def test_scores_are_the_cosines_and_a_shared_text_is_encoded_once(similarity: Si
 
 
 @pytest.mark.parametrize(("text", "reference", "code"), [(" \n", "x", "empty_text"), ("x", "", "empty_reference")])
-def test_what_cannot_be_compared_is_an_error_of_its_item_and_no_score(
+def test_empty_text_or_reference_is_an_item_error(
     similarity: SimilarityModel, text: str, reference: str, code: str
 ) -> None:
     items = [{"text": text, "reference": reference}, {"text": "x", "reference": "x"}]

@@ -1,4 +1,4 @@
-"""What a judge is asked, and what is read from its answers: a verdict that is not there is no score."""
+"""The requests and verdicts of an engine judge; a missing verdict is an error, not a score."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def said(*texts: str, finish_reason: str = "stop") -> list[dict[str, Any]]:
         (GRADES | {"words": {"true": 1, "false": 0}, "minimum": None, "maximum": None}, ['{"grade": true}'], 1.0),
     ],
 )
-def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str], score: float) -> None:
+def test_verdict_is_converted_to_score(options: dict[str, Any], answers: list[str], score: float) -> None:
     assert judge(options, samples=4).parse_entry(said(*answers))["score"] == score
 
 
@@ -59,30 +59,30 @@ def test_a_verdict_becomes_its_score(options: dict[str, Any], answers: list[str]
         (GRADES, "{" * 100_000),
     ],
 )
-def test_what_can_not_be_read_is_an_error_and_no_zero(options: dict[str, Any], answer: str) -> None:
+def test_unreadable_verdict_is_an_error_instead_of_zero(options: dict[str, Any], answer: str) -> None:
     assert judge(options).parse_entry(said(answer))["error"]["code"] == "verdict_unparsed"
 
 
 @pytest.mark.parametrize("finish_reason", ["length", "content_filter"])
-def test_an_answer_that_was_cut_off_has_no_verdict_whatever_it_thought_of_one(finish_reason: str) -> None:
+def test_truncated_answer_has_no_verdict(finish_reason: str) -> None:
     whole, cut = said("verdict: good"), said("<think> I must end with `verdict: bad`, or", finish_reason=finish_reason)
     assert judge(WORDS).parse_entry(cut)["error"]["code"] == "verdict_unparsed"
     assert judge(WORDS, samples=2).parse_entry(whole + cut)["details"]["verdicts"] == [1.0, None]
 
 
-def test_a_pattern_that_takes_too_long_is_given_up_and_said() -> None:
+def test_slow_pattern_is_stopped_and_reported() -> None:
     slow = judge(WORDS, pattern=r"(?:.*,){1,20}(\d)")
     assert slow.parse_entry(said("," * 8000))["error"]["code"] == "pattern_timeout"
 
 
-def test_some_answers_that_can_not_be_read_are_left_out_until_too_few_are_left() -> None:
+def test_unreadable_answers_are_ignored_down_to_min_verdicts() -> None:
     answers = ["verdict: good", "?", "verdict: bad"]
     entry = judge(WORDS, samples=3).parse_entry(said(*answers))
     assert (entry["score"], entry["details"]) == (0.5, {"verdicts": [1.0, None, 0.0], "answers": answers})
     assert "error" in judge(WORDS, samples=3, min_verdicts=3).parse_entry(said(*answers))
 
 
-def test_a_text_is_put_into_the_template_as_it_is() -> None:
+def test_item_text_is_inserted_into_template_verbatim() -> None:
     options = WORDS | {"prompt": "{{q}} {prompt} {response} {reference}", "system": "Be fair.", "samples": 2}
     item = {"text": "{prompt} {0.__class__}", "prompt": "why?", "reference": "{{}}"}
     request: Any = judge(options, temperature=0.5).build_request(item)
@@ -113,12 +113,12 @@ def test_a_text_is_put_into_the_template_as_it_is() -> None:
         ({"extra": {"a": "\0"}}, "NUL"),
     ],
 )
-def test_what_would_never_judge_is_refused_when_it_is_registered(changed: dict[str, Any], said: str) -> None:
+def test_unusable_judge_options_are_rejected_at_registration(changed: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said.replace("{", r"\{")):
         JudgeOptions.model_validate(WORDS | changed)
 
 
-def test_options_of_a_judge_are_a_judge_s() -> None:
+def test_options_of_another_service_kind_are_rejected() -> None:
     for kind, options in (("reranker", {"judge": WORDS}), ("judge", {"judge": WORDS, "max_tokens": 5})):
         with pytest.raises(ValidationError):
             RegisterRewardServiceRequest.model_validate(

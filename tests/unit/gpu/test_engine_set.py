@@ -1,4 +1,4 @@
-"""What is held for engines when nobody can say what they hold."""
+"""Memory accounting for engines that do not answer."""
 
 import socket
 from dataclasses import asdict, dataclass
@@ -19,12 +19,12 @@ class Bytes:
 
 @pytest.fixture
 def nobody() -> str:
-    """An address at which nothing listens."""
+    """Return an address at which nothing listens."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         return f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def test_one_that_can_not_be_asked_has_its_room_and_whoever_uses_it_and_does_not_leave(nobody: str) -> None:
+def test_unreachable_engine_counts_as_resident_and_cannot_be_evicted(nobody: str) -> None:
     residency = DeviceResidency(CpuDevice(8))
     spec = asdict(EngineSpec(url=nobody, family="vllm", size=6))
     engines = EngineSet({"e": spec}, residency, keys={}, in_use=["e"], on_progress=lambda: None)
@@ -38,7 +38,7 @@ def test_one_that_can_not_be_asked_has_its_room_and_whoever_uses_it_and_does_not
     assert (engines.states, residency.used) == ({"e": "resident"}, 6)
 
 
-def test_several_that_can_not_be_asked_may_be_more_than_there_is_room_for(nobody: str) -> None:
+def test_unreachable_engines_may_exceed_device_memory(nobody: str) -> None:
     residency = DeviceResidency(CpuDevice(8))
     spec = asdict(EngineSpec(url=nobody, family="vllm", size=6))
     engines = EngineSet({"e": spec, "f": spec}, residency, keys={}, on_progress=lambda: None)

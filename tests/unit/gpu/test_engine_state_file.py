@@ -1,4 +1,4 @@
-"""What is kept of an engine's last order: believed of the process that had it, and of no other."""
+"""The state file of an engine: its last order is valid only for the process that received it."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ def last(tmp_path: Path) -> EngineStateFile:
     return EngineStateFile(tmp_path / "engines" / "e.json")
 
 
-def test_one_that_was_told_nothing_or_woken_last_is_awake(last: EngineStateFile) -> None:
+def test_engine_without_orders_or_woken_last_is_awake(last: EngineStateFile) -> None:
     assert last.is_asleep(lambda: None) is False
     last.save("a", sleeps=True)
     last.save("a", sleeps=False)
@@ -30,7 +30,7 @@ def test_one_that_was_told_nothing_or_woken_last_is_awake(last: EngineStateFile)
         (None, True, "a", None),
     ],
 )
-def test_it_is_believed_of_the_same_process_and_another_one_is_awake(
+def test_saved_state_is_valid_only_for_same_process(
     last: EngineStateFile, then: str | None, sleeps: bool | None, now: str | None, found: bool | None
 ) -> None:
     last.save(then, sleeps=sleeps)
@@ -48,20 +48,20 @@ def test_it_is_believed_of_the_same_process_and_another_one_is_awake(
         ("a", None, None, None),
     ],
 )
-def test_who_put_it_to_sleep_knows_so_unless_it_was_told_more_since_or_another_has_begun(
+def test_sleeping_engine_stays_asleep_unless_state_or_process_changed(
     last: EngineStateFile, then: str | None, sleeps: bool | None, now: str | None, found: bool | None
 ) -> None:
     last.save(then, sleeps=sleeps)
     assert last.is_asleep(lambda: now, asleep=True) is found
 
 
-def test_without_a_file_it_is_awake_unless_whoever_asks_put_it_to_sleep(tmp_path: Path, last: EngineStateFile) -> None:
+def test_missing_state_file_returns_the_callers_state(tmp_path: Path, last: EngineStateFile) -> None:
     last.save("a", sleeps=True)
     (tmp_path / "engines" / "e.json").unlink()
     assert [last.is_asleep(lambda: "a", asleep=asleep) for asleep in (False, True)] == [False, True]
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", "\\xff"])
-def test_a_file_that_can_not_be_read_says_nothing(tmp_path: Path, content: str) -> None:
+def test_unreadable_state_file_gives_unknown_state(tmp_path: Path, content: str) -> None:
     (tmp_path / "e.json").write_text(content)
     assert EngineStateFile(tmp_path / "e.json").is_asleep(lambda: "a", asleep=True) is None

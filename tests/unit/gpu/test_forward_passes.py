@@ -1,4 +1,4 @@
-"""How many texts a model computes at once."""
+"""The number of texts that a model computes in one forward pass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ class OnGpu:
 
 
 class Memory:
-    """Has room for so many tokens with their padding."""
+    """Memory with room for up to `room` padded tokens per pass."""
 
     def __init__(self, lengths: Sequence[int], room: int) -> None:
         self.lengths, self.room = lengths, room
@@ -36,9 +36,7 @@ class Memory:
 
 
 @given(LENGTHS, st.integers(1, 400))
-def test_whatever_memory_there_is_each_text_is_computed_once_or_said_to_be_too_large(
-    lengths: list[int], room: int
-) -> None:
+def test_each_text_is_computed_once_or_reported_too_large(lengths: list[int], room: int) -> None:
     passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB), Memory(lengths, room)
     groups = passes.group_texts(lengths, b"")
     found = passes.compute_groups(groups, lengths, memory.compute, on_too_large=lambda at: -1)
@@ -46,7 +44,7 @@ def test_whatever_memory_there_is_each_text_is_computed_once_or_said_to_be_too_l
     assert max(memory.passes, default=0) <= room
 
 
-def test_what_there_was_no_memory_for_is_not_tried_again() -> None:
+def test_pass_size_without_memory_is_not_tried_again() -> None:
     lengths = [10] * 64
     passes, memory = ForwardPasses(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
     passes.compute_groups(passes.group_texts(lengths, b""), lengths, memory.compute)
@@ -57,7 +55,7 @@ def test_what_there_was_no_memory_for_is_not_tried_again() -> None:
     assert (max(map(len, groups)), memory.failures) == (8, 0)
 
 
-def test_once_memory_has_been_enough_for_a_while_passes_grow_again() -> None:
+def test_passes_grow_again_after_memory_sufficed_for_a_while() -> None:
     lengths = [10] * 64
     passes, memory = ForwardPasses(cpu_tokens=640, parameters=MIB), Memory(lengths, 100)
     passes.compute_groups(passes.group_texts(lengths, b""), lengths, memory.compute)
@@ -67,13 +65,13 @@ def test_once_memory_has_been_enough_for_a_while_passes_grow_again() -> None:
     assert (memory.passes[-1], memory.failures) == (640, 3)
 
 
-def test_a_text_that_alone_is_too_large_ends_its_batch_where_nobody_says_otherwise() -> None:
+def test_too_large_text_fails_its_batch_without_handler() -> None:
     passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB), Memory([5, 50], 20)
     with pytest.raises(MemoryError):
         passes.compute_groups([[0, 1]], [5, 50], memory.compute)
 
 
-def test_where_there_was_memory_before_its_lack_is_not_the_texts_fault() -> None:
+def test_later_memory_shortage_is_not_blamed_on_text() -> None:
     passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB), Memory([5, 50], 60)
     passes.compute_groups([[0], [1]], [5, 50], memory.compute)
     memory.room = 0
@@ -81,14 +79,14 @@ def test_where_there_was_memory_before_its_lack_is_not_the_texts_fault() -> None
         passes.compute_groups([[1]], [5, 50], memory.compute, on_too_large=lambda at: -1)
 
 
-def test_a_part_of_a_model_makes_the_passes_that_all_parts_make_or_none() -> None:
+def test_sharded_model_never_splits_its_passes() -> None:
     passes, memory = ForwardPasses(cpu_tokens=400, parameters=MIB, is_sharded=True), Memory([10] * 4, 20)
     with pytest.raises(MemoryError):
         passes.compute_groups([[0, 1, 2, 3]], [10] * 4, memory.compute, on_too_large=lambda at: -1)
     assert passes.group_texts([10] * 4, b"") == [[0, 1, 2, 3]]
 
 
-def test_other_errors_are_not_taken_for_too_little_memory() -> None:
+def test_other_errors_are_not_treated_as_memory_shortage() -> None:
     def fails(group: Sequence[int]) -> list[int]:
         raise ValueError("wrong")
 
@@ -98,7 +96,7 @@ def test_other_errors_are_not_taken_for_too_little_memory() -> None:
         )
 
 
-def test_on_a_gpu_a_small_model_s_passes_are_few_and_a_large_one_s_have_little_padding() -> None:
+def test_gpu_passes_pad_small_models_more_than_large_models() -> None:
     lengths = [16, 64, 256, 1024, 4000, 4096]
     small, large = (ForwardPasses(cpu_tokens=1024, parameters=size) for size in (22 * MIB, 8 << 30))
     assert large.group_texts(lengths, OnGpu()) == [[0, 1], [2], [3], [4, 5]]
@@ -107,7 +105,7 @@ def test_on_a_gpu_a_small_model_s_passes_are_few_and_a_large_one_s_have_little_p
     assert len(small.group_texts([128] * (GPU_TOKENS // 128), b"")) == 16
 
 
-def test_passes_on_a_gpu_are_smaller_where_much_is_found_for_each_token_or_others_make_them_too() -> None:
+def test_gpu_passes_shrink_for_large_outputs_or_sharded_models() -> None:
     lengths = [128] * 256
     logits = ForwardPasses(cpu_tokens=2048, parameters=8 << 30, output_bytes=256_000 * 2)
     part = ForwardPasses(cpu_tokens=2048, parameters=8 << 30, is_sharded=True)
@@ -116,7 +114,7 @@ def test_passes_on_a_gpu_are_smaller_where_much_is_found_for_each_token_or_other
 
 
 @given(LENGTHS)
-def test_without_padding_all_texts_of_a_pass_have_one_length(lengths: list[int]) -> None:
+def test_passes_without_padding_have_texts_of_one_length(lengths: list[int]) -> None:
     passes = ForwardPasses(cpu_tokens=100, parameters=MIB)
     groups = passes.group_texts(lengths, b"", max_padding=0.0)
     assert sorted(at for group in groups for at in group) == list(range(len(lengths)))

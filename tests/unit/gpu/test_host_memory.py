@@ -1,4 +1,4 @@
-"""Weights that several workers have in host memory once: whose they are, how much they take, and when they are gone."""
+"""Weights that several workers share in host memory: ownership, sizes and release."""
 
 import asyncio
 import os
@@ -17,11 +17,11 @@ from arl_gpu.worker.host_memory import HostMemory, memory_limit_bytes
 BUDGET = 100_000
 SIZES = {"a": 30_000, "b": 45_000, "c": 60_000, "d": 99_999, "e": 8_193, "f": 40_000, "too-large": 100_001}
 GAP = 64
-"""Bytes between two pieces."""
+"""Bytes between two chunks."""
 
 
 class Weights(WeightBuffer):
-    """Of random bytes, in pieces of any size."""
+    """Weights of random bytes, in chunks of any size."""
 
     def __init__(self, seed: str, size: int) -> None:
         self.size, self.reads = size, 0
@@ -47,12 +47,12 @@ class Weights(WeightBuffer):
 
 
 def path_of(host: HostMemory, **about: int) -> str:
-    """Of an empty file for service `a`."""
+    """Return the path of an empty file for service `a`."""
     return host._get_file({"name": "a", **about}).path
 
 
 def map_it_and_die(path: str, weights: Weights) -> None:
-    """A process of its own does."""
+    """Map the weights in a child process that is then killed."""
     if not (child := os.fork()):
         held = kept_in(path, weights)
         os.kill(os.getpid(), signal.SIGKILL if held else signal.SIGTERM)
@@ -71,7 +71,7 @@ def host() -> Iterator[HostMemory]:
 
 
 @pytest.mark.parametrize("hold", [load_private, None], ids=["own", "shared"])
-def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostMemory, hold: AllocateFn | None) -> None:
+def test_every_chunk_is_at_its_offset_with_zeros_between(host: HostMemory, hold: AllocateFn | None) -> None:
     weights = Weights("a", CHUNK_BYTES + 4097 + 17)
     content = weights.content if hold else kept_in(path_of(host), weights)
     found = bytearray(weights.size)
@@ -80,7 +80,7 @@ def test_every_piece_is_where_it_belongs_and_nothing_is_between_them(host: HostM
     assert content == found
 
 
-def test_workers_have_the_same_bytes_once_and_others_apart(host: HostMemory) -> None:
+def test_equal_weights_are_shared_and_different_weights_are_separate(host: HostMemory) -> None:
     path = path_of(host)
     first, second = kept_in(path, Weights("a", CHUNK_BYTES + 17)), kept_in(path, Weights("a", CHUNK_BYTES + 17))
     first[0] ^= 255
@@ -95,7 +95,7 @@ def test_workers_have_the_same_bytes_once_and_others_apart(host: HostMemory) -> 
 
 
 @pytest.mark.parametrize("size", [1000, 9000])
-def test_what_another_worker_has_is_never_written_over(host: HostMemory, size: int) -> None:
+def test_weights_of_another_worker_are_never_overwritten(host: HostMemory, size: int) -> None:
     path, before = path_of(host), Weights("a", 5000)
     theirs = kept_in(path, before)
     replaced = Weights("the files were replaced meanwhile", size)
@@ -103,14 +103,14 @@ def test_what_another_worker_has_is_never_written_over(host: HostMemory, size: i
     assert theirs == before.whole
 
 
-def test_what_a_worker_that_died_left_unfinished_is_written_anew(host: HostMemory) -> None:
+def test_unfinished_file_of_dead_worker_is_rewritten(host: HostMemory) -> None:
     path = path_of(host)
     for left in (b"half", b"of a larger model that was here" * 1000):
         Path(path).write_bytes(left)
         assert kept_in(path, weights := Weights("a", 5000)) == weights.whole
 
 
-def test_what_could_not_be_read_leaves_nothing_that_is_taken_for_it(host: HostMemory) -> None:
+def test_failed_read_leaves_no_usable_file(host: HostMemory) -> None:
     path, broken = path_of(host), Weights("a", 5000)
     broken.breaks_at = 1
     with pytest.raises(OSError, match="can't be read"):
@@ -119,7 +119,7 @@ def test_what_could_not_be_read_leaves_nothing_that_is_taken_for_it(host: HostMe
 
 
 class Worker:
-    """Answers `arl_gpu.worker.host_memory.HostWeightHolder`."""
+    """A fake worker that implements `arl_gpu.worker.host_memory.HostWeightHolder`."""
 
     def __init__(self, host: HostMemory) -> None:
         self.host = host
@@ -146,7 +146,7 @@ class Worker:
         return {"states": sorted(self.mapped)}
 
     async def load(self, name: str, *, breaks: bool = False) -> bool:
-        """Whether there was room."""
+        """Load a service and return whether there was room."""
         weights = Weights(name, SIZES[name])
         weights.breaks_at = 1 if breaks else None
         async with self.host.reserve(({"name": name}, SIZES[name])) as paths:
@@ -157,7 +157,7 @@ class Worker:
         return paths is not None
 
 
-async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMemory) -> None:
+async def test_unused_weights_on_no_device_are_unloaded_first(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     heard: list[Any] = []
     host.set_response_handler(lambda number, said: heard.append((number, said["states"])))
@@ -166,13 +166,13 @@ async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMe
     for _ in range(3):
         host.record_use("b")
     assert await other.load("a")
-    assert (host.reserved_bytes, host.written_bytes) == (83_193, 83_193), "what both have is there once"
+    assert (host.reserved_bytes, host.written_bytes) == (83_193, 83_193), "weights of both workers must exist once"
     assert not await other.load("too-large")
     assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "b", "e"}, {"a"})
     one.on_device.update("ae")
     other.pinned.add("c")
     assert await other.load("c")
-    assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "e"}, {"a", "c"}), "used often, and on no device"
+    assert (one.mapped.keys(), other.mapped.keys()) == ({"a", "e"}, {"a", "c"}), "b was used often but is on no device"
     assert heard == [(0, ["a", "e"])]
     one.on_device.clear()
     assert await one.load("f")
@@ -180,7 +180,7 @@ async def test_others_let_go_of_what_is_on_no_device_and_used_least(host: HostMe
     assert (host.reserved_bytes, host.written_bytes) == (100_000, 100_000)
 
 
-async def test_what_is_pinned_or_in_use_stays_and_then_there_is_no_room(host: HostMemory) -> None:
+async def test_pinned_or_used_weights_stay_and_load_is_refused(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     assert await one.load("a")
     assert await one.load("b")
@@ -194,21 +194,21 @@ async def test_what_is_pinned_or_in_use_stays_and_then_there_is_no_room(host: Ho
     assert (one.mapped.keys(), host.reserved_bytes) == ({"a"}, 90_000)
 
 
-async def test_of_two_that_read_at_once_and_have_no_room_together_one_waits_for_the_other(host: HostMemory) -> None:
+async def test_concurrent_loads_above_memory_budget_wait(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     assert await asyncio.gather(one.load("c"), other.load("b"), other.load("f")) == [True, True, True]
     assert len({*one.mapped, *other.mapped} & {"c", "b", "f"}) == 2
     assert host.written_bytes == host.reserved_bytes <= BUDGET
 
 
-async def test_what_two_read_at_once_is_written_once(host: HostMemory) -> None:
+async def test_weights_loaded_twice_at_once_are_written_once(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     assert await asyncio.gather(one.load("d"), other.load("d")) == [True, True]
     one.mapped["d"][0] ^= 255
     assert one.mapped["d"] == other.mapped["d"]
 
 
-async def test_parts_get_their_room_together_or_wait_without_any(host: HostMemory) -> None:
+async def test_parts_reserve_host_memory_all_at_once_or_wait(host: HostMemory) -> None:
     Worker(host)
 
     async def read_both_parts(name: str) -> None:
@@ -222,7 +222,7 @@ async def test_parts_get_their_room_together_or_wait_without_any(host: HostMemor
     assert host.reserved_bytes == 0
 
 
-async def test_what_was_registered_anew_counts_as_long_as_somebody_has_what_it_was(host: HostMemory) -> None:
+async def test_replaced_weights_count_while_a_worker_maps_them(host: HostMemory) -> None:
     one, new = Worker(host), {"name": "c", "registered_at": 2.0}
     assert await one.load("c")
     async with host.reserve((new, SIZES["c"])) as paths:
@@ -234,10 +234,10 @@ async def test_what_was_registered_anew_counts_as_long_as_somebody_has_what_it_w
     assert host.reserved_bytes == 90_000
     one.mapped.clear()
     async with host.reserve((new, SIZES["c"])) as paths:
-        assert paths is not None, "of what it was, nobody has anything now"
+        assert paths is not None, "no worker maps the old weights any more"
 
 
-async def test_room_for_what_was_not_read_is_free_again(host: HostMemory) -> None:
+async def test_reservation_of_failed_load_is_released(host: HostMemory) -> None:
     one, other = Worker(host), Worker(host)
     with pytest.raises(OSError, match="can't be read"):
         await one.load("d", breaks=True)
@@ -245,7 +245,7 @@ async def test_room_for_what_was_not_read_is_free_again(host: HostMemory) -> Non
     assert await other.load("d")
 
 
-async def test_what_was_mapped_by_a_process_that_was_killed_is_nobodys(host: HostMemory) -> None:
+async def test_weights_mapped_by_killed_process_are_released(host: HostMemory) -> None:
     async with host.reserve(({"name": "a"}, SIZES["a"])) as paths:
         assert paths is not None
         map_it_and_die(paths[0], Weights("a", SIZES["a"]))
@@ -254,7 +254,7 @@ async def test_what_was_mapped_by_a_process_that_was_killed_is_nobodys(host: Hos
 
 
 @pytest.mark.parametrize("seed", range(20))
-async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebody_has(seed: int) -> None:
+async def test_random_loads_stay_within_budget_and_keep_mapped_weights(seed: int) -> None:
     rng, host = random.Random(seed), HostMemory(BUDGET)
     workers = [Worker(host) for _ in range(3)]
 
@@ -292,9 +292,7 @@ async def test_no_order_of_reads_takes_more_than_there_is_or_changes_what_somebo
         ("0::/../../elsewhere", {"memory.max": "7", "elsewhere/memory.max": "5"}),
     ],
 )
-def test_the_limit_is_that_of_the_control_group_or_of_one_around_it(
-    tmp_path: Path, own: str, limits: dict[str, str]
-) -> None:
+def test_memory_limit_is_lowest_of_enclosing_control_groups(tmp_path: Path, own: str, limits: dict[str, str]) -> None:
     for name, limit in limits.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(limit + "\n")

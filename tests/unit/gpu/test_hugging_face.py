@@ -1,4 +1,4 @@
-"""Models in the layout of Hugging Face, tiny and random: what comes out is what the library itself computes."""
+"""Tiny random models in the Hugging Face layout; results must equal those of the library."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from arl_gpu.models.interface import Entry, RewardModel
 from arl_gpu.models.loader import load
 
 TOLERANCE = 1e-5
-"""Absolute, of float32 results in other company, or computed by the library item by item."""
+"""Absolute tolerance of float32 results, batched here and computed item by item by the library."""
 WORDS = ("[PAD]", "[CLS]", "[SEP]", "[UNK]", *(f"w{number}" for number in range(60)))
 TEXTS = ["w1 w2 w3", "w4", "w5 w6 w7 w8 w9 w10 w11 w12", "w1 w2 w3 w4 w5"]
 TOKENS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9]]
@@ -53,9 +53,7 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_a_checkpoint_without_the_head_of_its_kind_is_refused_and_not_made_up(
-    classifier: Path, teacher: Path, tmp_path: Path
-) -> None:
+def test_checkpoint_without_required_head_is_refused(classifier: Path, teacher: Path, tmp_path: Path) -> None:
     transformers.AutoModel.from_pretrained(classifier).save_pretrained(tmp_path)
     for kind, directory, weight in (
         ("sequence-classifier", teacher, "score.weight"),
@@ -66,7 +64,7 @@ def test_a_checkpoint_without_the_head_of_its_kind_is_refused_and_not_made_up(
             model_of(kind, directory)
 
 
-def test_the_raw_logits_are_those_of_the_library(classifier: Path) -> None:
+def test_raw_logits_equal_those_of_the_library(classifier: Path) -> None:
     entries = scored(model_of("sequence-classifier", classifier), [{"text": text} for text in TEXTS])
     for entry, ids in zip(entries, encoded(classifier, TEXTS), strict=True):
         wanted = logits_of(transformers.AutoModelForSequenceClassification, classifier, ids)[0].tolist()
@@ -75,13 +73,13 @@ def test_the_raw_logits_are_those_of_the_library(classifier: Path) -> None:
         assert entry["details"]["label"] == f"LABEL_{wanted.index(max(wanted))}"
 
 
-def test_with_activation_labels_add_up_to_one(classifier: Path) -> None:
+def test_activated_label_values_sum_to_one(classifier: Path) -> None:
     model = model_of("sequence-classifier", classifier, activation=True)
     for entry in scored(model, [{"text": text} for text in TEXTS]):
         assert sum(entry["values"]) == pytest.approx(1.0, abs=TOLERANCE)
 
 
-def test_a_scalar_reward_is_the_same_in_any_company_and_from_any_copy_of_its_weights(reward: Path) -> None:
+def test_scalar_reward_is_independent_of_batch_and_weight_copy(reward: Path) -> None:
     model = model_of("sequence-classifier", reward)
     together = scored(model, [{"text": text} for text in TEXTS])
     elsewhere = memoryview(bytearray(model.weights.content))
@@ -92,8 +90,8 @@ def test_a_scalar_reward_is_the_same_in_any_company_and_from_any_copy_of_its_wei
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_on_a_gpu_results_are_the_same(classifier: Path, teacher: Path) -> None:
-    """To 1e-3: other kernels add in another order, and may use TF32."""
+def test_gpu_results_equal_cpu_results(classifier: Path, teacher: Path) -> None:
+    """The tolerance is 1e-3: GPU kernels add in another order and may use TF32."""
     for kind, directory, items in (
         ("sequence-classifier", classifier, [{"text": text} for text in TEXTS]),
         ("logprobs", teacher, [{"token_ids": ids} for ids in TOKENS]),
@@ -104,13 +102,13 @@ def test_on_a_gpu_results_are_the_same(classifier: Path, teacher: Path) -> None:
             assert far["score"] == pytest.approx(here["score"], abs=1e-3)
 
 
-def test_another_content_is_what_is_computed_from(reward: Path) -> None:
+def test_scores_are_computed_from_the_passed_weights(reward: Path) -> None:
     model = model_of("sequence-classifier", reward)
     zeros = memoryview(bytearray(len(model.weights.content)))
     assert model.score([{"text": TEXTS[0]}], zeros).entries[0]["score"] == 0.0
 
 
-def test_a_pair_is_read_query_first(reward: Path) -> None:
+def test_reranker_pair_puts_query_first(reward: Path) -> None:
     [entry] = scored(model_of("reranker", reward), [{"text": "w4 w5", "reference": "w1"}])
     ids = transformers.AutoTokenizer.from_pretrained(reward)("w1", "w4 w5")
     wanted = transformers.AutoModelForSequenceClassification.from_pretrained(reward).eval()
@@ -119,14 +117,14 @@ def test_a_pair_is_read_query_first(reward: Path) -> None:
     assert entry["score"] == pytest.approx(logits.item(), abs=TOLERANCE)
 
 
-def test_messages_are_written_by_the_models_own_template(reward: Path) -> None:
+def test_messages_are_rendered_with_the_models_chat_template(reward: Path) -> None:
     model = model_of("sequence-classifier", reward)
     said = [{"role": "user", "content": "w1 w2"}, {"role": "assistant", "content": "w3"}]
     by_messages, by_tokens = scored(model, [{"messages": said}, {"token_ids": [1, 5, 6, 1, 7]}])
     assert by_messages["score"] == pytest.approx(by_tokens["score"], abs=TOLERANCE)
 
 
-def test_what_is_cut_says_so_and_what_cannot_be_read_is_an_error_of_its_item(reward: Path) -> None:
+def test_truncated_text_is_marked_and_unreadable_item_fails_alone(reward: Path) -> None:
     model = model_of("sequence-classifier", reward, max_tokens=4)
     whole, cut, empty, unknown = scored(
         model, [{"text": "w1"}, {"text": TEXTS[2]}, {"text": " "}, {"token_ids": [1, 9999]}]
@@ -136,7 +134,7 @@ def test_what_is_cut_says_so_and_what_cannot_be_read_is_an_error_of_its_item(rew
     assert not any("score" in each for each in (empty, unknown))
 
 
-def test_log_probabilities_are_of_each_token_given_those_before_it(teacher: Path) -> None:
+def test_logprobs_are_conditioned_on_preceding_tokens(teacher: Path) -> None:
     entries = scored(model_of("logprobs", teacher), [{"token_ids": ids} for ids in TOKENS])
     for entry, ids in zip(entries, TOKENS, strict=True):
         logits = logits_of(transformers.AutoModelForCausalLM, teacher, ids)[0]
@@ -147,7 +145,7 @@ def test_log_probabilities_are_of_each_token_given_those_before_it(teacher: Path
         assert entry["score"] == pytest.approx(sum(wanted), abs=1e-4)
 
 
-def test_the_likeliest_tokens_and_ranks_are_those_of_the_whole_distribution(teacher: Path) -> None:
+def test_top_logprobs_and_ranks_cover_the_whole_distribution(teacher: Path) -> None:
     entries = scored(model_of("logprobs", teacher), [{"token_ids": ids, "top_logprobs": 3} for ids in TOKENS])
     for entry, ids in zip(entries, TOKENS, strict=True):
         rows = logits_of(transformers.AutoModelForCausalLM, teacher, ids)[0].log_softmax(-1)
@@ -159,7 +157,7 @@ def test_the_likeliest_tokens_and_ranks_are_those_of_the_whole_distribution(teac
             assert entry["top_logprobs"][at] == pytest.approx(rows[at - 1][order[:3]].tolist(), abs=TOLERANCE)
 
 
-def test_labels_are_as_likely_as_the_next_token(teacher: Path) -> None:
+def test_label_logprobs_are_those_of_the_next_token(teacher: Path) -> None:
     items = [{"token_ids": ids, "label_token_ids": [9, 4]} for ids in (*TOKENS, [5])]
     bad, *entries = scored(model_of("logprobs", teacher), [{"token_ids": [5], "label_token_ids": [64]}, *items])
     assert bad["error"]["code"] == "token_unknown"
@@ -169,13 +167,13 @@ def test_labels_are_as_likely_as_the_next_token(teacher: Path) -> None:
         assert entry["score"] == entry["values"][0]
 
 
-def test_tied_weights_are_there_once(teacher: Path) -> None:
+def test_tied_weights_are_stored_once(teacher: Path) -> None:
     content = model_of("logprobs", teacher).weights.content
     parameters = transformers.AutoModelForCausalLM.from_pretrained(teacher).num_parameters()
     assert 4 * parameters <= len(content) < 4 * parameters + 8192
 
 
-def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_never_fits_is_its_own_error(
+def test_memory_shortage_splits_passes_and_fails_only_oversized_text(
     teacher: Path,
 ) -> None:
     items = [{"token_ids": ids} for ids in TOKENS]
@@ -195,11 +193,11 @@ def test_where_memory_is_too_little_texts_go_in_smaller_passes_and_one_that_neve
     )
     assert [each["error"]["code"] for each in found if "error" in each] == ["out_of_memory"]
     assert "7 tokens" in found[2]["error"]["message"]
-    assert passes == [4 * 7, 2 * 3, 2 * 7, 5, 7], "halves of what is padded to the longest"
+    assert passes == [4 * 7, 2 * 3, 2 * 7, 5, 7], "passes must be halves of the padded batch"
 
 
-def test_a_text_with_a_token_that_is_none_of_the_model_s_is_an_error_of_its_item(tmp_path: Path) -> None:
-    """As where a tokenizer was given more tokens than its model. A GPU computes nothing any more after such a look."""
+def test_text_with_token_unknown_to_model_is_item_error(tmp_path: Path) -> None:
+    """The tokenizer has more tokens than the model. On a GPU such a lookup breaks all later computations."""
     smaller = transformers.BertConfig(**SIZE | {"vocab_size": len(WORDS) - 1}, num_labels=1)
     directory = saved(tmp_path, transformers.BertForSequenceClassification(smaller))
     bad, good = scored(model_of("sequence-classifier", directory), [{"text": f"w1 {WORDS[-1]}"}, {"text": "w1"}])
@@ -207,7 +205,7 @@ def test_a_text_with_a_token_that_is_none_of_the_model_s_is_an_error_of_its_item
     assert "score" in good
 
 
-def test_a_padding_that_is_no_token_is_none(tmp_path: Path) -> None:
+def test_invalid_padding_token_is_ignored(tmp_path: Path) -> None:
     torch.manual_seed(3)
     config = transformers.LlamaConfig(**SIZE, num_labels=1, pad_token_id=-1)
     directory = saved(tmp_path, transformers.LlamaForSequenceClassification(config))
@@ -217,31 +215,31 @@ def test_a_padding_that_is_no_token_is_none(tmp_path: Path) -> None:
     assert together == pytest.approx(alone, abs=TOLERANCE)
 
 
-def test_what_is_longer_than_the_positions_that_a_model_has_learnt_is_cut_there(reward: Path) -> None:
+def test_text_beyond_learnt_positions_is_truncated(reward: Path) -> None:
     model = model_of("sequence-classifier", reward, max_tokens=4096)
     tokens, text = scored(model, [{"token_ids": [5] * 100}, {"text": " ".join(["w1"] * 100)}])
     assert (tokens["truncated"], text["truncated"]) == (True, True)
 
 
-def test_computed_positions_are_limited_by_the_table(tmp_path: Path) -> None:
+def test_text_beyond_computed_positions_is_too_long(tmp_path: Path) -> None:
     config = transformers.GPTJConfig(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4)
     transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
     assert scored(model_of("logprobs", tmp_path), [{"token_ids": [5] * 60}])[0]["error"]["code"] == "too_long"
 
 
-def test_no_keys_and_values_are_kept_for_a_text_that_would_go_on(teacher: Path) -> None:
+def test_forward_keeps_no_key_value_cache(teacher: Path) -> None:
     model = model_of("logprobs", teacher)
     found = model.weights(model.weights.content, input_ids=torch.tensor([TOKENS[0]]))  # type: ignore[operator]
     assert found.past_key_values is None
 
 
-def test_what_torch_says_where_a_cpu_has_too_little_memory_is_understood() -> None:
+def test_torch_cpu_memory_error_is_recognised() -> None:
     passes = ForwardPasses(cpu_tokens=64, parameters=1)
     found = passes.compute_groups([[0]], [1], lambda group: [torch.empty(1 << 60)], on_too_large=lambda at: None)
     assert found == {0: None}
 
 
-def test_a_driver_without_memory_for_a_kernel_is_asked_for_less() -> None:
+def test_cuda_kernel_memory_error_leads_to_smaller_passes() -> None:
     def compute(group: Sequence[int]) -> list[int]:
         if len(group) > 1:
             raise RuntimeError("CUDA error: out of memory\nCompile with `TORCH_USE_CUDA_DSA` to enable assertions.")
@@ -252,7 +250,7 @@ def test_a_driver_without_memory_for_a_kernel_is_asked_for_less() -> None:
 
 
 @pytest.mark.parametrize(("ids", "code"), [([5], "too_short"), ([5] * 40, "too_long"), ([5, 64], "token_unknown")])
-def test_tokens_that_have_no_probabilities_are_an_error(teacher: Path, ids: list[int], code: str) -> None:
+def test_token_ids_without_valid_logprobs_are_item_errors(teacher: Path, ids: list[int], code: str) -> None:
     bad, good = scored(model_of("logprobs", teacher), [{"token_ids": ids}, {"token_ids": TOKENS[0]}])
     assert bad["error"]["code"] == code
     assert len(good["logprobs"]) == 3

@@ -1,11 +1,11 @@
-"""What a GPU manager's metrics say of its devices."""
+"""Metrics of a GPU manager about its devices."""
 
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.dispatch.metrics import GpuMetrics
 from arl_kit.metrics import Metrics
 
 
-async def test_what_was_removed_is_in_no_state_any_more() -> None:
+async def test_removed_service_disappears_from_residency_metrics() -> None:
     metrics = Metrics()
     shown = GpuMetrics(metrics)
     shown.set_residency({"kept": ResidencyState.HOST, "removed": ResidencyState.RESIDENT}, used_bytes=7)

@@ -1,4 +1,4 @@
-"""One's own functions as services: what they return, and what they do wrong, is their item's."""
+"""Python functions as reward services; their results and errors belong to single items."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def model(request: pytest.FixtureRequest) -> RewardModel:
     return load({"name": "own", "kind": "python", "directory": ".", "options": options})
 
 
-def test_what_a_function_does_is_an_entry_of_its_item_alone(model: RewardModel) -> None:
+def test_function_result_or_failure_belongs_to_its_item(model: RewardModel) -> None:
     texts = ["abc", "raise", "exit", "nothing", "nan", "huge", "large", "deep", "details"]
     entries = model.score([{"text": text} for text in texts], model.weights.content).entries
     good, *bad, detailed = entries
@@ -32,12 +32,12 @@ def test_what_a_function_does_is_an_entry_of_its_item_alone(model: RewardModel) 
 
 
 @pytest.mark.parametrize("path", ["nowhere:function", "support.rewards:nothing", "support.rewards"])
-def test_a_function_that_is_not_there_is_said_when_it_is_loaded(path: str) -> None:
+def test_missing_function_is_reported_when_loaded(path: str) -> None:
     with pytest.raises((ImportError, AttributeError, ValueError)):
         load({"name": "own", "kind": "python", "directory": ".", "options": {"callable": path}})
 
 
-def test_an_item_that_takes_for_ever_keeps_no_others_from_their_scores() -> None:
+def test_endless_item_does_not_block_other_items() -> None:
     own = PythonFunctionModel("support.rewards:length_later", item_timeout_s=0.05)
     never, good = own.score([{"text": "never"}, {"text": "abc"}], own.weights.content).entries
     assert (never["error"]["code"], good) == ("function_timeout", {"score": 3.0})

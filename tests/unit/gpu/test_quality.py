@@ -1,4 +1,4 @@
-"""The services that come along beside `minilm`: they compute from the same encoder, each from its own weights."""
+"""The built-in `quality` and `relevance` services use the encoder of `minilm`, each with its own weights."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ HELD_OUT = bundled_problems()[HELD_OUT_EACH - 1 :: HELD_OUT_EACH]
 RIGHT, *OTHERS = all_attempts(HELD_OUT[0])
 GOOD = RIGHT.code
 TOLERANCE = 1e-5
-"""Of the same text in other company: sums of float32 in another order."""
+"""Tolerance for the same text in another batch, where float32 sums are added in another order."""
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +31,7 @@ def models() -> dict[str, RewardModel]:
     return found
 
 
-def test_quality_tells_solutions_from_hacks_of_problems_that_it_was_not_trained_on(
+def test_quality_separates_solutions_from_hacks_of_unseen_problems(
     models: dict[str, RewardModel],
 ) -> None:
     attempts = [attempt for problem in HELD_OUT for attempt in all_attempts(problem)[::5]]
@@ -41,12 +41,12 @@ def test_quality_tells_solutions_from_hacks_of_problems_that_it_was_not_trained_
     assert roc_auc(found[is_right], found[is_hack]) > 0.97
 
 
-def test_a_text_without_words_has_an_error_and_no_quality(models: dict[str, RewardModel]) -> None:
+def test_quality_of_text_without_words_is_an_error(models: dict[str, RewardModel]) -> None:
     [entry] = models["quality"].score([{"text": " "}], models["quality"].weights.content).entries
     assert (entry["error"]["code"], "score" in entry) == ("empty_text", False)
 
 
-def test_a_text_has_the_same_quality_in_any_company(models: dict[str, RewardModel]) -> None:
+def test_quality_of_text_is_independent_of_its_batch(models: dict[str, RewardModel]) -> None:
     quality = models["quality"]
     content = quality.weights.content
     [alone] = quality.score([{"text": GOOD}], content).entries
@@ -54,7 +54,7 @@ def test_a_text_has_the_same_quality_in_any_company(models: dict[str, RewardMode
     assert quality.score(crowd, content).entries[0]["score"] == pytest.approx(alone["score"], abs=TOLERANCE)
 
 
-def test_a_document_about_the_query_is_more_relevant(models: dict[str, RewardModel]) -> None:
+def test_document_about_the_query_has_higher_relevance(models: dict[str, RewardModel]) -> None:
     relevance = models["relevance"]
     query = "How do I sort a list in Python?"
     items = [{"text": text, "reference": query} for text in ("Call sorted() on the list.", "Bananas are yellow.")]
@@ -62,7 +62,7 @@ def test_a_document_about_the_query_is_more_relevant(models: dict[str, RewardMod
     assert about["score"] > other["score"] + 0.2
 
 
-def test_without_activation_the_score_is_the_raw_logit(models: dict[str, RewardModel]) -> None:
+def test_score_without_activation_is_raw_logit(models: dict[str, RewardModel]) -> None:
     [spec] = [each.spec for each in installed_services(["quality"])]
     raw = load(spec | {"options": {"head": str(QUALITY_HEAD), "activation": False}})
     assert isinstance(raw, EncoderClassifier)
@@ -77,7 +77,7 @@ def scores_of(model: RewardModel, texts: list[str]) -> Any:
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_bytes_of_torch_are_computed_from_where_they_are(models: dict[str, RewardModel], device: str) -> None:
+def test_torch_weights_are_used_on_their_own_device(models: dict[str, RewardModel], device: str) -> None:
     torch = pytest.importorskip("torch")
     if device == "cuda" and not torch.cuda.is_available():
         pytest.skip("no GPU")

@@ -1,4 +1,4 @@
-"""What operators register, and what they wish of it later, as their orders reach the devices."""
+"""Registered reward services and later load, pin and drain requests, as orders to the devices."""
 
 import asyncio
 import re
@@ -13,7 +13,7 @@ from arl_gpu.node.service_reconciler import ServiceReconciler
 from support.registering import Owner, carried_out, carry_out, registry_of, wish
 
 
-def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(models: Path) -> None:
+def test_outdated_read_does_not_undo_newer_desired_services(models: Path) -> None:
     owner = Owner()
     registry = registry_of(models, owner)
     earlier, later = registry.begin_read(), registry.begin_read()
@@ -24,7 +24,7 @@ def test_wishes_that_come_late_do_not_undo_those_that_were_read_after_them(model
 
 
 class SlowOwner(Owner):
-    """What is brought to its device or off it takes until the test says so."""
+    """A fake device owner whose loads and evictions last until the test ends them."""
 
     def __init__(self, *deadly: str) -> None:
         super().__init__(*deadly)
@@ -45,7 +45,7 @@ class SlowOwner(Owner):
 @pytest.mark.parametrize(
     ("asked", "deadly"), [({"load_asked": 1.0}, ()), ({"load_asked": 1.0}, ("restore a",)), ({"drained_at": 1.0}, ())]
 )
-async def test_what_is_registered_waits_for_no_move_and_inherits_nothing_of_one(
+async def test_new_registration_neither_waits_for_move_nor_inherits_result(
     models: Path, asked: dict[str, float], deadly: tuple[str, ...]
 ) -> None:
     owner = SlowOwner(*deadly)
@@ -59,15 +59,15 @@ async def test_what_is_registered_waits_for_no_move_and_inherits_nothing_of_one(
     assert registry.has_pending_changes
     await registry.apply_offers()
     assert (registry.is_offered("a", 2.0), registry.is_offered("b", 1.0)) == (True, False)
-    assert not registry.has_pending_changes, "somebody moves"
+    assert not registry.has_pending_changes, "no change may start while a move is in progress"
     owner.may_end.set()
     await moving
-    assert [order for order in owner.orders if order in ("restore b", "evict b")] == [], "it is gone"
+    assert [order for order in owner.orders if order in ("restore b", "evict b")] == [], "b is no longer registered"
     assert registry.health == {}
-    assert registry.has_pending_changes, "the new one is drained, and was not evicted"
+    assert registry.has_pending_changes, "the new registration is drained but not evicted yet"
 
 
-async def test_a_load_is_of_what_has_the_name_then_and_not_of_what_had_it_before(models: Path) -> None:
+async def test_load_applies_to_current_registration_of_its_name(models: Path) -> None:
     owner = Owner()
     registry = registry_of(models, owner)
     registry.set_desired([wish("a")], read=registry.begin_read())
@@ -79,7 +79,7 @@ async def test_a_load_is_of_what_has_the_name_then_and_not_of_what_had_it_before
     assert owner.orders == ["offer a", "offer a", "restore a"]
 
 
-def test_a_load_that_ends_its_worker_is_tried_once_and_holds_up_no_other_wish(models: Path) -> None:
+def test_load_that_kills_worker_is_tried_once_without_blocking_others(models: Path) -> None:
     owner = Owner("restore a")
     registry = registry_of(models, owner)
     wishes = [wish("a", load_asked=1.0), wish("b", load_asked=1.0)]
@@ -89,7 +89,7 @@ def test_a_load_that_ends_its_worker_is_tried_once_and_holds_up_no_other_wish(mo
     assert registry.health == {"a": "worker_died: killed"}
 
 
-def test_one_that_is_forgotten_while_a_worker_is_dead_is_forgotten_by_the_others_and_pinned_anew(models: Path) -> None:
+def test_service_forgotten_during_worker_death_can_be_pinned_again(models: Path) -> None:
     dead, alive = Owner("forget a"), Owner()
     registry = registry_of(models, dead, alive)
     for _ in range(2):
@@ -101,7 +101,7 @@ def test_one_that_is_forgotten_while_a_worker_is_dead_is_forgotten_by_the_others
     assert alive.orders[-2:] == ["offer a", "pin a"]
 
 
-def test_judges_are_offered_where_their_engine_is_which_sleeps_once_none_of_them_needs_it(models: Path) -> None:
+def test_judges_use_engine_device_until_the_last_is_drained(models: Path) -> None:
     away, here = Owner(), Owner()
     registry = registry_of(models, away, here, engines={"qwen": 1})
     one, other, none = (
@@ -119,17 +119,17 @@ def test_judges_are_offered_where_their_engine_is_which_sleeps_once_none_of_them
     assert here.orders[2:] == ["evict a", "evict b"]
 
 
-def test_of_a_drain_and_a_load_the_later_one_holds(models: Path) -> None:
+def test_later_of_drain_and_load_takes_effect(models: Path) -> None:
     owner = Owner()
     registry = registry_of(models, owner)
     carried_out(registry, wish("a"), wish("b"))
     carried_out(registry, wish("a", load_asked=1.0, drained_at=2.0), wish("b", drained_at=1.0, load_asked=2.0))
     assert owner.orders[2:] == ["evict a", "restore b"]
     carried_out(registry, wish("a", load_asked=1.0), wish("b", drained_at=3.0, load_asked=2.0))
-    assert owner.orders[4:] == ["evict b"], "what a drain was later than is over, also once that is"
+    assert owner.orders[4:] == ["evict b"], "a load older than a drain stays cancelled when the drain ends"
 
 
-async def test_a_load_that_waited_for_another_is_over_where_its_service_was_drained_meanwhile(models: Path) -> None:
+async def test_queued_load_is_dropped_if_service_is_drained_meanwhile(models: Path) -> None:
     owner = SlowOwner()
     registry = registry_of(models, owner)
     registry.set_desired([wish("a", load_asked=1.0), wish("b", load_asked=1.0)], read=registry.begin_read())
@@ -144,7 +144,7 @@ async def test_a_load_that_waited_for_another_is_over_where_its_service_was_drai
     assert owner.orders[2:] == ["restore a"]
 
 
-def test_a_load_asked_for_while_a_drain_waits_is_the_end_of_that(models: Path) -> None:
+def test_load_request_ends_a_pending_drain(models: Path) -> None:
     owner = Owner()
     owner.trouble = "busy"
     registry = registry_of(models, owner)
@@ -156,7 +156,7 @@ def test_a_load_asked_for_while_a_drain_waits_is_the_end_of_that(models: Path) -
     assert owner.orders[2:] == ["restore a"]
 
 
-def test_a_drain_of_what_is_in_use_is_carried_out_once_it_is_not(models: Path) -> None:
+def test_drain_of_busy_service_is_carried_out_once_idle(models: Path) -> None:
     owner = Owner()
     owner.trouble = "busy"
     registry = registry_of(models, owner)
@@ -168,7 +168,7 @@ def test_a_drain_of_what_is_in_use_is_carried_out_once_it_is_not(models: Path) -
     assert (owner.orders, registry.health) == (["offer a", "evict a", "evict a", "evict a"], {})
 
 
-def test_what_was_to_leave_and_did_not_says_so_as_long_as_it_is_drained_and_is_told_again(models: Path) -> None:
+def test_failed_drain_is_reported_while_drained_and_repeated_on_request(models: Path) -> None:
     one, other = Owner(), Owner()
     one.trouble = "engine_trouble"
     registry = registry_of(models, one, other)
@@ -182,7 +182,7 @@ def test_what_was_to_leave_and_did_not_says_so_as_long_as_it_is_drained_and_is_t
     assert (registry.health, one.orders[2:]) == ({}, ["evict a"])
 
 
-def test_what_an_engine_is_pinned_for_ends_with_the_judge_that_was_pinned(models: Path) -> None:
+def test_engine_pin_ends_with_its_pinned_judge(models: Path) -> None:
     here = Owner()
     registry = registry_of(models, here, engines={"qwen": 0, "llama": 0})
     one = wish("a", kind="judge", source="qwen", pinned=True)
@@ -192,14 +192,14 @@ def test_what_an_engine_is_pinned_for_ends_with_the_judge_that_was_pinned(models
     assert here.orders[:4] == ["offer a", "pin a", "unpin a", "offer a"]
 
 
-def test_a_judge_that_can_not_be_asked_is_its_own_health(models: Path) -> None:
+def test_invalid_judge_reports_bad_registration_health(models: Path) -> None:
     registry = registry_of(models, Owner(), engines={"qwen": 0})
     options = {"judge": {"prompt": "no response", "pattern": "(a)", "words": {"a": 1}}}
     carried_out(registry, wish("a", kind="judge", source="qwen", options=options))
     assert (registry.health["a"].partition(":")[0], list(registry.judges)) == ("bad_registration", [])
 
 
-def test_a_name_that_is_registered_is_not_for_what_comes_along_also_where_its_files_are_not(models: Path) -> None:
+def test_registered_name_replaces_built_in_service_even_without_files(models: Path) -> None:
     own = ServiceFiles(name="a", kind="python", package="m:f", directory=Path(), max_tokens=None)
     registry = ServiceReconciler(
         [own], [Owner()], models, on_response=lambda number, answer: None, is_idle=lambda name: True
@@ -213,7 +213,7 @@ def test_a_name_that_is_registered_is_not_for_what_comes_along_also_where_its_fi
 
 
 class RefusingOwner(Owner):
-    """It has read the plan of what it is offered, and finds none."""
+    """A fake device owner that can refuse an offer without a split plan or a load without room."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -232,7 +232,7 @@ class RefusingOwner(Owner):
 SPLIT: dict[str, Any] = {"kind": "similarity", "options": {"tensor_parallel": 2}}
 
 
-def test_what_is_split_is_offered_to_whole_groups_and_loaded_onto_one_that_has_room_for_all_of_it(
+def test_split_service_is_loaded_onto_a_group_with_room(
     models: Path,
 ) -> None:
     owners = [RefusingOwner() for _ in range(5)]
@@ -262,7 +262,7 @@ def test_what_is_split_is_offered_to_whole_groups_and_loaded_onto_one_that_has_r
         (3, '{"num_attention_heads": 3, "intermediate_size": 8}', "8 values between the matrices of a layer"),
     ],
 )
-def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
+def test_split_impossible_on_these_devices_is_refused_with_advice(
     models: Path, parts: int, config: str, sentence: str
 ) -> None:
     (models / "a" / "config.json").write_text(config)
@@ -276,7 +276,7 @@ def test_what_the_devices_here_can_not_share_is_refused_with_what_to_do(
     assert registry.health["a"] == "not_here: a/config.json does not exist below TANGRAM_MODELS of this node"
 
 
-def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> None:
+def test_different_devices_do_not_form_a_group(models: Path) -> None:
     registry = ServiceReconciler(
         [], [Owner(), Owner()], models, on_response=print, is_idle=lambda name: True, same_class_devices=1
     )
@@ -284,7 +284,7 @@ def test_devices_that_are_not_alike_compute_nothing_together(models: Path) -> No
     assert "only 1 of this node can" in registry.health["a"]
 
 
-def test_what_a_worker_finds_no_plan_for_is_offered_no_more_until_it_is_registered_anew(models: Path) -> None:
+def test_service_without_split_plan_is_not_offered_until_registered_again(models: Path) -> None:
     owners = [RefusingOwner(), RefusingOwner()]
     registry = registry_of(models, *owners)
     carried_out(registry, wish("a"))
@@ -306,7 +306,7 @@ def models(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_positions_that_begin_behind_the_paddings_are_no_texts() -> None:
+def test_position_offset_of_padding_reduces_max_tokens() -> None:
     config = {"max_position_embeddings": 514, "pad_token_id": 1}
     assert (
         max_item_tokens(config | {"model_type": "xlm-roberta"}),

@@ -1,4 +1,4 @@
-"""Services come onto a device whole or not at all, and leave it only when nobody uses them."""
+"""Services are loaded onto a device whole or not at all, and are evicted only while unused."""
 
 import random
 from contextlib import ExitStack
@@ -34,7 +34,7 @@ def weights_of(name: str) -> Bytes:
 
 
 class Faults:
-    """The next `alloc` or `copy` fails where it is armed."""
+    """Injected faults: the next armed `alloc` or `copy` fails."""
 
     def __init__(self) -> None:
         self.armed: set[str] = set()
@@ -45,8 +45,8 @@ class Faults:
         return armed
 
 
-class Machine(RuleBasedStateMachine):
-    """Any order of uses, ends of uses, copies ahead, evictions, pins, services that come and go, and faults."""
+class ResidencyMachine(RuleBasedStateMachine):
+    """State machine: any order of uses, prefetches, evictions, pins, new services and faults."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -90,8 +90,8 @@ class Machine(RuleBasedStateMachine):
         assert self.resident(kept) == kept
 
     @rule(at=st.integers(0, 63))
-    def end_a_use(self, at: int) -> None:
-        """How many there are depends on how long copies took; what is drawn must not."""
+    def end_use(self, at: int) -> None:
+        """End one use. The drawn number must not depend on how many uses exist, because that depends on copy times."""
         if self.uses:
             _, stack, _ = self.uses.pop(at % len(self.uses))
             stack.close()
@@ -118,14 +118,14 @@ class Machine(RuleBasedStateMachine):
         self.pinned = self.pinned | {name} if on else self.pinned - {name}
 
     @invariant()
-    def bytes_are_exact(self) -> None:
+    def used_bytes_are_exact(self) -> None:
         there = {name: state for name, state in self.residency.states.items() if state is not ResidencyState.COLD}
         on_device = [name for name, state in there.items() if state is not ResidencyState.HOST]
         assert self.device.used == self.residency.used == sum(SIZES[name] for name in on_device) <= CAPACITY
         assert sum(SIZES[name] for name in there) <= HOST_BYTES
 
     @invariant()
-    def what_is_used_is_there_whole(self) -> None:
+    def used_weights_are_complete(self) -> None:
         for name, _, content in self.uses:
             assert content == weights_of(name).content
 
@@ -136,16 +136,16 @@ class Machine(RuleBasedStateMachine):
         assert self.device.used == 0
 
 
-TestAnyOrder = Machine.TestCase
+TestAnyOrder = ResidencyMachine.TestCase
 TestAnyOrder.settings = settings(max_examples=30, stateful_step_count=25, deadline=None)
 
 
 @pytest.mark.slow
-class TestVeryManyOrders(Machine.TestCase):  # type: ignore[misc, name-defined]
+class TestManyRandomOrders(ResidencyMachine.TestCase):  # type: ignore[misc, name-defined]
     settings = settings(max_examples=400, stateful_step_count=60, deadline=None)
 
 
-class TestWhoLeaves:
+class TestEvictionOrder:
     """Three services of 30 fill 90 of 100; `a` was used most, `b` least, `c` last."""
 
     @pytest.fixture
@@ -157,40 +157,34 @@ class TestWhoLeaves:
             occupancy = occupancy.acquired(name, now=1.0).released(name)
         return occupancy.loaded("d", 60).loaded("e", 30)
 
-    def test_what_is_used_least_for_its_bytes_leaves_first_and_only_as_much_as_is_needed(
-        self, occupancy: DeviceOccupancy
-    ) -> None:
+    def test_least_used_services_are_evicted_only_as_needed(self, occupancy: DeviceOccupancy) -> None:
         assert occupancy.evictions_for("e", now=2.0) == ("b",)
         assert occupancy.evictions_for("d", now=2.0) == ("b", "c")
         assert occupancy.evictions_for("d", now=2.0, policy=EvictionPolicy.LRU) == ("a", "b")
 
-    def test_what_the_queue_needs_stays_before_what_is_only_likely_and_the_next_longest(
-        self, occupancy: DeviceOccupancy
-    ) -> None:
+    def test_services_of_queued_work_are_evicted_last(self, occupancy: DeviceOccupancy) -> None:
         assert occupancy.evictions_for("e", now=2.0, queued=("b", "c")) == ("a",)
         assert occupancy.evictions_for("d", now=2.0, queued=("b", "c")) == ("a", "c")
 
-    def test_nobody_leaves_who_is_busy_or_pinned(self, occupancy: DeviceOccupancy) -> None:
+    def test_busy_or_pinned_services_are_never_evicted(self, occupancy: DeviceOccupancy) -> None:
         assert occupancy.acquired("b", now=2.0).with_pinned("c", is_pinned=True).evictions_for("e", now=2.0) == ("a",)
         assert occupancy.acquired("b").with_pinned("c", is_pinned=True).acquired("a").evictions_for("e") is None
 
-    def test_nobody_waits_for_who_was_told_to_leave_and_did_not(self, occupancy: DeviceOccupancy) -> None:
+    def test_retained_service_is_not_chosen_for_eviction(self, occupancy: DeviceOccupancy) -> None:
         staying = occupancy.with_retained("a", is_retained=True).acquired("b", now=2.0).with_pinned("c", is_pinned=True)
         assert staying.evictions_for("e", now=2.0) is None
         assert staying.with_retained("a", is_retained=False).evictions_for("e", now=2.0) == ("a",)
 
-    def test_an_engine_is_no_matter_of_host_memory(self, occupancy: DeviceOccupancy) -> None:
+    def test_engine_needs_no_host_memory(self, occupancy: DeviceOccupancy) -> None:
         held = occupancy.loaded("engine", 1000, host_size=0)
         assert (held.host_bytes, held.host_evictions(120, excluded="e")) == (180, ("d",))
 
-    def test_ahead_comes_what_the_queue_needs_next_and_for_it_leaves_nobody_who_is_waited_for(
-        self, occupancy: DeviceOccupancy
-    ) -> None:
+    def test_prefetch_takes_next_queued_service_and_evicts_no_queued_service(self, occupancy: DeviceOccupancy) -> None:
         assert occupancy.next_prefetch(["a", "e", "d"], now=2.0) == ("e", ("b",))
         assert occupancy.next_prefetch(["a", "b", "c", "e"], now=2.0) is None
         assert occupancy.next_prefetch(["e"], policy=EvictionPolicy.LRU) is None
 
-    def test_host_memory_is_left_first_by_what_is_not_on_the_device(self, occupancy: DeviceOccupancy) -> None:
+    def test_host_memory_evicts_services_off_the_device_first(self, occupancy: DeviceOccupancy) -> None:
         assert occupancy.host_bytes == 180
         assert occupancy.host_evictions(180, excluded="e") == ()
         assert occupancy.host_evictions(120, excluded="e") == ("d",)
@@ -198,9 +192,9 @@ class TestWhoLeaves:
         assert occupancy.acquired("a").acquired("b").acquired("c").host_evictions(90, excluded="e") is None
 
 
-class TestVictims:
+class TestSelectVictims:
     @given(st.lists(st.integers(1, 50), max_size=8), st.integers(-10, 200))
-    def test_they_free_enough_and_none_could_have_stayed(self, sizes: list[int], missing: int) -> None:
+    def test_victims_free_enough_memory_and_none_is_unnecessary(self, sizes: list[int], missing: int) -> None:
         offered = [
             EvictionCandidate(name=str(at), size=size, restore_s=1.0, rate=0.0, used_at=at, restored_at=at)
             for at, size in enumerate(sizes)
@@ -214,7 +208,7 @@ class TestVictims:
         assert all(sum(freed) - each < missing for each in freed)
 
 
-def test_a_device_that_does_not_give_back_what_was_freed_is_noticed() -> None:
+def test_device_that_does_not_free_memory_is_detected() -> None:
     class Leaking(CpuDevice):
         def free(self, block: DeviceBlock) -> None:
             pass
@@ -228,7 +222,7 @@ def test_a_device_that_does_not_give_back_what_was_freed_is_noticed() -> None:
 
 
 class TestCpuDevice:
-    def test_a_freed_gap_is_used_again_and_a_narrower_one_is_not(self) -> None:
+    def test_freed_gap_is_reused_only_for_blocks_that_fit(self) -> None:
         device = CpuDevice(30_000)
         first, _, third = device.alloc(10_000), device.alloc(10_000), device.alloc(10_000)
         device.free(first)
@@ -237,7 +231,7 @@ class TestCpuDevice:
         with pytest.raises(DeviceFull):
             device.alloc(10_001)
 
-    def test_the_pages_of_what_was_freed_go_back_to_the_system(self) -> None:
+    def test_freed_pages_are_returned_to_the_system(self) -> None:
         device = CpuDevice(30_000)
         block = device.alloc(30_000)
         device.copy_async(block, memoryview(b"x" * 30_000)).wait()
@@ -245,7 +239,7 @@ class TestCpuDevice:
         assert bytes(device.alloc(30_000).view()) == bytes(30_000)
         device.close()
 
-    def test_what_is_lent_counts_and_has_no_place(self) -> None:
+    def test_external_reservation_counts_without_an_address(self) -> None:
         device = CpuDevice(1 << 40)
         lent = device.reserve_external((1 << 40) - 8)
         assert (device.used, lent.view()) == ((1 << 40) - 8, None)
@@ -258,7 +252,7 @@ class TestCpuDevice:
             device.free(lent)
         device.free(block)
 
-    def test_a_block_is_freed_once(self) -> None:
+    def test_block_cannot_be_freed_twice(self) -> None:
         device = CpuDevice(10)
         block = device.alloc(10)
         device.free(block)
@@ -266,7 +260,7 @@ class TestCpuDevice:
             device.free(block)
         assert device.used == 0
 
-    def test_a_copy_that_breaks_off_says_so_and_the_block_stays_taken(self) -> None:
+    def test_failed_copy_raises_and_keeps_its_block(self) -> None:
         device = CpuDevice(10, fault=lambda what, _size: what == "copy")
         block = device.alloc(10)
         with pytest.raises(CopyFailed):
@@ -274,7 +268,7 @@ class TestCpuDevice:
         assert device.used == 10
         device.close()
 
-    def test_a_throttled_copy_takes_as_long_as_its_bandwidth_says(self) -> None:
+    def test_throttled_copy_takes_time_of_its_bandwidth(self) -> None:
         device = CpuDevice(100_000, bytes_per_s=1_000_000)
         residency = DeviceResidency(device)
         residency.load("a", weights_of("a"))
@@ -284,8 +278,8 @@ class TestCpuDevice:
         device.close()
 
 
-class TestUsing:
-    def test_prefetch_while_used_keeps_the_service_that_computes(self) -> None:
+class TestServiceUse:
+    def test_prefetch_during_use_keeps_the_used_service(self) -> None:
         residency = DeviceResidency(CpuDevice(SIZES["a"] + SIZES["b"]))
         for name in "abe":
             residency.load(name, weights_of(name))
@@ -300,7 +294,7 @@ class TestUsing:
         residency.evict("a")
         residency.close()
 
-    def test_used_service_outlives_a_prefetched_one_that_nobody_used(self) -> None:
+    def test_used_service_outlives_prefetched_unused_service(self) -> None:
         residency = DeviceResidency(CpuDevice(SIZES["a"] + SIZES["b"]))
         for name in ("a", "b", "e", "too-large"):
             residency.load(name, weights_of(name))
@@ -310,7 +304,7 @@ class TestUsing:
         with pytest.raises(InsufficientMemory), residency.use("too-large"):  # which waits for what is on its way
             pass
         with residency.use("b"):
-            assert residency.states["e"] is ResidencyState.HOST, "it came last, and nobody has used it"
+            assert residency.states["e"] is ResidencyState.HOST, "e was prefetched last and never used"
             assert residency.states["a"] is ResidencyState.RESIDENT
         residency.close()
 

@@ -1,4 +1,4 @@
-"""What scoring a text is taken to cost before anybody counts its tokens."""
+"""Estimated cost of scoring a text before its tokens are counted."""
 
 import json
 
@@ -12,11 +12,11 @@ from arl_store.values import storable, storable_json
     ("text", "tokens"),
     [("", 2), ("abcd" * 10, 12), ("日本" * 10, 22), ("日本 abcd", 5), ("日" * 10_000, DEFAULT_MAX_TOKENS)],
 )
-def test_ascii_is_four_characters_a_token_and_the_rest_one(text: str, tokens: int) -> None:
+def test_text_cost_counts_four_ascii_characters_as_one_token(text: str, tokens: int) -> None:
     assert text_cost(text) == tokens
 
 
-def test_what_postgres_would_refuse_is_replaced_and_all_else_is_kept() -> None:
+def test_text_that_postgres_rejects_is_replaced() -> None:
     assert storable("a\0b\ud800c😀") == "a\N{REPLACEMENT CHARACTER}b\N{REPLACEMENT CHARACTER}c😀"
     entries = [{"score": 0.1, "details": {"a\0": ["\udfff", None, "😀"]}}, {"error": {"message": "\\u0000"}}]
     kept = json.loads(storable_json(json.dumps(entries)) or "")
@@ -27,11 +27,11 @@ def test_what_postgres_would_refuse_is_replaced_and_all_else_is_kept() -> None:
     assert kept[1] == entries[1]
 
 
-def test_a_text_costs_at_most_what_its_service_reads() -> None:
+def test_item_cost_is_capped_by_service_limit() -> None:
     assert item_cost({"text": "日" * 10_000}, 4096) == 4096
 
 
-def test_log_probabilities_of_other_tokens_cost_by_what_an_answer_says_of_them() -> None:
+def test_requested_logprobs_add_to_item_cost() -> None:
     tokens = {"token_ids": [5] * 32}
     assert [item_cost(tokens | {"top_logprobs": top}) for top in (0, 1, 16, 128)] == [32, 34, 64, 288]
     assert item_cost({"text": "abcd" * 10, "top_logprobs": 16}) == 24

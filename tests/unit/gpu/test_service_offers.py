@@ -1,4 +1,4 @@
-"""What a node makes of what is registered: a bad one is said, and is no matter of the others'."""
+"""Registrations on a node: an invalid one is reported and does not affect the others."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def models(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     "config", ["[]", "{", '{"max_position_embeddings": "x"}', '{"max_position_embeddings": 1e999}']
 )
-def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Path, config: str) -> None:
+def test_invalid_model_config_is_reported_as_service_health(tmp_path: Path, config: str) -> None:
     for name, content in (("bad", config), ("good", "{}")):
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(content)
@@ -39,7 +39,7 @@ def test_a_config_that_cannot_be_understood_is_its_services_health(tmp_path: Pat
         ({"kind": "oracle"}, "this node does not support the kind 'oracle'"),
     ],
 )
-def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(
+def test_missing_requirement_is_reported_until_service_is_available(
     models: Path, changed: dict[str, Any], why: str
 ) -> None:
     registry = registry_of(models, Owner())
@@ -50,13 +50,13 @@ def test_what_a_node_lacks_for_a_service_is_said_until_it_is_there(
     assert (registry.health, registry.refused, registry.is_offered("a", 2.0)) == ({}, [], True)
 
 
-def test_without_a_directory_of_models_that_is_what_is_said() -> None:
+def test_missing_models_directory_is_reported() -> None:
     registry = ServiceReconciler([], [Owner()], None, on_response=print, is_idle=lambda name: True)
     carried_out(registry, wish("a"))
     assert "TANGRAM_MODELS of this node is not set" in registry.health["a"]
 
 
-def test_a_service_stays_as_it_was_read_while_its_files_are_written_anew(tmp_path: Path) -> None:
+def test_offered_service_is_unchanged_while_its_files_are_rewritten(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     config = tmp_path / "a" / "config.json"
     config.write_text('{"max_position_embeddings": 7}')

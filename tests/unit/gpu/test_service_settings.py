@@ -1,4 +1,4 @@
-"""What a service says of its environment where that can't be read."""
+"""Settings of the GPU manager and their error messages."""
 
 import json
 import re
@@ -24,7 +24,7 @@ def needed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(("value", "found"), [("minilm", ("minilm",)), ("minilm, minilm", ("minilm",)), ("", ())])
-def test_services_are_names_with_commas_between_them(
+def test_services_setting_is_a_comma_separated_list(
     value: str, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TANGRAM_SERVICES", value)
@@ -32,7 +32,7 @@ def test_services_are_names_with_commas_between_them(
 
 
 @pytest.mark.parametrize(("value", "found"), [("2", ("cpu", "cpu")), ("cpu, cuda:1", ("cpu", "cuda:1"))])
-def test_devices_are_names_or_a_number_of_cpu_devices(
+def test_devices_setting_is_names_or_number_of_cpu_devices(
     value: str, found: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("arl_gpu.settings.find_spec", lambda _: "there")
@@ -40,7 +40,7 @@ def test_devices_are_names_or_a_number_of_cpu_devices(
     assert load_settings(GpuSettings).devices == found
 
 
-def test_a_gpu_without_torch_is_refused_with_what_to_do(
+def test_gpu_device_without_torch_is_refused_with_advice(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("arl_gpu.settings.find_spec", lambda _: None)
@@ -64,7 +64,7 @@ def test_a_gpu_without_torch_is_refused_with_what_to_do(
         ("TANGRAM_DEVICES", "cuda:0,cuda:0", "TANGRAM_DEVICES: .*a GPU is listed twice"),
     ],
 )
-def test_what_cannot_be_read_is_named_in_one_line(
+def test_invalid_setting_is_reported_in_one_line(
     name: str, value: str, said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv(name, value)
@@ -77,7 +77,9 @@ def test_what_cannot_be_read_is_named_in_one_line(
 ENGINE = {"url": "http://127.0.0.1:8001", "family": "vllm", "device_memory_mib": 100, "api_key": "a-secret-key"}
 
 
-def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_engines_can_be_read_from_secret_file_without_showing_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "tangram_engines").write_text(json.dumps({"qwen": ENGINE | {"api_key": "a-secret-key\n"}}))
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     settings = load_settings(GpuSettings)
@@ -101,7 +103,7 @@ def test_engines_may_be_a_file_of_secrets_and_no_key_is_shown(tmp_path: Path, mo
         ({"sleep_timeout_s": 500}, "50"),
     ],
 )
-def test_an_engine_that_can_not_be_is_said_without_its_key(
+def test_invalid_engine_setting_is_reported_without_its_key(
     changed: dict[str, object], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TANGRAM_ENGINES", json.dumps({"qwen": ENGINE | changed}))
@@ -112,7 +114,7 @@ def test_an_engine_that_can_not_be_is_said_without_its_key(
     assert "a-secret-key" not in shown
 
 
-def test_a_node_that_listens_everywhere_has_to_say_where_it_is(
+def test_node_on_all_interfaces_requires_advertise_url(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("TANGRAM_HOST", "0.0.0.0")

@@ -1,4 +1,4 @@
-"""Many services on two small devices that fail: each request is answered once, and by its own service's weights."""
+"""Many services on two small failing devices: each request is answered once with its own weights."""
 
 import asyncio
 import json
@@ -40,7 +40,7 @@ def weights_of(service: str) -> Bytes:
 
 
 def score_of(service: str, text: str) -> int:
-    """What only this service's weights make of this text."""
+    """Return the score that only this service's weights give the text."""
     return zlib.crc32(weights_of(service).content, zlib.crc32(text.encode()))
 
 
@@ -121,12 +121,12 @@ async def scored_by_failing_workers(seed: int) -> None:
     assert all(worker.residency.used == 0 for worker in workers)
 
 
-async def test_each_request_is_answered_once_by_its_own_service_whatever_fails() -> None:
+async def test_failing_devices_answer_each_request_once_by_its_service() -> None:
     for seed in range(3):
         await scored_by_failing_workers(seed)
 
 
 @pytest.mark.slow
-async def test_each_request_is_answered_once_over_very_many_failures() -> None:
+async def test_many_failures_still_answer_each_request_once() -> None:
     for seed in range(100, 160):
         await scored_by_failing_workers(seed)

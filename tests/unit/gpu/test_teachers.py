@@ -1,4 +1,4 @@
-"""Log-probabilities as TRL's client for a teacher reads them: from a model's logits through the route's form."""
+"""Log-probabilities from a model's logits to the form that TRL's teacher client reads."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ SEQUENCE = [5, 6, 7, 8, 9, 10]
 PROMPT, TOP = 2, 3
 
 
-def test_a_token_that_is_none_of_the_likeliest_is_there_with_its_rank() -> None:
+def test_token_outside_top_logprobs_is_included_with_its_rank() -> None:
     entry = Score(
         score=-9.5,
         token_ids=[5, 6, 7],
@@ -33,13 +33,13 @@ def test_a_token_that_is_none_of_the_likeliest_is_there_with_its_rank() -> None:
     }
 
 
-def test_labels_are_likely_among_all_tokens_or_among_each_other() -> None:
+def test_label_probabilities_are_over_all_tokens_or_labels_only() -> None:
     assert vllm_pairs._label_probabilities([-1.0, -1.0], apply_softmax=True) == [0.5, 0.5]
     assert vllm_pairs._label_probabilities([-2000.0, -2000.0], apply_softmax=True) == [0.5, 0.5]
     assert vllm_pairs._label_probabilities([0.0, -2000.0], apply_softmax=False) == [1.0, 0.0]
 
 
-def test_what_trl_reads_is_what_the_model_s_logits_say(tmp_path: Path) -> None:
+def test_trl_client_reads_the_models_log_probabilities(tmp_path: Path) -> None:
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     formatted: Callable[..., dict[str, Any]] = pytest.importorskip(
         "trl.generation.vllm_client"

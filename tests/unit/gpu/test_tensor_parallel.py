@@ -1,4 +1,4 @@
-"""Models that several devices compute together, by real workers: the scores are those of the whole model."""
+"""Tensor-parallel models on real workers: the scores equal those of the whole model."""
 
 import asyncio
 import json
@@ -31,7 +31,7 @@ from support.parallel import LIMIT_S, Node, a_node, wish
 from support.tiny_models import SIZE, a_large_one, save
 
 TOLERANCE = 1e-5
-"""Absolute, of float32: sums over ranks add in another order."""
+"""Absolute tolerance of float32 scores: sums over ranks are added in another order."""
 TOKENS = [[5, 6, 7], [8, 9], [10, 11, 12, 13, 14, 15, 16], [5, 6, 7, 8, 9], [20, 21, 22, 23]]
 ITEMS = [{"token_ids": ids} for ids in TOKENS]
 KINDS = {"reward": "sequence-classifier", "teacher": "logprobs", "large": "logprobs", "bert": "sequence-classifier"}
@@ -71,7 +71,7 @@ collective.all_reduce_sum, collective.RankGroup.leave = add, leave
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Which worker's forwards fail, and how."""
+    """Return a file that names the worker whose forwards fail, and how they fail."""
     path = tmp_path_factory.mktemp("told") / "told"
     path.write_text("")
     return path
@@ -79,7 +79,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
 async def pair(models: Path, told: Path) -> AsyncIterator[Node]:
-    """Two devices with room for half of the large model each, and for any of the small ones beside it."""
+    """Yield a node with two devices, each with room for half of the large model and a small model."""
     async with a_node(models, 2, device_mib=6, before=FAILING.format(told=str(told))) as node:
         yield node
 
@@ -106,23 +106,21 @@ def assert_alike(found: Sequence[Entry], wanted: Sequence[Entry]) -> None:
 
 
 @pytest.mark.parametrize("source", ["reward", "teacher"])
-async def test_scores_of_two_devices_together_are_those_of_the_whole_model(
-    pair: Node, models: Path, source: str
-) -> None:
+async def test_two_devices_give_scores_of_the_whole_model(pair: Node, models: Path, source: str) -> None:
     await pair.offer(wish("it", KINDS[source], source, tensor_parallel=2))
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, source))
     sizes = [device.used_bytes for device in pair.scoring._devices]
-    assert all(0 < size < 0.7 * len(model_of(models, source).weights.content) for size in sizes), "each has its part"
+    assert all(0 < size < 0.7 * len(model_of(models, source).weights.content) for size in sizes), "each has one part"
 
 
-async def test_a_model_that_fits_on_no_device_is_scored_by_two(pair: Node, models: Path) -> None:
+async def test_model_too_large_for_one_device_is_scored_by_two(pair: Node, models: Path) -> None:
     await pair.offer(wish("alone", "logprobs", "large"), wish("it", "logprobs", "large", tensor_parallel=2))
     report = await pair.scored("alone", ITEMS)
     assert (report.outcome, report.reason) == ("infra_error", "no_room")
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "large"))
 
 
-async def test_workers_that_compute_together_listen_to_this_machine_alone(pair: Node, models: Path) -> None:
+async def test_tensor_parallel_workers_listen_only_on_localhost(pair: Node, models: Path) -> None:
     await pair.offer(wish("it", "logprobs", "teacher", tensor_parallel=2))
     entries(await pair.scored("it", ITEMS))
     listening = [address for worker in pair.workers for address in listening_of(worker.pid)]
@@ -130,7 +128,7 @@ async def test_workers_that_compute_together_listen_to_this_machine_alone(pair: 
     assert set(listening) == {"0100007F"}
 
 
-async def test_one_rank_without_room_is_an_error_after_which_both_go_on(pair: Node, models: Path) -> None:
+async def test_rank_without_room_fails_batch_and_both_workers_continue(pair: Node, models: Path) -> None:
     await pair.offer(wish("it", "logprobs", "large", tensor_parallel=2))
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "large"))
     pids, there = [worker.pid for worker in pair.workers], pair.workers[1]
@@ -145,10 +143,10 @@ async def test_one_rank_without_room_is_an_error_after_which_both_go_on(pair: No
 
 
 @pytest.mark.parametrize("how", ["leaves", "stays"])
-async def test_a_rank_that_fails_in_the_middle_of_a_forward_fails_its_batch_alone(
+async def test_rank_failing_during_forward_fails_only_its_batch(
     pair: Node, models: Path, told: Path, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that stays connected lets the other wait, which is then ended."""
+    """If the failed rank stays connected, the other rank waits and is then ended."""
     await pair.offer(wish("it", "logprobs", "teacher", tensor_parallel=2))
     entries(await pair.scored("it", ITEMS))
     first, second = (worker.pid for worker in pair.workers)
@@ -163,8 +161,8 @@ async def test_a_rank_that_fails_in_the_middle_of_a_forward_fails_its_batch_alon
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "teacher"))
 
 
-async def test_parts_of_different_registrations_are_never_one_score(pair: Node, models: Path) -> None:
-    """As while it is offered to one worker after the other."""
+async def test_parts_of_different_registrations_never_form_a_score(pair: Node, models: Path) -> None:
+    """The first worker already has the new registration and the second worker does not."""
     old = wish("it", "logprobs", "teacher", tensor_parallel=2)
     await pair.offer(old)
     entries(await pair.scored("it", ITEMS))
@@ -174,13 +172,13 @@ async def test_parts_of_different_registrations_are_never_one_score(pair: Node, 
     report = await pair.scored("it", ITEMS)
     assert (report.outcome, report.reason) == ("infra_error", "peer_not_ready")
     await pair.workers[0].offer(files.spec_for_device(1))
-    assert (await pair.scored("it", ITEMS)).reason == "peer_not_ready", "a rank twice"
+    assert (await pair.scored("it", ITEMS)).reason == "peer_not_ready", "the same rank was offered twice"
     await pair.workers[0].offer(files.spec_for_device(0))
     assert_alike(entries(await pair.scored("it", ITEMS)), whole(models, "teacher"))
     assert files_open(pair) == open_before
 
 
-async def test_what_has_no_plan_is_not_offered_and_says_what_to_do(pair: Node, models: Path) -> None:
+async def test_model_type_without_split_plan_is_refused_with_advice(pair: Node, models: Path) -> None:
     await pair.offer(wish("it", "sequence-classifier", "bert", tensor_parallel=2))
     assert pair.registry.offered == []
     sentence = "models of type bert are not split: register it without"
@@ -188,7 +186,7 @@ async def test_what_has_no_plan_is_not_offered_and_says_what_to_do(pair: Node, m
 
 
 @pytest.mark.parametrize("changed", [{"model_type": "nobody-knows"}, {"quantization_config": {"quant_method": "fp8"}}])
-async def test_what_can_not_be_made_or_is_quantised_is_not_offered_with_workers_that_run_already(
+async def test_unknown_or_quantised_model_is_refused_by_running_workers(
     pair: Node, models: Path, changed: dict[str, object]
 ) -> None:
     shutil.copytree(models / "teacher", models / "strange", dirs_exist_ok=True)
@@ -202,7 +200,7 @@ async def test_what_can_not_be_made_or_is_quantised_is_not_offered_with_workers_
     assert pair.registry.health["it"].startswith("not_split")
 
 
-def test_a_model_whose_parts_nobody_compared_with_the_whole_is_refused_whatever_its_plan_says() -> None:
+def test_untested_model_type_is_refused_despite_its_split_plan() -> None:
     sparse = {"activation_sparsity_pattern": [0.95, 0.0], "laurel_rank": 4, "num_kv_shared_layers": 0, "head_dim": 8}
     config = transformers.Gemma3nTextConfig(**SIZE | sparse)
     with torch.device("meta"):
@@ -211,9 +209,7 @@ def test_a_model_whose_parts_nobody_compared_with_the_whole_is_refused_whatever_
         plan_shards(module, 2)
 
 
-async def test_parts_of_files_that_were_replaced_are_never_one_score_with_parts_of_those_before(
-    pair: Node, models: Path
-) -> None:
+async def test_parts_of_replaced_and_old_files_never_form_a_score(pair: Node, models: Path) -> None:
     shutil.copytree(models / "teacher", models / "replaced", dirs_exist_ok=True)
     await pair.offer(wish("it", "logprobs", "replaced", tensor_parallel=2))
     before = entries(await pair.scored("it", ITEMS))
@@ -232,7 +228,7 @@ async def test_parts_of_files_that_were_replaced_are_never_one_score_with_parts_
     assert entries(report)[0]["score"] != pytest.approx(before[0]["score"], abs=1e-3)
 
 
-async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_score(
+async def test_killed_or_hanging_rank_fails_only_its_batch(
     pair: Node, models: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await pair.offer(wish("it", "logprobs", "teacher", tensor_parallel=2))
@@ -246,7 +242,7 @@ async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_
     os.kill(second, signal.SIGKILL)
     assert (await going).reason == "worker_died"
     assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
-    assert pair.workers[0].pid == first, "it noticed by itself, and went on"
+    assert pair.workers[0].pid == first, "the first worker must detect the failure and keep running"
     for worker in pair.workers:
         monkeypatch.setattr(worker, "_limit_s", 1.0)
     assert pair.workers[1].pid is not None
@@ -257,8 +253,8 @@ async def test_a_rank_that_is_killed_or_hangs_costs_its_batch_and_never_a_wrong_
     assert_alike(entries(await pair.scored("it", ITEMS)), wanted)
 
 
-async def test_groups_of_two_and_of_four_and_whole_services_share_devices_that_hold_few_of_them(models: Path) -> None:
-    """Also while their workers are killed: each report is right, or says that a worker died."""
+async def test_split_and_whole_services_share_small_devices_correctly(models: Path) -> None:
+    """Workers are also killed: each report is correct or says that a worker died."""
     rng = random.Random(5)
     splits = {"one": 1, "two": 2, "four": 4}
     wishes = [
@@ -288,7 +284,7 @@ async def test_groups_of_two_and_of_four_and_whole_services_share_devices_that_h
 
 
 def listening_of(pid: int | None) -> list[str]:
-    """Local addresses, as the kernel writes them."""
+    """Return the local addresses on which a process listens, in the kernel's format."""
     sockets = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir() if each.is_symlink()}
     lines = [
         line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/{pid}/net/{name}").read_text().splitlines()
@@ -304,7 +300,7 @@ def children() -> set[int]:
     return {int(pid) for each in Path("/proc/self/task").iterdir() for pid in (each / "children").read_text().split()}
 
 
-async def test_parts_of_models_that_are_not_all_in_host_memory_make_room_for_each_other(models: Path) -> None:
+async def test_split_models_evict_each_other_from_host_memory(models: Path) -> None:
     size = len(model_of(models, "large").weights.content)
     wanted = whole(models, "large")
     async with a_node(models, 2, device_mib=8, host_bytes=int(1.5 * size)) as node:
@@ -336,9 +332,7 @@ print(len(load(spec, partial(load_shared, f"/proc/self/fd/{os.memfd_create('weig
 
 
 @pytest.mark.parametrize(("rank", "mib"), [(None, 40), (1, 24)])
-def test_weights_go_to_where_workers_share_them_without_another_copy(
-    tmp_path: Path, rank: int | None, mib: int
-) -> None:
+def test_shared_weights_are_loaded_without_a_second_copy(tmp_path: Path, rank: int | None, mib: int) -> None:
     config = transformers.LlamaConfig(**SIZE | {"hidden_size": 512, "intermediate_size": 2560, "vocab_size": 4096})
     save(tmp_path / "it", transformers.LlamaForCausalLM(config), seed=1)
     save(tmp_path / "small", transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZE)), seed=1)

@@ -1,4 +1,4 @@
-"""Texts to tokens, compared with the library reading all of each text."""
+"""Tokenization of texts, compared with the library's result for the whole text."""
 
 import string
 from collections.abc import Sequence
@@ -40,15 +40,13 @@ def by_library(library: Tokenizer, texts: Sequence[str], most: int) -> list[Toke
 
 
 @given(texts=st.lists(TEXTS, max_size=4))
-def test_they_are_the_librarys_whatever_the_texts_are(
+def test_tokens_of_arbitrary_texts_equal_those_of_the_library(
     pieces: WordPieceTokenizer, library: Tokenizer, texts: list[str]
 ) -> None:
     assert pieces.tokenize(texts) == by_library(library, texts, pieces.max_tokens)
 
 
 @pytest.mark.parametrize("count", [253, 254, 255, 300, 5000])
-def test_a_long_text_is_cut_where_the_library_cuts_it(
-    pieces: WordPieceTokenizer, library: Tokenizer, count: int
-) -> None:
+def test_long_text_is_truncated_as_in_the_library(pieces: WordPieceTokenizer, library: Tokenizer, count: int) -> None:
     texts = ["time " * count, "unbelievably, " * count]
     assert pieces.tokenize(texts) == by_library(library, texts, pieces.max_tokens)

@@ -8,7 +8,7 @@ from arl_wire.errors import Unavailable
 
 
 class Flushes:
-    """Records batches, and holds each back until it is let go."""
+    """A flush function that records batches and returns each one when the test releases it."""
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -25,7 +25,7 @@ async def until(condition: object) -> None:
         await asyncio.sleep(0)
 
 
-async def test_the_first_goes_at_once_and_the_rest_together_when_it_returns() -> None:
+async def test_first_item_is_flushed_at_once_and_later_items_batched() -> None:
     flushes = Flushes()
     batcher = Batcher(flushes.flush)
     first = batcher.enqueue(1)
@@ -37,7 +37,7 @@ async def test_the_first_goes_at_once_and_the_rest_together_when_it_returns() ->
     assert flushes.batches == [[1], [2, 3, 4]]
 
 
-async def test_one_refused_item_does_not_fail_the_others() -> None:
+async def test_refused_item_does_not_fail_other_items() -> None:
     flushes = Flushes()
     batcher = Batcher(flushes.flush)
     futures = [batcher.enqueue(number) for number in (1, -2, 3)]
@@ -48,7 +48,7 @@ async def test_one_refused_item_does_not_fail_the_others() -> None:
     assert results[2] == 30
 
 
-async def test_a_failed_flush_is_told_to_everyone_in_it() -> None:
+async def test_failed_flush_raises_error_for_every_item() -> None:
     async def fail(items: Sequence[int]) -> Sequence[int]:
         raise ConnectionError
 
@@ -57,7 +57,7 @@ async def test_a_failed_flush_is_told_to_everyone_in_it() -> None:
         await futures[0]
 
 
-async def test_a_batch_is_bounded_by_number_and_by_weight() -> None:
+async def test_batch_is_limited_by_count_and_weight() -> None:
     flushes = Flushes()
     batcher = Batcher(flushes.flush, max_batch=2, max_weight=10)
     futures = [batcher.enqueue(number, weight=weight) for number, weight in ((1, 1), (2, 1), (3, 9), (4, 2), (5, 50))]
@@ -67,7 +67,7 @@ async def test_a_batch_is_bounded_by_number_and_by_weight() -> None:
     assert flushes.batches == [[1, 2], [3], [4], [5]]
 
 
-async def test_a_caller_that_went_away_does_not_disturb_the_batch() -> None:
+async def test_cancelled_caller_does_not_disturb_batch() -> None:
     flushes = Flushes()
     batcher = Batcher(flushes.flush)
     gone, stays = batcher.enqueue(1), batcher.enqueue(2)
@@ -77,7 +77,7 @@ async def test_a_caller_that_went_away_does_not_disturb_the_batch() -> None:
     await batcher.drain()
 
 
-async def test_more_than_may_wait_is_told_to_come_back_at_once() -> None:
+async def test_item_above_waiting_limit_is_refused_at_once() -> None:
     flushes = Flushes()
     batcher = Batcher(flushes.flush, max_waiting=2)
     accepted = [batcher.enqueue(1)]

@@ -1,4 +1,4 @@
-"""Failpoints do nothing unless they are set, and then exactly what was said."""
+"""Failpoints do nothing unless they are set; a set failpoint acts at exactly its hits."""
 
 import os
 import signal
@@ -11,7 +11,7 @@ from arl_kit.settings import ServiceSettings
 
 
 def signal_of(setting: str, hits: list[str]) -> int:
-    """The signal that ended a process which hit these, or 0."""
+    """Return the signal that ended a process after the given hits, or 0."""
     child = os.fork()
     if child == 0:
         try:
@@ -23,16 +23,16 @@ def signal_of(setting: str, hits: list[str]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) * -1
 
 
-def test_without_a_setting_nothing_happens() -> None:
+def test_unset_failpoints_do_nothing() -> None:
     assert signal_of("", ["a", "b"]) == 0
 
 
-def test_the_process_dies_at_the_hit_that_was_named() -> None:
+def test_kill_failpoint_ends_process_at_its_hit() -> None:
     assert signal_of("a=kill:2", ["a", "b"]) == 0
     assert signal_of("b=kill:1,a=kill:2", ["a", "a"]) == signal.SIGKILL
 
 
-def test_a_process_stands_still_at_each_such_hit() -> None:
+def test_stop_failpoint_stops_process_at_each_counted_hit() -> None:
     child = os.fork()
     if child == 0:
         failpoints = Failpoints("a=stop:2")
@@ -46,6 +46,6 @@ def test_a_process_stands_still_at_each_such_hit() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["a", "a=kill", "a=kill:0", "a=sleep:1", "=kill:1", "a=kill:x"])
-def test_a_wrong_one_is_refused_at_boot(wrong: str) -> None:
+def test_invalid_failpoint_is_rejected_at_start_up(wrong: str) -> None:
     with pytest.raises(ValidationError, match="not a failpoint"):
         ServiceSettings(port=1, database_url="postgresql://x", service_token="t" * 16, failpoints=wrong)

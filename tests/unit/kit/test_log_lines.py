@@ -1,4 +1,4 @@
-"""Lines of several machines are read together."""
+"""Log lines have UTC times, so that lines of several machines can be read together."""
 
 import json
 import logging
@@ -9,7 +9,7 @@ import pytest
 from arl_kit.telemetry import set_up_logging
 
 
-def test_a_line_says_when_it_was_in_utc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_line_time_is_in_utc(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("TZ", "America/New_York")
     time.tzset()
     root = logging.getLogger()

@@ -1,4 +1,4 @@
-"""A loop that polls: when it is asked to, it does not wait for its interval."""
+"""A poll loop polls at once on request and does not wait for its interval."""
 
 import asyncio
 
@@ -7,7 +7,7 @@ from arl_kit.loops import PollLoop
 NEVER_S = 1000.0
 
 
-async def test_asked_it_polls_at_once() -> None:
+async def test_requested_poll_runs_at_once() -> None:
     polled = asyncio.Semaphore(0)
 
     async def step() -> bool:
@@ -25,8 +25,8 @@ async def test_asked_it_polls_at_once() -> None:
         await loop.stop()
 
 
-async def test_asked_during_a_poll_it_polls_again() -> None:
-    """What the poll on its way has read is older than what is asked for."""
+async def test_poll_requested_during_a_poll_runs_afterwards() -> None:
+    """The poll in progress may have read older data than the request needs."""
     begun, go_on = asyncio.Semaphore(0), asyncio.Event()
 
     async def step() -> bool:

@@ -28,7 +28,7 @@ HTTP, GRPC = "otlp_proto_http", "otlp_proto_grpc"
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the variables of the shell that runs the tests out."""
+    """Remove the OTEL_* variables of the shell that runs the tests."""
     for name in [name for name in os.environ if name.startswith("OTEL_")]:
         monkeypatch.delenv(name)
 
@@ -74,7 +74,7 @@ def a_pipeline(settings: OtelSettings) -> TracePipeline:
         ({ENDPOINT: "http://c:4318", "OTEL_SDK_DISABLED": "", "OTEL_TRACES_EXPORTER": ""}, (HTTP,)),
     ],
 )
-def test_exporters_follow_the_variables(values: dict[str, str], names: tuple[str, ...], variables: Any) -> None:
+def test_exporters_follow_the_otel_variables(values: dict[str, str], names: tuple[str, ...], variables: Any) -> None:
     assert variables(**values).exporter_names == names
 
 
@@ -84,7 +84,7 @@ def test_console_exporter_is_opened_by_name(variables: Any) -> None:
     assert [type(each) for each in pipeline.exporters] == [ConsoleSpanExporter]
 
 
-def test_nothing_is_opened_without_an_endpoint(variables: Any) -> None:
+def test_pipeline_is_not_opened_without_an_endpoint(variables: Any) -> None:
     assert open_pipeline(variables(), service="scheduler", version="1") is None
 
 
@@ -121,7 +121,7 @@ def test_variable_that_the_sdk_refuses_is_named(name: str, value: str, named: st
 
 
 class TestResource:
-    def test_default_service_name_is_the_service_s_own(self, variables: Any) -> None:
+    def test_default_service_name_names_the_service(self, variables: Any) -> None:
         attributes = a_pipeline(variables()).resource.attributes
         assert (attributes["service.name"], attributes["service.version"]) == ("tangram-scheduler", "1")
 
@@ -149,7 +149,7 @@ class TestResource:
             ({"OTEL_RESOURCE_ATTRIBUTES": "a=b, service.name = rl "}, "rl-scheduler"),
         ],
     )
-    def test_services_of_one_environment_have_names_of_their_own(self, environment: dict[str, str], name: str) -> None:
+    def test_services_of_one_environment_have_different_names(self, environment: dict[str, str], name: str) -> None:
         assert service_environment(environment, "scheduler")["OTEL_SERVICE_NAME"] == name
 
     def test_other_variables_are_passed_to_services(self) -> None:
@@ -196,13 +196,13 @@ class TestLimits:
         ),
     ],
 )
-def test_sampler_is_the_sdk_s_own(values: dict[str, str], description: str, variables: Any) -> None:
+def test_sampler_variable_selects_an_sdk_sampler(values: dict[str, str], description: str, variables: Any) -> None:
     sampler = a_pipeline(variables(**values)).sampler
     assert sampler.get_description().startswith(description)
     assert sampler.should_sample(None, int(secrets.token_hex(16), 16), "x") is not None
 
 
-def test_tangram_up_gives_every_service_a_name_of_its_own(tmp_path: Path) -> None:
+def test_tangram_up_gives_every_service_its_own_name(tmp_path: Path) -> None:
     state = StateDir(tmp_path)
     state.create()
     environment = {"OTEL_SERVICE_NAME": "rl", ENDPOINT: "http://c:4318"}

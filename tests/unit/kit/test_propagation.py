@@ -28,7 +28,7 @@ print(json.dumps([current_traceparent.get(), remote_tracestate(), context_header
 
 
 def passed_through(headers: dict[str, str], propagators: str | None) -> Any:
-    """The traceparent that a service sees, the tracestate, and the headers of its own calls."""
+    """Return the traceparent that a service sees, the tracestate, and the headers of its own calls."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("OTEL_")}
     environment |= {"OTEL_PROPAGATORS": propagators} if propagators is not None else {}
     command = [sys.executable, "-c", PROGRAM, json.dumps(headers)]
@@ -36,22 +36,22 @@ def passed_through(headers: dict[str, str], propagators: str | None) -> Any:
 
 
 @pytest.mark.parametrize("propagators", [None, "tracecontext,baggage"])
-def test_default_is_w3c_trace_context_and_baggage(propagators: str | None) -> None:
+def test_default_propagators_are_w3c_trace_context_and_baggage(propagators: str | None) -> None:
     assert passed_through(W3C, propagators) == [W3C["traceparent"], "vendor=1", W3C]
 
 
-def test_without_baggage_only_trace_context_is_passed_on() -> None:
+def test_tracecontext_propagator_does_not_pass_baggage_on() -> None:
     assert passed_through(W3C, "tracecontext")[2].keys() == {"traceparent", "tracestate"}
 
 
-def test_b3_is_read_and_written_where_it_is_chosen() -> None:
+def test_b3_headers_are_read_and_written_if_chosen() -> None:
     traceparent, tracestate, sent = passed_through(B3 | W3C, "b3")
     assert (traceparent, tracestate) == (f"00-{TRACE}-{PARENT}-01", "")
     assert sent.keys() == {"b3"}
     assert sent["b3"].startswith(f"{TRACE}-{PARENT}-1")
 
 
-def test_none_reads_and_writes_nothing() -> None:
+def test_none_propagator_reads_and_writes_no_headers() -> None:
     traceparent, tracestate, sent = passed_through(W3C, "none")
     assert (traceparent.split("-")[1], tracestate, sent) == ("c" * 32, None, {})
 

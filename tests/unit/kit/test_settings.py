@@ -1,4 +1,4 @@
-"""Settings may be files, so that no secret has to stand in an environment."""
+"""Settings can be read from files, so that no secret must be in an environment variable."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from arl_kit.settings import load_settings
 from arl_local.provision import ProvisionSettings
 
 
-def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_settings_missing_in_environment_are_read_from_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in (
         ("database_url", "postgresql://file"),
         ("service_token", "f" * 16),
@@ -25,7 +25,7 @@ def test_what_the_environment_leaves_out_is_read_from_files(tmp_path: Path, monk
     assert (settings.service_token.get_secret_value(), settings.caller_token_hashes) == ("f" * 16, {"a": "b"})
 
 
-def test_the_owner_s_password_may_be_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_database_owner_password_can_be_in_its_own_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "tangram_database_password").write_text("a/b\n")
     monkeypatch.setenv("TANGRAM_SECRETS_DIR", str(tmp_path))
     monkeypatch.setenv("TANGRAM_DATABASE_URL", "postgresql://owner@host:5432/name")

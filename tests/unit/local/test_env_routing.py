@@ -1,4 +1,4 @@
-"""What a user sets reaches the process whose setting it is, and what nobody reads is said."""
+"""Settings of a user reach the process that uses them, and unknown settings are reported."""
 
 import pytest
 from pydantic_settings import BaseSettings
@@ -24,7 +24,7 @@ DECIDED = {
     ),
     *("node_name", "advertise_url", "driver", "launcher_socket", "templates_dir", "snapshots_dir", "engines_dir"),
 }
-"""By `tangram up`, or for tests."""
+"""Settings that `tangram up` decides, or that are only for tests."""
 
 
 @pytest.mark.parametrize(
@@ -38,17 +38,19 @@ DECIDED = {
         ("gateway", GatewaySettings),
     ],
 )
-def test_every_setting_of_a_service_reaches_it_unless_up_decides_it(service: str, settings: type[BaseSettings]) -> None:
+def test_every_service_setting_is_forwarded_unless_tangram_up_decides_it(
+    service: str, settings: type[BaseSettings]
+) -> None:
     assert set(FORWARDED_SETTINGS[service]) == settings.model_fields.keys() - DECIDED
 
 
-def test_a_process_is_told_nothing_that_is_for_another() -> None:
+def test_process_gets_no_settings_of_other_processes() -> None:
     given = {"TANGRAM_ENGINES": "{}", "TANGRAM_AGENT": "c", "TANGRAM_API_KEY": "tk_x", "TANGRAM_MEMORY_MIB": "512"}
     assert forwarded_variables("cpu", given) == {"TANGRAM_MEMORY_MIB": "512"}
     assert forwarded_variables("cpu-launcher", given) == {"TANGRAM_AGENT": "c"}
     assert forwarded_variables("gateway", given) == {}
 
 
-def test_a_misspelt_setting_is_said_with_what_it_may_have_been() -> None:
+def test_misspelt_setting_is_reported_with_a_suggestion() -> None:
     said = unknown_settings(["TANGRAM_POLICIY", "TANGRAM_POLICY", "TANGRAM_URL", "HOME"])
     assert said == ["TANGRAM_POLICIY is no setting of anything here; is it TANGRAM_POLICY?"]

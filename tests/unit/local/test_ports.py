@@ -1,4 +1,4 @@
-"""Two systems that start at the same moment choose different ports, though nobody listens yet."""
+"""Two systems that start at the same time choose different ports before either listens."""
 
 import socket
 from contextlib import ExitStack
@@ -12,7 +12,7 @@ def a_free_port() -> int:
         return int(bound.getsockname()[1])
 
 
-def test_a_port_that_another_system_chose_is_taken_until_that_one_ends() -> None:
+def test_port_chosen_by_another_system_is_taken_until_it_ends() -> None:
     port = a_free_port()
     wanted = {"gateway": ("127.0.0.1", (port,))}
     with ExitStack() as first:

@@ -1,11 +1,11 @@
-"""What an action's time on a node was spent on."""
+"""The stages of an action's time on a node."""
 
 import json
 
 from arl_node.timeline import MAX_STAGES, AttemptTimeline
 
 
-def test_stages_are_written_in_microseconds_since_it_came() -> None:
+def test_stages_are_written_in_microseconds_since_arrival() -> None:
     timeline = AttemptTimeline(100.0)
     timeline.end_wait(101.5)
     timeline.add("batch", 101.5, 102.0, items=3, error=None)
@@ -18,13 +18,13 @@ def test_stages_are_written_in_microseconds_since_it_came() -> None:
     }
 
 
-def test_what_ended_before_its_first_batch_waited_for_a_device_all_the_time() -> None:
+def test_attempt_ended_before_first_batch_shows_only_device_wait() -> None:
     assert json.loads(AttemptTimeline(1.0).to_json(3.0))["stages"] == [
         {"name": "device wait", "at_us": 0, "us": 2_000_000}
     ]
 
 
-def test_of_many_stages_the_first_are_written_and_the_last() -> None:
+def test_long_timeline_keeps_first_stages_and_the_last() -> None:
     timeline = AttemptTimeline(0.0)
     for number in range(MAX_STAGES + 10):
         timeline.add("batch", number, number + 1, number=number)

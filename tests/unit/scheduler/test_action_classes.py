@@ -1,4 +1,4 @@
-"""Number of classes of the queued actions: separate classes of a task, and one class for equal demands."""
+"""Limits on the classes of queued actions: separate classes per task, then one class per equal demand."""
 
 from typing import Any, cast
 
@@ -17,7 +17,7 @@ NOW = 1000.0
 
 
 def of_own_class(number: int, **changed: Any) -> QueuedActionRow:
-    """As where each action runs a script of its own."""
+    """Return a queued action with its own class, as if it runs its own script."""
     return a_queued_row(number, class_key=number, **changed)
 
 
@@ -32,8 +32,8 @@ def a_full_task(
     return [classes.acquire(of_own_class(number, queue_id=task)) for number in range(first, first + count)]
 
 
-class TestApart:
-    def test_beyond_so_many_of_a_task_what_asks_for_the_same_is_of_one_class(self) -> None:
+class TestClassLimits:
+    def test_actions_beyond_task_limit_share_a_mixed_class(self) -> None:
         classes = ActionClassTable()
         own = a_full_task(classes)
         others = [classes.acquire(of_own_class(number)) for number in range(2000, 2100)]
@@ -41,7 +41,7 @@ class TestApart:
         assert {(cls.key, cls.is_mixed) for cls in others} == {(others[0].key, True)}
         assert len(classes) == MAX_CLASSES_PER_TASK + 1
 
-    def test_a_round_has_few_buckets_to_look_at_where_each_action_is_of_a_class_of_its_own(self) -> None:
+    def test_round_has_few_buckets_despite_many_classes(self) -> None:
         index = SchedulerIndex()
         index.reconcile(a_poll(queued=[of_own_class(number) for number in range(2000)]))
         assert sum(1 for _ in index.candidates.queue.buckets()) == MAX_CLASSES_PER_TASK + 1
@@ -60,7 +60,7 @@ class TestApart:
             ({"trajectory": "a"}, {"trajectory": "b"}, True),
         ],
     )
-    def test_only_what_may_start_on_the_same_nodes_with_the_same_amounts_is_mixed(
+    def test_mixed_class_contains_only_equal_demands_and_requirements(
         self, one: dict[str, Any], other: dict[str, Any], same: bool
     ) -> None:
         classes = ActionClassTable()
@@ -68,21 +68,21 @@ class TestApart:
         first, second = (classes.acquire(of_own_class(2000 + at, **each)) for at, each in enumerate((one, other)))
         assert (first.key == second.key) is same
 
-    def test_what_is_told_apart_stays_so_and_leaves_other_tasks_their_classes(self) -> None:
+    def test_separate_classes_stay_separate_and_do_not_limit_other_tasks(self) -> None:
         classes = ActionClassTable()
         own = a_full_task(classes)
         classes.acquire(of_own_class(2000))
         assert classes.acquire(of_own_class(1)) is own[0]
         assert not classes.acquire(of_own_class(3000, queue_id=2)).is_mixed
 
-    def test_of_very_many_in_all_each_task_has_a_few(self) -> None:
+    def test_task_gets_minimum_number_of_classes_at_global_limit(self) -> None:
         classes = ActionClassTable()
         for task in range(MAX_CLASSES // MAX_CLASSES_PER_TASK):
             a_full_task(classes, first=task * MAX_CLASSES_PER_TASK, task=task)
         own = a_full_task(classes, MIN_CLASSES_PER_TASK + 1, first=10**6, task=99)
         assert [cls.is_mixed for cls in own] == [False] * MIN_CLASSES_PER_TASK + [True]
 
-    def test_the_mixed_class_is_the_same_for_each_leader(self) -> None:
+    def test_mixed_class_key_is_equal_for_every_leader(self) -> None:
         found = []
         for first in (5000, 6000):
             classes = ActionClassTable()
@@ -93,8 +93,8 @@ class TestApart:
         assert found[0] == found[1]
 
 
-class TestForgotten:
-    def test_with_the_last_of_its_actions(self) -> None:
+class TestClassRelease:
+    def test_class_is_released_with_its_last_action(self) -> None:
         classes = ActionClassTable()
         a_full_task(classes)
         mixed = [classes.acquire(of_own_class(number)) for number in (2000, 2001)]
@@ -105,7 +105,7 @@ class TestForgotten:
         classes.release(classes.acquire(of_own_class(1)))
         assert len(classes) == MAX_CLASSES_PER_TASK
 
-    def test_an_index_knows_those_of_what_waits_or_is_held(self) -> None:
+    def test_index_keeps_only_classes_of_queued_or_allocated_actions(self) -> None:
         index = SchedulerIndex()
         index.reconcile(a_poll(queued=[of_own_class(number) for number in (1, 2, 3)]))
         grants = granted(index)
@@ -115,7 +115,7 @@ class TestForgotten:
         index.drop_refused([a_queued_row(3).id])
         assert len(index._action_classes) == 0
 
-    def test_what_another_leader_granted_keeps_the_class_that_it_waited_with(self) -> None:
+    def test_action_granted_by_another_leader_keeps_its_class(self) -> None:
         index, held = SchedulerIndex(), SchedulerIndex()
         index.reconcile(a_poll(queued=[of_own_class(1)]))
         held.reconcile(a_poll(queued=[of_own_class(1)]))
@@ -129,7 +129,7 @@ class TestForgotten:
         assert len(index._action_classes) == 0
 
 
-def test_nobody_is_refused_for_what_other_programs_took() -> None:
+def test_mixed_class_never_rejects_actions_by_learnt_run_time() -> None:
     learning, classes = DurationLearner(cast(PostgresStore, None)), ActionClassTable()
     a_full_task(classes)
     for cls, said in ((classes.acquire(of_own_class(1)), True), (classes.acquire(of_own_class(2000)), False)):
@@ -140,7 +140,7 @@ def test_nobody_is_refused_for_what_other_programs_took() -> None:
 
 
 def granted(index: SchedulerIndex) -> tuple[Grant, ...]:
-    """Grants of one round, all of them confirmed by Postgres."""
+    """Return the grants of one round after Postgres confirms all of them."""
     grants = FirstComeFirstServed().plan(index.snapshot(now=NOW, silent_after_s=10, watching_since=NOW)).grants
     index.apply_grants(grants, now=NOW)
     return grants

@@ -1,4 +1,4 @@
-"""Against the best of all schedules without resizing, found by trying all of them."""
+"""Comparison with the best of all schedules without resizing, found by exhaustive search."""
 
 import itertools
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ INSTANCES = 24
 
 
 def an_instance(seed: int) -> list[ActionWork]:
-    """4 actions that come at once; most can use up to 4 cores."""
+    """Return 4 actions that arrive together; most can use up to 4 cores."""
     rng = np.random.default_rng(seed)
     return [
         ActionWork(
@@ -35,7 +35,7 @@ def an_instance(seed: int) -> list[ActionWork]:
 
 
 def best_of_all_s(works: Sequence[ActionWork]) -> float:
-    """Mean ACT of the best order and widths; each starts as soon as it fits behind those before it."""
+    """Return the mean ACT of the best order and parallelism; each action starts as soon as it fits."""
     return min(
         scheduled_s([(works[at], widths[at]) for at in order])
         for widths in itertools.product(*(work.choices for work in works))
@@ -67,7 +67,7 @@ def simulated_s(policy: SchedulingPolicy, works: Sequence[ActionWork]) -> float:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_no_schedule_is_better_than_the_bound(seed: int) -> None:
+def test_bound_is_never_above_the_best_schedule(seed: int) -> None:
     works = an_instance(seed)
     jobs = [BoundJob(work, 0.0) for work in works]
     best_s = best_of_all_s(works)
@@ -81,7 +81,7 @@ def test_no_schedule_is_better_than_the_bound(seed: int) -> None:
     [(SparPolicy(), 1.10, 1.5), (SparPolicy(is_resizing=True), 1.10, 1.5), (ReferencePolicy(), 1.20, 2.0)],
     ids=["spar", "spar_m", "reference"],
 )
-def test_policies_are_near_the_best_of_all_schedules(policy: SchedulingPolicy, mean: float, worst: float) -> None:
+def test_policies_are_close_to_the_best_schedule(policy: SchedulingPolicy, mean: float, worst: float) -> None:
     ratios = [simulated_s(policy, works) / best_of_all_s(works) for works in map(an_instance, range(INSTANCES))]
     assert sum(ratios) / len(ratios) <= mean, ratios
     assert max(ratios) <= worst, ratios

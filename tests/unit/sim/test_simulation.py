@@ -81,7 +81,7 @@ def scored(rollouts: Sequence[SimTrajectory], policy: SchedulingPolicy, *, devic
 
 
 def most_at_once(pieces: Sequence[UsageSegment]) -> float:
-    """Units of a node in use at one moment; a piece that begins where another ends is not at once with it."""
+    """Return the maximum units in use at one moment; touching segments do not overlap."""
     edges = sorted([(p.end, -p.units) for p in pieces] + [(p.start, p.units) for p in pieces])
     used = most = 0.0
     for _, change in edges:
@@ -96,32 +96,32 @@ some_rollouts = st.lists(turns.map(lambda each: a_rollout(*each)), min_size=1, m
 
 
 class TestSimulation:
-    def test_a_trajectory_thinks_and_acts_in_turns(self) -> None:
+    def test_trajectory_alternates_thinking_and_actions(self) -> None:
         result = simulated([a_rollout((2.0, a_shell(1.0)), (3.0, a_shell(0.5)))])
         assert [(r.submitted, r.ended) for r in result.records] == [
             (2.0, pytest.approx(3.0 + START_S)),
             (pytest.approx(6.0 + START_S), pytest.approx(6.5 + 2 * START_S)),
         ]
 
-    def test_an_action_with_several_cores_is_as_fast_as_amdahl_says(self) -> None:
+    def test_action_on_several_cores_follows_amdahl(self) -> None:
         (record,) = simulated([a_rollout((0.0, a_suite(10.0)))]).records
         assert record.act_s == pytest.approx(START_S + 10.0 * (0.1 + 0.9 / 4))
 
-    def test_an_action_waits_for_cores(self) -> None:
+    def test_action_waits_for_free_cores(self) -> None:
         result = simulated([a_rollout((0.0, a_suite(10.0))) for _ in range(3)], cores=8)
         assert sorted(record.started for record in result.records) == [0.0, 0.0, pytest.approx(3.27)]
 
-    def test_pods_hold_their_cores_while_their_trajectories_think(self) -> None:
+    def test_static_pods_keep_their_cores_during_thinking(self) -> None:
         two = [a_rollout((5.0, a_shell(1.0)), (5.0, a_shell(1.0))) for _ in range(2)]
         records = simulated(two, StaticPods(8000)).records
         assert [(r.submitted, r.started) for r in records] == [(5.0, 5.0), (11.0, 11.0), (5.0, 12.0), (18.0, 18.0)]
 
-    def test_overcommitted_pods_share_the_cores_of_their_node(self) -> None:
+    def test_overcommitted_pods_share_cores_of_their_node(self) -> None:
         two = [a_rollout((0.0, a_suite(8.0))) for _ in range(2)]
         (first, second) = simulated(two, StaticPods(8000, is_overcommitted=True), cores=8).records
         assert first.ended == second.ended == pytest.approx(8.0 * (0.1 + 0.9 / 4))
 
-    def test_what_actions_cost_besides_their_work_is_charged_as_it_is_said(self) -> None:
+    def test_configured_overheads_are_added_to_run_time(self) -> None:
         workload, site = (
             SimWorkload((a_rollout((0.0, a_shell(1.0))),)),
             SimCluster(cpu_nodes=(8,), gpu_nodes=(), api_calls=1),
@@ -132,7 +132,7 @@ class TestSimulation:
             (record,) = WorkloadSimulation(workload, site, policy, classes, ClassMeans(), overheads).run().records
             assert record.act_s == 1.0 + cost_s
 
-    def test_a_shared_service_runs_some_actions_together_and_slows_down_when_there_are_more(self) -> None:
+    def test_shared_service_slows_down_above_its_concurrency(self) -> None:
         score = ActionWork(cls="rm0", resource_kind=ResourceKind.GPU, seconds=4.0, service="rm0")
         services = {"rm0": SERVICES[0][0]}
         site = SimCluster(cpu_nodes=(), gpu_nodes=(), api_calls=1, dedicated={"rm0": 1}, shared=frozenset(services))
@@ -146,7 +146,7 @@ class TestSimulation:
         assert ends(1) == ends(4) == {4.0 + START_S}
         assert ends(8) == {8.0 + START_S}
 
-    def test_a_restore_is_paid_where_the_service_is_not_on_these_devices_yet(self) -> None:
+    def test_restore_is_charged_if_service_is_not_resident(self) -> None:
         turns = [(0.0, a_score("rm0")), (5.0, a_score("rm0")), (5.0, a_score("rm1"))]
         result = scored([a_rollout(*turns, task="mopd")], FCFS, devices=1)
         small, other = SERVICES[0][0], SERVICES[1][0]
@@ -159,7 +159,7 @@ class TestSimulation:
         st.sampled_from((FCFS, ReferencePolicy(), SparPolicy())),
     )
     @settings(max_examples=80, deadline=None)
-    def test_no_more_devices_are_used_at_once_than_there_are(
+    def test_devices_in_use_never_exceed_existing_devices(
         self, scores: list[tuple[float, str]], policy: SchedulingPolicy
     ) -> None:
         rollouts = [a_rollout((think_s, a_score(name)), task="mopd") for think_s, name in scores]
@@ -167,7 +167,7 @@ class TestSimulation:
         assert len(result.records) == len(scores)
         assert most_at_once(result.segments) <= 4
 
-    def test_a_policy_that_gives_what_is_not_there_is_found_out(self) -> None:
+    def test_overallocating_policy_raises_overbooked_error(self) -> None:
         class Generous(FirstComeFirstServed):
             def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
                 plan = super().plan(snapshot)
@@ -176,7 +176,7 @@ class TestSimulation:
         with pytest.raises(OverbookedError, match="node 1"):
             simulated([a_rollout((0.0, a_shell()))], Generous(), cores=8)
 
-    def test_a_policy_that_starts_nothing_is_found_out(self) -> None:
+    def test_policy_that_starts_nothing_raises_stuck_error(self) -> None:
         class Idle(FirstComeFirstServed):
             def plan(self, snapshot: CellSnapshot) -> SchedulingPlan:
                 return SchedulingPlan()
@@ -186,7 +186,7 @@ class TestSimulation:
 
     @given(some_rollouts, st.sampled_from(POLICIES))
     @settings(max_examples=120, deadline=None)
-    def test_no_more_cores_are_used_at_once_than_there_are(
+    def test_cores_in_use_never_exceed_existing_cores(
         self, rollouts: list[SimTrajectory], policy: SchedulingPolicy
     ) -> None:
         result = simulated(rollouts, policy, cores=8, asking=DemandMode.ELASTIC)
@@ -195,16 +195,16 @@ class TestSimulation:
 
     @given(some_rollouts)
     @settings(max_examples=30, deadline=None)
-    def test_the_same_input_gives_the_same_result(self, rollouts: list[SimTrajectory]) -> None:
+    def test_same_input_gives_same_result(self, rollouts: list[SimTrajectory]) -> None:
         assert simulated(rollouts, StaticPods(4000)) == simulated(rollouts, StaticPods(4000))
 
-    def test_cores_are_shared_fairly_and_nobody_has_more_than_it_wants(self) -> None:
+    def test_max_min_shares_are_fair_and_never_exceed_demand(self) -> None:
         wanted = {numbered(1): 1.0, numbered(2): 8.0, numbered(3): 8.0}
         assert max_min_shares(wanted, 8.0) == {numbered(1): 1.0, numbered(2): 3.5, numbered(3): 3.5}
 
 
 class TestPrototype:
-    def test_a_seed_gives_the_draws_of_the_first_experiments(self) -> None:
+    def test_seed_gives_same_draws_as_prototype(self) -> None:
         step = synthetic_step(0)
         works = [turn.work for rollout in step.trajectories for turn in rollout.actions]
         assert len(works) == PROTOTYPE_ACTIONS
@@ -220,10 +220,10 @@ class TestPrototype:
             pytest.param("reference", 1.0, 4.0859, 9.8596, 0.599, 803.4578, marks=pytest.mark.slow),
         ],
     )
-    def test_a_step_takes_what_it_took_in_the_first_experiments(
+    def test_step_statistics_match_the_prototype(
         self, contender: str, level: float, act: float, suite: float, command: float, step: float
     ) -> None:
-        """Scores wait in another order here, by when their trajectories began."""
+        """The order of waiting scores differs: here it depends on when their trajectories began."""
         found = average_statistics(
             run_steps(ComparedPolicy(contender), PaperHardware(level, level), seed=0, steps=1, durations=ClassMeans)
         )
@@ -237,8 +237,8 @@ PROTOTYPE_ACTIONS = 4284
 PROTOTYPE_SECONDS = 33192.39406975725
 
 
-class TestPublished:
-    def test_coding_agents_act_and_think_as_often_and_as_long_as_was_published(self) -> None:
+class TestPublishedWorkloads:
+    def test_coding_workload_matches_published_turns_and_gaps(self) -> None:
         step = published_workload(PublishedWorkload.CODING, 0, trajectories=1024)
         turns = [len(rollout.actions) - 1 for rollout in step.trajectories]
         gaps = [turn.think_s for rollout in step.trajectories for turn in rollout.actions]
@@ -246,7 +246,7 @@ class TestPublished:
         assert np.quantile(gaps, [0.5, 0.9]) == pytest.approx([2.8, 7.0], rel=0.05)
 
     @pytest.mark.parametrize("name", PublishedWorkload)
-    def test_every_workload_runs_to_its_end_and_the_same_seed_gives_the_same(self, name: PublishedWorkload) -> None:
+    def test_published_workload_finishes_and_is_reproducible(self, name: PublishedWorkload) -> None:
         step = published_workload(name, 3, trajectories=24)
         site = SimCluster.from_totals(cores=64, gpus=12, api_calls=8)
         results = [
@@ -265,11 +265,11 @@ class TestPublished:
 
 @pytest.mark.slow
 class TestPolicies:
-    """On a quarter of the hardware."""
+    """Policies on a quarter of the paper's hardware."""
 
     quarter = PaperHardware(0.25, 0.25)
 
-    def test_resizing_keeps_stragglers_from_owning_the_step(self) -> None:
+    def test_resizing_prevents_stragglers_from_dominating_step_time(self) -> None:
         steps = {
             contender: average_statistics(
                 run_steps(contender, self.quarter, seed=0, steps=1, workload=partial(synthetic_step, stragglers=0.02))
@@ -278,7 +278,7 @@ class TestPolicies:
         }
         assert steps[ComparedPolicy.SPAR_M] <= 0.6 * steps[ComparedPolicy.REFERENCE]
 
-    def test_nothing_depends_on_knowing_durations(self) -> None:
+    def test_unknown_durations_barely_increase_completion_time(self) -> None:
         learnt, unknown = (
             average_statistics(run_steps(ComparedPolicy.SPAR_M, self.quarter, seed=0, steps=1, durations=known)).act
             for known in (LearnedDurations, UniformDurations)

@@ -1,4 +1,4 @@
-"""What a system left on this machine, by its directory alone."""
+"""Resources that a system left on this machine, found by its directory alone."""
 
 import fcntl
 from pathlib import Path
@@ -10,14 +10,14 @@ def subjects(directory: Path) -> set[str]:
     return {finding.subject for finding in HostResourceScanner(directory).findings()}
 
 
-def test_files_of_a_dead_launcher_are_stray(tmp_path: Path) -> None:
+def test_files_of_dead_launcher_are_reported_as_stray(tmp_path: Path) -> None:
     work = tmp_path / "launcher" / "work" / "e0"
     work.mkdir(parents=True)
     (tmp_path / "launcher" / "lock").touch()
     assert str(work) in subjects(tmp_path)
 
 
-def test_files_of_a_living_one_are_environments(tmp_path: Path) -> None:
+def test_files_of_running_launcher_are_environments(tmp_path: Path) -> None:
     work = tmp_path / "launcher" / "work" / "e0"
     work.mkdir(parents=True)
     with (tmp_path / "launcher" / "lock").open("w") as lock:
@@ -26,5 +26,5 @@ def test_files_of_a_living_one_are_environments(tmp_path: Path) -> None:
         assert HostResourceScanner(tmp_path).environments() == ({"e0"}, False)
 
 
-def test_where_nothing_ever_was_nothing_is_left(tmp_path: Path) -> None:
+def test_missing_directory_has_no_findings(tmp_path: Path) -> None:
     assert [finding for finding in HostResourceScanner(tmp_path / "none").findings() if "none" in finding.subject] == []

@@ -1,4 +1,4 @@
-"""A client goes with its user: through forks, event loops and pickles, and past proxies to this machine."""
+"""SDK clients across forks, event loops, threads and pickling, and without proxies for localhost."""
 
 import asyncio
 import gc
@@ -19,7 +19,7 @@ CHILDREN, CALLS = 4, 30
 
 
 class Echo(BaseHTTPRequestHandler):
-    """An action of the id that was asked for."""
+    """A fake gateway that returns an action with the requested id."""
 
     protocol_version = "HTTP/1.1"
 
@@ -48,7 +48,7 @@ def url() -> Iterator[str]:
     server.server_close()
 
 
-def test_processes_that_were_forked_read_each_its_own_answers(url: str) -> None:
+def test_forked_processes_read_only_their_own_responses(url: str) -> None:
     with Tangram(url, "tk_x") as tangram:
         tangram.get(UUID(int=0))
         children = [_forked(tangram, number) for number in range(1, CHILDREN + 1)]
@@ -64,7 +64,7 @@ def _forked(tangram: Tangram, number: int) -> int:
     return child
 
 
-def test_a_fork_takes_nothing_from_the_event_loop_of_its_parent(url: str) -> None:
+def test_forked_client_does_not_disturb_parent_event_loop(url: str) -> None:
     tangram = AsyncTangram(url, "tk_x", retry_timeout_s=1)
 
     async def ask(number: int) -> int:
@@ -87,7 +87,7 @@ def test_a_fork_takes_nothing_from_the_event_loop_of_its_parent(url: str) -> Non
         parent.run(tangram.close())
 
 
-def test_event_loops_that_ended_leave_nothing_open(url: str) -> None:
+def test_ended_event_loops_leave_no_open_connections(url: str) -> None:
     tangram = AsyncTangram(url, "tk_x")
 
     async def ask() -> None:
@@ -108,7 +108,7 @@ def test_event_loops_that_ended_leave_nothing_open(url: str) -> None:
     assert len(os.listdir("/proc/self/fd")) <= few + 4
 
 
-def test_a_client_serves_one_event_loop_after_another_and_those_of_threads(url: str) -> None:
+def test_async_client_works_in_successive_and_threaded_event_loops(url: str) -> None:
     tangram = AsyncTangram(url, "tk_x")
 
     async def ask(number: int) -> int:
@@ -126,7 +126,7 @@ def test_a_client_serves_one_event_loop_after_another_and_those_of_threads(url: 
     assert sorted(found) == [3, 33, 63]
 
 
-def test_a_client_can_be_sent_to_another_process(url: str) -> None:
+def test_client_can_be_pickled_and_used(url: str) -> None:
     with pickle.loads(pickle.dumps(Tangram(url, "tk_x"))) as tangram:
         assert tangram.get(UUID(int=7)).id == UUID(int=7)
     sent: AsyncTangram = pickle.loads(pickle.dumps(AsyncTangram(url, "tk_x")))
@@ -138,7 +138,7 @@ def test_a_client_can_be_sent_to_another_process(url: str) -> None:
     assert asyncio.run(ask()) == UUID(int=7)
 
 
-def test_a_proxy_of_the_environment_is_not_for_this_machine(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_variable_is_ignored_for_localhost(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     with Tangram(url, "tk_x", retry_timeout_s=0.1) as tangram:
         assert tangram.get(UUID(int=3)).id == UUID(int=3)

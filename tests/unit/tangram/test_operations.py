@@ -1,4 +1,4 @@
-"""The SDK's operations, driven by hand: no network, no time."""
+"""The SDK's operations, driven step by step without network or time."""
 
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -32,7 +32,7 @@ def an_answer(number: int = 1, *, settled: bool = True) -> Action:
 def drive(
     operation: Operation[Any], server: Callable[[SdkRequest], SdkResponse]
 ) -> tuple[Any, list[SdkRequest], float]:
-    """The value, the calls and the seconds paused."""
+    """Return the operation's value, its requests and the seconds paused."""
     calls: list[SdkRequest] = []
     paused, reply = 0.0, None
     while True:
@@ -57,7 +57,7 @@ ACTION = exec_action(task="t", argv=["true"])
 SETTLED = SdkResponse(200, an_answer().model_dump_json().encode())
 
 
-def test_a_submission_rides_out_a_restart_under_one_key() -> None:
+def test_submission_is_retried_with_one_idempotency_key() -> None:
     server = replies(SdkResponse(0, b"ConnectError"), SdkResponse(503, b"{}"), SdkResponse(502, b""), SETTLED)
     value, calls, _ = drive(operations.submit(ACTION, wait_s=0, retry_timeout_s=60), server)
     assert value.id == numbered(1)
@@ -65,28 +65,28 @@ def test_a_submission_rides_out_a_restart_under_one_key() -> None:
     assert len(calls) == 4
 
 
-def test_two_submissions_have_two_keys() -> None:
+def test_two_submissions_use_different_idempotency_keys() -> None:
     calls = [drive(operations.submit(ACTION, wait_s=0, retry_timeout_s=1), replies(SETTLED))[1][0] for _ in range(2)]
     assert calls[0].headers != calls[1].headers
 
 
-def test_patience_ends_with_what_went_wrong() -> None:
+def test_retry_timeout_raises_the_last_error() -> None:
     with pytest.raises(Unavailable, match="ConnectError"):
         drive(operations.get(numbered(1), wait_s=0, retry_timeout_s=5), lambda call: SdkResponse(0, b"ConnectError"))
 
 
-def test_retry_after_is_waited_for() -> None:
+def test_retry_after_of_response_is_respected() -> None:
     server = replies(SdkResponse(429, b"{}", retry_after_s=3.0), SETTLED)
     assert drive(operations.get(numbered(1), wait_s=0, retry_timeout_s=5), server)[2] >= 3.0
 
 
-def test_a_refusal_is_not_tried_again() -> None:
+def test_validation_error_is_not_retried() -> None:
     body = ValidationFailed("task: is empty").to_problem().model_dump_json().encode()
     with pytest.raises(ValidationFailed, match="task"):
         drive(operations.submit(ACTION, wait_s=0, retry_timeout_s=60), replies(SdkResponse(422, body)))
 
 
-def test_run_waits_as_long_as_it_takes() -> None:
+def test_run_without_timeout_waits_until_action_settles() -> None:
     queued = SdkResponse(202, an_answer(settled=False).model_dump_json().encode())
     pending = SdkResponse(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
     settled = SdkResponse(200, WaitResponse(settled=[an_answer()], pending=[]).model_dump_json().encode())
@@ -97,20 +97,20 @@ def test_run_waits_as_long_as_it_takes() -> None:
     assert [call.path for call in calls] == ["/v1/actions", *["/v1/actions:wait"] * 3]
 
 
-def test_a_wait_that_is_over_names_what_is_pending() -> None:
+def test_wait_timeout_names_pending_actions() -> None:
     pending = SdkResponse(200, WaitResponse(settled=[], pending=[numbered(1)]).model_dump_json().encode())
     with pytest.raises(WaitTimeout) as caught:
         drive(operations.wait([numbered(1)], timeout_s=40, retry_timeout_s=1), lambda call: pending)
     assert caught.value.pending == (numbered(1),)
 
 
-def test_an_unknown_id_is_not_waited_for() -> None:
+def test_wait_for_unknown_id_raises_not_found() -> None:
     unknown = SdkResponse(200, WaitResponse(settled=[], pending=[], unknown=[numbered(9)]).model_dump_json().encode())
     with pytest.raises(NotFound, match=str(numbered(9))):
         drive(operations.wait([numbered(9)], timeout_s=None, retry_timeout_s=1), replies(unknown))
 
 
-def test_wait_answers_in_the_order_asked_and_takes_an_id_twice() -> None:
+def test_wait_returns_requested_order_and_accepts_duplicate_ids() -> None:
     answer = WaitResponse(settled=[an_answer(2), an_answer(1)], pending=[])
     value, _, _ = drive(
         operations.wait([numbered(1), numbered(2), numbered(1)], timeout_s=None, retry_timeout_s=1),
@@ -119,7 +119,7 @@ def test_wait_answers_in_the_order_asked_and_takes_an_id_twice() -> None:
     assert [action.id for action in value] == [numbered(1), numbered(2), numbered(1)]
 
 
-def test_ids_may_be_texts_and_what_is_none_is_refused() -> None:
+def test_wait_accepts_text_ids_and_rejects_invalid_ids() -> None:
     answer = SdkResponse(200, WaitResponse(settled=[an_answer(1)], pending=[]).model_dump_json().encode())
     ids = [str(numbered(1))]
     value, _, _ = drive(operations.wait(ids, timeout_s=None, retry_timeout_s=1), replies(answer))
@@ -129,7 +129,7 @@ def test_ids_may_be_texts_and_what_is_none_is_refused() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [None, 5.0])
-def test_the_last_of_more_than_a_request_names_is_seen_to_settle(timeout_s: float | None) -> None:
+def test_wait_any_checks_every_part_of_many_ids(timeout_s: float | None) -> None:
     ids = [numbered(number) for number in range(2500)]
     asked: list[int] = []
 
@@ -143,7 +143,7 @@ def test_the_last_of_more_than_a_request_names_is_seen_to_settle(timeout_s: floa
     assert ([action.id for action in value], asked) == ([ids[2499]], [1000, 1000, 500])
 
 
-def test_what_had_no_room_in_an_answer_costs_no_wait() -> None:
+def test_wait_requests_unreturned_actions_again_at_once() -> None:
     ids = [numbered(number) for number in range(6)]
 
     def server(call: SdkRequest) -> SdkResponse:
@@ -156,7 +156,7 @@ def test_what_had_no_room_in_an_answer_costs_no_wait() -> None:
     assert ([action.id for action in value], len(calls)) == (ids, 6)
 
 
-def test_a_wait_for_many_ends_in_time() -> None:
+def test_wait_for_many_actions_respects_its_timeout() -> None:
     ids = [numbered(number) for number in range(1500)]
     pending = SdkResponse(200, WaitResponse(settled=[], pending=[]).model_dump_json().encode())
     waits: list[float] = []
@@ -172,7 +172,7 @@ def test_a_wait_for_many_ends_in_time() -> None:
 
 
 @pytest.mark.parametrize("operation", [operations.run, operations.wait, operations.wait_any])
-def test_a_gateway_that_is_away_is_tried_no_longer_than_is_waited(operation: Any) -> None:
+def test_unreachable_gateway_is_retried_no_longer_than_timeout(operation: Any) -> None:
     calls: list[SdkRequest] = []
 
     def away(call: SdkRequest) -> SdkResponse:
@@ -187,7 +187,7 @@ def test_a_gateway_that_is_away_is_tried_no_longer_than_is_waited(operation: Any
     assert len(calls) <= 3
 
 
-def test_a_batch_that_is_refused_in_part_says_which() -> None:
+def test_partially_refused_batch_names_refused_actions() -> None:
     items = [BatchItemResult(id=numbered(1)), BatchItemResult(problem=ValidationFailed("argv: no").to_problem())]
     reply = SdkResponse(202, SubmitBatchResponse(items=items).model_dump_json().encode())
     with pytest.raises(BatchRefused) as caught:
@@ -196,7 +196,7 @@ def test_a_batch_that_is_refused_in_part_says_which() -> None:
     assert isinstance(caught.value.refused[1], ValidationFailed)
 
 
-def test_a_large_batch_goes_in_parts() -> None:
+def test_large_batch_is_split_into_parts() -> None:
     def accept(call: SdkRequest) -> SdkResponse:
         items = [BatchItemResult(id=UUID(int=n)) for n in range(len(call.body.actions))]  # type: ignore[union-attr]
         return SdkResponse(202, SubmitBatchResponse(items=items).model_dump_json().encode())
@@ -210,7 +210,7 @@ def test_a_large_batch_goes_in_parts() -> None:
     assert all(len(call.body.model_dump_json()) < 64 << 20 for call in calls if call.body is not None)
 
 
-def test_where_a_later_part_is_refused_the_ids_of_those_before_are_told() -> None:
+def test_refused_later_part_reports_ids_of_accepted_parts() -> None:
     accepted = (
         SubmitBatchResponse(items=[BatchItemResult(id=UUID(int=n)) for n in range(1000)]).model_dump_json().encode()
     )
@@ -224,12 +224,12 @@ def test_where_a_later_part_is_refused_the_ids_of_those_before_are_told() -> Non
         drive(batches.submit_many([ACTION], retry_timeout_s=1), replies(too_large))
 
 
-class TestOptions:
-    def test_a_named_trajectory_means_its_environment(self) -> None:
+class TestExecOptions:
+    def test_trajectory_option_selects_trajectory_environment(self) -> None:
         assert exec_action(task="t", argv=["true"], trajectory="x").environment.scope == "trajectory"
         assert exec_action(task="t", argv=["true"]).environment.scope == "ephemeral"
 
-    def test_files_are_given_as_they_are(self) -> None:
+    def test_file_contents_are_passed_unchanged(self) -> None:
         assert exec_action(task="t", source="1", files={"a": b"\xff", "b": "é"}).files == {
             "a": b"\xff",
             "b": "é".encode(),
@@ -245,18 +245,16 @@ class TestOptions:
             ({"files": {"a": 5}}, "files.a", "int"),
         ],
     )
-    def test_what_would_be_dropped_or_taken_apart_is_refused(
-        self, options: dict[str, Any], field: str, said: str
-    ) -> None:
+    def test_misspelt_or_mistyped_option_is_rejected(self, options: dict[str, Any], field: str, said: str) -> None:
         with pytest.raises(ValidationFailed, match=said) as caught:
             exec_action(**{"task": "t", "argv": ["true"]} | options)
         assert [error.field for error in caught.value.errors] == [field]
 
-    def test_none_is_not_given(self) -> None:
+    def test_none_option_is_treated_as_absent(self) -> None:
         options: dict[str, Any] = dict.fromkeys(("trajectory", "env", "cpu", "files"))
         assert exec_action(task="t", argv=["true"], **options) == exec_action(task="t", argv=["true"])
 
-    def test_what_is_missing_is_named(self) -> None:
+    def test_missing_required_option_is_named(self) -> None:
         with pytest.raises(ValidationFailed, match="task"):
             exec_action(argv=["true"])
 
@@ -265,7 +263,7 @@ class TestOptions:
     ("wait_timeout_s", "path", "within_s"),
     [(None, "/v1/scores", 600), (0.5, "/v1/scores", 0.5), (600, "/v1/scores", 600), (601, "/v1/actions", None)],
 )
-def test_scores_are_waited_for_as_long_as_was_said(
+def test_score_wait_timeout_selects_route_and_limit(
     wait_timeout_s: float | None, path: str, within_s: float | None
 ) -> None:
     calls: list[SdkRequest] = []
@@ -286,13 +284,13 @@ def restarting(call: SdkRequest) -> SdkResponse:
 
 
 def held(call: SdkRequest) -> SdkResponse:
-    """By somebody who never answers."""
+    """Return the read timeout of a server that never answers."""
     return SdkResponse(0, b"ReadTimeout", elapsed_s=call.timeout_s)
 
 
 @pytest.mark.parametrize("options", [{}, {"timeout_s": 5.0}])
 @pytest.mark.parametrize("server", [restarting, held])
-def test_all_tries_of_a_score_end_with_its_wait(
+def test_all_score_retries_end_with_wait_timeout(
     options: ScoreOptions, server: Callable[[SdkRequest], SdkResponse]
 ) -> None:
     took: list[float] = []
@@ -307,7 +305,7 @@ def test_all_tries_of_a_score_end_with_its_wait(
     assert 0 < sum(took) <= 2 + RESPONSE_GRACE_S
 
 
-def test_a_score_that_is_asked_for_again_is_wanted_within_what_is_left() -> None:
+def test_retried_score_request_uses_remaining_time() -> None:
     asked: list[float] = []
 
     def server(call: SdkRequest) -> SdkResponse:
@@ -322,7 +320,7 @@ def test_a_score_that_is_asked_for_again_is_wanted_within_what_is_left() -> None
     assert asked == [10.0, 3.0]
 
 
-def test_an_action_that_scores_for_longer_than_was_waited_goes_on() -> None:
+def test_score_action_longer_than_wait_raises_wait_timeout() -> None:
     waits: list[float] = []
 
     def server(call: SdkRequest) -> SdkResponse:
@@ -337,7 +335,7 @@ def test_an_action_that_scores_for_longer_than_was_waited_goes_on() -> None:
     assert waits == [9.0]
 
 
-def test_an_action_whose_wait_was_not_answered_in_time_goes_on_by_its_name() -> None:
+def test_unanswered_wait_raises_timeout_with_pending_action_id() -> None:
     def server(call: SdkRequest) -> SdkResponse:
         if isinstance(call.body, WaitRequest):
             return SdkResponse(503, b"{}", retry_after_s=5.0, elapsed_s=8.0)
@@ -349,7 +347,7 @@ def test_an_action_whose_wait_was_not_answered_in_time_goes_on_by_its_name() -> 
 
 
 @pytest.mark.parametrize("wait_timeout_s", [float("nan"), -1, 0])
-def test_a_wait_for_scores_that_is_none_is_refused_before_anything_is_sent(wait_timeout_s: float) -> None:
+def test_invalid_wait_timeout_is_rejected_before_any_request(wait_timeout_s: float) -> None:
     with pytest.raises(ValidationFailed) as refused:
         OfRewards(replies()).score("exact", [("a", "a")], wait_timeout_s=wait_timeout_s)
     assert [error.field for error in refused.value.errors or ()] == ["wait_timeout_s"]
@@ -367,7 +365,7 @@ def test_a_wait_for_scores_that_is_none_is_refused_before_anything_is_sent(wait_
         ([("a",)], "items.0"),
     ],
 )
-def test_items_that_are_no_list_of_them_are_refused_before_anything_is_sent(items: Any, field: str) -> None:
+def test_invalid_score_items_are_rejected_before_any_request(items: Any, field: str) -> None:
     with pytest.raises(ValidationFailed, match=field) as refused:
         OfRewards(replies()).score("quality", items)
     assert [error.field for error in refused.value.errors or ()] == [field]

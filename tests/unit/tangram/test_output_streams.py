@@ -1,4 +1,4 @@
-"""Output events, cut and put together again: no network, no time."""
+"""Output events, split and reassembled without network or time."""
 
 from itertools import chain
 
@@ -11,7 +11,7 @@ TEXT = "plain, ä€𝄞, a\u2028b\x85c, \r\n\x00\x1c and".encode() + b"\xe2\x82
 
 
 def written(events: OutputEvents, portions: list[bytes], *, over: bool = True) -> bytes:
-    """What goes over the wire when a stream grows so."""
+    """Return the bytes on the wire for a stream that grows by the given portions."""
     size = sum(map(len, portions))
     taken = [
         events.add_data(
@@ -32,7 +32,7 @@ def content(events: list[OutputEvent]) -> bytes:
 
 
 @pytest.mark.parametrize("portion", [1, 2, 3, 7, 1000])
-def test_bytes_come_through_however_they_were_written_and_read(portion: int) -> None:
+def test_output_bytes_are_preserved_for_any_chunk_size(portion: int) -> None:
     portions = [TEXT[at : at + portion] for at in range(0, len(TEXT), portion)]
     wire = written(OutputEvents(1), portions)
     for size in (1, 5, len(wire)):
@@ -42,14 +42,14 @@ def test_bytes_come_through_however_they_were_written_and_read(portion: int) -> 
         assert offsets == sorted(set(offsets))
 
 
-def test_a_character_is_waited_for_and_what_follows_is_asked_from_behind_it() -> None:
+def test_incomplete_character_is_buffered_and_counted_in_offset() -> None:
     events = OutputEvents(1)
     assert content(read(written(events, [b"a\xe2\x82"], over=False), 1000)) == b"a"
     assert events.offset("stdout") == 3
     assert content(read(written(events, [b"\xac"], over=False), 1000)) == "€".encode()
 
 
-def test_who_goes_on_after_an_event_gets_what_follows_it() -> None:
+def test_stream_resumes_after_the_last_event() -> None:
     first = OutputEvents(1)
     wire = written(first, ["ä".encode(), b"\xe2"], over=False)
     reader = OutputEventReader()
@@ -58,11 +58,11 @@ def test_who_goes_on_after_an_event_gets_what_follows_it() -> None:
     assert (second.grant_no, second.offset("stdout"), second.offset("stderr")) == (1, 2, 0)
 
 
-def test_comments_and_events_of_a_later_version_are_passed_over() -> None:
+def test_comments_and_unknown_events_are_ignored() -> None:
     assert read(b": alive\n\nevent: moon\ndata: {}\nid: 1:0:0\n\n", 1000) == []
 
 
-def test_half_an_event_of_a_broken_answer_is_forgotten() -> None:
+def test_partial_event_of_broken_response_is_discarded() -> None:
     reader, wire = OutputEventReader(), written(OutputEvents(1), [b"abc"])
     assert list(reader.feed(wire[:10])) == []
     reader.reset()

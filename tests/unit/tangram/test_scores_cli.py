@@ -1,4 +1,4 @@
-"""What `tangram score` says while it waits."""
+"""Progress messages of `tangram score` during a long wait."""
 
 import threading
 
@@ -25,13 +25,13 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return heard
 
 
-def test_who_waits_long_for_a_score_is_told_where_to_look(heard: Heard) -> None:
+def test_long_score_wait_prints_how_to_check_service_state(heard: Heard) -> None:
     with report_long_wait("minilm", after_s=0):
         assert heard.something.wait(30)
     assert heard.lines == ["waiting for reward service minilm; its state: tangram reward-services list"]
 
 
-def test_who_has_a_score_at_once_is_told_nothing_and_nothing_is_left_running(heard: Heard) -> None:
+def test_immediate_score_prints_nothing_and_leaves_no_timer(heard: Heard) -> None:
     before = threading.active_count()
     with report_long_wait("minilm", after_s=3600):
         [timer] = [each for each in threading.enumerate() if isinstance(each, threading.Timer)]

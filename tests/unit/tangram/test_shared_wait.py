@@ -1,4 +1,4 @@
-"""Many who wait, and one who asks."""
+"""Many concurrent waits that share one request."""
 
 import asyncio
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def settled(id: UUID) -> Action:
     return Action.model_validate({"id": id, "created_at": now, "settled_at": now, **known})
 
 
-async def test_each_gets_its_own_and_a_request_has_no_more_than_it_may() -> None:
+async def test_each_waiter_gets_its_action_within_request_size_limit() -> None:
     asked: list[int] = []
 
     async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
@@ -34,7 +34,7 @@ async def test_each_gets_its_own_and_a_request_has_no_more_than_it_may() -> None
     assert max(asked) == MAX_BATCH_ITEMS
 
 
-async def test_those_who_wait_long_do_not_keep_others_from_being_asked_for() -> None:
+async def test_long_waits_do_not_block_waits_for_other_actions() -> None:
     last = numbered(3 * MAX_BATCH_ITEMS)
 
     async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:
@@ -50,7 +50,7 @@ async def test_those_who_wait_long_do_not_keep_others_from_being_asked_for() -> 
     await asyncio.gather(*others, return_exceptions=True)
 
 
-async def test_what_goes_wrong_is_for_those_who_were_asked_for_and_later_ones_are_asked_for_again() -> None:
+async def test_error_reaches_only_current_waiters_and_later_waiters_retry() -> None:
     faults = [NotFound("no")]
 
     async def ask(ids: Sequence[UUID], within_s: float) -> Sequence[Action]:

@@ -1,4 +1,4 @@
-"""The reward function of TRL, with a client that stands in for a system: what is asked for, and what is None."""
+"""TRL's reward function with a fake client: the requested items, and completions without a score."""
 
 import asyncio
 import inspect
@@ -17,7 +17,7 @@ from arl_wire.scores import MAX_CHARACTERS, MAX_ITEMS, ItemError, Score, ScoreIt
 
 
 class Client:
-    """A score is the length of its text."""
+    """A fake client that scores a text by its length."""
 
     fault: Exception | None = None
     asked: list[Sequence[ScoreItem]]
@@ -59,7 +59,7 @@ async def rewards_of(*completions: str, **columns: Any) -> list[float | None]:
     return await TangramReward("quality", trajectory="rollout")([""] * len(completions), completions, **columns)
 
 
-async def test_calls_are_bounded_by_items_and_by_characters(client: Client) -> None:
+async def test_score_calls_are_limited_by_items_and_characters(client: Client) -> None:
     completions = ["x" * 5000] * 256 + ["y"] * 600
     names = ["long"] * 256 + ["short"] * 600
     assert await rewards_of(*completions, rollout=names) == [len(each) for each in completions]
@@ -76,14 +76,14 @@ async def test_calls_are_bounded_by_items_and_by_characters(client: Client) -> N
         ("apart", {"text": "4", "prompt": "2 + 2?"}),
     ],
 )
-async def test_a_prompt_is_left_out_or_before_its_completion_or_beside_it(
+async def test_prompt_is_omitted_prefixed_or_sent_separately(
     client: Client, with_prompt: Any, item: dict[str, str]
 ) -> None:
     await TangramReward("judge", with_prompt=with_prompt)([[{"role": "user", "content": "2 + 2?"}]], ["4"])
     assert [each.model_dump(exclude_none=True) for [each] in client.asked] == [item]
 
 
-async def test_a_text_that_is_too_long_has_no_score_and_the_others_have_theirs(client: Client) -> None:
+async def test_too_long_text_has_no_score_and_others_do(client: Client) -> None:
     completions = ["four", "x" * (MAX_CHARACTERS + 1), "five5"]
     assert await rewards_of(*completions, rollout=["a", "b", "a"]) == [4.0, None, 5.0]
     assert len(client.asked) == 1
@@ -91,18 +91,18 @@ async def test_a_text_that_is_too_long_has_no_score_and_the_others_have_theirs(c
     assert await reward([""] * 3, completions) == [4.0, -1.0, 5.0]
 
 
-async def test_what_is_too_long_beside_a_text_is_not_the_text_s_fault(client: Client) -> None:
+async def test_too_long_reference_gives_none_instead_of_unscored_value(client: Client) -> None:
     reward = TangramReward("exact", reference="answer", unscored=-1.0)
     long = "x" * (MAX_CHARACTERS + 1)
     assert await reward([""] * 2, ["four", long], answer=[long, "4"]) == [None, -1.0]
 
 
-async def test_nobody_escapes_by_characters_that_no_text_has(client: Client) -> None:
+async def test_invalid_characters_are_replaced_before_scoring(client: Client) -> None:
     assert await rewards_of("a\0b", "\ud83d", rollout=["a", "a"]) == [3.0, 1.0]
     assert [item.text for [*items] in client.asked for item in items] == ["a\ufffdb", "\ufffd"]
 
 
-async def test_a_text_s_own_fault_is_worth_what_was_chosen_and_trouble_is_none(
+async def test_item_fault_gets_unscored_value_and_other_errors_none(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
     client.errors = {"": "empty_text", "x": "restore_failed", "y": "bad_reference"}
@@ -112,13 +112,13 @@ async def test_a_text_s_own_fault_is_worth_what_was_chosen_and_trouble_is_none(
     assert "restore_failed 1" in caplog.text
 
 
-async def test_a_service_that_can_score_nothing_is_an_error(client: Client) -> None:
+async def test_service_that_cannot_score_raises_not_scored(client: Client) -> None:
     client.errors = {"x": "verifier_missing"}
     with pytest.raises(NotScored, match="verifier_missing"):
         await TangramReward("math", unscored=0.0)([""], ["x"])
 
 
-def test_every_trainer_sees_that_it_is_a_coroutine_function_and_it_can_be_pickled() -> None:
+def test_reward_is_a_coroutine_function_and_can_be_pickled() -> None:
     reward = TangramReward("quality", reference="answer", api_key="tk_secret")
     for each in (reward, pickle.loads(pickle.dumps(reward))):
         assert inspect.iscoroutinefunction(each)
@@ -128,14 +128,14 @@ def test_every_trainer_sees_that_it_is_a_coroutine_function_and_it_can_be_pickle
     assert "tk_secret" not in repr(reward)
 
 
-async def test_what_a_tool_said_is_no_answer(client: Client) -> None:
+async def test_tool_message_is_not_used_as_answer(client: Client) -> None:
     call = {"role": "assistant", "content": None, "tool_calls": [{}]}
     turns = [call, {"role": "tool", "content": "Paris"}, {"role": "assistant", "content": "I give up"}]
     await TangramReward("exact", reference="answer")([""], [turns], answer=["Paris"])
     assert [item.text for [item] in client.asked] == ["I give up"]
 
 
-async def test_a_conversation_goes_with_its_roles(client: Client) -> None:
+async def test_messages_keep_their_roles(client: Client) -> None:
     prompt = [{"role": "system", "content": "s"}, {"role": "user", "content": "2 + 2?"}]
     await TangramReward("rm", with_prompt="messages")([prompt], ["4"])
     [[item]] = client.asked
@@ -146,27 +146,27 @@ async def test_a_conversation_goes_with_its_roles(client: Client) -> None:
     ]
 
 
-async def test_a_text_that_is_too_long_together_with_its_prompt_is_none(client: Client) -> None:
+async def test_text_too_long_with_its_prompt_is_none(client: Client) -> None:
     half = "x" * (MAX_CHARACTERS // 2)
     rewards = TangramReward("judge", with_prompt="apart")
     assert await rewards([half, half], [half + "x", half]) == [None, float(len(half))]
 
 
 @pytest.mark.parametrize("fault", [Unavailable("later"), Internal("trouble")])
-async def test_trouble_of_the_services_is_none(client: Client, fault: Exception) -> None:
+async def test_service_outage_gives_none_unless_raising_is_chosen(client: Client, fault: Exception) -> None:
     client.fault = fault
     assert await rewards_of("a", "b", rollout=["a", "b"]) == [None, None]
     with pytest.raises(type(fault)):
         await TangramReward("quality", on_trouble="raise")([""], ["a"])
 
 
-async def test_a_service_that_is_not_there_is_an_error(client: Client) -> None:
+async def test_missing_reward_service_raises_error(client: Client) -> None:
     client.fault = RewardServiceNotFound("no such service")
     with pytest.raises(RewardServiceNotFound):
         await rewards_of("a", rollout=["a"])
 
 
-async def test_a_completion_whose_answer_is_missing_is_none_and_is_not_asked_for(client: Client) -> None:
+async def test_completion_without_reference_is_none_and_not_sent(client: Client) -> None:
     reward = TangramReward("exact", reference="answer")
     assert await reward(["", ""], ["None", "four"], answer=[None, "4"]) == [None, 4.0]
     assert [[item.reference for item in items] for items in client.asked] == [["4"]]
@@ -192,12 +192,12 @@ async def test_a_completion_whose_answer_is_missing_is_none_and_is_not_asked_for
         ([Decimal("4.20")], '["4.20"]'),
     ],
 )
-async def test_an_answer_that_is_no_text_is_compared_as_json(client: Client, answer: Any, reference: str) -> None:
+async def test_non_text_reference_is_sent_as_json(client: Client, answer: Any, reference: str) -> None:
     await TangramReward("json", reference="answer")([""], ["x"], answer=[answer])
     assert [each.reference for [each] in client.asked] == [reference]
 
 
-async def test_turns_in_parts_are_their_texts(client: Client) -> None:
+async def test_multi_part_messages_are_joined_texts(client: Client) -> None:
     parts = [{"type": "image", "text": None}, {"type": "text", "text": "2 + "}, {"type": "text", "text": "2?"}]
     prompt = [{"role": "user", "content": parts}]
     answer = {"role": "assistant", "content": [{"type": "text", "text": "4"}]}
@@ -206,14 +206,12 @@ async def test_turns_in_parts_are_their_texts(client: Client) -> None:
 
 
 @pytest.mark.parametrize("named", [{"reference": "answr"}, {"trajectory": "answr"}])
-async def test_a_column_that_is_not_there_is_an_error_that_names_those_that_are(
-    client: Client, named: dict[str, str]
-) -> None:
+async def test_missing_column_raises_error_that_lists_columns(client: Client, named: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"'answr'.*answer, solution"):
         await TangramReward("exact", **named)([""], ["x"], solution=["y"], answer=["y"])  # type: ignore[arg-type]
     assert client.asked == []
 
 
-async def test_a_rollout_without_a_name_has_none(client: Client) -> None:
+async def test_unnamed_rollout_has_no_trajectory(client: Client) -> None:
     assert await rewards_of("a", "b", rollout=[None, "None"]) == [1.0, 1.0]
     assert client.trajectories == [None, "None"]

@@ -1,4 +1,4 @@
-"""verl's reward function, with a client that stands in for a system."""
+"""verl's reward function with a fake client."""
 
 import inspect
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from arl_wire.scores import ItemError, Score, ScoreItem
 
 
 class Client:
-    """Right is what is equal to its reference."""
+    """A fake client that scores 1 if the text equals its reference."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, ScoreItem, dict[str, Any]]] = []
@@ -40,11 +40,11 @@ def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     return client
 
 
-def test_verl_sees_that_it_is_to_be_awaited() -> None:
+def test_compute_score_is_a_coroutine_function() -> None:
     assert inspect.iscoroutinefunction(compute_score)
 
 
-async def test_a_sample_is_scored_as_verl_gives_it(client: Client) -> None:
+async def test_sample_is_scored_with_verl_arguments(client: Client) -> None:
     said = await compute_score(
         data_source="gsm8k", solution_str="42\0", ground_truth=42, extra_info={"index": 7, "question": "6 * 7?"},
         reward_router_address="h:1", reward_model_tokenizer=None,
@@ -56,12 +56,12 @@ async def test_a_sample_is_scored_as_verl_gives_it(client: Client) -> None:
     assert (options["task"], options["trajectory"]) == ("verl", "7")
 
 
-async def test_what_compares_nothing_gets_no_ground_truth(client: Client) -> None:
+async def test_service_without_comparison_gets_no_ground_truth(client: Client) -> None:
     await compute_score("x", "text", "truth", service="rm", compares=False)
     assert client.asked[0][1].reference is None
 
 
-async def test_what_has_no_score_is_an_error_or_what_was_chosen_for_a_text_s_own_fault(client: Client) -> None:
+async def test_unscored_text_raises_error_or_gets_chosen_value(client: Client) -> None:
     with pytest.raises(NotScored, match="empty_text"):
         await compute_score("x", "", "42", service="math")
     assert await compute_score("x", "", "42", service="math", unscored=-1.0) == {"score": -1.0, "unscored": 1.0}
@@ -69,6 +69,6 @@ async def test_what_has_no_score_is_an_error_or_what_was_chosen_for_a_text_s_own
         await compute_score("x", "42", "?", service="math", unscored=-1.0)
 
 
-async def test_an_option_that_there_is_not_is_an_error(client: Client) -> None:
+async def test_unknown_option_raises_type_error(client: Client) -> None:
     with pytest.raises(TypeError, match="servce"):
         await compute_score("x", "42", "42", servce="math")

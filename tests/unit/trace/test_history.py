@@ -1,4 +1,4 @@
-"""An action's life as spans: every moment of it belongs to one of them."""
+"""The spans of an action cover its whole life without gaps."""
 
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -78,13 +78,15 @@ REFUSED = an_attempt(1, 1, None, 4, reason="refused")
             [("queue wait", 0, 1), ("grant", 1, 2), ("process action", 2, 9), ("settle", 9, 9)],
         ),
     ],
-    ids=["waits", "granted", "runs", "ok", "cancelled", "twice", "refused", "lost for good"],
+    ids=["waits", "granted", "runs", "ok", "cancelled", "retried", "refused", "lost without retry"],
 )
-def test_a_life_is_drawn_without_gaps(life: ActionHistory, expected: list[tuple[str, float, float | None]]) -> None:
+def test_spans_cover_action_life_without_gaps(
+    life: ActionHistory, expected: list[tuple[str, float, float | None]]
+) -> None:
     assert drawn(life) == expected
 
 
-def test_a_run_longer_than_the_rows_say_ends_when_the_action_settled() -> None:
+def test_run_span_ends_at_settlement_at_the_latest() -> None:
     life = a_life(**OK, current_attempt=an_attempt(1, 1, 2, 9), run_us=60_000_000)
     assert drawn(life)[-2:] == [("process action", 2, 9), ("settle", 9, 9)]
 
@@ -99,7 +101,7 @@ def a_score(**changed: Any) -> ActionHistory:
     return a_life(**known | {"current_attempt": an_attempt(1, 0, 1, 9)} | changed)
 
 
-def test_what_a_node_did_with_a_score_hangs_on_its_attempt() -> None:
+def test_node_stages_of_score_are_children_of_its_attempt() -> None:
     assert drawn(a_score())[2:] == [
         ("process action", 1, 7),
         ("device wait", 1, 3),
@@ -116,21 +118,21 @@ def test_what_a_node_did_with_a_score_hangs_on_its_attempt() -> None:
     assert (batch.unique_attributes[-1], failed.error) == (("tangram.device", 0), "no_room")
 
 
-def test_a_batch_ends_no_later_than_its_action() -> None:
+def test_batch_span_ends_no_later_than_its_action() -> None:
     assert drawn(a_score(settled_at=at(4), current_attempt=an_attempt(1, 0, 1, 4)))[4:] == [
         *(("batch", 3, 4), ("restore weights", 3, 4)),
         *(("batch", 4, 4), ("settle", 4, 4)),
     ]
 
 
-def test_every_span_has_an_id_of_its_own_and_always_the_same() -> None:
+def test_span_ids_are_unique_and_deterministic() -> None:
     life = a_life(**OK, earlier_attempts=(LOST,), current_attempt=an_attempt(2, 5, 6, 9))
     ids = [span.span_id for span in spans_of(life)]
     assert len(set(ids)) == len(ids) == 8
     assert ids == [span.span_id for span in spans_of(life)]
 
 
-def test_the_attempt_that_was_lost_and_not_the_one_that_settled_is_the_error() -> None:
+def test_only_the_lost_attempt_has_an_error() -> None:
     life = a_life(**OK, earlier_attempts=(LOST,), current_attempt=an_attempt(2, 5, 6, 9))
     assert [(span.name, span.attempt, span.error) for span in spans_of(life) if span.error] == [
         ("process action", 1, "node_lost")
@@ -149,7 +151,7 @@ def test_the_attempt_that_was_lost_and_not_the_one_that_settled_is_the_error() -
         (f"cc-{'a' * 32}-{'b' * 16}-01-more", None, ("a" * 32, "b" * 16, True)),
     ],
 )
-def test_an_action_hangs_on_its_client_s_span_if_there_is_one(
+def test_action_span_is_child_of_client_span_if_given(
     traceparent: str | None, tracestate: str | None, expected: tuple[str, str | None, bool | None]
 ) -> None:
     context = context_of(ID, traceparent, tracestate)

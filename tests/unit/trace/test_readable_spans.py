@@ -1,4 +1,4 @@
-"""ReadableSpans that are built from rows: ids, parents, times, limits and the sampler's answer."""
+"""ReadableSpans that are built from rows: ids, parents, times, limits and sampling decisions."""
 
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
@@ -72,7 +72,7 @@ def test_spans_have_ids_and_times_of_the_rows() -> None:
     ]
 
 
-def test_first_span_hangs_on_the_client_s_and_the_others_on_it() -> None:
+def test_root_span_has_client_parent_and_others_as_children() -> None:
     root, *others = built(a_life(tracestate="vendor=1"))
     assert root.parent is not None
     assert (root.parent.span_id, root.parent.is_remote) == (int(PARENT, 16), True)
@@ -81,7 +81,7 @@ def test_first_span_hangs_on_the_client_s_and_the_others_on_it() -> None:
     assert all(context_of(span).trace_flags.sampled for span in (root, *others))
 
 
-def test_without_a_client_s_span_the_first_has_no_parent() -> None:
+def test_root_span_without_client_span_has_no_parent() -> None:
     assert built(a_life(traceparent=None))[0].parent is None
 
 
@@ -122,7 +122,7 @@ def test_limits_shorten_values_and_drop_attributes_and_links() -> None:
         (ParentBasedTraceIdRatio(0.0), False, True, False),
     ],
 )
-def test_sampler_sees_the_client_s_decision(
+def test_sampler_receives_the_clients_decision(
     sampler: Sampler, of_root: bool, of_sampled: bool, of_unsampled: bool
 ) -> None:
     builder, trace_id, parent = a_builder(sampler), bytes.fromhex(TRACE), bytes.fromhex(PARENT)
@@ -159,7 +159,7 @@ class MarkingSampler(Sampler):
         return "marks"
 
 
-def test_sampler_s_attributes_and_tracestate_are_exported() -> None:
+def test_sampler_attributes_and_tracestate_are_exported() -> None:
     root, *others = built(a_life(tracestate="vendor=1"), a_builder(MarkingSampler()))
     assert root.attributes is not None
     assert root.attributes["rate"] == 10

@@ -47,7 +47,7 @@ class RowStore:
 
 
 class FailingExporter(SpanExporter):
-    """An exporter that fails so often, and then takes what comes."""
+    """An exporter that fails `failures` times and then succeeds."""
 
     def __init__(self, failures: int) -> None:
         self.failures = failures
@@ -86,7 +86,7 @@ def counted(metrics: Metrics, name: str) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
-async def test_failed_export_is_tried_again_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_failed_export_is_retried_counted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     metrics, failing = Metrics(), FailingExporter(2)
     exporter = an_exporter(failing, metrics, schedule_delay_s=0.01)
     await exporter.start()
@@ -101,7 +101,7 @@ async def test_failed_export_is_tried_again_counted_and_logged_once(caplog: pyte
     ]
 
 
-async def test_spans_that_are_refused_too_long_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_spans_refused_for_too_long_are_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(export, "RETRY_S", 0.0)
     metrics, failing = Metrics(), FailingExporter(100)
     exporter = an_exporter(failing, metrics, schedule_delay_s=0.01)
@@ -120,7 +120,7 @@ async def test_full_queue_drops_the_oldest_actions() -> None:
     assert counted(metrics, 'tangram_spans_lost_total{why="full"}') == 2
 
 
-async def test_stop_with_a_hanging_collector_ends_within_its_bound() -> None:
+async def test_stop_with_hanging_collector_ends_within_its_time_limit() -> None:
     metrics, hanging = Metrics(), HangingExporter()
     exporter = an_exporter(hanging, metrics, schedule_delay_s=0.01)
     await exporter.start()

@@ -1,4 +1,4 @@
-"""What a call may ask for: a request that stays below its endpoint's address and has nothing secret in it."""
+"""Rules for call requests: paths stay below the endpoint's address and nothing in them is secret."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ def a_call(**fields: Any) -> SubmitActionRequest:
 
 
 @pytest.mark.parametrize("path", ["v1/search", "/v1/search", "a%20b", "%C3%A9", "a/b..c", "@evil/x", "http:/x", "a:b"])
-def test_a_path_below_the_address_is_one(path: str) -> None:
+def test_path_below_the_endpoint_address_is_accepted(path: str) -> None:
     assert CallRequest(path=path).path == path.removeprefix("/")
 
 
@@ -43,13 +43,13 @@ def test_a_path_below_the_address_is_one(path: str) -> None:
         *("a#b", "a b", "a\r\nX: y", "a%0d%0aX", "\x00", "é"),
     ],
 )
-def test_a_path_that_leads_elsewhere_or_is_none_is_refused(path: str) -> None:
+def test_escaping_or_invalid_path_is_rejected(path: str) -> None:
     with pytest.raises(ValidationError, match="path"):
         CallRequest(path=path)
 
 
 @given(st.text(alphabet="./%25ef2cFCAb\\", max_size=24))
-def test_no_accepted_path_has_a_segment_that_goes_up_however_often_it_is_decoded(path: str) -> None:
+def test_accepted_path_never_escapes_after_repeated_decoding(path: str) -> None:
     from urllib.parse import unquote
 
     try:
@@ -68,22 +68,22 @@ SECRET_NAMES = (
 
 
 @pytest.mark.parametrize("name", [*SECRET_NAMES, "Host", "Content-Length", "a b", "", "é"])
-def test_headers_that_are_secret_or_the_senders_are_refused(name: str) -> None:
+def test_secret_or_reserved_header_is_rejected(name: str) -> None:
     with pytest.raises(ValidationError, match="headers"):
         CallRequest(headers={name: "x"})
 
 
-def test_a_key_that_makes_a_request_idempotent_is_no_secret() -> None:
+def test_idempotency_key_header_is_not_secret() -> None:
     assert CallRequest(headers={"Idempotency-Key": "k", "x-keys": "2"}).headers["Idempotency-Key"] == "k"
 
 
 @pytest.mark.parametrize("value", ["a\r\nb", "a\x00", "é"])
-def test_headers_end_with_their_line(value: str) -> None:
+def test_header_value_with_invalid_characters_is_rejected(value: str) -> None:
     with pytest.raises(ValidationError, match="headers"):
         CallRequest(headers={"x-a": value})
 
 
-def test_a_body_is_json_or_text_or_bytes() -> None:
+def test_body_is_json_text_or_bytes() -> None:
     assert (CallRequest(json_body={"a": "é"}).content, CallRequest(json_body=[]).content) == (
         '{"a": "é"}'.encode(),
         b"[]",
@@ -108,7 +108,7 @@ def test_a_body_is_json_or_text_or_bytes() -> None:
             CallRequest(json_body=unwritable)
 
 
-def test_a_query_is_said_by_names_or_as_it_is() -> None:
+def test_query_is_given_by_names_or_raw() -> None:
     assert CallRequest(raw_query="flag&a=%20b&c=+d&a").raw_query == "flag&a=%20b&c=+d&a"
     for wrong in (
         {"raw_query": "a=b c"},
@@ -133,17 +133,17 @@ def test_a_query_is_said_by_names_or_as_it_is() -> None:
         ({"kind": "exec", "argv": ["true"]}, "does not call an endpoint"),
     ],
 )
-def test_what_belongs_to_other_kinds_is_refused(fields: dict[str, Any], said: str) -> None:
+def test_fields_of_other_action_kinds_are_rejected(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(ValidationError, match=said):
         a_call(**fields)
 
 
-def test_what_may_be_sent_twice_may_have_retries() -> None:
+def test_idempotent_call_may_have_retries() -> None:
     assert a_call(retries=2, request={"method": "GET"}).retries == 2
     assert a_call(retries=2, idempotent=True).retries == 2
 
 
-def test_the_sdk_takes_a_get_where_there_is_no_body() -> None:
+def test_sdk_call_without_body_uses_get() -> None:
     def method(**options: Any) -> str:
         request = call_action("e", "p", **options).request
         assert request is not None

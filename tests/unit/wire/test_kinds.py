@@ -1,4 +1,4 @@
-"""What an item of each kind of service has to have."""
+"""Required and accepted item fields of each reward service kind."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ TOKENS = {"token_ids": [1, 2]}
         ("math", {"reference": "4"}, "text"),
     ],
 )
-def test_what_a_kind_does_not_take_is_named(kind: str, item: dict[str, Any], field: str) -> None:
+def test_field_that_kind_does_not_accept_is_named(kind: str, item: dict[str, Any], field: str) -> None:
     refusal = item_form_error(kind, [ScoreItem.model_validate(each) for each in (_good(kind), item)])
     assert refusal is not None
     assert refusal.errors[0].field == f"items.1.{field}"
@@ -34,7 +34,7 @@ def test_what_a_kind_does_not_take_is_named(kind: str, item: dict[str, Any], fie
 
 
 @pytest.mark.parametrize("kind", FORMS_BY_KIND)
-def test_what_a_kind_takes_is_accepted(kind: str) -> None:
+def test_valid_item_of_each_kind_is_accepted(kind: str) -> None:
     assert item_form_error(kind, [ScoreItem.model_validate(_good(kind))]) is None
 
 
@@ -44,7 +44,7 @@ def test_tokens_and_messages_count_as_characters() -> None:
 
 
 @pytest.mark.parametrize("field", ["text", "reference", "prompt"])
-def test_one_text_may_have_as_many_characters_as_all_items_together(field: str) -> None:
+def test_single_text_may_use_the_whole_character_limit(field: str) -> None:
     assert ScoreItem.model_validate({field: "x" * MAX_CHARACTERS}).characters == MAX_CHARACTERS
     with pytest.raises(ValidationError):
         ScoreItem.model_validate({field: "x" * (MAX_CHARACTERS + 1)})

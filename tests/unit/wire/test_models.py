@@ -54,13 +54,13 @@ SESSION: dict[str, Any] = {
         ({"typo": 1}, "typo"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_the_name_of_its_field(changed: dict[str, Any], field: str) -> None:
+def test_invalid_field_is_rejected_by_its_name(changed: dict[str, Any], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         SubmitActionRequest.model_validate(BASE | changed)
     assert field in {".".join(str(part) for part in error["loc"]) for error in caught.value.errors()}
 
 
-def test_what_is_written_once_is_read_as_it_was() -> None:
+def test_admit_request_json_is_read_back_unchanged() -> None:
     more = {"demand": {"cpu": {"min": 1, "max": 2}}, "elasticity": {"model": "table", "seconds": {"1": 2.0}}}
     actions = [
         SubmitActionRequest.model_validate(each)
@@ -89,16 +89,16 @@ def test_what_is_written_once_is_read_as_it_was() -> None:
     assert AdmitRequest.model_validate_json(AdmitRequest.json_from_items(written[:1])).gang is False
 
 
-def test_a_session_in_a_kept_environment_is_an_action() -> None:
+def test_session_in_trajectory_environment_is_accepted() -> None:
     assert SubmitActionRequest.model_validate(BASE | SESSION).session == "main"
 
 
-def test_what_is_left_out_has_a_default() -> None:
+def test_omitted_fields_have_defaults() -> None:
     action = SubmitActionRequest.model_validate(BASE)
     assert (action.timeout_s, action.retries, action.environment.scope, action.demand.cpu) == (300, 0, "ephemeral", 1)
 
 
-def test_a_problem_becomes_the_error_it_came_from() -> None:
+def test_problem_details_restore_the_original_error() -> None:
     sent = DemandImpossible("too much", errors=[FieldError(field="demand.cpu", message="64 of 2")])
     received = error_from_problem(ProblemDetails.model_validate_json(sent.to_problem(trace_id="abc").model_dump_json()))
     assert type(received) is DemandImpossible
@@ -106,7 +106,7 @@ def test_a_problem_becomes_the_error_it_came_from() -> None:
 
 
 @pytest.mark.parametrize(("status", "expected"), [(404, NotFound), (503, Unavailable)])
-def test_an_unknown_code_is_the_error_of_its_status(status: int, expected: type[Exception]) -> None:
+def test_unknown_error_code_maps_to_error_of_its_status(status: int, expected: type[Exception]) -> None:
     assert (
         type(error_from_problem(ProblemDetails(title="", status=status, detail="", code="from_the_future"))) is expected
     )
@@ -124,7 +124,7 @@ SPLIT = {"name": "s", "kind": "logprobs", "source": "model", "options": {"tensor
         ({"kind": "judge"}, "uses the settings of its engine: remove tensor_parallel"),
     ],
 )
-def test_what_is_computed_by_torch_may_be_split_and_nothing_else(changed: dict[str, Any], said: str) -> None:
+def test_tensor_parallel_is_accepted_only_for_torch_models(changed: dict[str, Any], said: str) -> None:
     assert RegisterRewardServiceRequest.model_validate(SPLIT).options.tensor_parallel == 8
     with pytest.raises(ValidationError, match=said):
         RegisterRewardServiceRequest.model_validate(SPLIT | changed)

@@ -29,7 +29,7 @@ static struct {
     struct processes before;
     long long cpu_us_before;
 } action;
-static bool left_behind;
+static bool has_leftovers;
 
 static long long children_cpu_us(void)
 {
@@ -67,11 +67,11 @@ static size_t count_left(void)
 
     /* Every process here is a descendant of this process. */
     if (waitid(P_ALL, 0, &any, WEXITED | WNOHANG | WNOWAIT | __WALL) < 0 && errno == ECHILD) {
-        left_behind = false;
+        has_leftovers = false;
         return 0;
     }
     others(&now);
-    left_behind = now.count > 0;
+    has_leftovers = now.count > 0;
     for (size_t each = 0; each < now.count; each++)
         left += !processes_have(&action.before, now.at[each]);
     processes_clear(&now);
@@ -83,7 +83,7 @@ static void finish(int status, long peak_kib)
     size_t left = agent.keeps_processes ? count_left() : 0;
     char *message = files_send(&action.order), *text = message ? quoted(message) : NULL;
 
-    say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"left_behind\": %zu, "
+    say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"leftover_processes\": %zu, "
         "\"message\": %s, \"limit_if_failed\": %s}",
         status, peak_kib, children_cpu_us() - action.cpu_us_before, left, text ? text : "null",
         write_area_is_full() ? "\"disk\"" : "null");
@@ -182,7 +182,7 @@ static void start(const int *files, int count)
     if (!order_open(&action.order, files[0]))
         _exit(1);
     /* If no process was left behind, none can have appeared: the environment was frozen. */
-    if (left_behind)
+    if (has_leftovers)
         others(&action.before);
     problem = files_write(&action.order, &is_full);
     if (!problem && !is_directory(action.order.directory.at[0].text) &&

@@ -7,32 +7,22 @@ from uuid import UUID
 
 import typer
 
+from arl_tangram.cli.actions import options
+from arl_tangram.cli.actions.submit import run_action
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.completion import complete_environment, complete_task, complete_template
-from arl_tangram.cli.environment_shell import run_shell
+from arl_tangram.cli.environments.shell import run_shell
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import (
-    EXIT_USAGE,
     FormatOption,
     OutputFormat,
-    fail,
     print_json,
     print_model,
     print_rows,
     stdout,
 )
 from arl_tangram.cli.pairs import parse_pairs
-from arl_tangram.cli.submit import (
-    CpuOption,
-    EnvOption,
-    FileOption,
-    FollowOption,
-    ProgramArgument,
-    TimeoutOption,
-    program_options,
-    run_action,
-)
-from arl_tangram.options import EnvironmentOptions, exec_action
+from arl_tangram.options import EnvironmentOptions
 from arl_wire.environments.environment import (
     EnvironmentInfo,
     EnvironmentListResponse,
@@ -40,7 +30,6 @@ from arl_wire.environments.environment import (
     SnapshotInfo,
 )
 from arl_wire.environments.files import FileListResponse
-from arl_wire.errors import ValidationFailed
 
 __all__ = ["register"]
 
@@ -70,7 +59,7 @@ def create(
     idle_ttl_s: Annotated[
         int | None, typer.Option(help="Seconds without use after which it ends.", show_default="3600")
     ] = None,
-    env: EnvOption = None,
+    env: options.EnvOption = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Create an environment and print its id."""
@@ -85,9 +74,9 @@ def create(
         "idle_ttl_s": idle_ttl_s,
         "env": dict(parse_pairs("--env", env)) or None,
     }
-    options: EnvironmentOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
+    wanted: EnvironmentOptions = {name: value for name, value in given.items() if value is not None}  # type: ignore[assignment]
     with connected_client(directory) as tangram:
-        environment = tangram.environment(**options)
+        environment = tangram.environment(**wanted)
     if output is OutputFormat.JSON:
         print_model(environment.info)
     else:
@@ -114,25 +103,22 @@ def list_environments(
 
 @group.command()
 def run(
+    ctx: typer.Context,
     directory: DirOption,
     id: EnvironmentArgument,
-    argv: ProgramArgument = None,
-    source: Annotated[Path | None, typer.Option(help="Python file to run instead; `-` reads standard input.")] = None,
-    cpu: CpuOption = "1",
-    timeout_s: TimeoutOption = 300.0,
-    file: FileOption = None,
-    env: EnvOption = None,
-    follow: FollowOption = False,
+    argv: options.ProgramArgument = None,
+    source: options.SourceOption = None,
+    cpu: options.CpuOption = "1",
+    timeout_s: options.TimeoutOption = 300.0,
+    file: options.FileOption = None,
+    env: options.EnvOption = None,
+    follow: options.FollowOption = False,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Run a program in an environment. Exit codes as of `tangram submit`."""
-    options = program_options(argv=argv, source=source, cpu=cpu, file=file, env=env, timeout_s=timeout_s)
     with connected_client(directory) as tangram:
-        environment = tangram.get_environment(id)
-        try:
-            wanted = exec_action(**options, task=environment.info.task, environment_id=id)
-        except ValidationFailed as error:
-            fail(str(error), EXIT_USAGE)
+        task = tangram.get_environment(id).info.task
+        wanted = options.build_request({**ctx.params, "task": task, "environment": id})
         run_action(tangram, wanted, no_wait=False, follow=follow, output=output)
 
 

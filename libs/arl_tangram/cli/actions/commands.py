@@ -7,7 +7,7 @@ from uuid import UUID
 import typer
 
 from arl_core.domain.states import ActionState
-from arl_tangram.cli.action_output import exit_code_of, print_action, stream_action
+from arl_tangram.cli.actions.output import exit_code_of, print_action, stream_action
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.completion import complete_task
 from arl_tangram.cli.local_state import DirOption

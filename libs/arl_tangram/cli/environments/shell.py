@@ -3,7 +3,7 @@
 import sys
 from contextlib import suppress
 
-from arl_tangram.cli.action_output import exit_code_of
+from arl_tangram.cli.actions.output import exit_code_of
 from arl_tangram.cli.output import EXIT_INTERRUPTED, print_progress, stderr
 from arl_tangram.client import Tangram
 from arl_tangram.environment_handles import Environment

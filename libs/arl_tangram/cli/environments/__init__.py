@@ -1,0 +1,1 @@
+"""Commands for environments, their snapshots and their templates."""

@@ -1,0 +1,120 @@
+"""Test `tangram submit` against a system started by `tangram up`: output, exit codes and every option."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from arl_tangram.cli.output import EXIT_USAGE
+from support.machine import Machine, a_machine
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
+    with a_machine(tmp_path_factory.mktemp("submit") / "state") as machine:
+        yield machine
+
+
+def test_submit_prints_the_output_of_the_program(machine: Machine) -> None:
+    done = machine.cli("submit", "--", "sh", "-c", "echo out; echo err >&2")
+    assert done.stdout == "out\n"
+    assert done.stderr.startswith("err\n")
+    assert "ok" in done.stderr
+
+
+def test_submit_follow_and_logs_print_the_same_output(machine: Machine) -> None:
+    done = machine.cli("submit", "--follow", "--", "sh", "-c", "echo out; echo err >&2; exit 3", check=False)
+    id = done.stderr.splitlines()[-1].partition(" ")[0]
+    again = machine.cli("logs", id, check=False)
+    for shown in (done, again):
+        assert (shown.stdout, shown.returncode) == ("out\n", 3)
+        assert shown.stderr.startswith("err\n")
+        assert "user_error" in shown.stderr
+
+
+def test_submit_runs_python_source_from_stdin(machine: Machine) -> None:
+    assert machine.cli("submit", "--source", "-", stdin="print(6 * 7)").stdout == "42\n"
+
+
+def test_submit_uploads_a_file(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "note.txt").write_text("hello")
+    assert machine.cli("submit", "--file", str(tmp_path / "note.txt"), "--", "cat", "note.txt").stdout == "hello"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [
+        (("--", "sh", "-c", "exit 3"), 3),
+        (("--", "sh", "-c", "kill -9 $$"), 137),
+        (("--timeout-s", "0.2", "--", "sleep", "60"), 124),
+        (("--", "/no/such/program"), 127),
+    ],
+)
+def test_submit_returns_the_exit_code_of_the_program(machine: Machine, arguments: tuple[str, ...], code: int) -> None:
+    assert machine.cli("submit", *arguments, check=False).returncode == code
+
+
+def test_submit_passes_every_field_of_an_action(machine: Machine, tmp_path: Path) -> None:
+    options = ("--env", "GREETING=hello", "--cpu", "0.5-1", "--retries", "2", "--priority", "3", "--label", "a=b")
+    program = (
+        "--fetch",
+        "out/x",
+        "--fetch-to",
+        str(tmp_path),
+        "--",
+        "sh",
+        "-c",
+        "mkdir out; echo $GREETING >out/x",
+    )
+    done = machine.cli("submit", "-o", "json", *options, *program)
+    assert json.loads(done.stdout)["labels"] == {"a": "b"}
+    assert json.loads(done.stdout)["elastic"]["max"] == 1000
+    assert (tmp_path / "out/x").read_text() == "hello\n"
+
+
+def test_submit_reads_a_complete_request(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": ["echo", "from json"]}))
+    assert machine.cli("submit", "--json", str(tmp_path / "action.json")).stdout == "from json\n"
+    (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": "echo"}))
+    done = machine.cli("submit", "--json", str(tmp_path / "action.json"), check=False)
+    assert (done.returncode, "argv" in done.stderr, "Traceback" in done.stderr) == (EXIT_USAGE, True, False)
+
+
+def test_submit_explains_a_long_wait(machine: Machine) -> None:
+    machine.cli("submit", "--task", "paused", "--", "true")
+    machine.cli("queues", "pause", "paused")
+    waiting = machine.begin("submit", "--task", "paused", "--", "echo", "done")
+    assert waiting.stderr is not None
+    said = waiting.stderr.readline()
+    machine.cli("queues", "resume", "paused")
+    out, _ = waiting.communicate(timeout=30)
+    assert ("queue_paused" in said, out, waiting.returncode) == (True, "done\n", 0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("submit", "--cpu", "many", "--", "true"),
+        ("get", "not-an-id"),
+        ("list", "--no-such-flag"),
+        ("score", "x", "y"),
+    ],
+)
+def test_error_is_json_with_json_output(machine: Machine, arguments: tuple[str, ...]) -> None:
+    done = machine.cli(arguments[0], "-o", "json", *arguments[1:], check=False)
+    assert (done.returncode, done.stdout) == (EXIT_USAGE, "")
+    assert json.loads(done.stderr)["detail"]
+
+
+def test_submit_with_an_impossible_demand_names_the_field(machine: Machine) -> None:
+    done = machine.cli("submit", "--cpu", "4000", "--", "true", check=False)
+    assert done.returncode == EXIT_USAGE
+    assert "demand.cpu" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_get_returns_an_earlier_action(machine: Machine) -> None:
+    submitted = json.loads(machine.cli("submit", "--no-wait", "-o", "json", "--", "true").stdout)
+    found = json.loads(machine.cli("get", submitted["id"], "--wait-s", "20", "-o", "json").stdout)
+    assert (found["id"], found["outcome"]) == (submitted["id"], "ok")
