@@ -218,7 +218,7 @@ class TestTemplates:
             kept = tangram.run(task="t", trajectory="imaged", argv=["sh", "-c", "echo x >>which"], template="small")
             refused = machine.cli("templates", "remove", "small", check=False)
             assert (kept.outcome, refused.returncode) == ("ok", EXIT_FAILED)
-            assert "still live in small" in refused.stderr
+            assert "environments still use template small" in refused.stderr
             again = tangram.run(task="t", trajectory="imaged", argv=["cat", "which"])
             assert again.result is not None
             assert again.result.stdout.text == "image\nx\n"
