@@ -253,7 +253,10 @@ async def test_method_the_endpoint_does_not_allow_is_never_sent(site: Site) -> N
         [id] = await tangram.submit_many([call_action("search", "all", method="DELETE")])
         await site.system.start("api")
         [action] = await tangram.wait([id], timeout_s=30)
-    assert (action.outcome, action.message) == ("user_error", "search does not allow DELETE. Allowed: GET, HEAD, POST")
+    assert (action.outcome, action.message) == (
+        "user_error",
+        "endpoint search does not allow DELETE. Allowed: GET, HEAD, POST",
+    )
     assert site.there.asked == []
 
 

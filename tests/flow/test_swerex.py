@@ -390,7 +390,7 @@ async def test_stopping_gateway_raises_and_cancels_the_command(rex: Rex, system:
     going = asyncio.create_task(rex.raised("execute", command=["sleep", "100"]))
     await eventually_runs(rex)
     await asyncio.to_thread(system.kill, "gateway", signal.SIGTERM)
-    assert "about to end" in (await going)["message"]
+    assert "is stopping" in (await going)["message"]
     await system.start("gateway")
 
     async def is_cancelled() -> bool:

@@ -278,7 +278,7 @@ class TestSeparation:
         report = await shell(sandbox, "true", an_environment(template="moon"))
         assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
         assert report.message is not None
-        assert "'moon'; it has host, " in report.message
+        assert "'moon' is not available on this node. Available: host, " in report.message
         assert "plain" in report.message
 
 
