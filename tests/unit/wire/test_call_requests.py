@@ -150,5 +150,5 @@ def test_sdk_call_without_body_uses_get() -> None:
         return request.method
 
     assert [method(), method(json_body={}), method(body="x"), method(method="PUT")] == ["GET", "POST", "POST", "PUT"]
-    with pytest.raises(ValidationFailed, match="Did you mean timeout_s"):
+    with pytest.raises(ValidationFailed, match=r"timeout: unknown option\. Did you mean timeout_s"):
         call_action("e", timeout=1)  # type: ignore[call-arg]
