@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from arl_bench.cli import bench_rewards
-from arl_bench.cli.demo import ensure_system_up
+from arl_bench.cli import bench_demo, bench_rewards
+from arl_bench.cli.running_system import ensure_system_up
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
 from arl_bench.control_plane.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
@@ -39,6 +39,7 @@ group = typer.Typer(name="bench", no_args_is_help=True, help="Benchmarks.")
 
 
 bench_rewards.register(group)
+bench_demo.register(group)
 
 
 def register(app: typer.Typer) -> None:
