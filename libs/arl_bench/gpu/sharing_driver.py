@@ -97,7 +97,7 @@ def _check_disk_space(scenario: SharingScenario) -> None:
     needed, free = sum(scenario.mib.values()) * MIB, shutil.disk_usage(scenario.directory).free
     if SharingMode(scenario.strategy) is SharingMode.RELOAD and needed > free:
         raise OSError(
-            f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew"
+            f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} must be read again"
         )
 
 
