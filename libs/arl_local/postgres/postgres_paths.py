@@ -172,7 +172,7 @@ def _server_account() -> UnixAccount | None:
             continue
         return UnixAccount(uid=entry.pw_uid, gid=entry.pw_gid)
     raise EmbeddedPostgresError(
-        "PostgreSQL does not run as root, and neither user `postgres` nor user `nobody` exists. "
+        "PostgreSQL does not run as root, and the users `postgres` and `nobody` do not exist. "
         "Start as an ordinary user, or set TANGRAM_DATABASE_URL"
     )
 
