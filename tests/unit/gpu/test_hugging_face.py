@@ -60,7 +60,7 @@ def test_checkpoint_without_required_head_is_refused(classifier: Path, teacher: 
         ("sequence-classifier", tmp_path, "classifier.bias"),
         ("logprobs", classifier, "cls.predictions"),
     ):
-        with pytest.raises(IncompleteModel, match=f"its files have no .*{weight}"):
+        with pytest.raises(IncompleteModel, match=f"the files lack .*{weight}"):
             model_of(kind, directory)
 
 

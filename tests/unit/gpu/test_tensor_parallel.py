@@ -181,7 +181,7 @@ async def test_parts_of_different_registrations_never_form_a_score(pair: Node, m
 async def test_model_type_without_split_plan_is_refused_with_advice(pair: Node, models: Path) -> None:
     await pair.offer(wish("it", "sequence-classifier", "bert", tensor_parallel=2))
     assert pair.registry.offered == []
-    sentence = "models of type bert are not split: register it without"
+    sentence = "models of type bert cannot be sharded: register the service without"
     assert pair.registry.health["it"].startswith(f"not_split: {sentence}")
 
 
