@@ -153,10 +153,11 @@ def print_policy_times(console: Console, runs: Sequence[PolicyRun]) -> None:
 def comparison_claim(static: PolicyRun, ours: PolicyRun) -> str:
     """Return the result of a comparison with static pods as one sentence."""
     figures = demo_figures(ours.rollouts, wall_s=ours.wall_s)
+    hacks = f"{figures['hacks_tried']:g} kind{'' if figures['hacks_tried'] == 1 else 's'} of reward hack"
     return (
         f"Same {len(ours.rollouts)} rollouts, same {ours.cores:g} cores: {static.wall_s:.0f} s → {ours.wall_s:.0f} s;"
         f" cores held {static.reserved_core_s:.0f} → {ours.reserved_core_s:.0f} core-s;"
-        f" {figures['hacks_tried']:g} kinds of reward hack, {figures['hacks_rewarded']:g} paid"
+        f" {hacks}, {figures['hacks_rewarded']:g} paid"
     )
 
 

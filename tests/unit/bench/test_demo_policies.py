@@ -153,7 +153,7 @@ class TestReport:
     def test_claim_compares_static_pods_with_tangram_in_one_sentence(self) -> None:
         claim = comparison_claim(a_run("static", pod_cores=2.0), a_run("tangram", pod_cores=None))
         assert claim == (
-            "Same 2 rollouts, same 2 cores: 8 s → 8 s; cores held 16 → 5 core-s; 1 kinds of reward hack, 0 paid"
+            "Same 2 rollouts, same 2 cores: 8 s → 8 s; cores held 16 → 5 core-s; 1 kind of reward hack, 0 paid"
         )
 
     def test_tables_of_five_policies_fit_80_columns(self) -> None:
