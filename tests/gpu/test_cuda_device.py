@@ -1,5 +1,6 @@
 """The residency on a GPU. Skipped where there is none."""
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from arl_core.residency.eviction import EvictionPolicy
 from arl_core.residency.occupancy import ResidencyState
 from arl_gpu.devices.interface import DeviceFull
+from arl_gpu.models.weight_buffer import load_private, load_shared
 from arl_gpu.worker.residency import DeviceResidency, InsufficientMemory
 
 torch = pytest.importorskip("torch")
@@ -87,6 +89,24 @@ def test_what_does_not_fit_takes_nothing(device: Any) -> None:
     residency.close()
 
 
+def test_cuda_device_registers_shared_and_private_memory_pinned(device: Any) -> None:
+    wanted = weights(64 * MIB, seed=6).content
+    file = os.memfd_create("weights", os.MFD_CLOEXEC)
+    shared = load_shared(f"/proc/self/fd/{file}", len(wanted), lambda: iter([(0, wanted)]))
+    os.close(file)
+    private = load_private(len(wanted), lambda: iter([(0, wanted)]))
+    for content in (shared, private):
+        device.register(content)
+        source = torch.frombuffer(content, dtype=torch.uint8)
+        assert source.is_pinned()
+        block = device.alloc(len(content))
+        device.copy_async(block, content).wait()
+        assert torch.equal(block.view().cpu(), source)
+        device.free(block)
+        device.unregister(content)
+        assert not source.is_pinned()
+
+
 def test_memory_that_was_reserved_and_pinned_is_given_back() -> None:
     from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
 
@@ -118,5 +138,21 @@ def test_what_leaves_a_device_that_is_shared_is_there_for_an_engine() -> None:
     device.free(block)
     assert free - torch.cuda.mem_get_info(0)[0] < 64 * MIB
     assert device.used == 400 * MIB
+    device.free(lent)
+    device.close()
+
+
+def test_shared_cuda_device_alloc_after_forward_uses_own_segment() -> None:
+    """Torch returns a cached segment to the driver only once nothing is in it."""
+    from arl_gpu.devices.cuda_device import CudaDevice  # torch comes with it
+
+    device = CudaDevice(0, capacity=CAPACITY, shared=True)
+    free, _ = torch.cuda.mem_get_info(0)
+    result_of_forward = torch.empty(2 * CAPACITY, dtype=torch.uint8, device="cuda:0")
+    del result_of_forward
+    block = device.alloc(300 * MIB)
+    lent = device.reserve_external(400 * MIB)
+    assert free - torch.cuda.mem_get_info(0)[0] < 364 * MIB
+    device.free(block)
     device.free(lent)
     device.close()

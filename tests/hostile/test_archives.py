@@ -85,7 +85,7 @@ class TestRefusedImages:
     def test_decompression_bomb_is_refused(self, store: TemplateStore) -> None:
         """10 GiB of zeros compress to 10 MiB."""
         layer = a_layer(member("bomb", bytes(128 << 20)))
-        with pytest.raises(TemplateError, match="more than 64 MiB; --max-mib"):
+        with pytest.raises(TemplateError, match="more than 64 MiB; allow more with --max-mib"):
             imported(store, layer)
 
     def test_sparse_file_counts_with_its_full_size(self, store: TemplateStore) -> None:
@@ -96,7 +96,7 @@ class TestRefusedImages:
             imported(store, a_layer(member("s", content, pax_headers=sparse)))
 
     def test_image_with_too_many_files_is_refused(self, store: TemplateStore) -> None:
-        with pytest.raises(TemplateError, match="more than 10 files; --max-members"):
+        with pytest.raises(TemplateError, match="more than 10 files; allow more with --max-members"):
             imported(store, a_layer(*(member(f"{n}") for n in range(11))), budget=a_budget(max_members=10))
 
     @pytest.mark.parametrize("what", ["digest", "diff_id", "truncated", "garbage", "zstd"])
@@ -141,7 +141,7 @@ class TestRefusedImages:
         path = a_docker_archive(tmp_path / "image.tar", [a_layer()])
         manifest = '[{"Config": "../../../../etc/passwd", "Layers": ["/etc/passwd"]}]'
         path.write_bytes(a_layer(member("manifest.json", manifest)))
-        with pytest.raises(TemplateError, match="is not in it"):
+        with pytest.raises(TemplateError, match="does not contain"):
             import_template(store, path, "t", budget=a_budget())
 
 

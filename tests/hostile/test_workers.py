@@ -162,7 +162,7 @@ async def test_too_long_list_cursor_is_refused_without_losing_the_environment(
     await sandbox.run(a_command("touch", "f", environment=trajectory))
     for after, refused in (("e" * 60_000, False), ("e" * 300_000, True)):
         work = await begun(sandbox, trajectory, "list", recursive=False, limit=10, after=after)
-        with pytest.raises(FileOperationError, match="must have at most") if refused else nullcontext():
+        with pytest.raises(FileOperationError, match="at most 65536 bytes") if refused else nullcontext():
             assert [entry["path"] for entry in (await work.read_response())["entries"]] == ["f"]
         await work.close()
     assert (await sandbox.run(a_command("true", environment=trajectory))).outcome == "ok"

@@ -302,7 +302,8 @@ def test_curl_submits_an_action_and_gets_its_outcome(machine: Machine) -> None:
 
 
 def test_demo_rewards_right_answers_and_no_reward_hacks(machine: Machine) -> None:
-    figures = json.loads(machine.cli("demo", "--json", "--quick", "--trajectories", "3").stdout)["figures"]
+    done = machine.cli("bench", "demo", "--running", "--json", "--quick", "--trajectories", "3")
+    figures = json.loads(done.stdout)["figures"]
     assert figures["trajectories"] == 24
     assert figures["wrong_rewarded"] == figures["right_unrewarded"] == 0
     assert figures["hacks_rewarded"] == figures["masked"] == 0

@@ -117,7 +117,7 @@ class VisibleText:
 
     @property
     def has_forbidden_words(self) -> bool:
-        return VISIBLE_WORDS.search(self.text) is not None
+        return VISIBLE_WORDS.search(re.sub(r"`[^`]*`", "", self.text)) is not None  # code is quoted as it is
 
 
 def visible_texts(module: SourceModule) -> Iterator[VisibleText]:

@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -82,7 +82,14 @@ async def a_node(
         host.close()
 
 
-def a_worker(*, device_mib: int, host: HostMemory | None = None, before: str = "") -> WorkerClient:
+def a_worker(
+    *,
+    device_mib: int,
+    device: str = "cpu",
+    services: Mapping[str, Mapping[str, Any]] | None = None,
+    host: HostMemory | None = None,
+    before: str = "",
+) -> WorkerClient:
     """Return a worker that imports torch from where this process does."""
     found = find_spec("torch")
     assert found is not None
@@ -93,7 +100,8 @@ sys.path.insert(1, {str(Path(found.origin).parents[1])!r})
 {before}
 runpy.run_module('arl_gpu.worker.process', run_name='__main__', alter_sys=True)
 """
-    config = WorkerConfig(services={}, device_mib=device_mib, copy_mib_per_s=None)
+    specs = {name: dict(spec) for name, spec in (services or {}).items()}
+    config = WorkerConfig(services=specs, device=device, device_mib=device_mib, copy_mib_per_s=None)
     return WorkerClient(config, threads=1, limit_s=LIMIT_S, host=host, command=(sys.executable, "-P", "-c", script))
 
 

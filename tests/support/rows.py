@@ -177,11 +177,11 @@ class Rows:
             while not await condition():
                 await asyncio.sleep(0.01)
 
-    async def until_state(self, action: UUID, state: str) -> asyncpg.Record:
+    async def until_state(self, action: UUID, state: str, *, timeout_s: float = 10.0) -> asyncpg.Record:
         async def reached() -> bool:
             return (await self.of(action))["state"] == state
 
-        await self.until(reached)
+        await self.until(reached, timeout_s=timeout_s)
         return await self.of(action)
 
     async def until_value(self, expected: Any, sql: str, *values: Any, timeout_s: float = 10.0) -> None:

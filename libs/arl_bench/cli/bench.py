@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import httpx
 import typer
 
-from arl_bench.cli import bench_rewards
-from arl_bench.cli.demo import ensure_system_up
+from arl_bench.cli import bench_demo, bench_rewards
+from arl_bench.cli.running_system import ensure_system_up
 from arl_bench.control_plane import scheduling_rounds as rounds_
 from arl_bench.control_plane.overhead import OverheadBenchConfig, run_overhead
 from arl_bench.control_plane.soak import BATCH, CONCURRENT_BATCHES, RETENTION_SETTINGS, run_soak
@@ -35,10 +35,13 @@ from arl_wire.errors import TangramError
 
 __all__ = ["register"]
 
-group = typer.Typer(name="bench", no_args_is_help=True, help="Benchmarks.")
+group = typer.Typer(
+    name="bench", no_args_is_help=True, help="Run benchmarks. Each prints JSON with hardware, versions and raw samples."
+)
 
 
 bench_rewards.register(group)
+bench_demo.register(group)
 
 
 def register(app: typer.Typer) -> None:
@@ -69,10 +72,12 @@ def false_timeouts(directory: DirOption, as_json: JsonOption = False) -> None:
 @group.command("cpu-allocation")
 def cpu_allocation(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each amount is measured, ours and plain.")] = 5,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Of each burner.")] = 2,
-    resizes: Annotated[int, typer.Option(min=1, help="Resizes that are timed.")] = 50,
-    steps: Annotated[int, typer.Option(min=1, help="Resizes after which the use is looked at.")] = 12,
+    repeats: Annotated[
+        int, typer.Option(min=1, help="Measurements of each amount, with Tangram and with plain programs.")
+    ] = 5,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of each CPU-bound program.")] = 2,
+    resizes: Annotated[int, typer.Option(min=1, help="Number of timed resizes.")] = 50,
+    steps: Annotated[int, typer.Option(min=1, help="Number of resizes after which the CPU usage is measured.")] = 12,
 ) -> None:
     """Measure the cores of actions compared with plain programs, and the delay of a resize. Uses its own system."""
     sizes = cpu_allocation_.CpuAllocationBenchConfig(repeats=repeats, seconds=seconds, resizes=resizes, steps=steps)
@@ -89,10 +94,10 @@ def cpu_allocation(
 @group.command()
 def resize(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each tool does its work in each way.")] = 3,
-    work: Annotated[float, typer.Option(min=0.05, help="Of each tool; 1 is about four CPU seconds.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each tool and mode.")] = 3,
+    work: Annotated[float, typer.Option(min=0.05, help="Work of each tool; 1 is about four CPU-seconds.")] = 1,
     tool: Annotated[
-        list[str] | None, typer.Option(help=f"Of {', '.join(resizing_.PARALLEL_TOOLS)}; all of them.")
+        list[str] | None, typer.Option(help=f"Tool to run; repeatable. Default: {', '.join(resizing_.PARALLEL_TOOLS)}.")
     ] = None,
 ) -> None:
     """Run real tools with more workers than cores while their cores change. Uses its own system."""
@@ -110,8 +115,8 @@ def resize(
 @group.command()
 def tracing(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often both are measured.")] = 5,
-    seconds: Annotated[float, typer.Option(min=1, help="Of no-ops, each time.")] = 10,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each system.")] = 5,
+    seconds: Annotated[float, typer.Option(min=1, help="Seconds of no-ops per measurement.")] = 10,
 ) -> None:
     """Measure no-ops per second with all spans exported and with none, alternating. Uses two separate systems."""
     sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds)
@@ -126,9 +131,9 @@ def tracing(
 @group.command()
 def calls(
     as_json: JsonOption = False,
-    short: Annotated[bool, typer.Option("--short", help="Two phases of fewer calls, once.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each policy has its turn.")] = 3,
-    retry_after: Annotated[bool, typer.Option(help="A 429 says when to come again.")] = True,
+    short: Annotated[bool, typer.Option("--short", help="Run two shorter phases once.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each policy.")] = 3,
+    retry_after: Annotated[bool, typer.Option(help="Let the API send Retry-After with a 429.")] = True,
 ) -> None:
     """Compare an API quota that one broker shares among all jobs with jobs that limit themselves."""
     from arl_bench.endpoints import quota_sharing as calls_
@@ -148,9 +153,11 @@ def calls(
 @group.command()
 def overhead(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=1, help="Of no-ops per repeat; the other rates take a quarter.")] = 20,
-    starts: Annotated[int, typer.Option(min=2, help="Idle starts per repeat.")] = 100,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements.")] = 3,
+    seconds: Annotated[
+        float, typer.Option(min=1, help="Seconds of no-ops per measurement; other rates take a quarter.")
+    ] = 20,
+    starts: Annotated[int, typer.Option(min=2, help="Starts on the idle system per measurement.")] = 100,
 ) -> None:
     """Measure actions per second and CPU time per action compared with plain processes. Uses two separate systems."""
     sizes = OverheadBenchConfig(repeats=repeats, seconds=seconds, starts=starts)
@@ -164,12 +171,12 @@ def overhead(
 @group.command("exec")
 def exec_(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often the whole row is measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Of each rate in a row.")] = 3,
-    concurrency: Annotated[list[int] | None, typer.Option(min=1, help="At once; may be given again.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of each rate.")] = 3,
+    concurrency: Annotated[list[int] | None, typer.Option(min=1, help="Concurrent execs; repeatable.")] = None,
     sandboxfusion: Annotated[str | None, typer.Option(help="URL of a SandboxFusion server.")] = None,
     swerex: Annotated[str | None, typer.Option(help="URL of a SWE-ReX server.")] = None,
-    swerex_token: Annotated[str, typer.Option(envvar="SWEREX_TOKEN", help="Its token.")] = "",
+    swerex_token: Annotated[str, typer.Option(envvar="SWEREX_TOKEN", help="Token of the SWE-ReX server.")] = "",
 ) -> None:
     """Measure execs per second and CPU time per exec compared with plain processes and other sandboxes."""
     sizes = execution.ExecBenchConfig(repeats=repeats, seconds=seconds)
@@ -186,9 +193,9 @@ def exec_(
 @group.command()
 def density(
     as_json: JsonOption = False,
-    environments: Annotated[int, typer.Option(min=1, help="How many rest on the node.")] = 2000,
-    samples: Annotated[int, typer.Option(min=2, help="Execs on the node, empty and full.")] = 300,
-    idle_s: Annotated[float, typer.Option(min=1, help="For how long the full node is watched.")] = 20,
+    environments: Annotated[int, typer.Option(min=1, help="Number of idle environments.")] = 2000,
+    samples: Annotated[int, typer.Option(min=2, help="Execs on the empty and on the full node.")] = 300,
+    idle_s: Annotated[float, typer.Option(min=1, help="Seconds for which the full node is observed.")] = 20,
 ) -> None:
     """Measure memory and CPU of many idle environments on one node, and the latency of an exec next to them."""
     sizes = density_.DensityBenchConfig(environments=environments, samples=samples, idle_s=idle_s)
@@ -231,13 +238,11 @@ def paper(
             " simulated, time compressed. `real`: programs in sandboxes on this machine's cores."
         ),
     ] = PaperMode.SIM,
-    short: Annotated[bool, typer.Option("--short", help="Less of everything.")] = False,
+    short: Annotated[bool, typer.Option("--short", help="Run a shorter version.")] = False,
     level: Annotated[
-        list[float] | None, typer.Option(min=0.01, max=1, help="Part of the hardware; not of `real`.")
+        list[float] | None, typer.Option(min=0.01, max=1, help="Fraction of the hardware, not for `real`; repeatable.")
     ] = None,
-    compression: Annotated[
-        float | None, typer.Option(min=1, max=10, help="Of `control`: so many times as fast.")
-    ] = None,
+    compression: Annotated[float | None, typer.Option(min=1, max=10, help="Speed-up of the time of `control`.")] = None,
 ) -> None:
     """Reproduce the paper's comparison of policies and static provisioning: simulated, control plane, or real cores."""
     if level and mode is PaperMode.REAL:
@@ -300,8 +305,8 @@ def _run_real_cores_paper(options: _PaperOptions) -> _ComparisonResult:
 @group.command()
 def rounds(
     as_json: JsonOption = False,
-    short: Annotated[bool, typer.Option("--short", help="Fewer waiting actions, fewer rounds.")] = False,
-    classes: Annotated[int, typer.Option(min=1, help="Of what waits, over 8 tasks.")] = 256,
+    short: Annotated[bool, typer.Option("--short", help="Use fewer queued actions and rounds.")] = False,
+    classes: Annotated[int, typer.Option(min=1, help="Number of classes of the queued actions, over 8 tasks.")] = 256,
 ) -> None:
     """Measure scheduling rounds with a very long queue without Postgres, and the time to read it from Postgres."""
     sizes = replace(
@@ -318,7 +323,7 @@ def rounds(
 @group.command()
 def soak(
     as_json: JsonOption = False,
-    actions: Annotated[int, typer.Option(min=1000, help="How many, in all.")] = 300_000,
+    actions: Annotated[int, typer.Option(min=1000, help="Number of actions.")] = 300_000,
 ) -> None:
     """Run very many no-op actions on a separate system: memory, table sizes and latency over time."""
     try:

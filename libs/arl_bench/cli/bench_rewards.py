@@ -26,14 +26,16 @@ def register(group: typer.Typer) -> None:
 
 def reward(
     as_json: JsonOption = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often all are measured.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.5, help="Of each.")] = 10,
-    clients: Annotated[int, typer.Option(min=1, help="At once.")] = 32,
-    items: Annotated[int, typer.Option(min=1, max=256, help="In one call of the second measurement.")] = 32,
-    peers: Annotated[bool, typer.Option("--peers", help="Beside all servers of others, too.")] = False,
-    peer: Annotated[list[PeerName] | None, typer.Option(help="Beside this one, too; may be given again.")] = None,
-    peers_dir: Annotated[Path | None, typer.Option(help="They are installed there; ~/.cache/tangram/peers.")] = None,
-    threads: Annotated[int, typer.Option(min=1, help="Of a forward, beside others.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Number of measurements.")] = 3,
+    seconds: Annotated[float, typer.Option(min=0.5, help="Seconds of each measurement.")] = 10,
+    clients: Annotated[int, typer.Option(min=1, help="Concurrent clients.")] = 32,
+    items: Annotated[int, typer.Option(min=1, max=256, help="Items per call of the second measurement.")] = 32,
+    peers: Annotated[bool, typer.Option("--peers", help="Also measure all other servers.")] = False,
+    peer: Annotated[list[PeerName] | None, typer.Option(help="Also measure this server; repeatable.")] = None,
+    peers_dir: Annotated[
+        Path | None, typer.Option(help="Directory of the other servers; default ~/.cache/tangram/peers.")
+    ] = None,
+    threads: Annotated[int, typer.Option(min=1, help="Threads of a forward pass, if compared with others.")] = 1,
 ) -> None:
     """Measure scores per second and the overhead per score, with one item and with many items per call.
 
@@ -60,8 +62,8 @@ def reward(
 
 def residency(
     as_json: JsonOption = False,
-    short: Annotated[bool, typer.Option("--short", help="A quarter of a minute, once.")] = False,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each policy is measured.")] = 3,
+    short: Annotated[bool, typer.Option("--short", help="Run once for 15 s.")] = False,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each policy.")] = 3,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of requests per strategy.")] = 30,
 ) -> None:
     """Count weight copies if a device fits 3 of 12 reward services, compared with least-recently-used eviction."""
@@ -83,10 +85,10 @@ def residency(
 
 def restore(
     as_json: JsonOption = False,
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
-    repeats: Annotated[int, typer.Option(min=1, help="How often each size is measured.")] = 5,
-    small_mib: Annotated[int, typer.Option(min=1, help="In place of 0.6 billion parameters.")] = copies_.SMALL_MIB,
-    large_mib: Annotated[int, typer.Option(min=1, help="In place of 8 billion.")] = copies_.LARGE_MIB,
+    device: Annotated[str, typer.Option(help="Device: cuda:N or cpu.")] = "cuda:0",
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each size.")] = 5,
+    small_mib: Annotated[int, typer.Option(min=1, help="Size of the small model in MiB.")] = copies_.SMALL_MIB,
+    large_mib: Annotated[int, typer.Option(min=1, help="Size of the large model in MiB.")] = copies_.LARGE_MIB,
 ) -> None:
     """Load and evict synthetic weights, compared with a plain copy: GB/s, eviction, time to the first score."""
     sizes = copies_.WeightRestoreBenchConfig(device=device, repeats=repeats, small_mib=small_mib, large_mib=large_mib)
@@ -99,11 +101,11 @@ def restore(
 
 def sharing(
     as_json: JsonOption = False,
-    device: Annotated[str, typer.Option(help="cuda:N, or cpu.")] = "cuda:0",
+    device: Annotated[str, typer.Option(help="Device: cuda:N or cpu.")] = "cuda:0",
     strategy: Annotated[
         list[str] | None, typer.Option(help="Run only this strategy (keep, sleep, reload, share); repeatable.")
     ] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="How often each strategy is measured.")] = 1,
+    repeats: Annotated[int, typer.Option(min=1, help="Measurements of each strategy.")] = 1,
     seconds: Annotated[float, typer.Option(min=1, help="Seconds of requests per strategy.")] = 40,
     room: Annotated[
         float, typer.Option(min=0.01, max=1, help="Fraction of all weights that fits on the device.")

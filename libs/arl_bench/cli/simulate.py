@@ -47,9 +47,9 @@ def register(app: typer.Typer) -> None:
 
 def record(
     directory: DirOption,
-    file: Annotated[Path, typer.Argument(help="The trace to write.")],
-    task: Annotated[str | None, typer.Option(help="Only its actions.")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Only so many, the newest.")] = 100_000,
+    file: Annotated[Path, typer.Argument(help="Trace file to write.")],
+    task: Annotated[str | None, typer.Option(help="Only actions of this task.")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Maximum number of actions, newest first.")] = 100_000,
 ) -> None:
     """Record the settled actions as a trace for `tangram simulate`."""
     try:
@@ -69,17 +69,17 @@ def record(
 
 
 def simulate(
-    file: Annotated[Path | None, typer.Argument(help="A trace of `tangram record`.")] = None,
-    workload: Annotated[WorkloadChoice | None, typer.Option(help="Instead of a trace.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of a generated workload.")] = 0,
-    policy: Annotated[list[PolicyChoice] | None, typer.Option(help="May be given again.")] = None,
-    nodes: Annotated[int, typer.Option(min=1, help="Nodes with cores.")] = 1,
-    cores: Annotated[int, typer.Option(min=1, help="Of each node.")] = 64,
-    gpus: Annotated[int, typer.Option(min=0, help="Devices in all, on nodes of 8.")] = 48,
-    calls: Annotated[int, typer.Option(min=1, help="Calls and scores at once.")] = 48,
-    pod_cores: Annotated[int, typer.Option(min=1, help="Of a pod, where the policy gives pods.")] = 4,
-    shared: Annotated[bool, typer.Option("--shared", help="Reward services keep devices and batch.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw into this file, .svg and .png.")] = None,
+    file: Annotated[Path | None, typer.Argument(help="Trace file of `tangram record`.")] = None,
+    workload: Annotated[WorkloadChoice | None, typer.Option(help="Generated workload instead of a trace.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the generated workload.")] = 0,
+    policy: Annotated[list[PolicyChoice] | None, typer.Option(help="Scheduling policy; repeatable.")] = None,
+    nodes: Annotated[int, typer.Option(min=1, help="Number of CPU nodes.")] = 1,
+    cores: Annotated[int, typer.Option(min=1, help="Cores per node.")] = 64,
+    gpus: Annotated[int, typer.Option(min=0, help="Number of GPUs, on nodes of 8.")] = 48,
+    calls: Annotated[int, typer.Option(min=1, help="Concurrent calls and scores.")] = 48,
+    pod_cores: Annotated[int, typer.Option(min=1, help="Cores per pod, for policies with pods.")] = 4,
+    shared: Annotated[bool, typer.Option("--shared", help="Let reward services share devices and batch.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Path of the plot, without .svg and .png.")] = None,
     output: FormatOption = OutputFormat.TEXT,
 ) -> None:
     """Simulate a workload on these nodes: completion times, step time and utilization."""

@@ -1,130 +1,128 @@
-"""A plot of cores over time with a band for each policy and a colour for each trajectory."""
+"""The picture of a comparison: a row for each rollout, with one colour each for computing, held idle and waiting."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
-from arl_bench.demo.policies import PolicyRun
-from arl_bench.demo.rollout import DemoRollout
+from arl_bench.demo.core_time import SpanKind, rollout_spans
+from arl_bench.demo.policies import PLAIN_NAMES, STATIC, TANGRAM, PolicyRun
 
 matplotlib.use("Agg")
 from matplotlib import pyplot
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch, Patch
 
 __all__ = ["draw_policies"]
 
-COLUMNS = 400
-"""Number of sampled moments in a band."""
-RESERVED_ALPHA = 0.28
-
-
-@dataclass(frozen=True, slots=True)
-class _DrawnShare:
-    """A trajectory's share of the cores at one moment."""
-
-    trajectory: int
-    low: float
-    height: float
-    is_running: bool
+COLOURS = {SpanKind.COMPUTING: "#2f8f83", SpanKind.HELD_IDLE: "#e08a1e", SpanKind.WAITING: "#d3d8df"}
+TEXT, FAINT_TEXT, BACKGROUND, BORDER = "#1f2328", "#59636e", "#ffffff", "#d1d9e0"
+BAR_COLOUR = "#8b95a1"
+WIDTH_IN = 8.0
+"""Width in inches. At 100 dots per inch the picture is as wide as a README shows it, with text of 10 points or more."""
+HEADER_IN, PANEL_IN, BAR_IN, FOOTER_IN = 0.95, 2.1, 0.3, 0.15
+DPI = 200
+ROW_HEIGHT = 0.82
 
 
 def draw_policies(runs: Sequence[PolicyRun], stem: Path) -> list[Path]:
-    """Write `stem`.svg and `stem`.png. Running actions are solid, idle pods with reserved cores are pale."""
-    longest = max(run.wall_s for run in runs)
-    figure, bands = pyplot.subplots(
-        len(runs), 1, figsize=(12, 1.0 + 1.7 * len(runs)), sharex=True, squeeze=False, layout="constrained"
-    )
-    for run, band in zip(runs, bands[:, 0], strict=True):
-        _draw_band(band, run, longest)
-    bands[-1, 0].set_xlabel("seconds")
-    figure.suptitle("Who has the cores: a colour for each trajectory, pale where it holds them and waits")
-    paths = [stem.with_suffix(suffix) for suffix in (".svg", ".png")]
-    for path in paths:
-        figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    """Write `stem`.svg and `stem`.png and return their paths.
+
+    Static pods and Tangram have a panel each, whose rows are rollouts. If more policies ran, bars compare all of them.
+    """
+    panels = [run for run in runs if run.policy in (STATIC, TANGRAM)] or list(runs[:1])
+    panels.sort(key=lambda run: run.policy == TANGRAM)
+    bars = list(runs) if len(runs) > len(panels) else []
+    bars_in = BAR_IN * len(bars) + 0.7 if bars else 0.0
+    heights = [PANEL_IN] * len(panels) + ([bars_in] if bars else [])
+    height_in = HEADER_IN + sum(heights) + FOOTER_IN
+    with pyplot.rc_context({"font.family": "sans-serif", "font.size": 10, "text.color": TEXT}):
+        figure = pyplot.figure(figsize=(WIDTH_IN, height_in))
+        _draw_card(figure, panels[0], height_in)
+        top_in = height_in - HEADER_IN
+        for run in panels:
+            _draw_panel(_add_axes(figure, top_in, PANEL_IN - 0.5, height_in), run, max(each.wall_s for each in panels))
+            top_in -= PANEL_IN
+        if bars:
+            _draw_bars(_add_axes(figure, top_in - 0.15, bars_in - 0.7, height_in, left=0.27), bars)
+        paths = [stem.with_name(stem.name + suffix) for suffix in (".svg", ".png")]
+        for path in paths:
+            figure.savefig(path, dpi=DPI, transparent=True)
+        pyplot.close(figure)
     return paths
 
 
-def _draw_band(band: Axes, run: PolicyRun, longest: float) -> None:
-    acts = [action.times.act_s or 0.0 for action in run.actions]
-    pods = "" if run.pod_cores is None else f", pods of {run.pod_cores:.3g}"
-    mean_s = sum(acts) / max(1, len(acts))
-    title = f"{run.policy}{pods}: mean ACT {mean_s:.2f} s, step {run.wall_s:.0f} s"
-    band.set_title(title, loc="left", fontsize=10)
-    colours = pyplot.get_cmap("turbo")
-    for piece, start, end in _merge_shares(run):
-        colour = colours(((piece.trajectory * 29) % len(run.rollouts)) / max(1, len(run.rollouts) - 1))
-        band.broken_barh(
-            [(start, end - start)],
-            (piece.low, piece.height),
-            color=colour,
-            alpha=1.0 if piece.is_running else RESERVED_ALPHA,
-            linewidth=0,
-        )
-    band.set_xlim(0, longest)
-    band.set_ylim(0, run.cores)
-    band.set_ylabel("cores")
-    for side in ("top", "right"):
-        band.spines[side].set_visible(False)
+def _add_axes(figure: Figure, top_in: float, axes_in: float, height_in: float, *, left: float = 0.04) -> Axes:
+    """Add axes below `top_in`, which is measured from the bottom, with room for a title line above them."""
+    bottom_in = top_in - 0.3 - axes_in
+    return figure.add_axes((left, bottom_in / height_in, 0.96 - left, axes_in / height_in))
 
 
-def _merge_shares(run: PolicyRun) -> list[tuple[_DrawnShare, float, float]]:
-    """Return shares with their start and end. Equal shares at adjacent moments are merged."""
-    if not run.actions:
-        return []
-    begin = min(action.created_at for action in run.actions)
-    step = run.wall_s / COLUMNS
-    found: list[tuple[_DrawnShare, float, float]] = []
-    open_: dict[_DrawnShare, float] = {}
-    for column in range(COLUMNS + 1):
-        now = set(_core_shares(run, begin, (column + 0.5) * step)) if column < COLUMNS else set()
-        for piece in [piece for piece in open_ if piece not in now]:
-            found.append((piece, open_.pop(piece), column * step))
-        for piece in now:
-            open_.setdefault(piece, column * step)
-    return found
+def _draw_card(figure: Figure, run: PolicyRun, height_in: float) -> None:
+    """Draw an opaque background with round corners, the title and the legend. A dark page shows around the corners."""
+    size: dict[str, Any] = {"boxstyle": "round,pad=0,rounding_size=0.015", "mutation_aspect": WIDTH_IN / height_in}
+    card = FancyBboxPatch((0.003, 0.004), 0.994, 0.992, transform=figure.transFigure, zorder=-1, **size)
+    card.set(facecolor=BACKGROUND, edgecolor=BORDER, linewidth=1)
+    figure.add_artist(card)
+    title = f"{len(run.rollouts)} coding-agent rollouts on {run.cores:g} cores, a row for each rollout"
+    figure.text(0.04, 1 - 0.36 / height_in, title, fontsize=14, fontweight="bold", va="center")
+    handles = [Patch(color=colour, label=kind.value) for kind, colour in COLOURS.items()]
+    handles.append(Patch(facecolor=BACKGROUND, edgecolor=BORDER, label="model thinks, no cores held"))
+    figure.legend(
+        handles=handles,
+        loc="center left",
+        bbox_to_anchor=(0.032, 1 - 0.72 / height_in),
+        ncols=4,
+        frameon=False,
+        fontsize=10.5,
+        handlelength=1.1,
+        handleheight=1.0,
+        columnspacing=1.6,
+        borderpad=0,
+    )
 
 
-def _core_shares(run: PolicyRun, begin: datetime, at_s: float) -> list[_DrawnShare]:
-    """Return the shares at one moment. If the total exceeds the cores, running actions share them proportionally."""
-    shares = [
-        (number, cores, computes)
-        for number, rollout in enumerate(run.rollouts)
-        if (cores := _cores_at(run, rollout, begin, at_s, computes := _is_running(rollout, begin, at_s))) > 0
-    ]
-    total = sum(cores for _, cores, _ in shares)
-    scale = min(1.0, run.cores / total) if total else 1.0
-    pieces, low = [], 0.0
-    for number, cores, computes in shares:
-        pieces.append(_DrawnShare(number, round(low, 4), round(cores * scale, 4), computes))
-        low += cores * scale
-    return pieces
+def _draw_panel(axes: Axes, run: PolicyRun, longest_s: float) -> None:
+    rows = rollout_spans(run)
+    for kind, colour in COLOURS.items():
+        for number, spans in enumerate(rows):
+            bars = [(span.start_s, span.end_s - span.start_s) for span in spans if span.kind is kind]
+            axes.broken_barh(bars, (number - ROW_HEIGHT / 2, ROW_HEIGHT), color=colour, linewidth=0)
+    axes.set_xlim(0, longest_s)
+    axes.set_ylim(max(1, len(rows)) - 0.5, -0.5)
+    name = PLAIN_NAMES[run.policy]
+    axes.set_title(name[0].upper() + name[1:], loc="left", fontsize=12.5, fontweight="bold", pad=5)
+    _add_figures(axes, f"{run.wall_s:.0f} s", "until the last rollout ends", f"{run.reserved_core_s:.0f} core-s held")
+    _set_style(axes)
+    axes.set_yticks([])
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g} s")
 
 
-def _cores_at(run: PolicyRun, rollout: DemoRollout, begin: datetime, at_s: float, computes: bool) -> float:
-    if run.pod_cores is None or run.policy == "overcommitted":
-        return max(_running_cores(rollout, begin, at_s), default=0.0)
-    granted = [_seconds_since(action.granted_at, begin) for action in rollout.actions if action.granted_at]
-    ended = [_seconds_since(action.settled_at, begin) for action in rollout.actions if action.settled_at]
-    return run.pod_cores if granted and ended and min(granted) <= at_s < max(ended) else 0.0
+def _add_figures(axes: Axes, large: str, *small: str) -> None:
+    """Write a large figure and small lines below it at the upper right, which is empty: rows end in order."""
+    where: dict[str, Any] = {"transform": axes.transAxes, "ha": "right", "va": "top"}
+    axes.text(0.998, 1.1, large, fontsize=30, **where)
+    for number, line in enumerate(small):
+        axes.text(0.998, 0.75 - 0.15 * number, line, fontsize=12, **where)
 
 
-def _is_running(rollout: DemoRollout, begin: datetime, at_s: float) -> bool:
-    return bool(_running_cores(rollout, begin, at_s))
+def _draw_bars(axes: Axes, runs: Sequence[PolicyRun]) -> None:
+    names = [PLAIN_NAMES[run.policy] for run in runs]
+    drawn = axes.barh(names, [run.wall_s for run in runs], color=BAR_COLOUR, height=0.62)
+    axes.bar_label(drawn, [f"{run.wall_s:.0f} s" for run in runs], padding=4, fontsize=10)
+    axes.invert_yaxis()
+    axes.set_xlim(0, 1.1 * max(run.wall_s for run in runs))
+    axes.set_title("Time until the last rollout ends", loc="left", fontsize=11, fontweight="bold", pad=4)
+    _set_style(axes)
+    axes.set_xticks([])
+    axes.spines["bottom"].set_visible(False)
 
 
-def _running_cores(rollout: DemoRollout, begin: datetime, at_s: float) -> list[float]:
-    return [
-        (action.allocation or {}).get("cpu_milli", 0) / 1000
-        for action in rollout.actions
-        if action.started_at
-        and action.settled_at
-        and _seconds_since(action.started_at, begin) <= at_s < _seconds_since(action.settled_at, begin)
-    ]
-
-
-def _seconds_since(moment: datetime | None, begin: datetime) -> float:
-    return (moment - begin).total_seconds() if moment is not None else 0.0
+def _set_style(axes: Axes) -> None:
+    axes.patch.set_alpha(0)
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(BORDER)
+    axes.tick_params(length=0, labelsize=10, labelcolor=FAINT_TEXT)

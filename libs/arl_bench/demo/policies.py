@@ -16,6 +16,7 @@ from arl_wire.actions.action import Action
 __all__ = [
     "FCFS",
     "OVERCOMMITTED",
+    "PLAIN_NAMES",
     "POLICIES",
     "STATIC",
     "TANGRAM",
@@ -29,6 +30,14 @@ __all__ = [
 
 TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED = "tangram", "fcfs", "static", "shrunk", "overcommitted"
 POLICIES = (TANGRAM, FCFS, STATIC, SHRUNK, OVERCOMMITTED)
+PLAIN_NAMES = {
+    TANGRAM: "Tangram",
+    FCFS: "first come, first served",
+    STATIC: "one pod per rollout",
+    SHRUNK: "small pods, all at once",
+    OVERCOMMITTED: "overcommitted pods",
+}
+"""Names of the policies in tables and pictures."""
 MIN_POD_CPU_MILLI = 10
 """Minimum size of a pod. If more trajectories exist than pods of this size fit, some wait."""
 

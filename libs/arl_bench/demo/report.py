@@ -5,14 +5,23 @@ from collections.abc import Sequence
 from statistics import fmean, quantiles
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from arl_bench.demo.policies import PolicyRun, policy_figures
+from arl_bench.demo.policies import PLAIN_NAMES, PolicyRun, policy_figures
 from arl_bench.demo.rollout import DemoRollout
 from arl_wire.actions.action import Action
 
-__all__ = ["ISOLATION_CHECKS", "demo_figures", "print_policies", "print_results", "wrong_rewards"]
+__all__ = [
+    "ISOLATION_CHECKS",
+    "comparison_claim",
+    "demo_figures",
+    "print_comparison",
+    "print_policy_times",
+    "print_results",
+    "wrong_rewards",
+]
 
 SCORE_NAMES = {"similarity": "likeness", "relevance": "relevance", "classifier": "quality"}
 """Name of each kind of score: likeness to the reference, relevance to the problem, quality."""
@@ -55,7 +64,7 @@ def wrong_rewards(rollouts: Sequence[DemoRollout]) -> list[dict[str, Any]]:
     return [
         {
             "trajectory": rollout.plan.name,
-            "handed_in": rollout.plan.attempts[-1].name,
+            "submitted": rollout.plan.attempts[-1].name,
             "reward": rollout.reward,
             "deserves": rollout.plan.deserved_reward,
             "reason": rollout.reason,
@@ -66,9 +75,9 @@ def wrong_rewards(rollouts: Sequence[DemoRollout]) -> list[dict[str, Any]]:
 
 
 def print_results(console: Console, rollouts: Sequence[DemoRollout], figures: dict[str, float]) -> None:
-    table = Table(title="What was handed in, and what it earned", title_justify="left")
-    for heading in ("handed in", "trajectories", "rewarded", "deserved"):
-        table.add_column(heading, justify="left" if heading == "handed in" else "right")
+    table = Table(title="Submitted solutions and their rewards", title_justify="left")
+    for heading in ("solution", "rollouts", "rewarded", "deserved"):
+        table.add_column(heading, justify="left" if heading == "solution" else "right")
     by_name: dict[str, list[DemoRollout]] = {}
     for rollout in rollouts:
         last = rollout.plan.attempts[-1]
@@ -79,48 +88,77 @@ def print_results(console: Console, rollouts: Sequence[DemoRollout], figures: di
         table.add_row(name, str(len(group)), str(sum(r.reward == 1.0 for r in group)), str(deserved))
     console.print(table)
     outcomes = Counter(str(action.outcome) for rollout in rollouts for action in rollout.actions)
-    console.print("outcomes of actions: " + ", ".join(f"{name} {count}" for name, count in outcomes.most_common()))
+    _print_text(console, "Outcomes: " + ", ".join(f"{name} {count}" for name, count in outcomes.most_common()))
     if figures["scored"]:
-        said = "; ".join(
+        means = "; ".join(
             f"{name} {figures[f'{name}_right_mean']:.2f} and {figures[f'{name}_wrong_mean']:.2f}"
             for name in SCORE_NAMES.values()
         )
-        console.print(
-            f"{figures['reward_services']:g} reward services on one device, means of what was rewarded and of the"
-            f" rest: {said} ({figures['scored']:g} trajectories scored)"
+        _print_text(
+            console,
+            f"{figures['reward_services']:g} reward services on one device scored {figures['scored']:g} rollouts."
+            f" Mean scores of rewarded and of other solutions: {means}",
         )
-    console.print(
-        f"action completion time: mean {figures['act_mean_s']:.3f} s = queue {figures['queue_mean_s']:.3f}"
+    _print_text(
+        console,
+        f"Action completion time: mean {figures['act_mean_s']:.3f} s = queue {figures['queue_mean_s']:.3f}"
         f" + run {figures['run_mean_s']:.3f} + overhead {figures['overhead_mean_s']:.3f};"
-        f" p50 {figures['act_p50_s']:.3f}, p99 {figures['act_p99_s']:.3f}"
+        f" p50 {figures['act_p50_s']:.3f}, p99 {figures['act_p99_s']:.3f}",
     )
 
 
-def print_policies(console: Console, runs: Sequence[PolicyRun]) -> None:
-    """Print a row for each policy: seconds, core-seconds and wrong rewards."""
+def _print_text(console: Console, text: str) -> None:
+    """Print a text that is wrapped between words on a terminal."""
+    console.print(text, markup=False, soft_wrap=False)
+
+
+def print_comparison(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """Print a row for each policy in five columns, at most 80 characters wide."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for heading in ("", "step time", "mean ACT", "cores held", "wrong rewards"):
+        table.add_column(heading, justify="right" if heading else "left", no_wrap=True)
     figures = policy_figures(runs)
-    table = Table(title="The same rollouts on the same cores, once under each policy", title_justify="left")
-    table.add_column("policy")
-    columns = {
-        "ACT mean": "act_mean_s",
-        "p50": "act_p50_s",
-        "p99": "act_p99_s",
-        "queue": "queue_mean_s",
-        "overhead": "overhead_mean_s",
-        "run": "run_mean_s",
-        "step": "step_s",
-        "core-s reserved": "reserved_core_s",
-        "used": "used_core_s",
-        "pod": "pod_cores",
-        "timeouts": "timeouts",
-        "wrong rewards": "wrong_rewards",
-        "masked": "masked",
-    }
-    for heading in columns:
-        table.add_column(heading, justify="right")
     for run in runs:
-        table.add_row(run.policy, *(f"{figures[f'{run.policy}_{name}']:.4g}" for name in columns.values()))
+        table.add_row(
+            PLAIN_NAMES[run.policy],
+            f"{run.wall_s:.0f} s",
+            f"{figures[f'{run.policy}_act_mean_s']:.2f} s",
+            f"{run.reserved_core_s:.0f} core-s",
+            f"{figures[f'{run.policy}_wrong_rewards']:.0f} of {len(run.rollouts)}",
+        )
     console.print(table)
+    console.print("ACT: action completion time, from submission to outcome", markup=False)
+
+
+def print_policy_times(console: Console, runs: Sequence[PolicyRun]) -> None:
+    """Print where the time of actions goes, a row for each policy, at most 80 characters wide."""
+    figures = policy_figures(runs)
+    columns = {
+        "ACT p50": "act_p50_s",
+        "ACT p99": "act_p99_s",
+        "queue": "queue_mean_s",
+        "run": "run_mean_s",
+        "overhead": "overhead_mean_s",
+    }
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    table.add_column("seconds per action", no_wrap=True)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
+    for run in runs:
+        values = (figures[f"{run.policy}_{name}"] for name in columns.values())
+        table.add_row(PLAIN_NAMES[run.policy], *(f"{value:.3g}" for value in values))
+    console.print(table)
+
+
+def comparison_claim(static: PolicyRun, ours: PolicyRun) -> str:
+    """Return the result of a comparison with static pods as one sentence."""
+    figures = demo_figures(ours.rollouts, wall_s=ours.wall_s)
+    hacks = f"{figures['hacks_tried']:g} kind{'' if figures['hacks_tried'] == 1 else 's'} of reward hack"
+    return (
+        f"Same {len(ours.rollouts)} rollouts, same {ours.cores:g} cores: {static.wall_s:.0f} s → {ours.wall_s:.0f} s;"
+        f" cores held {static.reserved_core_s:.0f} → {ours.reserved_core_s:.0f} core-s;"
+        f" {hacks}, {figures['hacks_rewarded']:g} paid"
+    )
 
 
 def _score_means(rollouts: Sequence[DemoRollout]) -> dict[str, float]:

@@ -74,16 +74,16 @@ async def run_rollout(
                 parallel_fraction=TEST_PARALLEL_FRACTION,
             ))  # fmt: skip
         await asyncio.sleep(next(thinking))
-        handed_in = note(await client.run(
+        submitted = note(await client.run(
             task=task, trajectory=trajectory, argv=["true"], files={"solution.py": plan.attempts[-1].code},
             fetch=["solution.py"], memory_mib=ENVIRONMENT_MEMORY_MIB,
         ))  # fmt: skip
-        solution = fetched_files(handed_in).get("solution.py")
-        if solution is None and handed_in.outcome in CODE_OUTCOMES:
-            rollout.reward, rollout.reason = 0.0, f"nothing handed in: {handed_in.outcome}"
+        solution = fetched_files(submitted).get("solution.py")
+        if solution is None and submitted.outcome in CODE_OUTCOMES:
+            rollout.reward, rollout.reason = 0.0, f"nothing submitted: {submitted.outcome}"
             await client.end_trajectory(task, trajectory)
         else:
-            content = fetched_files(expect_ok(handed_in))["solution.py"].decode()
+            content = fetched_files(expect_ok(submitted))["solution.py"].decode()
             verdict = await judge.score(plan.problem, content, trajectory=trajectory)
             for action in verdict.actions:
                 note(action)

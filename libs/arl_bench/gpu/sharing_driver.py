@@ -67,11 +67,7 @@ async def run_sharing(scenario: SharingScenario) -> SharingResult:
     with tempfile.TemporaryDirectory(prefix="tangram-sharing-", dir=scenario.directory) as directory:
         workers = _create_workers(scenario, strategy, Path(directory))
         try:
-            for name, worker in workers.items():
-                answer = await worker.restore(name)
-                if "error" in answer:
-                    raise WorkerDied(f"{name} did not come to the device: {answer['error']}: {answer['message']}")
-                worker.reset_counters()
+            await asyncio.gather(*(_restore(name, worker) for name, worker in workers.items()))
             prepared_s = time.monotonic() - begun
             longest = max((tokens for _, _, tokens in scenario.requests), default=1)
             timed = RequestReplayer(workers, lambda: _create_scheduler(scenario), max_tokens=longest)
@@ -93,11 +89,18 @@ async def run_sharing(scenario: SharingScenario) -> SharingResult:
     )
 
 
+async def _restore(name: str, worker: CountingWorker) -> None:
+    answer = await worker.restore(name)
+    if "error" in answer:
+        raise WorkerDied(f"{name} did not come to the device: {answer['error']}: {answer['message']}")
+    worker.reset_counters()
+
+
 def _check_disk_space(scenario: SharingScenario) -> None:
     needed, free = sum(scenario.mib.values()) * MIB, shutil.disk_usage(scenario.directory).free
     if SharingMode(scenario.strategy) is SharingMode.RELOAD and needed > free:
         raise OSError(
-            f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} are to be read anew"
+            f"{scenario.directory} has {free // MIB} MiB free, and files of {needed // MIB} must be read again"
         )
 
 

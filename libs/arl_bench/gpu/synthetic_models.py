@@ -24,7 +24,7 @@ import numpy as np
 from arl_gpu.devices.interface import CopyEvent, Device, DeviceBlock, wait_for_gpu
 from arl_gpu.models import loader
 from arl_gpu.models.interface import Item, ModelOutput, RewardModel
-from arl_gpu.models.weight_buffer import AllocateFn
+from arl_gpu.models.weight_buffer import AllocateFn, load_private
 from arl_gpu.worker.process import WorkerConfig, serve
 
 __all__ = ["SharedWorkerConfig", "SharingMode", "SyntheticModel"]
@@ -91,14 +91,11 @@ class SyntheticModel:
         self._width = GPU_WIDTH if self._on_gpu else CPU_WIDTH
         layer = _make_layer(int(options["seed"]), self._width, on_gpu=self._on_gpu)
         self._layers = max(1, int(options["mib"]) * MIB // len(layer))
-        content = bytearray(len(layer) * self._layers)
-        for start in range(0, len(content), len(layer)):
-            content[start : start + len(layer)] = layer
+        size = len(layer) * self._layers
+        content = load_private(size, lambda: ((start, memoryview(layer)) for start in range(0, size, len(layer))))
         self._lock_path = directory / "turn"
         on_disk = options["strategy"] == SharingMode.RELOAD
-        self.weights = _SyntheticWeights(
-            _write_to_disk(directory / options["name"], content) if on_disk else memoryview(content)
-        )
+        self.weights = _SyntheticWeights(_write_to_disk(directory / options["name"], content) if on_disk else content)
 
     @property
     def backend(self) -> str:
@@ -178,7 +175,7 @@ class _DiskMapping(mmap.mmap):
         os.posix_fadvise(self.descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def _write_to_disk(path: Path, content: bytearray) -> memoryview:
+def _write_to_disk(path: Path, content: memoryview) -> memoryview:
     with path.open("w+b") as file:
         file.write(content)
         file.flush()
@@ -209,7 +206,7 @@ class _SwapOutDevice(_DeviceWrapper):
     def register(self, content: memoryview) -> None:
         self._device.register(content)
         if len(content) not in self._host_buffers:
-            self._host_buffers[len(content)] = memoryview(bytearray(len(content)))
+            self._host_buffers[len(content)] = load_private(len(content), lambda: iter(()))
             self._device.register(self._host_buffers[len(content)])
 
     def free(self, block: DeviceBlock) -> None:

@@ -199,7 +199,7 @@ def _figures(rows: dict[str, list[_RewardRate]]) -> dict[str, float]:
     answered = _scores_by_item(rate for name, found in rows.items() if NOOP_SERVICE not in name for rate in found)
     light = _scores_by_item(rate for name, found in rows.items() if NOOP_SERVICE in name for rate in found)
     right = score_directly({number: _make_pair(number) for number in answered})
-    errors = [_abs_error(score, right[number]) for number, score in answered.items()]
+    errors = [_abs_error(found, right[number]) for number, found in answered.items()]
     errors += [_abs_error(found, score({"text": _make_pair(number)[0]})) for number, found in light.items()]
     figures = {
         "max_abs_error": max(errors, default=MAX_ERROR),

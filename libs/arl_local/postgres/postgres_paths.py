@@ -172,8 +172,8 @@ def _server_account() -> UnixAccount | None:
             continue
         return UnixAccount(uid=entry.pw_uid, gid=entry.pw_gid)
     raise EmbeddedPostgresError(
-        "PostgreSQL does not run as root, and there is neither a user `postgres` nor `nobody` to run it as; "
-        "start as an ordinary user, or set TANGRAM_DATABASE_URL"
+        "PostgreSQL does not run as root, and the users `postgres` and `nobody` do not exist. "
+        "Start as an ordinary user, or set TANGRAM_DATABASE_URL"
     )
 
 

@@ -220,7 +220,7 @@ def _get_column(columns: Mapping[str, Any], name: str | None) -> Sequence[Any] |
     if name is None:
         return None
     if name not in columns:
-        raise ValueError(f"there is no column {name!r}; there are {', '.join(sorted(columns)) or 'none'}")
+        raise ValueError(f"column {name!r} does not exist. Available: {', '.join(sorted(columns)) or 'none'}")
     found: Sequence[Any] = columns[name]
     return found
 

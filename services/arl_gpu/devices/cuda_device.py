@@ -138,6 +138,8 @@ class CudaDevice:
         """Allocate a block. Raises `DeviceFull`."""
         if self._arena is None:
             lent = self._allocator.reserve_external(size)
+            # Otherwise torch could place the block in a cached segment of forwards, which then cannot be returned.
+            torch.cuda.empty_cache()
             try:
                 return _DriverBlock(size, self._allocate_tensor(size))
             except DeviceFull:

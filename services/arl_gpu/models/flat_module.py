@@ -14,6 +14,8 @@ __all__ = ["FlatModule"]
 
 ALIGNMENT = 256
 """Alignment of tensors in bytes, for fast reads on devices."""
+WRITABLE_SUFFIX = "inv_freq"
+"""End of the names of buffers that a forward may write: frequencies of rotary positions that depend on the length."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +57,12 @@ class FlatModule(WeightBuffer):
         return found
 
     def _views(self, flat: Any) -> dict[str, Any]:
-        return {
+        views = {
             name: flat[place.offset : place.offset + place.size].view(place.dtype).view(place.shape)
             for name, place in self._slices.items()
         }
+        # Several workers can map the same bytes.
+        return {name: view.clone() if name.endswith(WRITABLE_SUFFIX) else view for name, view in views.items()}
 
     def _chunks(self) -> Iterator[Chunk]:
         begin = 0

@@ -2,7 +2,6 @@
 
 import itertools
 import math
-import re
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,6 +19,7 @@ from arl_gpu.catalog.service_files import IncompleteModel, ModelNotShardable, fi
 from arl_gpu.models.flat_module import FlatModule
 from arl_gpu.models.forward_passes import MAX_PADDING, ForwardPasses
 from arl_gpu.models.interface import Entry, Item, ModelOutput, error_entry
+from arl_gpu.models.position_limits import max_positions, reset_rope_lengths, rope_limit
 from arl_wire.scores import MAX_TOP_LOGPROB_ENTRIES
 
 __all__ = ["LogprobsModel", "SequenceClassifier", "check_tensor_parallel"]
@@ -31,12 +31,6 @@ MAX_SHOWN_NAMES = 3
 """Maximum names of weights in an error message."""
 POSITIONS_PER_CHUNK = 256
 """Positions of one row whose logits are converted to float32 at a time."""
-
-POSITION_TABLE_NAME = re.compile(r"(^|\.)(position_embeddings?|embed_positions|wpe)$")
-"""Names of tables of learnt position embeddings."""
-
-FIXED_TABLE_MODELS = frozenset({"codegen", "ctrl", "gptj"})
-"""Model types whose position tables are computed once and have a fixed size."""
 
 TokenIds = list[int]
 
@@ -69,7 +63,8 @@ class _HuggingFaceModel:
         module = _load_module(loader, directory, dtype)
         self._directory, self._config = directory, module.config
         asked = int(options.get("max_tokens") or max_item_tokens(module.config.to_dict()))
-        self._max_tokens = min(asked, _max_positions(module))
+        self._max_tokens = min(asked, max_positions(module))
+        self._rope_limit = rope_limit(module.config.get_text_config())
         words = module.get_input_embeddings().weight.shape[0]
         self._vocabulary = min(words, int(module.config.get_text_config().vocab_size))
         for config in (module.config, module.config.get_text_config()):
@@ -126,10 +121,18 @@ class _HuggingFaceModel:
         return pad if pad is not None and 0 <= pad < self._vocabulary else None
 
     def _group_passes(self, lengths: Sequence[int], content: Any) -> list[list[int]]:
-        """Group texts into passes. A model without a padding token gets texts of one length in a pass."""
-        return self._passes.group_texts(
-            lengths, content, max_padding=MAX_PADDING if self._pad_token_id is not None else 0.0
-        )
+        """Group texts into passes. A model without a padding token gets texts of one length in a pass.
+
+        So do texts whose rotary positions depend on the length of their pass.
+        """
+        padding = MAX_PADDING if self._pad_token_id is not None else 0.0
+        short = [at for at, length in enumerate(lengths) if length <= self._rope_limit]
+        long = [at for at, length in enumerate(lengths) if length > self._rope_limit]
+        return [
+            [texts[at] for at in group]
+            for texts, max_padding in ((short, padding), (long, 0.0))
+            for group in self._passes.group_texts([lengths[at] for at in texts], content, max_padding=max_padding)
+        ]
 
     def _logits(self, inputs: Sequence[_ModelInput], content: Any) -> tuple[Any, Any]:
         """Return the padded logits and token ids, on the device of the weights."""
@@ -147,6 +150,8 @@ class _HuggingFaceModel:
         types = [read.token_type_ids for read in inputs if read.token_type_ids is not None]
         if len(types) == len(inputs):
             given["token_type_ids"] = padded(types, 0)
+        if self._rope_limit < sys.maxsize:
+            reset_rope_lengths(self.weights.module)
         return self.weights(content, **given).logits, given["input_ids"]
 
     def _check_vocabulary(self, prepared: "_ModelInput | Entry") -> "_ModelInput | Entry":
@@ -372,18 +377,3 @@ def _to_lists(tensors: Sequence[Any]) -> Iterator[list[float]]:
     """Return the numbers of each tensor, with one transfer from the device."""
     numbers = iter(torch.cat([*tensors]).tolist() if tensors else [])
     return (list(itertools.islice(numbers, len(each))) for each in tensors)
-
-
-def _max_positions(module: Any) -> int:
-    """Return the maximum number of tokens by the model's position tables; computed positions have no limit."""
-    learnt: list[int] = [
-        part.num_embeddings
-        - int(getattr(part, "offset", 0))
-        - (0 if part.padding_idx is None else 1 + part.padding_idx)
-        for name, part in module.named_modules()
-        if isinstance(part, torch.nn.Embedding) and POSITION_TABLE_NAME.search(name)
-    ]
-    if not learnt and module.config.model_type not in FIXED_TABLE_MODELS:
-        return sys.maxsize
-    # Some tables are longer than the maximum input of the model.
-    return min([*learnt, int(module.config.max_position_embeddings)])

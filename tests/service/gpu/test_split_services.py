@@ -33,7 +33,7 @@ async def test_split_model_scores_on_two_devices_after_a_worker_kill(rows: Rows,
         await rows.execute(REGISTERED, '{"tensor_parallel": 2}')
         await eventually(lambda: "large" in gpu.manager.reconciler.splits, timeout_s=LIMIT_S)
         action = await gpu.granted(**HELD)
-        assert (await rows.until_state(action, "settled"))["outcome"] == "ok"
+        assert (await rows.until_state(action, "settled", timeout_s=LIMIT_S))["outcome"] == "ok"
         assert await gpu.scores(action) == pytest.approx(wanted, abs=1e-5)
         assert len(model.weights.content) > 6 << 20 > max(each.used_bytes for each in gpu.manager.dispatcher._devices)
         first, pid = (worker.pid for worker in workers)
@@ -46,7 +46,7 @@ async def test_split_model_scores_on_two_devices_after_a_worker_kill(rows: Rows,
         # The number of the file where they met is soon another one's.
         others = [socket.socket() for _ in range(32)]
         again = await gpu.granted(**HELD)
-        assert (await rows.until_state(again, "settled"))["outcome"] == "ok"
+        assert (await rows.until_state(again, "settled", timeout_s=LIMIT_S))["outcome"] == "ok"
         assert await gpu.scores(again) == pytest.approx(wanted, abs=1e-5)
         assert workers[0].pid == first, "it heard of the other one's end, and went on"
         for other in others:

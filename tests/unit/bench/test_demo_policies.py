@@ -5,22 +5,26 @@ import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
 from importlib.resources import files
+from io import StringIO
 from pathlib import Path
 from uuid import UUID
 
 import pytest
+from rich.console import Console
 
 from arl_bench.demo.attempts import plan_trajectories
+from arl_bench.demo.core_time import RolloutSpan, SpanKind, rollout_spans
 from arl_bench.demo.plot import draw_policies
-from arl_bench.demo.policies import PolicyRun, pod_cores_of, policy_figures, settings_of
+from arl_bench.demo.policies import PLAIN_NAMES, POLICIES, PolicyRun, pod_cores_of, policy_figures, settings_of
 from arl_bench.demo.problems import CodingProblem, bundled_problems
+from arl_bench.demo.report import comparison_claim, print_comparison, print_policy_times
 from arl_bench.demo.rollout import DemoRollout
 from arl_wire.actions.action import Action
 
 BEGIN = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def an_action(number: int, *, granted: float, settled: float, cpu_milli: int = 1000) -> Action:
+def an_action(number: int, *, granted: float, settled: float, created: float = 0.0, cpu_milli: int = 1000) -> Action:
     return Action.model_validate(
         {
             "id": UUID(int=number),
@@ -29,7 +33,7 @@ def an_action(number: int, *, granted: float, settled: float, cpu_milli: int = 1
             "state": "settled",
             "outcome": "ok",
             "allocation": {"cpu_milli": cpu_milli},
-            "created_at": BEGIN,
+            "created_at": BEGIN + timedelta(seconds=created),
             "granted_at": BEGIN + timedelta(seconds=granted),
             "started_at": BEGIN + timedelta(seconds=granted),
             "settled_at": BEGIN + timedelta(seconds=settled),
@@ -91,11 +95,76 @@ class TestPodSizes:
         assert settings_of("fcfs", None)["TANGRAM_POLICY"] == "fcfs"
 
 
-def test_chart_has_one_panel_per_policy(tmp_path: Path) -> None:
-    runs = [a_run("tangram", pod_cores=None), a_run("static", pod_cores=2.0), a_run("overcommitted", pod_cores=2.0)]
-    vector, raster = draw_policies(runs, tmp_path / "cores")
-    assert vector.read_text().count('<g id="axes_') == 3
-    assert raster.read_bytes().startswith(b"\x89PNG")
+class TestSpans:
+    def test_pod_is_held_idle_between_its_actions(self) -> None:
+        first, second = rollout_spans(a_run("static", pod_cores=2.0))
+        assert first == [RolloutSpan(SpanKind.COMPUTING, 0, 2)]
+        assert [(span.kind, span.start_s, span.end_s) for span in second] == [
+            (SpanKind.WAITING, 0, 2),
+            (SpanKind.COMPUTING, 2, 3),
+            (SpanKind.HELD_IDLE, 3, 6),
+            (SpanKind.COMPUTING, 6, 8),
+        ]
+
+    def test_rollout_without_a_pod_holds_no_cores_between_its_actions(self) -> None:
+        run = a_run("tangram", pod_cores=None)
+        run.rollouts[1].actions[1] = an_action(3, granted=6, settled=8, created=5)
+        _, second = rollout_spans(run)
+        assert [(span.kind, span.start_s, span.end_s) for span in second] == [
+            (SpanKind.WAITING, 0, 2),
+            (SpanKind.COMPUTING, 2, 3),
+            (SpanKind.WAITING, 5, 6),
+            (SpanKind.COMPUTING, 6, 8),
+        ]
+
+    def test_rollout_that_ends_first_is_the_first_row(self) -> None:
+        run = a_run("static", pod_cores=2.0)
+        turned = PolicyRun("static", run.rollouts[::-1], wall_s=8.0, cores=2, pod_cores=2.0)
+        assert [row[-1].end_s for row in rollout_spans(turned)] == [2, 8]
+
+    def test_run_without_actions_has_no_rows(self) -> None:
+        run = a_run("static", pod_cores=2.0)
+        for rollout in run.rollouts:
+            rollout.actions.clear()
+        assert rollout_spans(run) == []
+
+
+class TestPicture:
+    @pytest.mark.parametrize(
+        ("policies", "axes"),
+        [
+            (("static", "tangram"), 2),
+            (("tangram",), 1),
+            (("fcfs",), 1),
+            (("tangram", "fcfs", "static", "shrunk", "overcommitted"), 3),
+        ],
+    )
+    def test_static_pods_and_tangram_have_panels_and_further_policies_bars(
+        self, policies: tuple[str, ...], axes: int, tmp_path: Path
+    ) -> None:
+        runs = [a_run(policy, pod_cores=None if policy in ("tangram", "fcfs") else 2.0) for policy in policies]
+        vector, raster = draw_policies(runs, tmp_path / "cores.of.two")
+        assert (vector.name, raster.name) == ("cores.of.two.svg", "cores.of.two.png")
+        assert vector.read_text().count('<g id="axes_') == axes
+        assert raster.read_bytes().startswith(b"\x89PNG")
+
+
+class TestReport:
+    def test_claim_compares_static_pods_with_tangram_in_one_sentence(self) -> None:
+        claim = comparison_claim(a_run("static", pod_cores=2.0), a_run("tangram", pod_cores=None))
+        assert claim == (
+            "Same 2 rollouts, same 2 cores: 8 s → 8 s; cores held 16 → 5 core-s; 1 kind of reward hack, 0 paid"
+        )
+
+    def test_tables_of_five_policies_fit_80_columns(self) -> None:
+        console = Console(file=StringIO(), width=80)
+        runs = [a_run(policy, pod_cores=2.0) for policy in POLICIES]
+        print_comparison(console, runs)
+        print_policy_times(console, runs)
+        lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+        assert max(map(len, lines)) <= 80
+        assert not [line for line in lines if "…" in line]
+        assert all(sum(name in line for line in lines) == 2 for name in PLAIN_NAMES.values())
 
 
 class TestSuiteProgram:

@@ -60,7 +60,7 @@ def test_checkpoint_without_required_head_is_refused(classifier: Path, teacher: 
         ("sequence-classifier", tmp_path, "classifier.bias"),
         ("logprobs", classifier, "cls.predictions"),
     ):
-        with pytest.raises(IncompleteModel, match=f"its files have no .*{weight}"):
+        with pytest.raises(IncompleteModel, match=f"the files lack .*{weight}"):
             model_of(kind, directory)
 
 
@@ -225,6 +225,36 @@ def test_text_beyond_computed_positions_is_too_long(tmp_path: Path) -> None:
     config = transformers.GPTJConfig(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=32, rotary_dim=4)
     transformers.GPTJForCausalLM(config).save_pretrained(tmp_path)
     assert scored(model_of("logprobs", tmp_path), [{"token_ids": [5] * 60}])[0]["error"]["code"] == "too_long"
+
+
+@pytest.mark.parametrize("rope_type", ["dynamic", "longrope"])
+def test_rope_scaled_by_length_scores_each_text_independently(rope_type: str, tmp_path: Path) -> None:
+    rope: dict[str, Any] = {"rope_type": rope_type, "rope_theta": 10_000.0, "factor": 2.0}
+    size = SIZE | {"max_position_embeddings": 32}
+    if rope_type == "longrope":
+        factors = SIZE["hidden_size"] // SIZE["num_attention_heads"] // 2
+        rope |= {"short_factor": [1.0] * factors, "long_factor": [2.0] * factors}
+        rope["original_max_position_embeddings"] = 32
+        size |= {"max_position_embeddings": 64}
+    torch.manual_seed(4)
+    config = transformers.LlamaConfig(**size, rope_parameters=rope, initializer_range=0.3)
+    directory = saved(tmp_path, transformers.LlamaForCausalLM(config))
+    texts = [[4 + number % 60 for number in range(length)] for length in (30, 34, 36, 36)]
+    right = [library_score(directory, ids) for ids in texts]
+    model = model_of("logprobs", directory, max_tokens=64)
+    before = bytes(model.weights.content)
+    for _ in range(2):
+        together = [entry["score"] for entry in scored(model, [{"token_ids": ids} for ids in texts])]
+        assert together == pytest.approx(right, abs=1e-4)
+    assert bytes(model.weights.content) == before, "other workers read the same bytes"
+
+
+def library_score(directory: Path, ids: list[int]) -> float:
+    """Return the score by a model that has computed no other text."""
+    model = transformers.AutoModelForCausalLM.from_pretrained(directory)
+    with torch.no_grad():
+        logprobs = model(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
+    return float(logprobs.gather(1, torch.tensor(ids)[1:, None]).sum())
 
 
 def test_forward_keeps_no_key_value_cache(teacher: Path) -> None:

@@ -1,0 +1,1 @@
+"""The first minutes with Tangram: three programs, then agents on a temporary system."""
