@@ -28,24 +28,28 @@ from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
 from arl_wire.actions.action import Action, ActionResult, ActionTimes, OutputStream, SubmitActionRequest
 from arl_wire.actions.explanations import ActionExplanation, StragglerInfo, WaitExplanation
 from arl_wire.actions.output_events import OutputEnd, OutputRestart, OutputTruncated
-from arl_wire.actions.traces import ActionTrace
+from arl_wire.actions.traces import ActionTrace, TraceSpan
 from arl_wire.admin.audit_log import AuditLogEntry
-from arl_wire.admin.capacity import CapacityPlan
+from arl_wire.admin.capacity import CapacityForecast, CapacityPlan
 from arl_wire.admin.keys import ApiKey, CreateKeyResponse
 from arl_wire.admin.nodes import NodeInfo, NodeListResponse
-from arl_wire.admin.queues import Project, Queue
+from arl_wire.admin.queues import Project, Queue, QueueQuota
 from arl_wire.calls import CallResponse, Endpoint
-from arl_wire.environments.environment import EnvironmentInfo, SnapshotInfo
+from arl_wire.environments.environment import EnvironmentInfo, EnvironmentState, SnapshotInfo
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
 from arl_wire.errors import (
     BadRequest,
     Conflict,
     DemandImpossible,
     EndpointNotFound,
+    FieldError,
     Forbidden,
     GangRefused,
+    GatewayTimeout,
     IdempotencyKeyReused,
     InputClosed,
+    InputFull,
+    Internal,
     NotFound,
     NotRunning,
     NotScored,
@@ -63,7 +67,7 @@ from arl_wire.errors import (
     ValidationFailed,
 )
 from arl_wire.reward_services.service import RewardService, ServiceOperation, ServiceOptions
-from arl_wire.scores import Score, ScoreItem
+from arl_wire.scores import ItemError, PromptMessage, Score, ScoreItem
 
 __all__ = [
     "Action",
@@ -85,6 +89,7 @@ __all__ = [
     "BatchRefused",
     "CallOptions",
     "CallResponse",
+    "CapacityForecast",
     "CapacityOptions",
     "CapacityPlan",
     "Conflict",
@@ -97,12 +102,18 @@ __all__ = [
     "EnvironmentInfo",
     "EnvironmentOptions",
     "EnvironmentSession",
+    "EnvironmentState",
     "ExecOptions",
+    "FieldError",
     "FileEntry",
     "Forbidden",
     "GangRefused",
+    "GatewayTimeout",
     "IdempotencyKeyReused",
     "InputClosed",
+    "InputFull",
+    "Internal",
+    "ItemError",
     "NodeInfo",
     "NodeListResponse",
     "NotFound",
@@ -117,8 +128,10 @@ __all__ = [
     "OutputTruncated",
     "PendingEnvironment",
     "Project",
+    "PromptMessage",
     "Queue",
     "QueueFull",
+    "QueueQuota",
     "RateLimited",
     "RequirementNotEnforced",
     "RewardService",
@@ -137,6 +150,7 @@ __all__ = [
     "TemplateNotFound",
     "TooLarge",
     "TooManyRequests",
+    "TraceSpan",
     "Unauthenticated",
     "Unavailable",
     "UploadArchiveResponse",

@@ -4,17 +4,16 @@ import asyncio
 import builtins
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import islice
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
 from uuid import UUID, uuid4
 
 from arl_tangram import batches, operations
-from arl_tangram.batches import ActionInput, OrderedActions, to_action, to_actions
+from arl_tangram.batches import ActionInput, ActionWindow, to_action, to_actions
 from arl_tangram.environment_handles import AsyncEnvironment, PendingEnvironment
-from arl_tangram.operations import Operation, RetryDelay, SdkResponse, WaitTimeout
+from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkResponse, WaitTimeout
 from arl_tangram.options import EnvironmentOptions, ExecOptions, environment_request, file_action
-from arl_tangram.resources import output_streams
+from arl_tangram.resources import environment_operations, output_streams
 from arl_tangram.resources.administration import AsyncAdminMethods
 from arl_tangram.resources.endpoints import AsyncEndpointMethods
 from arl_tangram.resources.files import AsyncFileMethods
@@ -150,20 +149,24 @@ class AsyncTangram(
         """Run any number of actions and yield them in order, each as soon as it and all before it have settled.
 
         `actions` is read lazily: at most `max_in_flight` actions are submitted and not yielded yet. Leaving the loop
-        early leaves the submitted actions running. `run_many` documents the other arguments.
+        early leaves the submitted actions running. If an action is refused or reading `actions` fails, the submitted
+        actions are yielded first, then the error is raised. `run_many` documents the other arguments.
         """
-        waiting, window = OrderedActions(), iter(actions)
+        window = ActionWindow(actions, options, max_in_flight)
         while True:
-            if batch := list(islice(window, waiting.room(max_in_flight))):
-                waiting.add(await self.submit_many(to_actions(batch, options)))
-            if not waiting.pending:
-                return
-            for action in await self._run(
-                operations.wait_any(waiting.pending, timeout_s=None, retry_timeout_s=self._retry_timeout_s)
-            ):
-                waiting.settle(action)
-            for action in waiting.ready():
+            if batch := window.next_batch():
+                try:
+                    window.add(await self.submit_many(batch))
+                except BatchRefused as error:
+                    window.refuse(error, len(batch))
+            if not window.pending:
+                break
+            settling = operations.wait_any(window.pending, timeout_s=None, retry_timeout_s=self._retry_timeout_s)
+            for action in await self._run(settling):
+                window.settle(action)
+            for action in window.ready():
                 yield action
+        window.finish()
 
     async def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         """Wait until all actions have settled and return them in the order of `ids`. Raises `WaitTimeout`."""
@@ -215,7 +218,10 @@ class AsyncTangram(
         return output_streams.stream_output_async(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     async def follow(self, id: UUID, *, stream: Literal["stdout", "stderr"] | None = None) -> AsyncIterator[str]:
-        """Yield the output of an action as text, live, until it ends. `stream` selects one stream; None means both."""
+        """Yield the output of an action as text, live, until it ends. `stream` selects one stream; None means both.
+
+        After an infrastructure error, the output of the next attempt follows that of the first.
+        """
         decoder = OutputDecoder(stream)
         async for event in self.stream_logs(id):
             if text := decoder.decode(event):
@@ -244,16 +250,19 @@ class AsyncTangram(
         """Cancel the trajectory's remaining actions and end its environment."""
         await self._run(operations.end_trajectory(task, trajectory, retry_timeout_s=self._retry_timeout_s))
 
-    def environment(self, **options: Unpack[EnvironmentOptions]) -> PendingEnvironment:
+    def environment(
+        self, *, wait_timeout_s: float | None = None, **options: Unpack[EnvironmentOptions]
+    ) -> PendingEnvironment:
         """Create a persistent environment with `await` or `async with`. It ends with the `async with` block.
 
-        An environment occupies memory and disk until it ends, but cores only while an action runs in it.
+        An environment occupies memory and disk until it ends, but cores only while an action runs in it. Raises
+        `Unavailable` and cancels the creation if the environment does not exist within `wait_timeout_s` seconds.
         """
-        return PendingEnvironment(self._create_environment(environment_request(options)))
+        return PendingEnvironment(self._create_environment(environment_request(options), wait_timeout_s))
 
     async def get_environment(self, id: UUID) -> AsyncEnvironment:
         """Return an existing environment."""
-        found = await self._run(operations.get_environment(id, retry_timeout_s=self._retry_timeout_s))
+        found = await self._run(environment_operations.get_environment(id, retry_timeout_s=self._retry_timeout_s))
         return AsyncEnvironment(self, found)
 
     async def environments(
@@ -261,15 +270,26 @@ class AsyncTangram(
     ) -> builtins.list[EnvironmentInfo]:
         """List all environments, newest first. Ended environments are included unless `state` is `live`."""
         query = operations.query_params(task=task, trajectory=trajectory, state=state)
-        return await self._run(operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
+        return await self._run(environment_operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
 
     async def end_environment(self, id: UUID) -> None:
         """End an environment and delete its content. Actions that wait for it are cancelled."""
-        await self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
+        await self._run(environment_operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
-    async def _create_environment(self, request: CreateEnvironmentRequest) -> AsyncEnvironment:
-        creating = operations.create_environment(request, retry_timeout_s=self._retry_timeout_s)
-        return AsyncEnvironment(self, await self._run(creating))
+    async def _create_environment(
+        self, request: CreateEnvironmentRequest, wait_timeout_s: float | None
+    ) -> AsyncEnvironment:
+        key = uuid4().hex
+        creating = environment_operations.create_environment(request, retry_timeout_s=self._retry_timeout_s, key=key)
+        try:
+            return AsyncEnvironment(self, await self._run(with_timeout(creating, wait_timeout_s)))
+        except (asyncio.CancelledError, TangramError, TimeoutError):
+            with suppress(TangramError, TimeoutError):
+                async with asyncio.timeout(CANCEL_TIMEOUT_S):
+                    await self._run(
+                        environment_operations.discard_environment(request, retry_timeout_s=CANCEL_TIMEOUT_S, key=key)
+                    )
+            raise
 
     async def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None

@@ -18,12 +18,12 @@ from arl_tangram.operations import (
     SdkResponse,
     call_with_retry,
 )
-from arl_tangram.options import ExecOptions, exec_action, to_validation_failed
+from arl_tangram.options import ExecOptions, exec_action, invalid_field, to_validation_failed
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.batches import BatchItemResult, SubmitBatchRequest, SubmitBatchResponse
-from arl_wire.errors import TangramError, error_from_problem
+from arl_wire.errors import TangramError, Unavailable, error_from_problem
 
-__all__ = ["ActionInput", "OrderedActions", "submit_gang", "submit_many", "to_action", "to_actions"]
+__all__ = ["ActionInput", "ActionWindow", "submit_gang", "submit_many", "to_action", "to_actions"]
 
 MAX_BATCH_BYTES = 32 << 20
 """Maximum estimated bytes of one request, half of the gateway's limit."""
@@ -31,24 +31,53 @@ ActionInput = SubmitActionRequest | ExecOptions
 """A request, or the options of `exec_action`."""
 
 
-class OrderedActions:
-    """The actions of `map` that were submitted and not yielded yet, in order."""
+class ActionWindow:
+    """The window of `map`: actions that were submitted and not yielded yet, in order.
 
-    def __init__(self) -> None:
+    A failure of the input or of a submission is kept until every submitted action was yielded.
+    """
+
+    def __init__(self, actions: Iterable[ActionInput], shared: ExecOptions, max_in_flight: int) -> None:
+        if max_in_flight < 1:
+            raise invalid_field("max_in_flight", f"must be at least 1, got {max_in_flight}")
+        self._input = iter(actions)
+        self._shared = shared
+        self._max_in_flight = max_in_flight
         self._actions: dict[UUID, Action | None] = {}
+        self._read_count = 0
+        self._failure: BaseException | None = None
 
     @property
     def pending(self) -> list[UUID]:
         """Ids of the actions that have not settled."""
         return [id for id, action in self._actions.items() if action is None]
 
-    def room(self, max_in_flight: int) -> int:
-        """Return how many more actions may be submitted."""
-        return max(0, max_in_flight - len(self._actions))
+    def next_batch(self) -> list[SubmitActionRequest]:
+        """Read as many actions as fit into the window. After a failure, return none."""
+        batch: list[SubmitActionRequest] = []
+        while self._failure is None and len(self._actions) + len(batch) < self._max_in_flight:
+            try:
+                batch += to_actions([next(self._input)], self._shared)
+            except StopIteration:
+                break
+            except Exception as error:  # noqa: BLE001 - raised by `finish`
+                self._failure = error
+        self._read_count += len(batch)
+        return batch
 
     def add(self, ids: Iterable[UUID]) -> None:
         """Append submitted actions."""
         self._actions |= dict.fromkeys(ids)
+
+    def refuse(self, error: BatchRefused, size: int) -> None:
+        """Append the accepted actions of a batch of `size`, and keep the error with the indexes of the input."""
+        first = self._read_count - size
+        self.add(id for _, id in sorted(error.accepted.items()))
+        self._failure = BatchRefused(
+            {first + at: id for at, id in error.accepted.items()},
+            {first + at: each for at, each in error.refused.items()},
+            unknown=(first + at for at in error.unknown),
+        )
 
     def settle(self, action: Action) -> None:
         """Store the result of an action."""
@@ -61,6 +90,11 @@ class OrderedActions:
                 return
             del self._actions[id]
             yield action
+
+    def finish(self) -> None:
+        """Raise the failure, if there was one."""
+        if self._failure is not None:
+            raise self._failure
 
 
 def to_action(action: SubmitActionRequest | None, options: ExecOptions) -> SubmitActionRequest:
@@ -82,6 +116,7 @@ def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
     """Submit actions and return their ids in order. Raises `BatchRefused` if any was refused; the others run."""
     accepted: dict[int, UUID] = {}
     refused: dict[int, TangramError] = {}
+    unknown: range | tuple[()] = ()
     for start, end in _split_batches(actions):
         batch = SubmitBatchRequest(actions=list(actions[start:end]))
         try:
@@ -91,6 +126,7 @@ def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
                 raise
             # Raising the error would lose the ids of the accepted actions, which run.
             refused |= dict.fromkeys(range(start, len(actions)), error)
+            unknown = range(start, end) if isinstance(error, Unavailable) else ()
             break
         for index, item in enumerate(items, start):
             if item.problem is not None:
@@ -98,7 +134,7 @@ def submit_many(actions: Sequence[SubmitActionRequest], *, retry_timeout_s: floa
             elif item.id is not None:
                 accepted[index] = item.id
     if refused:
-        raise BatchRefused(accepted, refused)
+        raise BatchRefused(accepted, refused, unknown=unknown)
     return [accepted[index] for index in range(len(actions))]
 
 

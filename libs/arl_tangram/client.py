@@ -3,17 +3,17 @@
 import builtins
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import suppress
 from types import TracebackType
 from typing import Literal, Self, TypeVar, Unpack
-from uuid import UUID
+from uuid import UUID, uuid4
 
 from arl_tangram import batches, operations
-from arl_tangram.batches import ActionInput, OrderedActions, to_action, to_actions
+from arl_tangram.batches import ActionInput, ActionWindow, to_action, to_actions
 from arl_tangram.environment_handles import Environment
-from arl_tangram.operations import Operation, RetryDelay, SdkResponse
+from arl_tangram.operations import BatchRefused, Operation, RetryDelay, SdkResponse
 from arl_tangram.options import EnvironmentOptions, ExecOptions, environment_request, file_action
-from arl_tangram.resources import output_streams
+from arl_tangram.resources import environment_operations, output_streams
 from arl_tangram.resources.administration import AdminMethods
 from arl_tangram.resources.endpoints import EndpointMethods
 from arl_tangram.resources.files import FileMethods
@@ -28,10 +28,13 @@ from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
 from arl_wire.environments.environment import EnvironmentInfo
+from arl_wire.errors import TangramError
 
 __all__ = ["Tangram"]
 
 Value = TypeVar("Value")
+DISCARD_TIMEOUT_S = 5.0
+"""Seconds of retries for the discarding of an environment whose creation was interrupted."""
 
 
 class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, AdminMethods):
@@ -115,19 +118,23 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         """Run any number of actions and yield them in order, each as soon as it and all before it have settled.
 
         `actions` is read lazily: at most `max_in_flight` actions are submitted and not yielded yet. Leaving the loop
-        early leaves the submitted actions running. `run_many` documents the other arguments.
+        early leaves the submitted actions running. If an action is refused or reading `actions` fails, the submitted
+        actions are yielded first, then the error is raised. `run_many` documents the other arguments.
         """
-        waiting, window = OrderedActions(), iter(actions)
+        window = ActionWindow(actions, options, max_in_flight)
         while True:
-            if batch := list(islice(window, waiting.room(max_in_flight))):
-                waiting.add(self.submit_many(to_actions(batch, options)))
-            if not waiting.pending:
-                return
-            for action in self._run(
-                operations.wait_any(waiting.pending, timeout_s=None, retry_timeout_s=self._retry_timeout_s)
-            ):
-                waiting.settle(action)
-            yield from waiting.ready()
+            if batch := window.next_batch():
+                try:
+                    window.add(self.submit_many(batch))
+                except BatchRefused as error:
+                    window.refuse(error, len(batch))
+            if not window.pending:
+                break
+            settling = operations.wait_any(window.pending, timeout_s=None, retry_timeout_s=self._retry_timeout_s)
+            for action in self._run(settling):
+                window.settle(action)
+            yield from window.ready()
+        window.finish()
 
     def wait(self, ids: Sequence[UUID | str], *, timeout_s: float | None = None) -> list[Action]:
         """Wait until all actions have settled and return them in the order of `ids`. Raises `WaitTimeout`."""
@@ -179,7 +186,10 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         return output_streams.stream_output(self._channel.http, id, retry_timeout_s=self._retry_timeout_s)
 
     def follow(self, id: UUID, *, stream: Literal["stdout", "stderr"] | None = None) -> Iterator[str]:
-        """Yield the output of an action as text, live, until it ends. `stream` selects one stream; None means both."""
+        """Yield the output of an action as text, live, until it ends. `stream` selects one stream; None means both.
+
+        After an infrastructure error, the output of the next attempt follows that of the first.
+        """
         decoder = OutputDecoder(stream)
         for event in self.stream_logs(id):
             if text := decoder.decode(event):
@@ -208,28 +218,39 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         """Cancel the trajectory's remaining actions and end its environment."""
         self._run(operations.end_trajectory(task, trajectory, retry_timeout_s=self._retry_timeout_s))
 
-    def environment(self, **options: Unpack[EnvironmentOptions]) -> Environment:
+    def environment(self, *, wait_timeout_s: float | None = None, **options: Unpack[EnvironmentOptions]) -> Environment:
         """Create a persistent environment and return when it exists. In a `with` block, it ends with the block.
 
-        An environment occupies memory and disk until it ends, but cores only while an action runs in it.
+        An environment occupies memory and disk until it ends, but cores only while an action runs in it. Raises
+        `Unavailable` and cancels the creation if the environment does not exist within `wait_timeout_s` seconds.
         """
-        creating = operations.create_environment(environment_request(options), retry_timeout_s=self._retry_timeout_s)
-        return Environment(self, self._run(creating))
+        request, key = environment_request(options), uuid4().hex
+        creating = environment_operations.create_environment(request, retry_timeout_s=self._retry_timeout_s, key=key)
+        try:
+            return Environment(self, self._run(with_timeout(creating, wait_timeout_s)))
+        except (KeyboardInterrupt, TangramError, TimeoutError):
+            with suppress(TangramError):
+                self._run(
+                    environment_operations.discard_environment(request, retry_timeout_s=DISCARD_TIMEOUT_S, key=key)
+                )
+            raise
 
     def get_environment(self, id: UUID) -> Environment:
         """Return an existing environment."""
-        return Environment(self, self._run(operations.get_environment(id, retry_timeout_s=self._retry_timeout_s)))
+        return Environment(
+            self, self._run(environment_operations.get_environment(id, retry_timeout_s=self._retry_timeout_s))
+        )
 
     def environments(
         self, *, task: str | None = None, trajectory: str | None = None, state: str | None = None
     ) -> builtins.list[EnvironmentInfo]:
         """List all environments, newest first. Ended environments are included unless `state` is `live`."""
         query = operations.query_params(task=task, trajectory=trajectory, state=state)
-        return self._run(operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
+        return self._run(environment_operations.list_environments(query, retry_timeout_s=self._retry_timeout_s))
 
     def end_environment(self, id: UUID) -> None:
         """End an environment and delete its content. Actions that wait for it are cancelled."""
-        self._run(operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
+        self._run(environment_operations.end_environment(id, retry_timeout_s=self._retry_timeout_s))
 
     def _run(self, operation: Operation[Value]) -> Value:
         reply: SdkResponse | None = None

@@ -1,10 +1,10 @@
 """Environments as objects: run programs, open shells, copy files, save snapshots; a `with` block ends them."""
 
-from collections.abc import Awaitable, Generator, Mapping
+from collections.abc import Coroutine, Generator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol, Self, Unpack
+from typing import Any, Protocol, Self, Unpack
 from uuid import UUID
 
 from arl_tangram.operations import expect_ok, fetched_files
@@ -13,7 +13,7 @@ from arl_tangram.sessions import AsyncEnvironmentSession, EnvironmentSession
 from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.environments.environment import EnvironmentInfo, SnapshotInfo
 from arl_wire.environments.files import FileEntry, UploadArchiveResponse
-from arl_wire.errors import Conflict, NotFound
+from arl_wire.errors import Conflict, NotFound, TangramError, TooLarge
 
 __all__ = ["AsyncEnvironment", "AsyncEnvironmentFiles", "Environment", "EnvironmentFiles", "PendingEnvironment"]
 
@@ -69,7 +69,7 @@ class EnvironmentFiles:
         self._info = info
 
     def read(self, path: str) -> bytes:
-        """Return the content of a file, at most 8 MiB. Raises `NotFound`. Larger: `Environment.download`."""
+        """Return the content of a file, at most 8 MiB. Raises `NotFound` or `TooLarge`."""
         action = environment_files_action(self._info, fetch=[path])
         return _only_file(self._client.run(action), path)
 
@@ -105,7 +105,8 @@ class Environment:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(NotFound, Conflict):  # it has ended already
+        # The error of the block must not be replaced. Without one, an environment that has ended already is no error.
+        with suppress(TangramError) if error is not None else suppress(NotFound, Conflict):
             self.end()
 
     @property
@@ -156,7 +157,7 @@ class AsyncEnvironmentFiles:
         self._info = info
 
     async def read(self, path: str) -> bytes:
-        """Return the content of a file, at most 8 MiB. Raises `NotFound`. Larger: `AsyncEnvironment.download`."""
+        """Return the content of a file, at most 8 MiB. Raises `NotFound` or `TooLarge`."""
         action = environment_files_action(self._info, fetch=[path])
         return _only_file(await self._client.run(action), path)
 
@@ -192,7 +193,8 @@ class AsyncEnvironment:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with suppress(NotFound, Conflict):  # it has ended already
+        # The error of the block must not be replaced. Without one, an environment that has ended already is no error.
+        with suppress(TangramError) if error is not None else suppress(NotFound, Conflict):
             await self.end()
 
     @property
@@ -235,15 +237,27 @@ class AsyncEnvironment:
         await self._client.end_environment(self.id)
 
 
-class PendingEnvironment:
-    """An environment that `await` or `async with` creates."""
+class PendingEnvironment(Coroutine[Any, Any, AsyncEnvironment]):
+    """A coroutine that creates an environment. `async with` also ends the environment."""
 
-    def __init__(self, creating: Awaitable[AsyncEnvironment]) -> None:
+    def __init__(self, creating: Coroutine[Any, Any, AsyncEnvironment]) -> None:
         self._creating = creating
         self._environment: AsyncEnvironment | None = None
 
-    def __await__(self) -> Generator[object, None, AsyncEnvironment]:
+    def __await__(self) -> Generator[Any, Any, AsyncEnvironment]:
         return self._creating.__await__()
+
+    def send(self, value: Any) -> Any:
+        """Resume the creation, as of any coroutine."""
+        return self._creating.send(value)
+
+    def throw(self, *error: Any) -> Any:
+        """Raise an error in the creation, as of any coroutine."""
+        return self._creating.throw(*error)
+
+    def close(self) -> None:
+        """Abandon the creation, as of any coroutine."""
+        self._creating.close()
 
     async def __aenter__(self) -> AsyncEnvironment:
         self._environment = await self._creating
@@ -262,6 +276,8 @@ def _in_environment(info: EnvironmentInfo, options: ExecOptions) -> ExecOptions:
 
 def _only_file(action: Action, path: str) -> bytes:
     files = fetched_files(expect_ok(action))
-    if path not in files:
-        raise NotFound(f"File {path!r} does not exist in environment {action.environment}")
-    return files[path]
+    if path in files:
+        return files[path]
+    if action.message:
+        raise TooLarge(action.message)
+    raise NotFound(f"File {path!r} does not exist in environment {action.environment}")

@@ -3,7 +3,6 @@
 The sync and the async client drive the same generators, so both behave alike.
 """
 
-import json
 import random
 import time
 from base64 import b64decode
@@ -28,12 +27,6 @@ from arl_wire.actions.action import (
 )
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
-from arl_wire.environments.environment import (
-    CreateEnvironmentRequest,
-    EnvironmentInfo,
-    EnvironmentListResponse,
-    EnvironmentState,
-)
 from arl_wire.errors import ProblemDetails, TangramError, Unavailable, error_from_problem
 
 __all__ = [
@@ -53,18 +46,14 @@ __all__ = [
     "call_with_retry",
     "cancel",
     "cancel_submitted",
-    "create_environment",
-    "end_environment",
     "end_trajectory",
     "error_from_response",
     "expect_ok",
     "explain",
     "fetched_files",
     "get",
-    "get_environment",
     "list_actions",
     "list_all_pages",
-    "list_environments",
     "parse_action_id",
     "query_params",
     "run",
@@ -93,17 +82,26 @@ class WaitTimeout(TimeoutError):
 
 
 class BatchRefused(TangramError):
-    """Some actions of a batch were refused. `accepted` and `refused` are keyed by index; the accepted ones run."""
+    """Some actions of a batch were refused; the accepted ones run.
+
+    Attributes:
+        accepted: Ids of the accepted actions, by index.
+        refused: Errors of the others, by index.
+        unknown: Indexes of `refused` whose request got no response, so that they may run nevertheless.
+    """
 
     code, status, title = "batch_refused", 422, "Part of the batch was refused"
 
-    def __init__(self, accepted: Mapping[int, UUID], refused: Mapping[int, TangramError]) -> None:
+    def __init__(
+        self, accepted: Mapping[int, UUID], refused: Mapping[int, TangramError], *, unknown: Iterable[int] = ()
+    ) -> None:
         first = min(refused)
         super().__init__(
             f"{len(refused)} of {len(refused) + len(accepted)} actions were refused. Item {first}: {refused[first]}"
         )
         self.accepted = dict(accepted)
         self.refused = dict(refused)
+        self.unknown = frozenset(unknown)
 
 
 class ActionFailed(TangramError):
@@ -243,37 +241,6 @@ def cancel(id: UUID, *, retry_timeout_s: float) -> Operation[Action]:
 def end_trajectory(task: str, trajectory: str, *, retry_timeout_s: float) -> Operation[None]:
     call = SdkRequest(method="DELETE", path=f"/v1/trajectories/{quote(trajectory, safe='')}", query={"task": task})
     yield from call_with_retry(call, retry_timeout_s)
-
-
-def create_environment(request: CreateEnvironmentRequest, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
-    """Create an environment and wait until it exists. All attempts use one idempotency key."""
-    headers = {"idempotency-key": uuid4().hex}
-    while True:
-        call = SdkRequest(
-            method="POST",
-            path="/v1/environments",
-            query={"wait": WAIT_CHUNK_S},
-            body=request,
-            headers=headers,
-            timeout_s=WAIT_CHUNK_S + RESPONSE_MARGIN_S,
-        )
-        answer = json.loads((yield from call_with_retry(call, retry_timeout_s)))
-        if "state" in answer and answer["state"] in list(EnvironmentState):
-            return EnvironmentInfo.model_validate(answer)
-
-
-def get_environment(id: UUID, *, retry_timeout_s: float) -> Operation[EnvironmentInfo]:
-    call = SdkRequest(method="GET", path=f"/v1/environments/{id}")
-    return EnvironmentInfo.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
-
-
-def list_environments(query: Mapping[str, str | int], *, retry_timeout_s: float) -> Operation[list[EnvironmentInfo]]:
-    """List all environments, newest first."""
-    return (yield from list_all_pages("/v1/environments", query, EnvironmentListResponse, retry_timeout_s))
-
-
-def end_environment(id: UUID, *, retry_timeout_s: float) -> Operation[None]:
-    yield from call_with_retry(SdkRequest(method="DELETE", path=f"/v1/environments/{id}"), retry_timeout_s)
 
 
 def fetched_files(action: Action) -> dict[str, bytes]:

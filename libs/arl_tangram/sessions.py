@@ -12,14 +12,14 @@ __all__ = ["AsyncEnvironmentSession", "EnvironmentSession"]
 class SessionClient(Protocol):
     """The methods of `Tangram` that a session uses."""
 
-    def run(self, **options: Unpack[ExecOptions]) -> Action: ...
+    def run(self, *, wait_timeout_s: float | None = None, **options: Unpack[ExecOptions]) -> Action: ...
     def submit(self, **options: Unpack[ExecOptions]) -> Action: ...
 
 
 class AsyncSessionClient(Protocol):
     """The methods of `AsyncTangram` that a session uses."""
 
-    async def run(self, **options: Unpack[ExecOptions]) -> Action: ...
+    async def run(self, *, wait_timeout_s: float | None = None, **options: Unpack[ExecOptions]) -> Action: ...
     async def submit(self, **options: Unpack[ExecOptions]) -> Action: ...
 
 
@@ -34,12 +34,14 @@ class EnvironmentSession:
             "session": name,
         }
 
-    def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+    def run(self, command: str, /, *, wait_timeout_s: float | None = None, **options: Unpack[ExecOptions]) -> Action:
         """Run a command and return its action. `stdout` is the output of the terminal.
 
         `message` reports whether the session started or ended.
         """
-        return self._tangram.run(**_merge_options(self._session_options, options, command))
+        return self._tangram.run(
+            wait_timeout_s=wait_timeout_s, **_merge_options(self._session_options, options, command)
+        )
 
     def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
         """Submit a command without waiting. `follow` shows its output; `send_input` answers it."""
@@ -57,12 +59,16 @@ class AsyncEnvironmentSession:
             "session": name,
         }
 
-    async def run(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
+    async def run(
+        self, command: str, /, *, wait_timeout_s: float | None = None, **options: Unpack[ExecOptions]
+    ) -> Action:
         """Run a command and return its action. `stdout` is the output of the terminal.
 
         `message` reports whether the session started or ended.
         """
-        return await self._tangram.run(**_merge_options(self._session_options, options, command))
+        return await self._tangram.run(
+            wait_timeout_s=wait_timeout_s, **_merge_options(self._session_options, options, command)
+        )
 
     async def submit(self, command: str, /, **options: Unpack[ExecOptions]) -> Action:
         """Submit a command without waiting. `follow` shows its output; `send_input` answers it."""
@@ -70,4 +76,4 @@ class AsyncEnvironmentSession:
 
 
 def _merge_options(session_options: ExecOptions, options: ExecOptions, command: str) -> ExecOptions:
-    return {**session_options, **options, "command": command}
+    return {**options, **session_options, "command": command}

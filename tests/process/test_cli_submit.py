@@ -1,6 +1,9 @@
 """Test `tangram submit` against a system started by `tangram up`: output, exit codes and every option."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -118,3 +121,47 @@ def test_get_returns_an_earlier_action(machine: Machine) -> None:
     submitted = json.loads(machine.cli("submit", "--no-wait", "-o", "json", "--", "true").stdout)
     found = json.loads(machine.cli("get", submitted["id"], "--wait-s", "20", "-o", "json").stdout)
     assert (found["id"], found["outcome"]) == (submitted["id"], "ok")
+
+
+def test_submit_takes_task_and_sizes_from_its_environment(machine: Machine) -> None:
+    id = machine.cli("environments", "create", "--task", "ai", "--memory-mib", "64").stdout.strip()
+    assert machine.cli("submit", "--environment", id, "--", "echo", "inside").stdout == "inside\n"
+    assert machine.cli("environments", "shell", id, stdin="cd /tmp\npwd\nexit\n").stdout == "/tmp\n"
+    machine.cli("environments", "end", id)
+
+
+def test_submit_refuses_options_next_to_a_complete_request(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "action.json").write_text(json.dumps({"task": "t", "argv": ["true"]}))
+    done = machine.cli("submit", "--json", str(tmp_path / "action.json"), "--cpu", "2", check=False)
+    assert (done.returncode, "Remove cpu" in done.stderr) == (EXIT_USAGE, True)
+
+
+def test_command_without_arguments_shows_the_help(machine: Machine) -> None:
+    done = machine.cli(check=False)
+    assert ("Usage:" in done.stdout + done.stderr, "Traceback" in done.stderr) == (True, False)
+
+
+def test_shell_completes_names_of_the_running_system(machine: Machine) -> None:
+    machine.cli("submit", "--task", "completed", "--", "true")
+    variables = {"_TANGRAM_COMPLETE": "complete_bash", "COMP_WORDS": "tangram submit --task comp", "COMP_CWORD": "3"}
+    done = subprocess.run(
+        [Path(sys.executable).parent / "tangram"],
+        env={**os.environ, **variables, "TANGRAM_DIR": str(machine.directory)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.stdout.split() == ["completed"], done.stderr
+
+
+def test_settings_of_a_running_system_are_refused(machine: Machine) -> None:
+    done = machine.cli("up", "-d", "--cores", "1", check=False)
+    assert (done.returncode, "tangram down" in done.stderr) == (EXIT_USAGE, True)
+
+
+def test_purge_removes_nothing_from_another_directory(machine: Machine, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "mine.log").write_text("mine")
+    done = machine.cli("down", "--purge", "--dir", str(tmp_path), check=False)
+    assert (done.returncode, (tmp_path / "logs" / "mine.log").read_text()) == (EXIT_USAGE, "mine")

@@ -1,11 +1,12 @@
 """Test the SDK against a system started by `tangram up`: environments, many actions, live output."""
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from arl_tangram import ActionOutcome, BatchRefused, NotFound, NotSettled, ScoreItem
+from arl_tangram import ActionOutcome, BatchRefused, NotFound, NotSettled, ScoreItem, TooLarge, ValidationFailed
 from support.machine import Machine, a_machine
 
 SMALL = {"memory_mib": 64, "disk_mib": 8}
@@ -100,3 +101,61 @@ def test_score_splits_many_items_and_keeps_their_order(machine: Machine) -> None
         items = [ScoreItem(text=f"{n}", reference="299") for n in range(300)]
         scores = tangram.score("exact", items, task="t")
         assert [each.score for each in scores] == [0.0] * 299 + [1.0]
+
+
+async def test_cancelled_creation_leaves_no_environment(machine: Machine) -> None:
+    async with machine.async_client() as tangram:
+        tasks = [asyncio.create_task(tangram.environment(task="abandoned", **SMALL)) for _ in range(6)]
+        for at, task in enumerate(tasks):
+            await asyncio.wait([task], timeout=0.002 * at)
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        created = [task.result().id for task in tasks if not task.cancelled() and task.exception() is None]
+        live = {each.id for each in await tangram.environments(task="abandoned", state="live")}
+        assert live <= set(created)
+        for id in created:
+            await tangram.end_environment(id)
+
+
+def test_file_above_the_limit_is_too_large_and_not_missing(machine: Machine) -> None:
+    with machine.client() as tangram, tangram.environment(task="t", memory_mib=64, disk_mib=32) as env:
+        env.run(argv=["sh", "-c", "head -c 9000000 /dev/zero >big"])
+        with pytest.raises(TooLarge, match="big"):
+            env.files.read("big")
+
+
+def test_error_of_a_block_is_not_replaced_by_the_end_of_its_environment(machine: Machine) -> None:
+    def fail_inside() -> None:
+        with tangram.environment(task="t", **SMALL) as env:
+            tangram.end_environment(env.id)
+            raise ZeroDivisionError
+
+    with machine.client() as tangram, pytest.raises(ZeroDivisionError):
+        fail_inside()
+
+
+def test_map_yields_submitted_actions_before_it_raises(machine: Machine) -> None:
+    actions = [{"argv": ["echo", str(n)], **({"cpu": 4000} if n == 5 else {})} for n in range(8)]
+    with machine.client() as tangram:
+        mapped = tangram.map(actions, max_in_flight=3, task="many")
+        seen = [next(mapped).stdout for _ in range(5)]
+        with pytest.raises(BatchRefused) as refused:
+            next(mapped)
+        unbounded = tangram.map(actions, max_in_flight=0)
+        with pytest.raises(ValidationFailed, match="max_in_flight"):
+            next(unbounded)
+    assert (seen, list(refused.value.refused)) == ([f"{n}\n" for n in range(5)], [5])
+
+
+def test_invalid_admin_values_name_the_field(machine: Machine) -> None:
+    with machine.client() as tangram:
+        with pytest.raises(ValidationFailed, match="max_queued"):
+            tangram.set_queue_limit("t", 0)
+        with pytest.raises(ValidationFailed, match="weight"):
+            tangram.set_queue_weight("t", 1000)
+        with pytest.raises(ValidationFailed, match="running"):
+            tangram.set_queue_quota("t", running=0)
+        with pytest.raises(ValidationFailed, match="weight"):
+            tangram.set_project_weight("default", 1000)
+        with pytest.raises(ValidationFailed, match="cpu_max"):
+            tangram.plan_capacity(cpu=2, cpu_max=1)

@@ -101,7 +101,13 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("TANGRAM_DEBUG"):
             raise
-        detail = f"{error.filename}: {error.strerror}" if isinstance(error, OSError) and error.filename else repr(error)
+        detail = _describe(error)
         print_error({"detail": detail})
         code = EXIT_FAILED
     raise SystemExit(code if isinstance(code, int) else 0)
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return f"{type(error).__name__}: {error}"

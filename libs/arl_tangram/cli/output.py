@@ -1,5 +1,6 @@
 """Output formats, tables, exit codes and error messages that all commands share."""
 
+import itertools
 import json
 import sys
 from collections.abc import Iterable, Sequence
@@ -40,7 +41,8 @@ EXIT_NO_SANDBOX = 5
 EXIT_INTERRUPTED = 130
 
 _PIPED_WIDTH = 200
-stdout = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else _PIPED_WIDTH)
+_is_terminal = sys.stdout is not None and sys.stdout.isatty()  # it is None if the caller closed it
+stdout = Console(highlight=False, soft_wrap=True, width=None if _is_terminal else _PIPED_WIDTH)
 stderr = Console(highlight=False, soft_wrap=True, stderr=True)
 
 
@@ -111,7 +113,7 @@ def print_progress(line: str) -> None:
 def wants_json(arguments: list[str]) -> bool:
     """Return True if the arguments before `--` ask for JSON. They may be invalid, so they are not parsed."""
     own = arguments[: arguments.index("--")] if "--" in arguments else arguments
-    pairs = zip(own, [*own[1:], ""], strict=True)
+    pairs = itertools.pairwise([*own, ""])
     is_flag = own[:1] != ["submit"]  # `submit --json FILE` is a request, not an output format
     return ("--json" in own and is_flag) or any(
         name in ("--output=json", "-ojson") or (name in ("-o", "--output") and value == "json") for name, value in pairs

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
+from arl_tangram.cli.actions.output import format_score
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.completion import complete_reward_service, complete_task
 from arl_tangram.cli.local_state import DirOption
@@ -31,7 +32,6 @@ from arl_wire.reward_services.service import (
     ServiceOperation,
     ServiceReplica,
 )
-from arl_wire.scores import Score
 
 __all__ = ["register", "report_long_wait"]
 
@@ -66,7 +66,7 @@ def score(
     if output is OutputFormat.JSON:
         print_model(entry)
     else:
-        stdout.print(_format_score(entry), markup=False)
+        stdout.print(format_score(entry), markup=False)
     if entry.score is None:
         raise typer.Exit(EXIT_FAILED)
 
@@ -186,12 +186,6 @@ def _print_service(service: RewardService, output: OutputFormat) -> None:
         print_model(service)
     else:
         print_rows(HEADINGS, _rows(service), empty="")
-
-
-def _format_score(entry: Score) -> str:
-    if entry.error is not None:
-        return f"{entry.error.code}: {entry.error.message}"
-    return f"{entry.score:.6f}" + ("  (the text was truncated)" if entry.truncated else "")
 
 
 def _rows(service: RewardService) -> list[tuple[str, ...]]:

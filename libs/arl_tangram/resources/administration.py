@@ -51,7 +51,7 @@ class AdminMethods:
 
     def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
         """Cordon or uncordon a node. With a deadline, in seconds from now, drain it until then."""
-        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        wanted = validate_request(ChangeNodeRequest, {"cordoned": cordoned, "drain_deadline_s": drain_deadline_s})
         return self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     def remove_node(self, name: str) -> None:
@@ -98,7 +98,7 @@ class AsyncAdminMethods:
 
     async def change_node(self, name: str, *, cordoned: bool, drain_deadline_s: float | None = None) -> NodeInfo:
         """Cordon or uncordon a node. With a deadline, in seconds from now, drain it until then."""
-        wanted = ChangeNodeRequest(cordoned=cordoned, drain_deadline_s=drain_deadline_s)
+        wanted = validate_request(ChangeNodeRequest, {"cordoned": cordoned, "drain_deadline_s": drain_deadline_s})
         return await self._run(admin.change_node(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     async def remove_node(self, name: str) -> None:

@@ -22,6 +22,7 @@ from arl_tangram.operations import (
     error_from_response,
     get,
 )
+from arl_tangram.options import invalid_field
 from arl_wire.actions.output_events import (
     OutputChunk,
     OutputEnd,
@@ -42,6 +43,7 @@ __all__ = [
     "stream_output_async",
 ]
 
+_STREAMS: tuple[Literal["stdout", "stderr"], ...] = ("stdout", "stderr")
 STREAM_TIMEOUT = httpx.Timeout(30.0, read=60.0)
 """Timeouts of a stream. The server sends data at least every 15 s."""
 FIRST_RETRY_DELAY_S, MAX_RETRY_DELAY_S, MAX_POLL_DELAY_S = 0.1, 5.0, 1.0
@@ -72,14 +74,26 @@ class OutputDecoder:
     """A decoder of output to text. A character that is split between two events is not broken."""
 
     def __init__(self, stream: Literal["stdout", "stderr"] | None) -> None:
-        self._stream = stream
-        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("replace") for name in ("stdout", "stderr")}
+        if stream not in (None, *_STREAMS):
+            raise invalid_field("stream", f"must be stdout, stderr or None, got {stream!r}")
+        self._streams = _STREAMS if stream is None else (stream,)
+        self._reset()
 
     def decode(self, event: OutputEvent) -> str:
-        """Return the text of an event; empty if it has none or belongs to another stream."""
-        if not isinstance(event, OutputData) or self._stream not in (None, event.stream):
+        """Return the text of an event; empty if it has none or belongs to another stream.
+
+        The end returns what is left of a character that was never completed. A new attempt starts afresh.
+        """
+        if isinstance(event, OutputRestart):
+            self._reset()
+        if isinstance(event, OutputEnd):
+            return "".join(decoder.decode(b"", final=True) for decoder in self._decoders.values())
+        if not isinstance(event, OutputData) or event.stream not in self._decoders:
             return ""
         return self._decoders[event.stream].decode(event.data)
+
+    def _reset(self) -> None:
+        self._decoders = {name: codecs.getincrementaldecoder("utf-8")("backslashreplace") for name in self._streams}
 
 
 class OutputEventReader:

@@ -2,7 +2,7 @@
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TypedDict, TypeVar, Unpack
+from typing import Any, TypedDict, TypeVar, Unpack
 
 from arl_tangram.operations import Operation
 from arl_tangram.options import validate_request
@@ -48,19 +48,19 @@ class QueueMethods:
 
     def set_queue_limit(self, task: str, max_queued: int | None) -> Queue:
         """Set how many actions of a task may be queued. None restores the default of the installation."""
-        return self._change_queue(task, ChangeQueueRequest(max_queued=max_queued))
+        return self._change_queue(task, _change(max_queued=max_queued))
 
     def pause_queue(self, task: str) -> Queue:
         """Pause a task: none of its queued actions start. Granted actions continue."""
-        return self._change_queue(task, ChangeQueueRequest(paused=True))
+        return self._change_queue(task, _change(paused=True))
 
     def resume_queue(self, task: str) -> Queue:
         """Resume a paused task."""
-        return self._change_queue(task, ChangeQueueRequest(paused=False))
+        return self._change_queue(task, _change(paused=False))
 
     def set_queue_weight(self, task: str, weight: float) -> Queue:
         """Set the share of a task relative to the other tasks of this project, 0.01 to 100. The default is 1."""
-        return self._change_queue(task, ChangeQueueRequest(weight=weight))
+        return self._change_queue(task, _change(weight=weight))
 
     def set_queue_quota(
         self,
@@ -84,7 +84,7 @@ class QueueMethods:
 
         Requires a key of project `default`.
         """
-        wanted = ChangeProjectRequest(weight=weight)
+        wanted = validate_request(ChangeProjectRequest, {"weight": weight})
         return self._run(admin.change_project(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     def stragglers(self) -> list[StragglerInfo]:
@@ -131,19 +131,19 @@ class AsyncQueueMethods:
 
     async def set_queue_limit(self, task: str, max_queued: int | None) -> Queue:
         """Set how many actions of a task may be queued. None restores the default of the installation."""
-        return await self._change_queue(task, ChangeQueueRequest(max_queued=max_queued))
+        return await self._change_queue(task, _change(max_queued=max_queued))
 
     async def pause_queue(self, task: str) -> Queue:
         """Pause a task: none of its queued actions start. Granted actions continue."""
-        return await self._change_queue(task, ChangeQueueRequest(paused=True))
+        return await self._change_queue(task, _change(paused=True))
 
     async def resume_queue(self, task: str) -> Queue:
         """Resume a paused task."""
-        return await self._change_queue(task, ChangeQueueRequest(paused=False))
+        return await self._change_queue(task, _change(paused=False))
 
     async def set_queue_weight(self, task: str, weight: float) -> Queue:
         """Set the share of a task relative to the other tasks of this project, 0.01 to 100. The default is 1."""
-        return await self._change_queue(task, ChangeQueueRequest(weight=weight))
+        return await self._change_queue(task, _change(weight=weight))
 
     async def set_queue_quota(
         self,
@@ -167,7 +167,7 @@ class AsyncQueueMethods:
 
         Requires a key of project `default`.
         """
-        wanted = ChangeProjectRequest(weight=weight)
+        wanted = validate_request(ChangeProjectRequest, {"weight": weight})
         return await self._run(admin.change_project(name, wanted, retry_timeout_s=self._retry_timeout_s))
 
     async def stragglers(self) -> list[StragglerInfo]:
@@ -206,5 +206,10 @@ class AsyncQueueMethods:
 def _quota_request(
     running: int | None, reward_services: Mapping[str, int] | None, endpoints: Mapping[str, int] | None
 ) -> ChangeQueueRequest:
-    quota = QueueQuota(running=running, reward_services=dict(reward_services or {}), endpoints=dict(endpoints or {}))
-    return ChangeQueueRequest(quota=quota if quota.has_limits else None)
+    limits = {"running": running, "reward_services": dict(reward_services or {}), "endpoints": dict(endpoints or {})}
+    quota = validate_request(QueueQuota, limits)
+    return _change(quota=quota if quota.has_limits else None)
+
+
+def _change(**fields: Any) -> ChangeQueueRequest:
+    return validate_request(ChangeQueueRequest, fields)

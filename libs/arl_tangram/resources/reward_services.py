@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.batches import submit_many
-from arl_tangram.operations import ActionFailed, Operation, SdkRequest, call_with_retry, run, wait
+from arl_tangram.operations import ActionFailed, BatchRefused, Operation, SdkRequest, call_with_retry, cancel, run, wait
 from arl_tangram.options import check_option_names, invalid_field, validate_request
 from arl_tangram.timeouts import RESPONSE_GRACE_S, with_timeout
 from arl_wire.actions.action import Action, SubmitActionRequest
@@ -20,7 +20,7 @@ from arl_wire.reward_services.service import (
     ServiceOperation,
     ServiceOptions,
 )
-from arl_wire.scores import MAX_ITEMS, Score, ScoreItem
+from arl_wire.scores import MAX_ITEMS, ItemError, Score, ScoreItem
 
 __all__ = ["AsyncRewardServiceMethods", "RewardServiceMethods", "ScoreOptions", "score_action", "scores_of"]
 
@@ -102,9 +102,9 @@ class RewardServiceMethods:
     ) -> list[Score]:
         """Score items, wait, and return an entry for each, in order. An entry without a score has an `error`.
 
-        Concurrent requests of the task are combined into one action. More than 256 items become several actions that
-        run concurrently. If an option requires a separate action, or the wait is longer than 600 s, the items are one
-        action.
+        Concurrent requests of the task are combined into one action. If an option requires a separate action, or the
+        wait is longer than 600 s, the items are one action of their own. More than 256 items become several actions
+        that run concurrently; if one of them fails, its items have an `error`.
 
         Args:
             service: Name of a reward service; `reward_services` lists them.
@@ -163,9 +163,9 @@ class AsyncRewardServiceMethods:
     ) -> list[Score]:
         """Score items, wait, and return an entry for each, in order. An entry without a score has an `error`.
 
-        Concurrent requests of the task are combined into one action. More than 256 items become several actions that
-        run concurrently. If an option requires a separate action, or the wait is longer than 600 s, the items are one
-        action.
+        Concurrent requests of the task are combined into one action. If an option requires a separate action, or the
+        wait is longer than 600 s, the items are one action of their own. More than 256 items become several actions
+        that run concurrently; if one of them fails, its items have an `error`.
 
         Args:
             service: Name of a reward service; `reward_services` lists them.
@@ -224,12 +224,13 @@ def _score(
     if wait_timeout_s is not None and not wait_timeout_s > 0:
         raise invalid_field("wait_timeout_s", f"must be more than 0, got {wait_timeout_s:g}")
     if isinstance(items, Sequence) and not isinstance(items, str | bytes) and len(items) > MAX_ITEMS:
-        return (yield from _score_in_parts(service, items, wait_timeout_s, retry_timeout_s, options))
+        scoring = _score_in_parts(service, _normalize_items(items), retry_timeout_s, options)
+        return (yield from with_timeout(scoring, MAX_SCORE_WAIT_S if wait_timeout_s is None else wait_timeout_s))
     action = score_action(service, items, **options)
     within_s = MAX_SCORE_WAIT_S if wait_timeout_s is None else wait_timeout_s
     if within_s > MAX_SCORE_WAIT_S or not options.keys() <= COALESCABLE_OPTIONS:
-        waiting = run(action, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
-        return scores_of((yield from with_timeout(waiting, wait_timeout_s)))
+        waiting = run(action, timeout_s=within_s, retry_timeout_s=retry_timeout_s)
+        return scores_of((yield from with_timeout(waiting, within_s)))
     body = ScoreRequest(service=service, items=action.items, within_s=within_s, **{"task": "score", **options})
     call = SdkRequest(method="POST", path="/v1/scores", body=body, timeout_s=within_s + RESPONSE_GRACE_S)
     return ScoreResponse.model_validate_json(
@@ -238,19 +239,33 @@ def _score(
 
 
 def _score_in_parts(
-    service: str,
-    items: Sequence[ScoreInput],
-    wait_timeout_s: float | None,
-    retry_timeout_s: float,
-    options: ScoreOptions,
+    service: str, items: Sequence[ScoreItem | Mapping[str, Any]], retry_timeout_s: float, options: ScoreOptions
 ) -> Operation[list[Score]]:
-    """Score more items than an action takes, in several actions that run concurrently."""
-    parts = [items[at : at + MAX_ITEMS] for at in range(0, len(items), MAX_ITEMS)]
-    actions = [score_action(service, part, **options) for part in parts]
-    ids = yield from with_timeout(submit_many(actions, retry_timeout_s=retry_timeout_s), wait_timeout_s)
-    waiting = wait(ids, timeout_s=wait_timeout_s, retry_timeout_s=retry_timeout_s)
-    settled = yield from with_timeout(waiting, wait_timeout_s)
-    return [score for action in settled for score in scores_of(action)]
+    """Score more items than an action takes, in several actions that run concurrently.
+
+    If one of them fails, its items have the outcome as their error and the scores of the others are returned.
+    """
+    actions = [score_action(service, items[at : at + MAX_ITEMS], **options) for at in range(0, len(items), MAX_ITEMS)]
+    try:
+        ids = yield from submit_many(actions, retry_timeout_s=retry_timeout_s)
+    except BatchRefused as refused:
+        for id in refused.accepted.values():
+            yield from cancel(id, retry_timeout_s=retry_timeout_s)
+        raise refused.refused[min(refused.refused)] from None
+    settled = yield from wait(ids, timeout_s=None, retry_timeout_s=retry_timeout_s)
+    if all(action.masked for action in settled):
+        raise ActionFailed(settled[0])
+    return [
+        score for wanted, action in zip(actions, settled, strict=True) for score in _scores_or_errors(wanted, action)
+    ]
+
+
+def _scores_or_errors(wanted: SubmitActionRequest, action: Action) -> list[Score]:
+    try:
+        return scores_of(action)
+    except ActionFailed as failed:
+        code = action.reason or str(action.outcome)
+        return [Score(error=ItemError(code=code, message=str(failed)))] * len(wanted.items)
 
 
 def _registration(
@@ -266,7 +281,7 @@ def _register(request: RegisterRewardServiceRequest, retry_timeout_s: float) -> 
 
 
 def _change(name: str, verb: ServiceOperation, retry_timeout_s: float) -> Operation[RewardService]:
-    call = SdkRequest(method="POST", path=f"/v1/reward-services/{quote(name, safe='')}/{verb.value}")
+    call = SdkRequest(method="POST", path=f"/v1/reward-services/{quote(name, safe='')}/{ServiceOperation(verb)}")
     return RewardService.model_validate_json((yield from call_with_retry(call, retry_timeout_s)))
 
 

@@ -46,6 +46,8 @@ def resolve_connection(
             "No system is running here. Start one with `tangram up -d`, or set TANGRAM_URL and TANGRAM_API_KEY"
         )
     if api_key is None:
+        if url != here:
+            raise Unauthenticated(f"No API key for {url}. Set TANGRAM_API_KEY; the local key is not sent there")
         raise Unauthenticated(f"No API key was found. Set TANGRAM_API_KEY, or make {local / 'api_key'} readable")
     return ConnectionConfig(url, api_key)
 

@@ -339,19 +339,19 @@ class Action(BaseModel):
 
     @property
     def stdout(self) -> str:
-        """Standard output as text; empty if the program did not run. Raises `NotSettled`."""
+        """Standard output as text; empty without a result, as of `list`. Raises `NotSettled`."""
         self._settled_outcome()
         return self.result.stdout.text if self.result is not None else ""
 
     @property
     def stderr(self) -> str:
-        """Standard error as text; empty if the program did not run. Raises `NotSettled`."""
+        """Standard error as text; empty without a result, as of `list`. Raises `NotSettled`."""
         self._settled_outcome()
         return self.result.stderr.text if self.result is not None else ""
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the program; None if it did not run or died by a signal. Raises `NotSettled`."""
+        """Exit code; None after a signal and without a result, as of `list`. Raises `NotSettled`."""
         self._settled_outcome()
         return self.result.exit_code if self.result is not None else None
 

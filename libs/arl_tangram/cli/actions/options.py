@@ -19,6 +19,10 @@ from arl_wire.errors import ValidationFailed
 __all__ = ["build_request", "read_request"]
 
 Texts = list[str] | None
+DEFAULT_TASK = "cli"
+"""Task of an action outside of an existing environment."""
+NOT_OF_THE_REQUEST = {"directory", "request", "no_wait", "follow", "output", "fetch_to"}
+"""Options of `submit` that are valid together with `--json`."""
 PLAIN_OPTIONS = (
     "task", "trajectory", "session", "command", "template", "memory_mib", "disk_mib", "pids", "parallel_fraction",
     "resizable", "timeout_s", "deadline_s", "retries", "priority", "profile", "step", "cwd", "fetch", "require",
@@ -30,7 +34,9 @@ SourceOption = Annotated[Path | None, typer.Option(help="Python file to run inst
 RequestOption = Annotated[
     Path | None, typer.Option("--json", metavar="FILE", help="Complete request as JSON; `-` reads standard input.")
 ]
-TaskOption = Annotated[str, typer.Option(help="RL workload of the action.", autocompletion=complete_task)]
+TaskOption = Annotated[
+    str | None, typer.Option(help="RL workload of the action.", autocompletion=complete_task, show_default=DEFAULT_TASK)
+]
 TrajectoryOption = Annotated[str | None, typer.Option(help="Run in the environment of this trajectory.")]
 EnvironmentOption = Annotated[
     UUID | None, typer.Option(help="Run in this environment.", autocompletion=complete_environment)
@@ -41,7 +47,7 @@ TemplateOption = Annotated[
     str | None, typer.Option(help="Template of a new environment.", autocompletion=complete_template)
 ]
 CpuOption = Annotated[str, typer.Option(metavar="CORES", help="Number of cores, or a range such as 1-8.")]
-MemoryOption = Annotated[int, typer.Option(help="Memory limit in MiB.")]
+MemoryOption = Annotated[int | None, typer.Option(help="Memory limit in MiB.", show_default="512")]
 DiskOption = Annotated[int | None, typer.Option(help="Disk limit in MiB.")]
 PidsOption = Annotated[int | None, typer.Option(help="Maximum number of processes and threads.")]
 ResourceOption = Annotated[Texts, typer.Option(metavar="NAME=N", help="Amount of another resource; repeatable.")]
@@ -75,7 +81,10 @@ def build_request(given: Mapping[str, Any]) -> SubmitActionRequest:
         given: Options by parameter name, of `submit` or of `environments run`. Paths may be texts, as in `ctx.params`.
     """
     source, stdin = given.get("source"), given.get("stdin")
+    if str(source) == str(stdin) == "-":
+        fail("--source and --stdin cannot both read standard input", EXIT_USAGE)
     options = {name: given.get(name) for name in PLAIN_OPTIONS} | {
+        "task": given.get("task") or DEFAULT_TASK,
         "argv": given.get("argv") or None,
         "source": _read_text(Path(source)) if source is not None else None,
         "environment_id": given.get("environment"),
@@ -93,8 +102,14 @@ def build_request(given: Mapping[str, Any]) -> SubmitActionRequest:
         fail(str(error), EXIT_USAGE)
 
 
-def read_request(path: Path) -> SubmitActionRequest:
-    """Return the request in a JSON file; `-` reads standard input. Ends the command if it is invalid."""
+def read_request(path: Path, ctx: typer.Context) -> SubmitActionRequest:
+    """Return the request in a JSON file; `-` reads standard input.
+
+    Ends the command if the request is invalid or if other options of the request are given.
+    """
+    given = [name for name in ctx.params if (source := ctx.get_parameter_source(name)) and source.name == "COMMANDLINE"]
+    if others := sorted(set(given) - NOT_OF_THE_REQUEST):
+        fail(f"--json replaces the other options. Remove {', '.join(others)}", EXIT_USAGE)
     try:
         body = json.loads(_read_text(path))
     except ValueError as error:
@@ -115,6 +130,8 @@ def _parse_cores(cpu: str) -> float | tuple[float, float]:
 
 def _read_text(path: Path) -> str:
     if str(path) == "-":
+        if sys.stdin is None:
+            fail("standard input is closed", EXIT_USAGE)
         return sys.stdin.read()
     try:
         return _read_bytes(path).decode()

@@ -1,5 +1,6 @@
 """The output of an action on a terminal, and the exit code that it stands for."""
 
+import json
 import sys
 from uuid import UUID
 
@@ -9,8 +10,9 @@ from arl_tangram.client import Tangram
 from arl_tangram.resources.output_streams import OutputData
 from arl_wire.actions.action import Action
 from arl_wire.actions.output_events import OutputRestart, OutputTruncated
+from arl_wire.scores import Score
 
-__all__ = ["exit_code_of", "print_action", "stream_action"]
+__all__ = ["exit_code_of", "format_score", "print_action", "stream_action"]
 
 EXIT_TIMEOUT = 124
 """Exit code after a timeout, as of timeout(1)."""
@@ -75,7 +77,16 @@ def _print_result(action: Action) -> None:
     if action.result.response is not None:
         sys.stdout.write(action.result.response.body.text)
     for score in action.result.scores or ():
-        stdout.print(score.error.code if score.error is not None else f"{score.score:.6f}", markup=False)
+        stdout.print(format_score(score), markup=False)
+
+
+def format_score(score: Score) -> str:
+    """Return the score of an item, its error, or the answer of a chat."""
+    if score.error is not None:
+        return f"{score.error.code}: {score.error.message}"
+    if score.score is None:
+        return json.dumps(score.completion, ensure_ascii=False)
+    return f"{score.score:.6f}" + ("  (the text was truncated)" if score.truncated else "")
 
 
 def _print_outcome(action: Action) -> None:

@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
+from threading import Event, Timer
 from uuid import UUID
 
 import typer
@@ -15,7 +15,7 @@ from arl_tangram.cli.actions.explain import wait_sentences
 from arl_tangram.cli.actions.output import exit_code_of, print_action, stream_action
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import EXIT_INTERRUPTED, EXIT_USAGE, FormatOption, OutputFormat, fail, print_progress
+from arl_tangram.cli.output import EXIT_INTERRUPTED, FormatOption, OutputFormat, fail, print_progress
 from arl_tangram.client import Tangram
 from arl_tangram.operations import fetched_files
 from arl_wire.actions.action import Action, SubmitActionRequest
@@ -38,14 +38,14 @@ def submit(
     argv: options.ProgramArgument = None,
     source: options.SourceOption = None,
     request: options.RequestOption = None,
-    task: options.TaskOption = "cli",
+    task: options.TaskOption = None,
     trajectory: options.TrajectoryOption = None,
     environment: options.EnvironmentOption = None,
     session: options.SessionOption = None,
     command: options.CommandOption = None,
     template: options.TemplateOption = None,
     cpu: options.CpuOption = "1",
-    memory_mib: options.MemoryOption = 512,
+    memory_mib: options.MemoryOption = None,
     disk_mib: options.DiskOption = None,
     pids: options.PidsOption = None,
     resource: options.ResourceOption = None,
@@ -74,10 +74,13 @@ def submit(
 
     Exit codes: the program's own; 124 after a timeout; 125 if it did not run or hit a limit; 128 + N after signal N.
     """
-    if request is not None and argv:
-        fail("give a program or --json, not both", EXIT_USAGE)
-    wanted = options.read_request(request) if request is not None else options.build_request(ctx.params)
     with connected_client(directory) as tangram:
+        if request is not None:
+            wanted = options.read_request(request, ctx)
+        else:
+            if environment is not None and task is None:
+                task = tangram.get_environment(environment).info.task
+            wanted = options.build_request({**ctx.params, "task": task})
         run_action(tangram, wanted, no_wait=no_wait, follow=follow, output=output, fetch_to=fetch_to)
 
 
@@ -98,7 +101,7 @@ def run_action(
         else:
             print_action(action, output)
         return
-    with _report_if_interrupted(action.id), _explain_long_wait(tangram, action):
+    with _report_if_interrupted(action.id), _explain_long_wait(tangram, action, output):
         if follow and output is OutputFormat.TEXT:
             action = stream_action(tangram, action.id)
         else:
@@ -109,23 +112,26 @@ def run_action(
 
 
 @contextmanager
-def _explain_long_wait(tangram: Tangram, action: Action) -> Iterator[None]:
-    """Print why the action is queued, if it still is after two seconds."""
+def _explain_long_wait(tangram: Tangram, action: Action, output: OutputFormat) -> Iterator[None]:
+    """Print why the action is queued, if it still is after two seconds. With JSON, print nothing."""
+    has_ended = Event()
 
     def explain() -> None:
         try:
             found = tangram.explain(action.id)
-        except TangramError:
+        except (TangramError, RuntimeError):  # RuntimeError: the action has ended and the client is closed
             return
-        if found.state is ActionState.QUEUED and found.wait is not None:
+        if found.state is ActionState.QUEUED and found.wait is not None and not has_ended.is_set():
             print_progress(" ".join(wait_sentences(found.wait)[:2]))
 
     timer = Timer(WAIT_NOTICE_S, explain)
     timer.daemon = True
-    timer.start()
+    if output is OutputFormat.TEXT:
+        timer.start()
     try:
         yield
     finally:
+        has_ended.set()
         timer.cancel()
 
 
@@ -148,4 +154,5 @@ def _save_files(action: Action, directory: Path) -> None:
         except OSError as error:
             fail(f"{target}: {error.strerror}")
     if action.result is not None and action.result.missing_files:
-        print_progress(f"these files do not exist: {', '.join(action.result.missing_files)}")
+        reason = action.message or "these files do not exist"
+        print_progress(f"not fetched: {', '.join(action.result.missing_files)} ({reason})")

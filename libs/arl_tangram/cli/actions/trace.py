@@ -15,7 +15,10 @@ from arl_wire.actions.traces import ActionTrace, TraceSpan
 __all__ = ["register"]
 
 BAR_COLUMNS = 40
-"""Columns of the longest bar."""
+"""Columns of the longest bar on a wide terminal."""
+MIN_BAR_COLUMNS = 10
+OTHER_COLUMNS = 60
+"""Columns of the names, times and attributes next to a bar."""
 COLOURS = {
     "queue wait": "yellow",
     "grant": "cyan",
@@ -75,8 +78,9 @@ def _depths(trace: ActionTrace) -> dict[str, int]:
 
 def _bar(span: TraceSpan, whole_ms: float) -> Text:
     """Return the bar of a span. An open span reaches the end; a very short one is a thin line."""
-    scale = BAR_COLUMNS / whole_ms if whole_ms > 0 else 0.0
-    begin = min(BAR_COLUMNS - 1, int(span.offset_ms * scale))
-    long = span.duration_ms * scale if span.duration_ms is not None else float(BAR_COLUMNS - begin)
-    bar = "█" * max(1, min(BAR_COLUMNS - begin, round(long))) if long >= 0.5 else "▏"
+    columns = max(MIN_BAR_COLUMNS, min(BAR_COLUMNS, stdout.width - OTHER_COLUMNS))
+    scale = columns / whole_ms if whole_ms > 0 else 0.0
+    begin = min(columns - 1, int(span.offset_ms * scale))
+    long = span.duration_ms * scale if span.duration_ms is not None else float(columns - begin)
+    bar = "█" * max(1, min(columns - begin, round(long))) if long >= 0.5 else "▏"
     return Text(" " * begin + bar, style="red" if span.error else COLOURS.get(span.name, ""))

@@ -3,14 +3,12 @@
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.completion import complete_task
 from arl_tangram.cli.local_state import DirOption
 from arl_tangram.cli.output import EXIT_USAGE, FormatOption, OutputFormat, fail, print_model, print_rows
 from arl_tangram.cli.pairs import parse_amounts
-from arl_tangram.options import to_validation_failed
 from arl_wire.admin.queues import Queue, QueueListResponse, QueueQuota
 
 __all__ = ["register"]
@@ -88,11 +86,7 @@ def set_queue_quota(
     reward_services = parse_amounts("--reward-service", reward_service, example="judge=8")
     endpoints = parse_amounts("--endpoint", endpoint, example="search=8")
     with connected_client(directory) as tangram:
-        try:
-            changed = tangram.set_queue_quota(task, running, reward_services, endpoints)
-        except ValidationError as error:
-            raise to_validation_failed(error) from None
-        _print_queue(changed, output)
+        _print_queue(tangram.set_queue_quota(task, running, reward_services, endpoints), output)
 
 
 @group.command("pause")

@@ -27,7 +27,6 @@ from arl_wire.environments.environment import (
     EnvironmentInfo,
     EnvironmentListResponse,
     EnvironmentState,
-    SnapshotInfo,
 )
 from arl_wire.environments.files import FileListResponse
 
@@ -212,11 +211,6 @@ def _row(each: EnvironmentInfo) -> tuple[str, ...]:
     used = f"{each.last_used_at:%Y-%m-%d %H:%M:%S}"
     sizes = (str(each.memory_mib), str(each.disk_mib))
     return (str(each.id), each.task, each.trajectory, state, each.node, each.template, *sizes, used)
-
-
-def _snapshot_row(each: SnapshotInfo) -> tuple[str, ...]:
-    created = f"{each.created_at:%Y-%m-%d %H:%M:%S}"
-    return (str(each.id), each.task, each.template, each.node, f"{each.bytes / (1 << 20):.1f}", created)
 
 
 def _escape_name(name: str) -> str:

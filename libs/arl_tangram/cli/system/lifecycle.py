@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Table
 
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import (
@@ -22,6 +21,7 @@ from arl_tangram.cli.output import (
     OutputFormat,
     fail,
     print_json,
+    print_rows,
     stderr,
     stdout,
 )
@@ -33,6 +33,7 @@ _SERVER_MODULES = ("arl_kit", "alembic", "asyncpg", "fastapi", "pixeltable_pgser
 _EXIT_ALREADY_UP = 4
 _DRAIN_TIMEOUT_S = 180.0
 _POLL_INTERVAL_S = 0.05
+PROCESS_HEADINGS = ("process", "state", "pid", "restarts", "since", "address")
 
 
 class DriverChoice(StrEnum):
@@ -74,6 +75,8 @@ def up(
     """Start the system: Postgres, the services and the sandbox launcher. If it is up, attach to it."""
     _require_server()
     state = LocalState(directory)
+    if state.supervisor_pid() is not None and (port or cores or driver or unsafe_local or take_over):
+        fail("The system is already up; its settings cannot be changed. Stop it first: tangram down", EXIT_USAGE)
     if state.supervisor_pid() is None:
         arguments = _supervisor_arguments(state, host, port, cores, "unsafe-local" if unsafe_local else driver)
         arguments += ["--take-over"] if take_over else []
@@ -102,6 +105,8 @@ def down(
     elif not purge:
         fail(f"No system is running in {state.directory}. Start one: tangram up -d", EXIT_NOT_RUNNING)
     purged = purge and state.directory.exists()
+    if purged and not (state.directory / "lock").exists():
+        fail(f"{state.directory} is not a state directory of `tangram up`; nothing was removed", EXIT_USAGE)
     if purged:
         _purge(state)
     if output is OutputFormat.JSON:
@@ -138,7 +143,7 @@ def status(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
         phase = seen.get("phase", "starting")
         shown = "unready" if phase == "ready" and not ready else phase
         stdout.print(f"{shown} in {state.directory}, supervisor pid {pid}", markup=False)
-        stdout.print(_process_table(processes, state.service_urls()))
+        print_rows(PROCESS_HEADINGS, _process_rows(processes, state.service_urls()), empty="no process has started yet")
     if pid is None:
         raise typer.Exit(EXIT_NOT_RUNNING)
     if not ready:
@@ -244,19 +249,18 @@ def _purge(state: LocalState) -> None:
         fail(purged.stderr.strip() or "the state could not be removed")
 
 
-def _process_table(processes: dict[str, dict[str, Any]], endpoints: dict[str, str]) -> Table:
-    table = Table("process", "state", "pid", "restarts", "since", "endpoint", box=None, pad_edge=False)
-    for name, process in processes.items():
-        colour = "green" if process["state"] == "ready" else "yellow"
-        table.add_row(
+def _process_rows(processes: dict[str, dict[str, Any]], addresses: dict[str, str]) -> list[tuple[str, ...]]:
+    return [
+        (
             name,
-            f"[{colour}]{process['state']}[/{colour}]",
+            process["state"],
             str(process["pid"] or "-"),
             str(process["restarts"]),
             process["since"].partition(".")[0].replace("T", " "),
-            endpoints.get(name, ""),
+            addresses.get(name, "-"),
         )
-    return table
+        for name, process in processes.items()
+    ]
 
 
 def _startup_log(state: LocalState) -> Path:
