@@ -217,7 +217,10 @@ def _encode_content(path: Any, content: Any) -> str:
 def to_validation_failed(error: ValidationError) -> ValidationFailed:
     """Convert a pydantic error to a `ValidationFailed` that names the invalid fields."""
     fields = [
-        FieldError(field=".".join(str(part) for part in entry["loc"]) or "action", message=entry["msg"])
+        FieldError(
+            field=".".join(str(part) for part in entry["loc"]) or "request",
+            message=entry["msg"].removeprefix("Value error, "),
+        )
         for entry in error.errors(include_input=False, include_url=False)
     ]
     return ValidationFailed("; ".join(f"{field.field}: {field.message}" for field in fields), errors=fields)

@@ -52,7 +52,7 @@ class FileMethods:
             _unpack(archive, Path(target))
 
     def snapshot(self, id: UUID) -> SnapshotInfo:
-        """Save everything written in an environment. `CreateEnvironmentRequest.snapshot` starts others from it."""
+        """Save everything written in an environment. `environment(snapshot=…)` starts others from it."""
         return self._run(_create_snapshot(id, self._retry_timeout_s))
 
     def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:
@@ -96,7 +96,7 @@ class AsyncFileMethods:
             _unpack(archive, Path(target))
 
     async def snapshot(self, id: UUID) -> SnapshotInfo:
-        """Save everything written in an environment. `CreateEnvironmentRequest.snapshot` starts others from it."""
+        """Save everything written in an environment. `environment(snapshot=…)` starts others from it."""
         return await self._run(_create_snapshot(id, self._retry_timeout_s))
 
     async def snapshots(self, *, task: str | None = None) -> list[SnapshotInfo]:

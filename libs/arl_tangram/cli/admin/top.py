@@ -50,9 +50,9 @@ def top(
 def _render(tangram: Tangram) -> RenderableType:
     nodes, queues = tangram.nodes(), tangram.queues()
     capacity = sum(node.capacity.get("cpu_milli", 0) for node in nodes.items if node.alive)
-    held = sum(node.allocated_cpu_milli for node in nodes.items if node.alive)
+    allocated = sum(node.allocated_cpu_milli for node in nodes.items if node.alive)
     waiting, running = sum(queue.queued for queue in queues), sum(queue.running for queue in queues)
-    summary = f"{held / 1000:g} of {capacity / 1000:g} cores used by {running} actions · {waiting} actions queued"
+    summary = f"{allocated / 1000:g} of {capacity / 1000:g} cores used by {running} actions · {waiting} actions queued"
     shown: list[RenderableType] = [Text(summary), Text(), _node_table(nodes), Text(), _queue_table(queues)]
     with suppress(Unavailable):
         if stragglers := tangram.stragglers():
