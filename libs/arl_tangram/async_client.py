@@ -20,7 +20,7 @@ from arl_tangram.resources.files import AsyncFileMethods
 from arl_tangram.resources.output_streams import OutputDecoder, OutputEvent
 from arl_tangram.resources.queues import AsyncQueueMethods
 from arl_tangram.resources.reward_services import AsyncRewardServiceMethods
-from arl_tangram.timeouts import RETRY_TIMEOUT_S, deadline, remaining_s, with_timeout
+from arl_tangram.timeouts import CANCEL_TIMEOUT_S, RETRY_TIMEOUT_S, deadline, remaining_s, with_timeout
 from arl_tangram.transport.connection import resolve_connection
 from arl_tangram.transport.http_channels import AsyncHttpChannel
 from arl_tangram.transport.http_requests import send_async
@@ -28,15 +28,13 @@ from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
 from arl_wire.environments.environment import CreateEnvironmentRequest, EnvironmentInfo
-from arl_wire.errors import TangramError
+from arl_wire.errors import TangramError, Unavailable
 
 __all__ = ["AsyncTangram"]
 
 Value = TypeVar("Value")
 MAX_DEDICATED_WAITS = 512
 """Runs of one client that wait on a connection each; further runs share one request."""
-CANCEL_TIMEOUT_S = 5.0
-"""Seconds for which a cancelled `run` waits for the cancellation of its action."""
 
 
 class AsyncTangram(
@@ -283,7 +281,7 @@ class AsyncTangram(
         creating = environment_operations.create_environment(request, retry_timeout_s=self._retry_timeout_s, key=key)
         try:
             return AsyncEnvironment(self, await self._run(with_timeout(creating, wait_timeout_s)))
-        except (asyncio.CancelledError, TangramError, TimeoutError):
+        except (asyncio.CancelledError, Unavailable, TimeoutError):  # after a refusal there is none
             with suppress(TangramError, TimeoutError):
                 async with asyncio.timeout(CANCEL_TIMEOUT_S):
                     await self._run(

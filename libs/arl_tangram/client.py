@@ -20,7 +20,7 @@ from arl_tangram.resources.files import FileMethods
 from arl_tangram.resources.output_streams import OutputDecoder, OutputEvent
 from arl_tangram.resources.queues import QueueMethods
 from arl_tangram.resources.reward_services import RewardServiceMethods
-from arl_tangram.timeouts import RETRY_TIMEOUT_S, deadline, remaining_s, with_timeout
+from arl_tangram.timeouts import CANCEL_TIMEOUT_S, RETRY_TIMEOUT_S, deadline, remaining_s, with_timeout
 from arl_tangram.transport.connection import resolve_connection
 from arl_tangram.transport.http_channels import SyncHttpChannel
 from arl_tangram.transport.http_requests import send
@@ -28,13 +28,11 @@ from arl_wire.actions.action import Action, SubmitActionRequest
 from arl_wire.actions.explanations import ActionExplanation
 from arl_wire.actions.traces import ActionTrace
 from arl_wire.environments.environment import EnvironmentInfo
-from arl_wire.errors import TangramError
+from arl_wire.errors import TangramError, Unavailable
 
 __all__ = ["Tangram"]
 
 Value = TypeVar("Value")
-DISCARD_TIMEOUT_S = 5.0
-"""Seconds of retries for the discarding of an environment whose creation was interrupted."""
 
 
 class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, AdminMethods):
@@ -228,10 +226,10 @@ class Tangram(FileMethods, RewardServiceMethods, EndpointMethods, QueueMethods, 
         creating = environment_operations.create_environment(request, retry_timeout_s=self._retry_timeout_s, key=key)
         try:
             return Environment(self, self._run(with_timeout(creating, wait_timeout_s)))
-        except (KeyboardInterrupt, TangramError, TimeoutError):
+        except (KeyboardInterrupt, Unavailable, TimeoutError):  # after a refusal there is none
             with suppress(TangramError):
                 self._run(
-                    environment_operations.discard_environment(request, retry_timeout_s=DISCARD_TIMEOUT_S, key=key)
+                    environment_operations.discard_environment(request, retry_timeout_s=CANCEL_TIMEOUT_S, key=key)
                 )
             raise
 

@@ -20,11 +20,13 @@ from arl_wire.actions.action import WaitRequest
 from arl_wire.errors import Unavailable
 from arl_wire.reward_services.service import ScoreRequest
 
-__all__ = ["RESPONSE_GRACE_S", "RETRY_TIMEOUT_S", "deadline", "remaining_s", "with_timeout"]
+__all__ = ["CANCEL_TIMEOUT_S", "RESPONSE_GRACE_S", "RETRY_TIMEOUT_S", "deadline", "remaining_s", "with_timeout"]
 
 Value = TypeVar("Value")
 RETRY_TIMEOUT_S = 120.0
 """Default of the seconds for which the clients retry a request while services restart."""
+CANCEL_TIMEOUT_S = 5.0
+"""Seconds for cancelling an action, or discarding an environment, whose submission was interrupted."""
 RESPONSE_GRACE_S = 1.0
 """Seconds that a response may arrive late."""
 

@@ -3,8 +3,10 @@
 import itertools
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
+from threading import Timer
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -22,6 +24,7 @@ __all__ = [
     "FormatOption",
     "JsonOption",
     "OutputFormat",
+    "call_after",
     "fail",
     "fail_with",
     "print_error",
@@ -103,6 +106,18 @@ def print_error(problem: dict[str, Any]) -> None:
         sys.stderr.write(json.dumps(problem, indent=1) + "\n")
     else:
         stderr.print(f"tangram: {problem['detail']}", markup=False)
+
+
+@contextmanager
+def call_after(seconds: float, notify: Callable[[], None]) -> Iterator[None]:
+    """Call `notify` once, in another thread, if the block takes longer than `seconds`."""
+    timer = Timer(seconds, notify)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def print_progress(line: str) -> None:

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Timer
 from typing import Annotated, Any
 
 import typer
@@ -18,6 +17,7 @@ from arl_tangram.cli.output import (
     EXIT_USAGE,
     FormatOption,
     OutputFormat,
+    call_after,
     fail,
     print_json,
     print_model,
@@ -75,13 +75,8 @@ def score(
 def report_long_wait(service: str, *, after_s: float = WAIT_NOTICE_S) -> Iterator[None]:
     """Print one notice if the wait takes longer than `after_s`."""
     line = f"waiting for reward service {service}; its state: tangram reward-services list"
-    timer = Timer(after_s, print_progress, [line])
-    timer.daemon = True
-    timer.start()
-    try:
+    with call_after(after_s, lambda: print_progress(line)):
         yield
-    finally:
-        timer.cancel()
 
 
 @group.command("list")

@@ -2,9 +2,9 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from threading import Event, Timer
+from threading import Event
 from uuid import UUID
 
 import typer
@@ -15,7 +15,7 @@ from arl_tangram.cli.actions.explain import wait_sentences
 from arl_tangram.cli.actions.output import exit_code_of, print_action, stream_action
 from arl_tangram.cli.client import connected_client
 from arl_tangram.cli.local_state import DirOption
-from arl_tangram.cli.output import EXIT_INTERRUPTED, FormatOption, OutputFormat, fail, print_progress
+from arl_tangram.cli.output import EXIT_INTERRUPTED, FormatOption, OutputFormat, call_after, fail, print_progress
 from arl_tangram.client import Tangram
 from arl_tangram.operations import fetched_files
 from arl_wire.actions.action import Action, SubmitActionRequest
@@ -124,15 +124,11 @@ def _explain_long_wait(tangram: Tangram, action: Action, output: OutputFormat) -
         if found.state is ActionState.QUEUED and found.wait is not None and not has_ended.is_set():
             print_progress(" ".join(wait_sentences(found.wait)[:2]))
 
-    timer = Timer(WAIT_NOTICE_S, explain)
-    timer.daemon = True
-    if output is OutputFormat.TEXT:
-        timer.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        timer.cancel()
+    with call_after(WAIT_NOTICE_S, explain) if output is OutputFormat.TEXT else nullcontext():
+        try:
+            yield
+        finally:
+            has_ended.set()
 
 
 @contextmanager
