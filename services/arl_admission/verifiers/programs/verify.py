@@ -89,41 +89,20 @@ def _same(said, wanted):
 
 
 def math(text, reference):
-    """Return 1.0 if `text` is mathematically equal to the reference, else 0.0."""
+    """Return 1.0 if the last answer of `text` is what the reference says, else 0.0."""
     try:
-        from math_verify import parse, verify
+        import math_verify
     except ImportError:
         raise Unverifiable(
             "verifier_missing", "the package math-verify is not installed for the node's python3"
         ) from None
-    # The time limit is the end of this process. An error of the library is not a wrong answer.
-    wanted = _reference(parse, reference.strip())
-    if not wanted:
-        raise Unverifiable("bad_reference", "reference contains no readable answer")
-    said = parse(text, parsing_timeout=None, raise_on_error=True)
-    return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
+    from arl_admission.verifiers.programs.expressions import Unreadable
+    from arl_admission.verifiers.programs.grading import grade
 
-
-def _reference(parse, text):
-    """Parse a reference. Datasets have plain LaTeX, of which the library reads only a number: `10` of `10\\pi`.
-
-    A text that marks its answer, and a sentence without LaTeX, is parsed unchanged.
-    """
-    import re
-
-    def read(given):
-        """Parse without the library's own time limit."""
-        return parse(given, parsing_timeout=None, raise_on_error=True)
-
-    if any(mark in text for mark in ("$", "\\(", "\\[", "\\boxed", "####")):
-        return read(text)
-    answer = re.sub(r"^[A-Za-z ]+:", "", text).strip().rstrip(".")
-    has_words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+\s*(\{[^{}]*\})?", "", answer))
-    boxed = read("\\boxed{%s}" % answer)
-    is_read = any(not isinstance(each, str) for each in boxed)
-    if has_words and "\\" not in answer:
-        return read(answer) or (boxed if len(answer.split()) <= MOST_WORDS else [])
-    return boxed if is_read else read(answer) or boxed
+    try:
+        return float(grade(text, reference, math_verify))
+    except Unreadable as error:
+        raise Unverifiable("bad_reference", str(error)) from None
 
 
 VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}
@@ -170,6 +149,8 @@ def prepare(kind):
     if kind == "math":
         with contextlib.suppress(Exception):
             import math_verify  # noqa: F401
+
+            from arl_admission.verifiers.programs import grading  # noqa: F401
 
 
 def age_s():

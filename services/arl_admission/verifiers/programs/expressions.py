@@ -1,0 +1,418 @@
+"""Mathematical expressions: read LaTeX or plain text without the guesses of a general parser, and compare two values."""
+
+import re
+
+import sympy
+from sympy import I, Integer, Rational
+
+MOST_CHARACTERS = 2000
+LARGEST_POWER_BITS = 1 << 16
+"""A power of integers with more bits stays a power, since its digits would take seconds."""
+LARGEST_FACTORIAL = 3000
+DIGITS = 60
+TOLERANCE = sympy.Float("1e-40", DIGITS)
+"""Relative difference of two constants at `DIGITS` digits below which they are one number."""
+SURE_PLACES = 6
+"""Digits that a decimal needs, at least, to stand for a number that it only approximates."""
+DECIMAL = re.compile(r"([+-]?)(\d+\.\d*|\.\d+)")
+
+FUNCTIONS = {
+    **{name: getattr(sympy, name) for name in ("sin", "cos", "tan", "cot", "sec", "csc", "sinh", "cosh", "tanh")},
+    **{"arc" + name: getattr(sympy, "a" + name) for name in ("sin", "cos", "tan", "cot", "sec", "csc")},
+    **{name: getattr(sympy, name) for name in ("asin", "acos", "atan", "exp", "gcd", "lcm")},
+    **{"ln": sympy.log, "log": sympy.log, "lg": sympy.log, "max": sympy.Max, "min": sympy.Min, "abs": sympy.Abs},
+    **{"Re": sympy.re, "Im": sympy.im, "arg": sympy.arg, "det": sympy.Symbol("det")},
+}
+CONSTANTS = {"pi": sympy.pi, "infty": sympy.oo, "inf": sympy.oo, "infinity": sympy.oo, "e": sympy.E, "i": I}
+GREEK = set(
+    "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta kappa lambda mu nu xi rho sigma tau phi varphi"
+    " chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar aleph".split()
+)
+DECORATIONS = set("vec overline bar hat tilde widehat overrightarrow mathbb mathcal mathbf boldsymbol angle".split())
+TIMES, OVER = {"*", "\\cdot", "\\times"}, {"/", "\\div"}
+CLOSINGS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
+TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+|\\[A-Za-z]+|\\.|[A-Za-z]+|\*\*|\S)", re.S)
+WORD_SPLIT = re.compile("|".join(sorted([*FUNCTIONS, "sqrt", "pi", "infinity", "inf"], key=len, reverse=True)) + "|.")
+
+
+class Unreadable(Exception):
+    """The text is no expression that this module reads."""
+
+
+def read_expression(text):
+    """Return the value of a text as a SymPy expression. Raises Unreadable."""
+    if len(text) > MOST_CHARACTERS:
+        raise Unreadable("the expression is too long")
+    reader = ExpressionReader(text)
+    try:
+        value = reader.sum()
+    except (TypeError, ValueError, IndexError, AttributeError, RecursionError) as error:
+        raise Unreadable(str(error)) from None
+    if reader.next is not None:
+        raise Unreadable("unexpected %r" % reader.next)
+    if value.has(sympy.nan, sympy.zoo):
+        raise Unreadable("the value is undefined")
+    return value
+
+
+class ExpressionReader:
+    """Recursive descent over the tokens of one expression."""
+
+    def __init__(self, text):
+        self.tokens = list(_tokens(text))
+        self.at = 0
+        self.bars = 0
+
+    @property
+    def next(self):
+        """The next token, or None at the end."""
+        return self.tokens[self.at] if self.at < len(self.tokens) else None
+
+    def take(self, wanted=None):
+        """Return the next token and pass it. Raises Unreadable if it is another than the one wanted."""
+        token = self.next
+        if token is None or (wanted is not None and token != wanted):
+            raise Unreadable("expected %r, found %r" % (wanted, token))
+        self.at += 1
+        return token
+
+    def sum(self):
+        """Read terms with signs between them."""
+        value = self.product()
+        while self.next in ("+", "-"):
+            value = value + self.product() if self.take() == "+" else value - self.product()
+        return value
+
+    def product(self):
+        """Read factors with or without signs of multiplication between them."""
+        sign = self.signs()
+        value = self.power()
+        while True:
+            if self.next in TIMES:
+                self.take()
+                value = value * self.signs() * self.power()
+            elif self.next in OVER:
+                self.take()
+                value = value / (self.signs() * self.power())
+            elif self.starts_operand():
+                if self.tokens[self.at - 1][-1].isdigit() and self.next[0].isdigit():
+                    raise Unreadable("two numbers side by side")
+                value = value * self.power()
+            else:
+                return sign * value
+
+    def signs(self):
+        """Return 1 or -1 for any number of signs."""
+        sign = 1
+        while self.next in ("+", "-"):
+            sign = -sign if self.take() == "-" else sign
+        return sign
+
+    def starts_operand(self):
+        """Return True if a factor can begin here."""
+        token = self.next
+        if token is None or token in ("+", "-", ")", "]", "}", ",", "^", "**", "!", "_", "=", "<", ">", ":", ";", "&"):
+            return False
+        if token == "|":
+            return self.bars == 0
+        return token[0].isalnum() or token in CLOSINGS or (token[0] == "\\" and token[1:].isalpha() and self.is_known())
+
+    def is_known(self):
+        """Return True if the command at this place begins an operand."""
+        name = self.next[1:]
+        known = {"frac", "sqrt", "binom", "operatorname", "lfloor", "lceil"}
+        return name in known or any(name in each for each in (FUNCTIONS, CONSTANTS, GREEK, DECORATIONS))
+
+    def power(self):
+        """Read an operand with its factorials, degrees, percent and exponent."""
+        value = self.postfix(self.operand())
+        if self.next in ("^", "**"):
+            self.take()
+            if self.next in ("\\circ", "{") and self.is_degree():
+                value = value * sympy.pi / 180
+            else:
+                value = _power(value, self.exponent())
+            value = self.postfix(value)
+        return value
+
+    def is_degree(self):
+        """Pass a sign of degrees and return True, or return False."""
+        for sign in (["\\circ"], ["{", "\\circ", "}"]):
+            if self.tokens[self.at : self.at + len(sign)] == sign:
+                self.at += len(sign)
+                return True
+        return False
+
+    def exponent(self):
+        """Read what stands after a sign of a power."""
+        if self.next == "{":
+            return self.group()
+        if self.next in ("+", "-"):
+            return self.signs() * self.power()
+        return self.power() if self.next == "(" else self.postfix(self.operand(short=True))
+
+    def postfix(self, value):
+        """Apply factorials and percent."""
+        while self.next in ("!", "\\%", "%"):
+            value = _factorial(value) if self.take() == "!" else value / 100
+        return value
+
+    def group(self):
+        """Read a value in brackets."""
+        opening = self.take()
+        bars, self.bars = self.bars, 0
+        value = self.sum()
+        self.take(CLOSINGS[opening])
+        self.bars = bars
+        return value
+
+    def argument(self):
+        """Read an argument of a command: a group, or one digit or letter."""
+        return self.group() if self.next == "{" else self.operand(short=True)
+
+    def operand(self, short=False):
+        """Read a number, a symbol, a function or a value in brackets."""
+        token = self.next
+        if token is None:
+            raise Unreadable("the expression ends early")
+        if token[0].isdigit() or token[0] == ".":
+            return self.number(short)
+        if token in ("\\lfloor", "\\lceil"):
+            return (sympy.floor if token == "\\lfloor" else sympy.ceiling)(self.group())
+        if token in ("(", "[", "{"):
+            return self.group()
+        if token == "|":
+            return self.absolute()
+        self.take()
+        return self.named(token.lstrip("\\"))
+
+    def number(self, short):
+        """Read a number. Without braces a command takes one digit of it."""
+        token = self.take()
+        if short and len(token) > 1 and token.isdigit():
+            self.tokens.insert(self.at, token[1:])
+            token = token[0]
+        if self.next == "_":
+            return Integer(int(token, int(self.subscript())))
+        return Rational(token)
+
+    def absolute(self):
+        """Read an absolute value."""
+        self.take("|")
+        self.bars += 1
+        value = self.sum()
+        self.take("|")
+        self.bars -= 1
+        return sympy.Abs(value)
+
+    def named(self, name):
+        """Read what belongs to a name: the arguments of a function, the subscript of a symbol."""
+        if name in ("frac", "binom"):
+            first, second = self.argument(), self.argument()
+            return first / second if name == "frac" else sympy.binomial(first, second)
+        if name == "sqrt":
+            return self.root()
+        if name == "operatorname":
+            return self.named(self.raw())
+        if name in FUNCTIONS and name != "det":
+            return self.function(name)
+        if name in CONSTANTS and self.next != "_":
+            return CONSTANTS[name]
+        if name in DECORATIONS:
+            return sympy.Symbol(name + " " + self.raw(), real=True)
+        if len(name) > 1 and name not in GREEK:
+            raise Unreadable("unknown name %r" % name)
+        if self.next == "_":
+            name += "_" + self.subscript()
+        while self.next == "'":
+            name += self.take()
+        return sympy.Symbol(name, real=True)
+
+    def subscript(self):
+        """Return a subscript as text."""
+        self.take("_")
+        return self.raw()
+
+    def raw(self):
+        """Return the text of a group, or one token."""
+        if self.next != "{":
+            token = self.take()
+            if len(token) > 1 and token.isdigit():
+                self.tokens.insert(self.at, token[1:])
+                return token[0]
+            return token
+        self.take()
+        depth, parts = 1, []
+        while True:
+            token = self.take()
+            depth += {"{": 1, "}": -1}.get(token, 0)
+            if depth == 0:
+                return "".join(parts)
+            parts.append(token)
+
+    def root(self):
+        """Read a root with its index."""
+        index = self.group() if self.next == "[" else Integer(2)
+        value = self.argument()
+        if index.is_Integer and index.is_odd and value.is_number and value.is_negative:
+            return -sympy.root(-value, index)
+        return sympy.root(value, index)
+
+    def function(self, name):
+        """Read base, exponent and argument of a function. Without brackets the argument ends at a sign."""
+        base = exponent = None
+        while self.next in ("_", "^"):
+            if self.take() == "_":
+                base = self.argument()
+            else:
+                exponent = self.exponent()
+        arguments = self.arguments()
+        value = _apply(name, base, arguments)
+        if exponent is None:
+            return value
+        if exponent == -1 and "a" + name in ("asin", "acos", "atan", "acot", "asec", "acsc"):
+            return getattr(sympy, "a" + name)(*arguments)
+        return value**exponent
+
+    def arguments(self):
+        """Read the arguments of a function."""
+        if self.next in ("(", "["):
+            closing = CLOSINGS[self.take()]
+            values = [self.sum()]
+            while self.next == ",":
+                self.take()
+                values.append(self.sum())
+            self.take(closing)
+            return values
+        if self.next == "{":
+            return [self.group()]
+        value = self.signs() * self.power()
+        while self.starts_operand() and self.next.lstrip("\\") not in FUNCTIONS and self.next != "(":
+            value = value * self.power()
+        if self.next in OVER:
+            self.take()
+            value = value / self.power()
+        return [value]
+
+
+def same_value(wanted, said):
+    """Return True if two expressions are the same number, or the same function wherever both have real values."""
+    if wanted == said:
+        return True
+    if wanted.is_Rational and said.is_Rational:
+        return False
+    if wanted.has(sympy.oo) or said.has(sympy.oo):
+        return False
+    symbols = sorted(wanted.free_symbols | said.free_symbols, key=str)
+    if not symbols:
+        return _near(_evaluated(wanted, {}), _evaluated(said, {}))
+    if wanted.free_symbols != said.free_symbols:
+        wanted, said = sympy.simplify(wanted), sympy.simplify(said)
+    if _agree(wanted, said, [_point(symbols, at) for at in range(12)]):
+        return True
+    is_counted = all(str(each) in ("n", "k", "m") for each in symbols)
+    integers = [{each: Integer(at + 2 * place) for place, each in enumerate(symbols)} for at in range(1, 9)]
+    return is_counted and _agree(wanted, said, integers)
+
+
+def proportional(wanted, said):
+    """Return True if one expression is a constant multiple of the other, as both sides of equal equations are."""
+    if wanted.is_zero or said.is_zero:
+        return bool(wanted.is_zero and said.is_zero)
+    symbols = sorted(wanted.free_symbols | said.free_symbols, key=str)
+    if not symbols or wanted.free_symbols != said.free_symbols:
+        return False
+    ratio = None
+    for at in range(12):
+        point = _point(symbols, at)
+        here, there = _evaluated(wanted, point), _evaluated(said, point)
+        if here is None or there is None or not here.is_real or not there.is_real:
+            continue
+        if here == 0 or there == 0:
+            return False
+        if ratio is not None and not _near(ratio, here / there):
+            return False
+        ratio = here / there
+    return ratio is not None
+
+
+def stands_for(decimal, value):
+    """Return True if a decimal such as `4.358899` is the rounded value, with digits enough to be no accident."""
+    match = DECIMAL.fullmatch(decimal)
+    if match is None or not value.is_number:
+        return False
+    places = len(match.group(2).partition(".")[2])
+    digits = len(match.group(2).replace(".", "").lstrip("0"))
+    number = Rational(decimal)
+    if places < SURE_PLACES or digits < SURE_PLACES or (value.is_Rational and 10**places % value.q == 0):
+        return False
+    exact = _evaluated(value, {})
+    if exact is None or not exact.is_real:
+        return False
+    unit = Rational(1, 10**places)
+    return bool(abs(exact - number) <= (unit if digits > SURE_PLACES else unit / 2))
+
+
+def _tokens(text):
+    for token in TOKEN.findall(text):
+        if token.isascii() and token.isalpha() and token not in FUNCTIONS and token != "sqrt" and len(token) > 1:
+            yield from WORD_SPLIT.findall(token)
+        else:
+            yield token
+
+
+def _apply(name, base, arguments):
+    if base is not None:
+        return sympy.log(arguments[0], base)
+    if name == "lg":
+        return sympy.log(arguments[0], 10)
+    if name == "log" and len(arguments) == 2:
+        return sympy.log(arguments[1], arguments[0])
+    return FUNCTIONS[name](*arguments)
+
+
+def _power(base, exponent):
+    if base.is_Rational and exponent.is_Rational:
+        bits = max(abs(base.p).bit_length(), base.q.bit_length()) * abs(exponent)
+        if bits > LARGEST_POWER_BITS and base not in (0, 1, -1):
+            return sympy.Pow(base, exponent, evaluate=False)
+    return base**exponent
+
+
+def _factorial(value):
+    return sympy.factorial(value, evaluate=not (value.is_Integer and value > LARGEST_FACTORIAL))
+
+
+def _point(symbols, at):
+    """Return values of symbols. Half of the points have negative values, so that `|x|` differs from `x`."""
+    signs = [1 if at < 4 or (at >> place % 4) & 1 else -1 for place in range(len(symbols))]
+    return {
+        each: signs[place] * (Rational(7 * at + 3, 11) + Rational(13 * place + 1, 17))
+        for place, each in enumerate(symbols)
+    }
+
+
+def _evaluated(value, point):
+    """Return the number at a point, or None."""
+    try:
+        found = value.subs(point).evalf(DIGITS, maxn=400)
+        return found if found.is_number and found.is_finite else None
+    except Exception:
+        return None
+
+
+def _near(here, there):
+    if here is None or there is None:
+        return False
+    size = max(abs(here), abs(there))
+    return bool(abs(here - there) <= TOLERANCE * size)
+
+
+def _agree(wanted, said, points):
+    pairs = [(_evaluated(wanted, point), _evaluated(said, point)) for point in points]
+    real = [(here, there) for here, there in pairs if here is not None and there is not None]
+    both = [(here, there) for here, there in real if here.is_real and there.is_real]
+    if any((here is None) != (there is None) for here, there in pairs):
+        return False
+    used = both if len(both) >= 3 else real
+    return len(used) >= 3 and all(_near(here, there) for here, there in used)
