@@ -41,6 +41,9 @@ UNIT_BEGIN = re.compile(
     r"|(?<=[A-Za-z])\s+(?=[A-Za-z\u4e00-\u9fff])|(?<=\d)\s*(?=\^\{?\s*\\circ\s*\}?\s*[CF])"
 )
 """Places where words behind a number may begin."""
+NUMBER_WORDS = "zero one two three four five six seven eight nine ten eleven twelve".split()
+PRODUCT = re.compile(r"[a-df-km-np-z]{2,3}|[A-Z]{2,3}|[ei]?pi[ei]?")
+"""Letters side by side that are a product rather than a word."""
 ORDERS = {"<": -1, "\\le": -1, ">": 1, "\\ge": 1}
 RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|<=|>=|!=|<|>")
 FAMILY = re.compile(
@@ -141,7 +144,9 @@ def _known_words(text, depth):
     if lowered in SYNONYMS or re.sub(r"^(?:the|a|an)\s+", "", lowered) in SYNONYMS:
         return Answer("words", SYNONYMS.get(lowered) or SYNONYMS[re.sub(r"^(?:the|a|an)\s+", "", lowered)])
     is_plain = not re.search(r"[\d\\^_=+*/<>|]|\b[a-zA-Z]\b(?<![aAI])", text)
-    if is_plain and words_of(text) and not re.fullmatch(r"[a-zA-Z]{2,3}|[ei]?pi[ei]?", text):
+    if lowered in NUMBER_WORDS:
+        return Answer("number", "", value=sympy.Integer(NUMBER_WORDS.index(lowered)))
+    if is_plain and words_of(text) and not PRODUCT.fullmatch(text):
         if re.search(r",|\b(?:and|or)\b|;", text) and not re.search(r"\b(?:is|are|not|because|so)\b", text):
             return None
         return Answer("words", normal_words(text))
@@ -394,7 +399,7 @@ def _matrix(text, cells, label):
 def _ratio(text, depth):
     """Read `2:3:4` and times of the day."""
     clock = re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?\s*([ap])\.?m?\.?", text, re.I) or re.fullmatch(r"(\d{1,2}):(\d{2})(?::(\d{2}))?()", text)
-    found = pieces(text, r"\s*:\s*|\s+to\s+")
+    found = pieces(text, r"\s*:\s*")
     if clock:
         return Answer("clock", text, name=tuple(int(each or 0) for each in clock.groups()[:3]), label=clock.group(4).lower())
     if len(found) < 2 or not all(each.strip() for each in found):

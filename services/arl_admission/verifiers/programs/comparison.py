@@ -317,7 +317,7 @@ _SAME_KIND = {
     "residue": _same_residue,
     "family": _same_family,
     "range": lambda wanted, said, in_list: _in_order(wanted.parts, said.parts),
-    "based": lambda wanted, said, in_list: wanted.value == said.value,
+    "based": lambda wanted, said, in_list: bool(wanted.value == said.value),
 }
 _OTHER_KIND = {
     "assignment": _assignment_or_other,

@@ -29,6 +29,9 @@ GREEK = set(
     " chi psi omega Gamma Delta Theta Lambda Xi Sigma Phi Psi Omega ell hbar aleph".split()
 )
 DECORATIONS = set("vec overline bar hat tilde widehat overrightarrow mathbb mathcal mathbf boldsymbol angle".split())
+WORDS = set("is of the to in for not see if as are per be has was all and or no an at by one two it we he she by so".split())
+MOST_LETTERS = 3
+"""Maximum different letters side by side that are a product. More of them are a word."""
 TIMES, OVER = {"*", "\\cdot", "\\times"}, {"/", "\\div"}
 CLOSINGS = {"(": ")", "[": "]", "{": "}", "\\lfloor": "\\rfloor", "\\lceil": "\\rceil"}
 TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?|\.\d+|\\[A-Za-z]+|\\.|[A-Za-z]+|\*\*|\S)", re.S)
@@ -149,7 +152,7 @@ class ExpressionReader:
             return self.group()
         if self.next in ("+", "-"):
             return self.signs() * self.power()
-        return self.power() if self.next == "(" else self.postfix(self.operand(short=True))
+        return self.power() if self.next == "(" else self.postfix(self.operand())
 
     def postfix(self, value):
         """Apply factorials and percent."""
@@ -220,7 +223,7 @@ class ExpressionReader:
             return CONSTANTS[name]
         if name in DECORATIONS:
             return sympy.Symbol(name + " " + self.raw(), real=True)
-        if len(name) > 1 and name not in GREEK:
+        if not name.isalpha() or not name.isascii() or (len(name) > 1 and name not in GREEK):
             raise Unreadable("unknown name %r" % name)
         if self.next == "_":
             name += "_" + self.subscript()
@@ -356,7 +359,11 @@ def stands_for(decimal, value):
 def _tokens(text):
     for token in TOKEN.findall(text):
         if token.isascii() and token.isalpha() and token not in FUNCTIONS and token != "sqrt" and len(token) > 1:
-            yield from WORD_SPLIT.findall(token)
+            names = WORD_SPLIT.findall(token)
+            letters = {each for each in names if len(each) == 1}
+            if token.lower() in WORDS or (len(letters) > MOST_LETTERS):
+                raise Unreadable("a word: %s" % token)
+            yield from names
         else:
             yield token
 

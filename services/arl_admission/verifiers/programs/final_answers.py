@@ -8,7 +8,7 @@ THOUGHT_ENDS = re.compile(r"</think(?:ing)?>|</reasoning>|</thought>|<\|end_of_t
 THOUGHT_BEGINS = re.compile(r"<think(?:ing)?>|<reasoning>|<thought>|<\|begin_of_thought\|>|◁think▷|\[THINK\]", re.I)
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\f?boxed\s*(\d|[A-Za-z](?![A-Za-z]))")
 MARK = re.compile(
-    r"\b(?:final\s+)?(?:answers?|result|solution)(?:\s*(?:\*\*|__))?\s*(?:is|are|=|:|was|would be|should be|must be)(?:\*\*)?"
+    r"\b(?:final\s+)?(?:answers?|result|solution|(?:correct|right|best)\s+(?:option|choice))(?:\s*(?:\*\*|__))?\s*(?:is|are|=|:|was|would be|should be|must be)(?:\*\*)?"
     r"|答案(?:\*\*)?\s*(?:是|为|為|：|:)|答え\s*(?:は|：|:)|답\s*(?:은|:)|\bAntwort(?:\s+(?:ist|lautet)|\s*:)|\brespuesta(?:\s+(?:final\s+)?es|\s*:)"
     r"|\bréponse(?:\s+(?:finale\s+)?est|\s*:)|\brisposta(?:\s+è|\s*:)|\bответ(?:\s*[:—-])|\bresposta(?:\s+é|\s*:)",
     re.I,
@@ -17,7 +17,7 @@ HASHES = re.compile(r"^\s*####\s*(.+)$", re.M)
 TAG = re.compile(r"<answer>(.*?)</answer>", re.S | re.I)
 JOINER = r"[\s$.,;、*\\()]*(?:(?:and|or|und|oder|y|o|et|ou|和|或|以及|及)\b|和|或|以及)?[\s$\\(]*(?:(?:(?P<name>[a-zA-Z])(?:_\d)?\s*=))?[\s$]*"
 REVISED = re.compile(r"\b(?:wait|actually|correction|sorry|oops|hold on|on second thought|i made an? (?:mistake|error)|that(?:'s| is) (?:wrong|incorrect|not right))\b", re.I)
-STATED = re.compile(r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|=|:)\s*(?=[-+−$(\\√]*[\d(\\√π])", re.I)
+STATED = re.compile(r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:)\s*(?=[-+−$(\\√]*[\d(\\√π])", re.I)
 RUN = re.compile(r"[-+−]?[(\[{$]*(?:\d|\.\d|[π√∞½¼¾]|\\(?:frac|sqrt|pi|infty)(?![a-z]))(?:[\d.,/^*+\-−–×·√π∞()\[\]{}%°!:$\\⁰-⁹²³¹½¼¾]| (?=[\d/*+\-−×·√π(])|[eE](?=[-+−]?\d)|(?<=\\)[a-z]+|[a-z](?=[{\s]))*")
 LIST_GAP = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?\s*", re.I)
 BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
@@ -121,7 +121,7 @@ def _phrase(content):
     sentence = re.split(r"(?<=[^\s.])[.。!](?=\s|$)|(?<=\D)[.。](?=\s|$)", content)[0].strip()
     short = STOPS.split(sentence)[0]
     option = re.match(r"(?:option|choice)?\s*\(?([A-J])\)?(?=[\s.:,)]|$)(?!\s*(?:and|or|,)\s*\(?[A-J]\b)", sentence)
-    math = re.match(r"\$([^$]+)\$\s*[.,]?\s*(?=[A-Za-z]|$)", short)
+    math = re.match(r"\$([^$]+)\$\s*[.,]?\s*(?=[A-Za-z(]|$)", short)
     shorter = [short, *([math.group(1)] if math else ()), *([option.group(1)] if option else ()), *_runs(short, first=True)]
     return FinalAnswer(sentence, shorter)
 

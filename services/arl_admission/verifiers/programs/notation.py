@@ -37,6 +37,8 @@ RENAMED = [
     (r"\\(?:lor|vee)(?![A-Za-z])", " or "),
     (r"\\(?:land|wedge)(?![A-Za-z])", " and "),
     (r"\\backslash(?![A-Za-z])", r"\\setminus"),
+    (r"\{:\}", ":"),
+    (r"\\mathcal\s*\{?\s*O\s*\}?", "O"),
     (r"\\euro(?![A-Za-z])", " EUR "),
     (r"\\pounds(?![A-Za-z])", " GBP "),
     (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])", r"\\ldots"),
@@ -49,7 +51,7 @@ MIXED = re.compile(r"(?<![\w.}^_])(\d+)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)
 PLAIN_MIXED = re.compile(r"(?<![\w./^_}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w/.])")
 REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\overline|\\bar|\\dot|\\overset\{\\cdot\})\s*\{?(\d+)\}?((?:\d*\\dot\{?\d\}?)?)")
 EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d+)(?![\w.])|(?<![\w.])(\d+(?:\.\d*)?)\s*\*?\s*10\s*(?:\^|\*\*)\s*\(([+-]?\d+)\)")
-GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\\!|\\,|\\!|\{\\,\})\d{3})+(?![\d,]*\d)")
+GROUPED = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)(?!,\d)|(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\\!|\\,|\\!|\{\\,\})\d{3})+(?![\d,]*\d)")
 OPEN, CLOSE = "([{", ")]}"
 
 
@@ -59,7 +61,7 @@ def unified(text):
     for pattern, replacement in RENAMED:
         text = re.sub(pattern, replacement, text)
     text = re.sub(r"(?<!\\)\{([.,])\}", r"{\1}", text)
-    text = re.sub(r"(\d)\{,\}(\d{3})(?!\d)", r"\1,\\!\2", text)
+    text = re.sub(r"(?<=\d)\{,\}(?=\d{3}(?!\d))", r",\\!", text)
     text = re.sub(r"(\d)\{,\}(\d)", r"\1.\2", text)
     text = re.sub(r"(?<=\d)[\u2009\u202f\u00a0](?=\d{3}(?!\d))", r"\\,", text)
     text = re.sub(r"(\d)\s*\\,\s*(?=\d{3}(?!\d))", r"\1,\\!", text)
