@@ -5,9 +5,8 @@ import re
 import sympy
 from sympy import Rational
 
-from arl_admission.verifiers.programs.answers import Answer, as_set, normal_words
-from arl_admission.verifiers.programs.expressions import proportional, same_value, stands_for
-from arl_admission.verifiers.programs.units import CURRENCIES
+from arl_admission.verifiers.programs.answer_kinds import Answer, as_set, normal_words
+from arl_admission.verifiers.programs.values import proportional, same_value, stands_for
 
 MOST_PARTS = 64
 FUNCTION_NAMES = r"(?:[a-zA-Z]\([a-z](?:,[a-z])*\)|y)"
@@ -38,18 +37,27 @@ def _same_number(wanted, said, in_list):
     if wanted.unit and said.unit:
         (here_dimension, here_factor), (there_dimension, there_factor) = wanted.unit, said.unit
         if {here_dimension, there_dimension} == {("degree",), ("radian",)}:
-            return _equal(*(each.value * (sympy.pi / 180 if each.unit[0] == ("degree",) else 1) for each in (wanted, said)), wanted, said)
+            return _equal(
+                *(each.value * (sympy.pi / 180 if each.unit[0] == ("degree",) else 1) for each in (wanted, said)),
+                wanted,
+                said,
+            )
         if here_dimension != there_dimension:
             return False
         if here_factor != there_factor:
-            here, there = here * Rational(*here_factor.as_integer_ratio()), there * Rational(*there_factor.as_integer_ratio())
+            here, there = (
+                here * Rational(*here_factor.as_integer_ratio()),
+                there * Rational(*there_factor.as_integer_ratio()),
+            )
             return same_value(here, there)
     elif (wanted.unit or said.unit) and _is_compound(wanted if wanted.unit else said):
         return False
     elif "degree" in str((wanted.unit or said.unit or ((), 0))[0]) and here != there:
         degrees = here if wanted.unit else there
         other = there if wanted.unit else here
-        return _equal(here, there, wanted, said) or (other.has(sympy.pi) and same_value(degrees * sympy.pi / 180, other))
+        return _equal(here, there, wanted, said) or (
+            other.has(sympy.pi) and same_value(degrees * sympy.pi / 180, other)
+        )
     return _equal(here, there, wanted, said)
 
 
@@ -120,7 +128,7 @@ def _matched(wanted, said):
         return False
     names = [{each.name for each in side if each.kind == "assignment"} for side in (wanted, said)]
     if {len(names[0]), len(names[1])} & {0} and max(map(len, names)) > 1:
-        return all(same(here, there, in_list=True) for here, there in zip(wanted, said))
+        return all(same(here, there, in_list=True) for here, there in zip(wanted, said, strict=False))
     left = list(said)
     for each in wanted:
         found = next((other for other in left if same(each, other, in_list=True)), None)
@@ -143,7 +151,9 @@ def _is_vector(wanted, said):
 
 
 def _in_order(wanted, said):
-    return len(wanted) == len(said) and all(same(here, there, in_list=True) for here, there in zip(wanted, said))
+    return len(wanted) == len(said) and all(
+        same(here, there, in_list=True) for here, there in zip(wanted, said, strict=False)
+    )
 
 
 def _same_matrix(wanted, said, in_list):
@@ -205,7 +215,10 @@ def _same_ratio(wanted, said, in_list):
     if len(wanted.parts) != len(said.parts) or any(each.kind != "number" for each in (*wanted.parts, *said.parts)):
         return False
     first, second = wanted.parts[0].value, said.parts[0].value
-    return all(same_value(here.value * second, there.value * first) for here, there in zip(wanted.parts, said.parts))
+    return all(
+        same_value(here.value * second, there.value * first)
+        for here, there in zip(wanted.parts, said.parts, strict=False)
+    )
 
 
 def _same_clock(wanted, said, in_list):

@@ -4,24 +4,44 @@ import re
 
 from arl_admission.verifiers.programs.notation import bracketed
 
-THOUGHT_ENDS = re.compile(r"</think(?:ing)?>|</reasoning>|</thought>|<\|end_of_thought\|>|◁/think▷|\[/THINK\]", re.I)
-THOUGHT_BEGINS = re.compile(r"<think(?:ing)?>|<reasoning>|<thought>|<\|begin_of_thought\|>|◁think▷|\[THINK\]", re.I)
+THOUGHT_ENDS = re.compile(
+    r"</think(?:ing)?>|</reasoning>|</thought>|<\|end_of_thought\|>|◁/think▷|\[/THINK\]", re.IGNORECASE
+)
+THOUGHT_BEGINS = re.compile(
+    r"<think(?:ing)?>|<reasoning>|<thought>|<\|begin_of_thought\|>|◁think▷|\[THINK\]", re.IGNORECASE
+)
 BOX = re.compile(r"\\f?boxed\s*(?=\{)|\\f?boxed\s*(\d|[A-Za-z](?![A-Za-z]))")
 MARK = re.compile(
-    r"\b(?:final\s+)?(?:answers?|result|solution|(?:correct|right|best)\s+(?:option|choice))(?:\s*(?:\*\*|__))?\s*(?:is|are|=|:|was|would be|should be|must be)(?:\*\*)?"
+    r"\b(?:final\s+)?(?:answers?|result|solution|(?:correct|right|best)\s+(?:option|choice))"
+    r"(?:\s*(?:\*\*|__))?\s*(?:is|are|=|:|was|would be|should be|must be)(?:\*\*)?"
     r"|答案(?:\*\*)?\s*(?:是|为|為|：|:)|答え\s*(?:は|：|:)|답\s*(?:은|:)|\bAntwort(?:\s+(?:ist|lautet)|\s*:)|\brespuesta(?:\s+(?:final\s+)?es|\s*:)"
     r"|\bréponse(?:\s+(?:finale\s+)?est|\s*:)|\brisposta(?:\s+è|\s*:)|\bответ(?:\s*[:—-])|\bresposta(?:\s+é|\s*:)",
-    re.I,
+    re.IGNORECASE,
 )
-HASHES = re.compile(r"^\s*####\s*(.+)$", re.M)
-TAG = re.compile(r"<answer>(.*?)</answer>", re.S | re.I)
-JOINER = r"[\s$.,;、*\\()]*(?:(?:and|or|und|oder|y|o|et|ou|和|或|以及|及)\b|和|或|以及)?[\s$\\(]*(?:(?:(?P<name>[a-zA-Z])(?:_\d)?\s*=))?[\s$]*"
-REVISED = re.compile(r"\b(?:wait|actually|correction|sorry|oops|hold on|on second thought|i made an? (?:mistake|error)|that(?:'s| is) (?:wrong|incorrect|not right))\b", re.I)
-STATED = re.compile(r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:)\s*(?=[-+−$(\\√]*[\d(\\√π])", re.I)
-RUN = re.compile(r"[-+−]?[(\[{$]*(?:\d|\.\d|[π√∞½¼¾]|\\(?:frac|sqrt|pi|infty)(?![a-z]))(?:[\d.,/^*+\-−–×·√π∞()\[\]{}%°!:$\\⁰-⁹²³¹½¼¾]| (?=[\d/*+\-−×·√π(])|[eE](?=[-+−]?\d)|(?<=\\)[a-z]+|[a-z](?=[{\s]))*")
-LIST_GAP = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?\s*", re.I)
+HASHES = re.compile(r"^\s*####\s*(.+)$", re.MULTILINE)
+TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+JOINER = (
+    r"[\s$.,;、*\\()]*(?:(?:and|or|und|oder|y|o|et|ou|和|或|以及|及)\b|和|或|以及)?"
+    r"[\s$\\(]*(?:(?:(?P<name>[a-zA-Z])(?:_\d)?\s*=))?[\s$]*"
+)
+REVISED = re.compile(
+    r"\b(?:wait|actually|correction|sorry|oops|hold on|on second thought|"
+    r"i made an? (?:mistake|error)|that(?:'s| is) (?:wrong|incorrect|not right))\b",
+    re.IGNORECASE,
+)
+STATED = re.compile(
+    r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:)\s*(?=[-+−$(\\√]*[\d(\\√π])",
+    re.IGNORECASE,
+)
+RUN = re.compile(
+    r"[-+−]?[(\[{$]*(?:\d|\.\d|[π√∞½¼¾]|\\(?:frac|sqrt|pi|infty)(?![a-z]))"
+    r"(?:[\d.,/^*+\-−–×·√π∞()\[\]{}%°!:$\\⁰-⁹²³¹½¼¾]| (?=[\d/*+\-−×·√π(])|[eE](?=[-+−]?\d)|(?<=\\)[a-z]+|[a-z](?=[{\s]))*"
+)
+LIST_GAP = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?\s*", re.IGNORECASE)
 BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
-STOPS = re.compile(r"\s+(?:because|since|as|which|where|so|when|after|from|if|assuming|that is|i\.e\.|the)\b", re.I)
+STOPS = re.compile(
+    r"\s+(?:because|since|as|which|where|so|when|after|from|if|assuming|that is|i\.e\.|the)\b", re.IGNORECASE
+)
 
 
 class FinalAnswer:
@@ -39,14 +59,18 @@ def final_answer(response):
     marks = sorted(_marks(text), key=lambda each: each[0])
     if not marks:
         return _unmarked(text)
-    begin, end, kind, content = marks[-1]
+    _begin, end, kind, content = marks[-1]
     revised = _revised(text[end:])
     if revised is not None:
         return revised
     if kind == "box":
         return _boxes(text, [each for each in marks if each[2] == "box"])
     if kind == "tag" and content is not None:
-        return final_answer(content) if BOX.search(content) or MARK.search(content) else FinalAnswer(content.strip(), _runs(content))
+        return (
+            final_answer(content)
+            if BOX.search(content) or MARK.search(content)
+            else FinalAnswer(content.strip(), _runs(content))
+        )
     if kind == "phrase":
         return _phrase(content)
     return FinalAnswer(content.strip(), _runs(content)) if content is not None else None
@@ -80,7 +104,11 @@ def _marks(text):
     for match in MARK.finditer(text):
         rest = re.match(r"[\s*:]*(?:\\\[|\$\$)?\s*([^\n]*)", text[match.end() :])
         content = rest.group(1) if rest else ""
-        if content.strip(" *_") and not BOX.search(content) and (not has_box or re.search(r"\d|\\[a-z]|\b[A-J]\b", content)):
+        if (
+            content.strip(" *_")
+            and not BOX.search(content)
+            and (not has_box or re.search(r"\d|\\[a-z]|\b[A-J]\b", content))
+        ):
             yield match.start(), match.end() + rest.end(), "phrase", content
 
 
@@ -96,7 +124,9 @@ def _boxes(text, boxes):
         return None
     contents = []
     for each in group:
-        name = re.search(r"(?<![a-zA-Z\\])([a-zA-Z](?:_\d)?)\s*=\s*\$*\s*$", text[: each[0]]) if len(group) > 1 else None
+        name = (
+            re.search(r"(?<![a-zA-Z\\])([a-zA-Z](?:_\d)?)\s*=\s*\$*\s*$", text[: each[0]]) if len(group) > 1 else None
+        )
         content = ("%s=%s" % (name.group(1), each[3]) if name else each[3]).strip()
         if content not in contents:
             contents.append(content)
@@ -122,16 +152,27 @@ def _phrase(content):
     short = STOPS.split(sentence)[0]
     option = re.match(r"(?:option|choice)?\s*\(?([A-J])\)?(?=[\s.:,)]|$)(?!\s*(?:and|or|,)\s*\(?[A-J]\b)", sentence)
     math = re.match(r"\$([^$]+)\$\s*[.,]?\s*(?=[A-Za-z(]|$)", short)
-    shorter = [short, *([math.group(1)] if math else ()), *([option.group(1)] if option else ()), *_runs(short, first=True)]
+    shorter = [
+        short,
+        *([math.group(1)] if math else ()),
+        *([option.group(1)] if option else ()),
+        *_runs(short, first=True),
+    ]
     return FinalAnswer(sentence, shorter)
 
 
 def _unmarked(text):
     """Return the last statement with an answer: bold text, a formula, a number or words."""
-    text = re.sub(r"^#+\s.*$", "", text, flags=re.M).strip()
+    text = re.sub(r"^#+\s.*$", "", text, flags=re.MULTILINE).strip()
     if not text:
         return None
-    bold = [each for each in BOLD.findall(text) if not each.rstrip().endswith(":") and re.search(r"\d|\\", each) and not re.match(r"(?:step|case)\b", each, re.I)]
+    bold = [
+        each
+        for each in BOLD.findall(text)
+        if not each.rstrip().endswith(":")
+        and re.search(r"\d|\\", each)
+        and not re.match(r"(?:step|case)\b", each, re.IGNORECASE)
+    ]
     if bold:
         return FinalAnswer(bold[-1].split(":")[-1] if re.match(r"[A-Za-z ]+:", bold[-1]) else bold[-1], _runs(bold[-1]))
     sentences = [each for each in re.split(r"(?<=[^\s.])[.。!?](?=\s|$)|\n+", text.replace("**", "")) if each.strip()]
@@ -145,14 +186,17 @@ def _statement(sentence):
     segments = list(re.finditer(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", sentence))
     if segments and not re.search(r"\d", sentence[segments[-1].end() :]):
         parts = [next(group for group in segments[-1].groups() if group)]
-        for before, after in zip(reversed(segments[:-1]), reversed(segments)):
+        for before, after in zip(reversed(segments[:-1]), reversed(segments), strict=False):
             if not LIST_GAP.fullmatch(sentence[before.end() : after.start()]):
                 break
             parts.insert(0, next(group for group in before.groups() if group))
         joined = ", ".join(parts)
         equals = re.split(r"(?<![<>!\\])=", joined)
         tail = sentence[segments[-1].end() :].strip(" .,")
-        return FinalAnswer(joined + " " + tail if len(parts) == 1 and tail and len(tail.split()) < 3 else joined, [joined, *([equals[-1]] if len(equals) > 1 else ()), *_runs(joined)])
+        return FinalAnswer(
+            joined + " " + tail if len(parts) == 1 and tail and len(tail.split()) < 3 else joined,
+            [joined, *([equals[-1]] if len(equals) > 1 else ()), *_runs(joined)],
+        )
     stated = list(STATED.finditer(sentence))
     tails = [sentence[stated[-1].end() :]] if stated else []
     return FinalAnswer((tails or [sentence])[0], [*[STOPS.split(each)[0] for each in tails], *_runs(sentence)])

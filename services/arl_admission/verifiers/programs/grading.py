@@ -3,18 +3,13 @@
 import json
 import re
 
-from arl_admission.verifiers.programs.answers import (
-    MOST_WORDS,
-    SYNONYMS,
-    Answer,
-    money_marked,
-    normal_words,
-    read_answer,
-)
+from arl_admission.verifiers.programs.answer_kinds import SYNONYMS, Answer, normal_words
+from arl_admission.verifiers.programs.answers import money_marked, read_answer
 from arl_admission.verifiers.programs.comparison import same
 from arl_admission.verifiers.programs.expressions import Unreadable
 from arl_admission.verifiers.programs.final_answers import final_answer
 from arl_admission.verifiers.programs.notation import unified
+from arl_admission.verifiers.programs.quantities import MOST_WORDS
 
 OPPOSITES = {"yes": "no", "no": "yes", "true": "false", "false": "true"}
 ERRORS = (Unreadable, TypeError, ValueError, NotImplementedError, RecursionError, AttributeError, ZeroDivisionError)
@@ -49,7 +44,7 @@ def reference_text(reference):
     if re.search(r"\\f?boxed|####|<answer>", text):
         marked = final_answer(text)
         return marked.text if marked else ""
-    cue = re.search(r"\b(?:answer|result)\s*(?:is|:|=)\s*(.+)$", text, re.I | re.S)
+    cue = re.search(r"\b(?:answer|result)\s*(?:is|:|=)\s*(.+)$", text, re.IGNORECASE | re.DOTALL)
     return cue.group(1) if cue else text
 
 

@@ -7,21 +7,90 @@ SUPERSCRIPTS = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789
 SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 SIGNS = {
     **dict.fromkeys("−–‒﹣－", "-"),
-    **{"×": "\\times ", "✕": "\\times ", "⋅": "\\cdot ", "·": "\\cdot ", "∙": "\\cdot ", "÷": "/", "∕": "/", "⁄": "/"},
-    **{"π": "\\pi ", "∞": "\\infty ", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ", "γ": "\\gamma "},
-    **{"λ": "\\lambda ", "μ": "\\mu ", "σ": "\\sigma ", "φ": "\\phi ", "ω": "\\omega ", "Δ": "\\Delta "},
-    **{"δ": "\\delta ", "ε": "\\epsilon ", "ρ": "\\rho ", "τ": "\\tau ", "ψ": "\\psi ", "Ω": "\\Omega "},
-    **{"≤": "\\le ", "≥": "\\ge ", "≦": "\\le ", "≧": "\\ge ", "⩽": "\\le ", "⩾": "\\ge ", "≠": "\\ne ", "≈": "\\approx "},
-    **{"±": "\\pm ", "∓": "\\mp ", "∈": "\\in ", "∪": "\\cup ", "∩": "\\cap ", "∅": "\\emptyset ", "Ø": "\\emptyset "},
-    **{"ℝ": "\\mathbb{R} ", "ℤ": "\\mathbb{Z} ", "ℕ": "\\mathbb{N} ", "ℚ": "\\mathbb{Q} ", "ℂ": "\\mathbb{C} "},
-    **{"∖": "\\setminus ", "°": "^\\circ ", "º": "^\\circ ", "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil "},
-    **{"⌉": "\\rceil ", "≡": "\\equiv ", "⟨": "\\langle ", "⟩": "\\rangle ", "¢": " cents ", "…": "\\ldots "},
-    **{"，": ",", "、": ",", "；": ";", "：": ":", "。": ". ", "（": "(", "）": ")", "“": '"', "”": '"', "’": "'", "′": "'"},
-    **{"∨": " or ", "∧": " and ", "∣": "|", "€": " EUR ", "£": " GBP ", "¥": " CNY ", "￥": " CNY ", "₹": " INR "},
+    "×": "\\times ",
+    "✕": "\\times ",
+    "⋅": "\\cdot ",
+    "·": "\\cdot ",
+    "∙": "\\cdot ",
+    "÷": "/",
+    "∕": "/",
+    "⁄": "/",
+    "π": "\\pi ",
+    "∞": "\\infty ",
+    "θ": "\\theta ",
+    "α": "\\alpha ",
+    "β": "\\beta ",
+    "γ": "\\gamma ",
+    "λ": "\\lambda ",
+    "μ": "\\mu ",
+    "σ": "\\sigma ",
+    "φ": "\\phi ",
+    "ω": "\\omega ",
+    "Δ": "\\Delta ",
+    "δ": "\\delta ",
+    "ε": "\\epsilon ",
+    "ρ": "\\rho ",
+    "τ": "\\tau ",
+    "ψ": "\\psi ",
+    "Ω": "\\Omega ",
+    "≤": "\\le ",
+    "≥": "\\ge ",
+    "≦": "\\le ",
+    "≧": "\\ge ",
+    "⩽": "\\le ",
+    "⩾": "\\ge ",
+    "≠": "\\ne ",
+    "≈": "\\approx ",
+    "±": "\\pm ",
+    "∓": "\\mp ",
+    "∈": "\\in ",
+    "∪": "\\cup ",
+    "∩": "\\cap ",
+    "∅": "\\emptyset ",
+    "Ø": "\\emptyset ",
+    "ℝ": "\\mathbb{R} ",
+    "ℤ": "\\mathbb{Z} ",
+    "ℕ": "\\mathbb{N} ",
+    "ℚ": "\\mathbb{Q} ",
+    "ℂ": "\\mathbb{C} ",
+    "∖": "\\setminus ",
+    "°": "^\\circ ",
+    "º": "^\\circ ",
+    "⌊": "\\lfloor ",
+    "⌋": "\\rfloor ",
+    "⌈": "\\lceil ",
+    "⌉": "\\rceil ",
+    "≡": "\\equiv ",
+    "⟨": "\\langle ",
+    "⟩": "\\rangle ",
+    "¢": " cents ",
+    "…": "\\ldots ",
+    "，": ",",
+    "、": ",",
+    "；": ";",
+    "：": ":",
+    "。": ". ",
+    "（": "(",
+    "）": ")",
+    "“": '"',
+    "”": '"',
+    "’": "'",
+    "′": "'",
+    "∨": " or ",
+    "∧": " and ",
+    "∣": "|",
+    "€": " EUR ",
+    "£": " GBP ",
+    "¥": " CNY ",
+    "￥": " CNY ",
+    "₹": " INR ",
 }
 RENAMED = [
     (r"\\(?:dfrac|tfrac|cfrac)(?![A-Za-z])", r"\\frac"),
-    (r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg|displaystyle|textstyle|limits|bf|rm|it)(?![A-Za-z])\.?", ""),
+    (
+        r"\\(?:left|right|bigl|bigr|Bigl|Bigr|big|Big|bigg|Bigg|displaystyle|textstyle|limits|bf|rm|it)(?![A-Za-z])\.?",
+        "",
+    ),
     (r"\\(?:leq|leqslant|leqq)(?![A-Za-z])", r"\\le"),
     (r"\\(?:geq|geqslant|geqq)(?![A-Za-z])", r"\\ge"),
     (r"\\lt(?![A-Za-z])", "<"),
@@ -43,15 +112,28 @@ RENAMED = [
     (r"\\pounds(?![A-Za-z])", " GBP "),
     (r"\\(?:dots|cdots|dotsc)(?![A-Za-z])", r"\\ldots"),
 ]
-WRAPPERS = "text|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathsf|mathit|mathtt|mbox|hbox|boldsymbol|bm|emph|operatorname\\*?|pmb|underline|ensuremath|mathop"
+WRAPPERS = (
+    "text|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathsf|mathit|mathtt"
+    "|mbox|hbox|boldsymbol|bm|emph|operatorname\\*?|pmb|underline|ensuremath|mathop"
+)
 WRAPPED = re.compile(r"\\(%s)\s*\{([^{}]*)\}" % WRAPPERS)
-SPACES = re.compile(r"\\(?:quad|qquad|enspace|thinspace|hspace\*?\{[^{}]*\}|hfill|newline)(?![A-Za-z])|\\[ ;:>\n]|~|[\u00a0\u2009\u202f\u2007\u3000]")
+SPACES = re.compile(
+    r"\\(?:quad|qquad|enspace|thinspace|hspace\*?\{[^{}]*\}|hfill|newline)(?![A-Za-z])"
+    r"|\\[ ;:>\n]|~|[\u00a0\u2009\u202f\u2007\u3000]"
+)
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 MIXED = re.compile(r"(?<![\w.}^_])(\d+)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))")
 PLAIN_MIXED = re.compile(r"(?<![\w./^_}])(\d+)\s+(\d+)\s*/\s*(\d+)(?![\w/.])")
-REPEATING = re.compile(r"(\d*)\.(\d*)(?:\\overline|\\bar|\\dot|\\overset\{\\cdot\})\s*\{?(\d+)\}?((?:\d*\\dot\{?\d\}?)?)")
-EXPONENT = re.compile(r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d+)(?![\w.])|(?<![\w.])(\d+(?:\.\d*)?)\s*\*?\s*10\s*(?:\^|\*\*)\s*\(([+-]?\d+)\)")
-GROUPED = re.compile(r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)(?!,\d)|(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\\!|\\,|\\!|\{\\,\})\d{3})+(?![\d,]*\d)")
+REPEATING = re.compile(
+    r"(\d*)\.(\d*)(?:\\overline|\\bar|\\dot|\\overset\{\\cdot\})\s*\{?(\d+)\}?((?:\d*\\dot\{?\d\}?)?)"
+)
+EXPONENT = re.compile(
+    r"(?<![\w.])(\d+(?:\.\d*)?|\.\d+)[eE]([+-]?\d+)(?![\w.])|(?<![\w.])(\d+(?:\.\d*)?)\s*\*?\s*10\s*(?:\^|\*\*)\s*\(([+-]?\d+)\)"
+)
+GROUPED = re.compile(
+    r"(?<![\d.,] )(?<![\d.,])\d{1,3}(?: \d{3})+(?![\d ]*\d)(?!,\d)"
+    r"|(?<![\d.,])\d{1,3}(?:(?:,|\{,\}|,\\!|\\,|\\!|\{\\,\})\d{3})+(?![\d,]*\d)"
+)
 OPEN, CLOSE = "([{", ")]}"
 
 
@@ -147,7 +229,9 @@ def _signs(text):
     text = re.sub(r"([√∛∜])\s*(\(|\{)?", _root_sign, text)
     text = "".join(SIGNS.get(each, each) for each in text)
     return "".join(
-        unicodedata.normalize("NFKC", each) if "\uff01" <= each <= "\uff5e" or "\U0001d400" <= each <= "\U0001d7ff" else each
+        unicodedata.normalize("NFKC", each)
+        if "\uff01" <= each <= "\uff5e" or "\U0001d400" <= each <= "\U0001d7ff"
+        else each
         for each in text
     )
 
@@ -172,7 +256,9 @@ def _unwrapped(text):
 
 def _content(found):
     name, content = found.groups()
-    if name in ("mathrm", "operatorname") and re.fullmatch(r"(?:d|e|i|sin|cos|tan|cot|sec|csc|ln|log|exp|lcm|gcd|det|max|min|arcsin|arccos|arctan)", content.strip()):
+    if name in ("mathrm", "operatorname") and re.fullmatch(
+        r"(?:d|e|i|sin|cos|tan|cot|sec|csc|ln|log|exp|lcm|gcd|det|max|min|arcsin|arccos|arctan)", content.strip()
+    ):
         return ("\\" if len(content.strip()) > 1 else "") + content.strip() + " "
     if re.fullmatch(r"[\d.,+\-/ ]*", content) or name in ("mathbf", "boldsymbol", "bm", "pmb"):
         return content

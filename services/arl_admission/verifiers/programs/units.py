@@ -3,13 +3,20 @@
 import re
 from fractions import Fraction
 
-_LENGTHS = "mm millimeter .001;cm centimeter .01;dm decimeter .1;m meter 1;km kilometer 1000;in inch .0254;ft foot .3048;yd yard .9144;mi mile 1609.344"
+_LENGTHS = (
+    "mm millimeter .001;cm centimeter .01;dm decimeter .1;m meter 1;km kilometer 1000"
+    ";in inch .0254;ft foot .3048;yd yard .9144;mi mile 1609.344"
+)
 _TIMES = "ms millisecond .001;s sec second 1;min minute 60;h hr hour 3600;day 86400;week 604800"
 _CALENDAR = "month 1;yr year 12"
 _MASSES = "mg milligram .001;g gram 1;kg kilogram 1000;t tonne 1000000;oz ounce 28.349523125;lb pound 453.59237"
 _VOLUMES = "ml mL milliliter .001;cl centiliter .01;l L liter 1"
 _MONEY = "cent 1/100;USD dollar buck 1"
-_OTHERS = "EUR euro;GBP;CNY yuan rmb;INR rupee;degree deg;radian rad;percent;unit;mph;kph;kmh;N newton;J joule;W watt;kW kilowatt;V volt;A ampere amp;K kelvin;Hz hertz;Pa pascal;mol mole;C celsius;F fahrenheit;person people;acre;hectare;knot;gallon;quart;pint;cup;dozen;bit;byte;calorie;point"
+_OTHERS = (
+    "EUR euro;GBP;CNY yuan rmb;INR rupee;degree deg;radian rad;percent;unit;mph;kph;kmh"
+    ";N newton;J joule;W watt;kW kilowatt;V volt;A ampere amp;K kelvin;Hz hertz;Pa pascal;mol mole"
+    ";C celsius;F fahrenheit;person people;acre;hectare;knot;gallon;quart;pint;cup;dozen;bit;byte;calorie;point"
+)
 _MEASURES = {
     "length": _LENGTHS,
     "time": _TIMES,
