@@ -5,7 +5,7 @@ import re
 
 import sympy
 
-from arl_admission.verifiers.programs.answer_kinds import Answer, known_words, words_of
+from arl_admission.verifiers.programs.answer_kinds import Answer, known_words, normal_words, words_of
 from arl_admission.verifiers.programs.expressions import Unreadable
 from arl_admission.verifiers.programs.notation import depths, is_balanced, pieces, unified, without_grouping
 from arl_admission.verifiers.programs.quantities import compound, quantity
@@ -107,6 +107,9 @@ def _listed(text, read):
         return Answer("range", text, parts=tuple(read(each) for each in between.groups()))
     if re.search(r"\\ldots|\.\.\.", text):
         return _sequence(text)
+    groups = pieces(text, r"\s*(?:\bor\b|;)\s*")
+    if len(groups) > 1 and all(len(pieces(each, CONNECTORS)) > 1 for each in groups):
+        return Answer("list", text, parts=tuple(_coordinates(read(each)) for each in groups))
     grouped = without_grouping(text)
     found = [each.strip() for each in pieces(grouped, CONNECTORS)]
     found = [each for each in found if each and each != "USD"]
@@ -120,6 +123,15 @@ def _listed(text, read):
         below = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
         return _joined(text, [read(each) for each in (above, below)])
     return None
+
+
+def _coordinates(answer):
+    """Return `x=2, y=3` as the coordinates (2, 3); any other answer unchanged."""
+    names = [each.name for each in answer.parts]
+    if answer.kind != "list" or any(each.kind != "assignment" for each in answer.parts) or len({*names}) != len(names):
+        return answer
+    parts = sorted(answer.parts, key=lambda each: each.name)
+    return Answer("tuple", answer.text, parts=tuple(each.parts[0] for each in parts), name="()")
 
 
 def _sequence(text):
@@ -203,5 +215,7 @@ def _ratio(text, read):
     if len(found) < 2 or not all(each.strip() for each in found):
         return None
     if words_of(found[0]) and len(found) == 2:
-        return read(found[1])
+        inner = read(found[1])
+        inner.label = inner.label or normal_words(found[0])
+        return inner
     return Answer("ratio", text, parts=tuple(read(each) for each in found))

@@ -162,7 +162,9 @@ def _same_matrix(wanted, said, in_list):
 
 
 def _same_assignment(wanted, said, in_list):
-    if wanted.name != said.name and not all(re.fullmatch(FUNCTION_NAMES, each.name) for each in (wanted, said)):
+    if wanted.name != said.name and (
+        in_list or not all(re.fullmatch(FUNCTION_NAMES, each.name) for each in (wanted, said))
+    ):
         is_short = all(re.fullmatch(r"[a-zA-Z](?:_\w+)?|\(.*\)", each.name) for each in (wanted, said))
         if is_short or in_list:
             return False

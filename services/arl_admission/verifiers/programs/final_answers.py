@@ -30,12 +30,13 @@ REVISED = re.compile(
     re.IGNORECASE,
 )
 STATED = re.compile(
-    r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:)\s*(?=[-+−$(\\√]*[\d(\\√π])",
+    r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:(?=[\s$]))\s*(?=[-+−$(\\√]*[\d(\\√π])",
     re.IGNORECASE,
 )
 RUN = re.compile(
     r"[-+−]?[(\[{$]*(?:\d|\.\d|[π√∞½¼¾]|\\(?:frac|sqrt|pi|infty)(?![a-z]))"
-    r"(?:[\d.,/^*+\-−–×·√π∞()\[\]{}%°!:$\\⁰-⁹²³¹½¼¾]| (?=[\d/*+\-−×·√π(])|[eE](?=[-+−]?\d)|(?<=\\)[a-z]+|[a-z](?=[{\s]))*"
+    r"(?:[\d.,/^*+\-−–×·√π∞()\[\]{}%°!:$\\⁰-⁹²³¹½¼¾]| (?=[\d/*+\-−×·√π(])|[eE](?=[-+−]?\d)"
+    r"|(?<=\\)[a-z]+|[a-z](?=[{\s]))*"
 )
 LIST_GAP = re.compile(r"[\s,;]*(?:\b(?:and|or)\b)?\s*", re.IGNORECASE)
 BOLD = re.compile(r"\*\*([^*\n]{1,80})\*\*")
@@ -153,12 +154,12 @@ def _phrase(content):
     option = re.match(r"(?:option|choice)?\s*\(?([A-J])\)?(?=[\s.:,)]|$)(?!\s*(?:and|or|,)\s*\(?[A-J]\b)", sentence)
     math = re.match(r"\$([^$]+)\$\s*[.,]?\s*(?=[A-Za-z(]|$)", short)
     shorter = [
-        short,
+        sentence,
         *([math.group(1)] if math else ()),
         *([option.group(1)] if option else ()),
         *_runs(short, first=True),
     ]
-    return FinalAnswer(sentence, shorter)
+    return FinalAnswer(short, shorter)
 
 
 def _unmarked(text):
@@ -175,6 +176,8 @@ def _unmarked(text):
     ]
     if bold:
         return FinalAnswer(bold[-1].split(":")[-1] if re.match(r"[A-Za-z ]+:", bold[-1]) else bold[-1], _runs(bold[-1]))
+    if not re.search(r"[A-Za-z]{2}", re.sub(r"\\[a-zA-Z]+|\b(?:and|or|pi|sqrt)\b", "", text)) and "\n" not in text:
+        return FinalAnswer(text, _runs(text))
     sentences = [each for each in re.split(r"(?<=[^\s.])[.。!?](?=\s|$)|\n+", text.replace("**", "")) if each.strip()]
     for sentence in reversed(sentences):
         if re.search(r"\d|\$|\\[\[(a-z]|[π√∞]", sentence):
@@ -214,4 +217,4 @@ def _runs(text, first=False):
         if not LIST_GAP.fullmatch(gap):
             break
         begin, end = (begin, each) if first else (each, end)
-    return [text[begin.start() : end.end()].strip(" ,:;").rstrip(".")]
+    return [text[begin.start() : end.end()].strip(" ,:;").rstrip(".([{ ")]

@@ -107,6 +107,8 @@ RENAMED = [
     (r"\\(?:land|wedge)(?![A-Za-z])", " and "),
     (r"\\backslash(?![A-Za-z])", r"\\setminus"),
     (r"\{:\}", ":"),
+    (r"\\(?:mathbb|Bbb)\s*([A-Z])(?![A-Za-z])", r"\\mathbb{\1}"),
+    (r"\\R(?![A-Za-z])", r"\\mathbb{R}"),
     (r"\\mathcal\s*\{?\s*O\s*\}?", "O"),
     (r"\\euro(?![A-Za-z])", " EUR "),
     (r"\\pounds(?![A-Za-z])", " GBP "),

@@ -18,6 +18,11 @@ CUE = re.compile(
     r"|about|exactly|only|values?)\b\s*:?\s*|^[A-Za-z\u4e00-\u9fff ]+[:：]\s*",
     re.IGNORECASE | re.DOTALL,
 )
+PROSE = {
+    *("not", "is", "than", "which", "that", "because", "so", "if", "when", "it", "are", "was", "see", "step", "part"),
+    *("since", "as", "from", "file", "table", "page", "problem", "question", "after", "before", "least", "most"),
+}
+"""Words that no label of a number has."""
 UNIT_BEGIN = re.compile(
     r"(?<=[\d)}!%])\s+(?=[A-Za-z\u4e00-\u9fff])|(?<=[\d)}])(?=[A-Za-z]{2}|[\u4e00-\u9fff])"
     r"|(?<=[A-Za-z])\s+(?=[A-Za-z\u4e00-\u9fff])|(?<=\d)\s*(?=\^\{?\s*\\circ\s*\}?\s*[CF])"
@@ -48,10 +53,11 @@ def quantity(text, read):
     money = re.match(r"(-?)\s*(%s)\s*(-?)\s*(?=[\d.(\\])" % "|".join(CURRENCIES), text)
     if money:
         scaled = re.fullmatch(r"(.*\d)\s*(thousand|million|billion|k|M|B)", text)
+        rest = re.sub(r"(?<=\d)\s+(?:each|per|in total|total|for|a|an)\b[A-Za-z ]*$", "", text)
         inner = _number(
             (money.group(1) or money.group(3))
             + re.sub(
-                r"\s*(?:%s|dollars?)$" % "|".join(CURRENCIES), "", (scaled.group(1) if scaled else text)[money.end() :]
+                r"\s*(?:%s|dollars?)$" % "|".join(CURRENCIES), "", (scaled.group(1) if scaled else rest)[money.end() :]
             )
         )
         scale = (
@@ -128,6 +134,11 @@ def _after_words(text, read):
     rest = text[end:] if end else ""
     if rest and not re.search(r"\d", text[:end]):
         return read(rest)
+    labelled = re.fullmatch(r"((?:[A-Za-z]{2,}\s+){1,3})([-+]?\(?[\d\\.].*)", text)
+    if labelled and "," not in text and not PROSE & set(labelled.group(1).lower().split()):
+        found = read(labelled.group(2))
+        found.label = found.label or normal_words(labelled.group(1))
+        return found
     words = words_of(text)
     if words and not re.search(r"\d", text) and len(text.split()) <= MOST_WORDS + 20 * ("\\" in text):
         return Answer("words", normal_words(text))

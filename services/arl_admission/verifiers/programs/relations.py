@@ -10,6 +10,12 @@ from arl_admission.verifiers.programs.expressions import Unreadable, read_expres
 from arl_admission.verifiers.programs.notation import depths, pieces
 
 ORDERS = {"<": -1, "\\le": -1, ">": 1, "\\ge": 1}
+BOUNDS = {
+    **dict.fromkeys(("at least", "no less than", "not less than"), "\\ge"),
+    **dict.fromkeys(("at most", "no more than", "not more than"), "\\le"),
+    **dict.fromkeys(("more than", "greater than"), ">"),
+    **dict.fromkeys(("less than", "fewer than"), "<"),
+}
 RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|<=|>=|!=|<|>")
 
 
@@ -50,6 +56,11 @@ def related(text, read):
     if found:
         value = read(pieces(found.group(1), r"\s*(?:\\equiv|=)\s*")[-1])
         return Answer("residue", text, value=value.value, name=int(found.group(2)))
+    bound = re.fullmatch(r"(?:x\s+(?:is|must be)\s+)?(%s)\s+(.+)" % "|".join(BOUNDS), text, re.IGNORECASE)
+    if bound:
+        return _inequality(
+            text, [sympy.Symbol("x", real=True), read(bound.group(2)).value], [BOUNDS[bound.group(1).lower()]]
+        )
     signs = _top_level(text, RELATION)
     sides = pieces(text, r"\s*(?:%s)\s*" % RELATION.pattern)
     if signs and len(sides) == len(signs) + 1 and all(each.strip() for each in sides):

@@ -70,6 +70,8 @@ DECORATIONS = {
     "angle",
 }
 WORDS = {
+    *("cost", "pint", "pin", "spin", "since", "single", "pie", "logs", "tank", "sine", "cosine", "tangent", "pip"),
+    *("minimum", "maximum", "sing", "pits", "pick", "spit", "lost", "exit"),
     "is",
     "of",
     "the",
