@@ -2,19 +2,14 @@
 
 import csv
 import logging
+from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import NamedTuple
 
 import pytest
 
-math_verify = pytest.importorskip("math_verify")
-
-from arl_admission.verifiers.programs.expressions import Unreadable  # noqa: E402  # it needs the packages of math-verify
-from arl_admission.verifiers.programs.grading import grade  # noqa: E402
-
 ESCAPES = {"\\\\": "\\", "\\n": "\n", "\\t": "\t"}
-SAMPLE_STEP = 8
-"""Every eighth pair runs in the gate; all run with the slow tests."""
 
 
 class MathPair(NamedTuple):
@@ -43,20 +38,34 @@ def _read_pairs() -> list[MathPair]:
 PAIRS = _read_pairs()
 
 
-def _verdict(pair: MathPair) -> str:
-    try:
-        return str(int(grade(pair.response, pair.reference, math_verify)))
-    except Unreadable:
-        return "bad_reference"
+Grader = Callable[[MathPair], str]
 
 
-@pytest.fixture(autouse=True)
-def _quiet_library() -> None:
+@pytest.fixture(scope="module")
+def library() -> ModuleType:
+    """Import math-verify, which takes about a second."""
+    module = pytest.importorskip("math_verify")
     logging.getLogger("math_verify").setLevel(logging.ERROR)
+    return module
 
 
-def test_math_grades_a_sample_of_pairs_right() -> None:
-    assert [pair for pair in PAIRS[::SAMPLE_STEP] if _verdict(pair) != pair.verdict] == []
+@pytest.fixture(scope="module")
+def verdict(library: ModuleType) -> Grader:
+    """Return the function that grades a pair as the program does, without a process of its own."""
+    from arl_admission.verifiers.programs.expressions import Unreadable
+    from arl_admission.verifiers.programs.grading import grade
+
+    def graded(pair: MathPair) -> str:
+        try:
+            return str(int(grade(pair.response, pair.reference, library)))
+        except Unreadable:
+            return "bad_reference"
+
+    return graded
+
+
+def test_math_grades_every_pair_right(verdict: Grader) -> None:
+    assert [pair for pair in PAIRS if verdict(pair) != pair.verdict] == []
 
 
 def test_table_has_pairs_of_every_verdict() -> None:
@@ -65,25 +74,20 @@ def test_table_has_pairs_of_every_verdict() -> None:
 
 
 @pytest.mark.slow
-def test_math_grades_every_pair_right() -> None:
-    assert [pair for pair in PAIRS if _verdict(pair) != pair.verdict] == []
-
-
-@pytest.mark.slow
-def test_math_is_never_worse_than_math_verify_alone() -> None:
+def test_math_is_never_worse_than_math_verify_alone(verdict: Grader, library: ModuleType) -> None:
     """The library reads the reference in a box, and any formula or number of the response, as trainers call it."""
-    metric = math_verify.metric.math_metric(
-        gold_extraction_target=(math_verify.LatexExtractionConfig(),),
-        pred_extraction_target=(math_verify.ExprExtractionConfig(), math_verify.LatexExtractionConfig()),
+    metric = library.metric.math_metric(
+        gold_extraction_target=(library.LatexExtractionConfig(),),
+        pred_extraction_target=(library.ExprExtractionConfig(), library.LatexExtractionConfig()),
     )
-    right = [pair for pair in PAIRS if pair.verdict in "01" and _library_verdict(metric, pair) == pair.verdict]
+
+    def alone(pair: MathPair) -> str:
+        try:
+            score, _ = metric([f"\\boxed{{{pair.reference}}}"], [pair.response])
+        except (Exception, library.errors.TimeoutException):  # noqa: BLE001  # trainers score any error as 0
+            return "0"
+        return str(int(score))
+
+    right = [pair for pair in PAIRS if pair.verdict in "01" and alone(pair) == pair.verdict]
     assert len(right) > len(PAIRS) // 3
-    assert [pair for pair in right if _verdict(pair) != pair.verdict] == []
-
-
-def _library_verdict(metric: object, pair: MathPair) -> str:
-    try:
-        score, _ = metric([f"\\boxed{{{pair.reference}}}"], [pair.response])  # type: ignore[operator]
-    except (Exception, math_verify.errors.TimeoutException):  # noqa: BLE001  # trainers take any error for a wrong answer
-        return "0"
-    return str(int(score))
+    assert [pair for pair in right if verdict(pair) != pair.verdict] == []

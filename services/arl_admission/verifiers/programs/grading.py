@@ -133,13 +133,15 @@ def _has_decimal_comma(text, wanted):
 def _library_answer(text, library):
     if "\\" not in text and re.search(r"[A-Za-z]{3}", text):
         return None
-    try:
-        found = library.parse("\\boxed{%s}" % text, parsing_timeout=None)
-    except Exception:
-        return None
+    found = _library_values(text, library)
     return Answer("library", text) if any(not isinstance(each, str) for each in found) else None
 
 
 def _library_verdict(wanted, said, library):
-    parsed = [library.parse("\\boxed{%s}" % each, parsing_timeout=None) for each in (wanted, said)]
-    return bool(library.verify(*parsed, timeout_seconds=None))
+    parsed = [_library_values(each, library) for each in (wanted, said)]
+    return bool(library.verify(*parsed, timeout_seconds=None, raise_on_error=True))
+
+
+def _library_values(text, library):
+    """Parse without the library's own time limit, which is the end of this process. Its errors are no wrong answers."""
+    return library.parse("\\boxed{%s}" % text, parsing_timeout=None, raise_on_error=True)
