@@ -16,10 +16,12 @@ import sys
 import time
 import zlib
 
+PACKAGES = "TANGRAM_VERIFIER_PACKAGES"
+"""Variable with the directory of packages that the node adds to those of its `python3`."""
+PACKAGES_PLACE = "/opt/tangram-packages"
+"""The same directory where the sandbox has a file tree of its own."""
 ITEM_S = 5.0
 LARGEST_ANSWER = 1 << 16
-MOST_WORDS = 2
-"""Maximum words of an answer in words, such as `east` and `no solution`. A longer text is a sentence without one."""
 STARTTIME = 22 - 3
 """Index of the start time, in ticks since boot, in the fields of proc(5) after the command's name. They begin at 3."""
 CLOCK_BOOTTIME = 7
@@ -200,6 +202,7 @@ def _error(code, message):
 def main():
     """Read the request, verify the items and write their entries."""
     request = json.load(sys.stdin)
+    sys.path.extend([PACKAGES_PLACE, os.environ.get(PACKAGES, PACKAGES_PLACE)])
     if "modules" in request:
         sys.meta_path.insert(0, SentModules(json.loads(zlib.decompress(base64.b64decode(request["modules"])))))
     until = time.monotonic() - age_s() + request["within_s"]
