@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from arl_kit.http_server.json_limits import MAX_DEPTH, MAX_MEMBERS, MAX_VALUES, JsonLimitExceeded, JsonScanner, JsonTooDeep
+from arl_kit.http_server.json_limits import (
+    MAX_DEPTH,
+    MAX_MEMBERS,
+    MAX_VALUES,
+    JsonLimitExceeded,
+    JsonScanner,
+    JsonTooDeep,
+)
 
 
 def scan(document: bytes, *, step: int | None = None) -> None:
