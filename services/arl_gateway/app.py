@@ -23,6 +23,7 @@ from arl_gateway.environments.archive_routes import router as archive_router
 from arl_gateway.environments.routes import router as environment_router
 from arl_gateway.environments.snapshot_routes import router as snapshot_router
 from arl_gateway.http.dependencies import require_admin_read
+from arl_gateway.http.key_check import KeyCheck
 from arl_gateway.openapi import customize_openapi
 from arl_gateway.reward_services.routes import router as reward_router
 from arl_gateway.reward_services.score_routes import router as score_router
@@ -89,6 +90,7 @@ def build(settings: GatewaySettings) -> FastAPI:
         scrape_dependencies=[require_admin_read],
     )
     provide_deps(app, deps)
+    app.add_middleware(KeyCheck)  # the outermost: nothing else sees a body without a valid key
     _include_routers(app)
     serve_docs(app, settings.docs_dir)
     return app

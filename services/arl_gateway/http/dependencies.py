@@ -10,6 +10,7 @@ from arl_gateway.actions.service import ActionService, RequestTrace
 from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.service import EnvironmentService
 from arl_gateway.http.auth import Caller
+from arl_gateway.http.key_check import authenticated_caller
 from arl_kit.app import require_json
 from arl_kit.fast_route import FastRoute
 from arl_kit.telemetry import current_traceparent
@@ -39,11 +40,8 @@ BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 async def authenticate_request(request: Request, response: Response) -> Caller:
     """Authenticate a request and count it against the key's rate limit."""
-    headers = request.headers
-    said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
-    deps = gateway_deps(request)
-    caller = await deps.authenticator.authenticate(said)
-    response.headers.update(deps.rate_limiter.acquire(caller.key_id))
+    caller = await authenticated_caller(request)
+    response.headers.update(gateway_deps(request).rate_limiter.acquire(caller.key_id))
     return caller
 
 
