@@ -20,7 +20,7 @@ from arl_cpu.contract.executor import (
     ExecutorEvent,
     NodeCapability,
 )
-from arl_cpu.contract.verifier_packages import CAPABILITY_NAME, PLACE, package_directory
+from arl_cpu.contract.verifier_packages import PLACE, math_capability, package_directory
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 
@@ -309,20 +309,7 @@ def _capabilities(host: SandboxHost, findings: _SelfTestFindings) -> tuple[NodeC
         _limit_capability("freeze", group, findings.is_frozen, "SIGSTOP", unverified),
         _disk_total(host, bounded),
         _limit_capability("oom_events", group, memory_seen, "", unverified),
-        _math_verifier(inside["math"]),
-    )
-
-
-def _math_verifier(is_installed: bool) -> NodeCapability:
-    """Report whether sandboxes can import the packages of the verifier `math`."""
-    if is_installed:
-        return NodeCapability(name=CAPABILITY_NAME, level="enforced", mechanism="math-verify")
-    return NodeCapability(
-        name=CAPABILITY_NAME,
-        level="absent",
-        mechanism="none",
-        reason="sandboxes cannot import math-verify, so items of the verifier `math` are `verifier_missing`",
-        fix="install math-verify for the node's Python, where every user can read it",
+        math_capability(is_installed=inside["math"]),
     )
 
 
