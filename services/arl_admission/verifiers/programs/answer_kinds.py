@@ -49,6 +49,9 @@ NUMBER_WORDS = [
     "eleven",
     "twelve",
 ]
+DATE = re.compile(
+    r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.? \d{1,2}(?:, \d{4})?|[a-z]+day,? [a-z]+ \d{1,2}"
+)
 PRODUCT = re.compile(r"[a-df-km-np-z]{2,3}|[A-Z]{2,3}|[ei]?pi[ei]?")
 """Letters side by side that are a product rather than a word."""
 
@@ -89,6 +92,8 @@ def known_words(text, read):
     if lowered in SYNONYMS or re.sub(r"^(?:the|a|an)\s+", "", lowered) in SYNONYMS:
         return Answer("words", SYNONYMS.get(lowered) or SYNONYMS[re.sub(r"^(?:the|a|an)\s+", "", lowered)])
     is_plain = not re.search(r"[\d\\^_=+*/<>|]|\b[a-zA-Z]\b(?<![aAI])", text)
+    if DATE.fullmatch(lowered):
+        return Answer("words", normal_words(text))
     if lowered in NUMBER_WORDS:
         return Answer("number", "", value=sympy.Integer(NUMBER_WORDS.index(lowered)))
     if is_plain and words_of(text) and not PRODUCT.fullmatch(text):

@@ -175,6 +175,7 @@ def _bracketed(text, read):
         cells = [[read(each) for each in row] for row in rows]
         cells = [list(each) for each in zip(*cells, strict=False)] if match.group(3) else cells
         return _matrix(text, cells, "determinant" if match.group(1)[0] in "vV" else None)
+    text = re.sub(r"^[A-Z]'?\s*(?=\([^()]*,)", "", text)
     match = re.fullmatch(r"(\(|\[|\\langle|<)(.*)(\)|\]|\\rangle|>)", text, re.DOTALL)
     if match is None or 0 in depths(text)[1:-1]:
         return None

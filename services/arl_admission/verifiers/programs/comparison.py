@@ -162,6 +162,9 @@ def _same_matrix(wanted, said, in_list):
 
 
 def _same_assignment(wanted, said, in_list):
+    bases = [each.name.partition("_")[0] for each in (wanted, said)]
+    if bases[0] == bases[1] and ("_" in wanted.name) != ("_" in said.name):
+        return same(wanted.parts[0], said.parts[0], in_list)
     if wanted.name != said.name and (
         in_list or not all(re.fullmatch(FUNCTION_NAMES, each.name) for each in (wanted, said))
     ):

@@ -30,7 +30,7 @@ REVISED = re.compile(
     re.IGNORECASE,
 )
 STATED = re.compile(
-    r"(?:\b(?:is|are|be|equals|was|get|to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:(?=[\s$]))\s*(?=[-+−$(\\√]*[\d(\\√π])",
+    r"(?:\b(?:is|are|be|equals|was|get|equal to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:(?=[\s$]))\s*(?=[-+−$(\\√]*[\d(\\√π])",
     re.IGNORECASE,
 )
 RUN = re.compile(
@@ -182,7 +182,8 @@ def _unmarked(text):
     for sentence in reversed(sentences):
         if re.search(r"\d|\$|\\[\[(a-z]|[π√∞]", sentence):
             return _statement(sentence)
-    return FinalAnswer(text, [sentences[-1]] if sentences else ())
+    last = sentences[-1:]
+    return FinalAnswer(text, [*last, *(re.split(r"\b(?:is|are|be)\s+", each)[-1] for each in last)])
 
 
 def _statement(sentence):

@@ -66,9 +66,8 @@ def _json_text(text):
 
 def _wanted(text, library):
     found = _read(text) or _library_answer(text, library)
-    words = [each for each in text.split() if each.lower() not in ("a", "an", "the")]
     is_prose = found is not None and found.kind == "words" and "\\" not in text and found.text not in SYNONYMS.values()
-    if found is None or (is_prose and len(words) > MOST_WORDS) or found.text.lower() in ("nan", "null"):
+    if found is None or (is_prose and len(text.split()) > MOST_WORDS) or found.text.lower() in ("nan", "null"):
         raise Unreadable("reference contains no readable answer: %s" % text[:100])
     return found
 

@@ -118,6 +118,7 @@ WRAPPERS = (
     "text|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathsf|mathit|mathtt"
     "|mbox|hbox|boldsymbol|bm|emph|operatorname\\*?|pmb|underline|ensuremath|mathop"
 )
+UNIT_FRACTION = re.compile(r"\\frac\s*\{\\(?:text|mathrm)\{([^{}]*)\}\}\s*\{\\(?:text|mathrm)\{([^{}]*)\}\}")
 WRAPPED = re.compile(r"\\(%s)\s*\{([^{}]*)\}" % WRAPPERS)
 SPACES = re.compile(
     r"\\(?:quad|qquad|enspace|thinspace|hspace\*?\{[^{}]*\}|hfill|newline)(?![A-Za-z])"
@@ -151,7 +152,8 @@ def unified(text):
     text = re.sub(r"(\d)\s*\\,\s*(?=\d{3}(?!\d))", r"\1,\\!", text)
     text = SPACES.sub(" ", text).replace("\\!", "\0").replace("\\,", " ")
     text = re.sub(r",\0(?=\d{3})|\0", lambda found: "\1" if found.group().startswith(",") else "", text)
-    text = _unwrapped(text)
+    text = _unwrapped(UNIT_FRACTION.sub(r" \\text{\1/\2}", text))
+    text = re.sub(r"(?<=\d)\s*\^?\s*\{?\s*(?:st|nd|rd|th)\b\s*\}?", "", text)
     text = text.replace("\1", "")
     text = _numbers(text)
     return re.sub(r"\s+", " ", text).strip()

@@ -61,14 +61,15 @@ def related(text, read):
         return _inequality(
             text, [sympy.Symbol("x", real=True), read(bound.group(2)).value], [BOUNDS[bound.group(1).lower()]]
         )
+    exact = pieces(text, r"\s*\\(?:approx|simeq)(?![A-Za-z])\s*")
+    if len(exact) > 1 and all(exact):
+        return read(exact[0] if not _is_label(exact[0]) else exact[1])
     signs = _top_level(text, RELATION)
     sides = pieces(text, r"\s*(?:%s)\s*" % RELATION.pattern)
     if signs and len(sides) == len(signs) + 1 and all(each.strip() for each in sides):
         signs = [{"<=": "\\le", ">=": "\\ge", "!=": "\\ne"}.get(each, each) for each in signs]
         return _inequality(text, [read_expression(_unlabelled(each)) for each in sides], signs)
-    sides = [
-        each.strip() for each in pieces(text, r"\s*(?<![<>!:])={1,2}\s*|\s*:=\s*|\s*\\(?:equiv|approx)(?![A-Za-z])\s*")
-    ]
+    sides = [each.strip() for each in pieces(text, r"\s*(?<![<>!:])={1,2}\s*|\s*:=\s*|\s*\\equiv(?![A-Za-z])\s*")]
     if len(sides) < 2 or not all(sides):
         return None
     return _equation(text, sides, read)
@@ -145,6 +146,8 @@ def _equation(text, sides, read):
 
 
 def _is_label(text):
+    if re.fullmatch(r"\\frac\{d\w?\}\{d\w\}|d\w/d\w", text):
+        return True
     if re.fullmatch(r"\(\s*[a-zA-Z](?:\s*,\s*[a-zA-Z])+\s*\)", text):
         return True
     if re.fullmatch(r"\\?[a-zA-Z]+(?:_\{?\w+\}?)?'*(?:\s*\([a-zA-Z](?:,\s*[a-zA-Z])*\))?", text) and text not in (
