@@ -91,3 +91,23 @@ def test_math_is_never_worse_than_math_verify_alone(verdict: Grader, library: Mo
     right = [pair for pair in PAIRS if pair.verdict in "01" and alone(pair) == pair.verdict]
     assert len(right) > len(PAIRS) // 3
     assert [pair for pair in right if verdict(pair) != pair.verdict] == []
+
+
+@pytest.mark.parametrize(
+    "response",
+    [
+        "12, " * 60_000,
+        "\\boxed{" * 50_000,
+        "\\boxed{4}" * 30_000,
+        "the answer is " * 30_000,
+        "\n" * 500_000,
+        "\\boxed{9^{9^{9^{9}}}}",
+        "\\boxed{99999999999!}",
+        "\\boxed{\\binom{10^9}{5\\cdot 10^8}}",
+        "\\boxed{(x+1)^{100000}}",
+        "\\boxed{" + "(" * 50_000 + "}",
+    ],
+    ids=lambda response: response[:12],
+)
+def test_hostile_response_is_wrong_and_not_a_timeout(verdict: Grader, response: str) -> None:
+    assert verdict(MathPair("hostile", "x^2+1", response, "0")) == "0"

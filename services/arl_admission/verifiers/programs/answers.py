@@ -167,6 +167,7 @@ def _range(text, read):
 
 def _bracketed(text, read):
     """Read tuples, intervals, vectors and matrices."""
+    text = re.sub(r"^[\[(]\s*(\\begin\{array\}.*\\end\{array\})\s*[\])]$", r"\1", text)
     match = re.fullmatch(
         r"\\begin\{([pbvBV]?matrix|array)\}(?:\{[lcr|]+\})?(.*)\\end\{\1\}(\^\{?(?:T|\\top)\}?)?", text, re.DOTALL
     )

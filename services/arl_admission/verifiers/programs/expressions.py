@@ -10,6 +10,10 @@ from arl_admission.verifiers.programs.symbol_names import CONSTANTS, DECORATIONS
 MOST_CHARACTERS = 2000
 LARGEST_POWER_BITS = 1 << 16
 """A power of integers with more bits stays a power, since its digits would take seconds."""
+MOST_POWER_BITS = 1 << 26
+"""A power with more bits is not read, since its logarithm would take seconds."""
+LARGEST_POWER = 5000
+"""Largest exponent of an expression with symbols."""
 LARGEST_FACTORIAL = 3000
 MOST_LETTERS = 3
 """Maximum different letters side by side that are a product. More of them are a word."""
@@ -192,8 +196,7 @@ class ExpressionReader:
     def named(self, name):
         """Read what belongs to a name: the arguments of a function, the subscript of a symbol."""
         if name in ("frac", "binom"):
-            first, second = self.argument(), self.argument()
-            return first / second if name == "frac" else sympy.binomial(first, second)
+            return _of_two(name, self.argument(), self.argument())
         if name == "sqrt":
             return self.root()
         if name == "operatorname":
@@ -291,6 +294,14 @@ def _tokens(text):
             yield token
 
 
+def _of_two(name, first, second):
+    if name == "frac":
+        return first / second
+    if first.is_number and first > LARGEST_FACTORIAL:
+        raise Unreadable("the binomial is too large")
+    return sympy.binomial(first, second)
+
+
 def _apply(name, base, arguments):
     if base is not None:
         return sympy.log(arguments[0], base)
@@ -302,12 +313,24 @@ def _apply(name, base, arguments):
 
 
 def _power(base, exponent):
+    if exponent.is_number and base.is_number and not exponent.is_Rational and exponent.has(sympy.Pow, sympy.factorial):
+        exponent = (
+            sympy.simplify(exponent) if exponent.is_algebraic and abs(sympy.N(exponent)) < LARGEST_POWER else None
+        )
+        if exponent is None:
+            raise Unreadable("the power is too large")
+    if exponent.is_Rational and not base.is_Rational and abs(exponent) > LARGEST_POWER:
+        raise Unreadable("the power is too large")
     if base.is_Rational and exponent.is_Rational:
         bits = max(abs(base.p).bit_length(), base.q.bit_length()) * abs(exponent)
+        if bits > MOST_POWER_BITS and base not in (0, 1, -1):
+            raise Unreadable("the power is too large")
         if bits > LARGEST_POWER_BITS and base not in (0, 1, -1):
             return sympy.Pow(base, exponent, evaluate=False)
     return base**exponent
 
 
 def _factorial(value):
+    if value.is_number and not (value.is_Integer and value < 1_000_000):
+        raise Unreadable("the factorial is too large")
     return sympy.factorial(value, evaluate=not (value.is_Integer and value > LARGEST_FACTORIAL))

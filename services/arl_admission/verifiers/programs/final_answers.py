@@ -4,6 +4,11 @@ import re
 
 from arl_admission.verifiers.programs.notation import bracketed
 
+LAST_CHARACTERS = 20_000
+"""Characters at the end of a response in which its answer is searched. A longer answer is none."""
+MOST_CHARACTERS = 2000
+"""Maximum characters of an answer, and of the statement that has it."""
+MOST_BOXES = 64
 THOUGHT_ENDS = re.compile(
     r"</think(?:ing)?>|</reasoning>|</thought>|<\|end_of_thought\|>|◁/think▷|\[/THINK\]", re.IGNORECASE
 )
@@ -18,7 +23,7 @@ MARK = re.compile(
     r"|\bréponse(?:\s+(?:finale\s+)?est|\s*:)|\brisposta(?:\s+è|\s*:)|\bответ(?:\s*[:—-])|\bresposta(?:\s+é|\s*:)",
     re.IGNORECASE,
 )
-HASHES = re.compile(r"^\s*####\s*(.+)$", re.MULTILINE)
+HASHES = re.compile(r"^[ \t]*####[ \t]*(.+)$", re.MULTILINE)
 TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
 JOINER = (
     r"[\s$.,;、*\\()]*(?:(?:and|or|und|oder|y|o|et|ou|和|或|以及|及)\b|和|或|以及)?"
@@ -30,7 +35,8 @@ REVISED = re.compile(
     re.IGNORECASE,
 )
 STATED = re.compile(
-    r"(?:\b(?:is|are|be|equals|was|get|equal to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:(?=[\s$]))\s*(?=[-+−$(\\√]*[\d(\\√π])",
+    r"(?:\b(?:is|are|be|equals|was|get|equal to|gives)\b|\b(?:so|thus|hence|therefore)\b,?|=|:(?=[\s$]))"
+    r"\s*(?=[-+−$(\\√]*[\d(\\√π])",
     re.IGNORECASE,
 )
 RUN = re.compile(
@@ -83,12 +89,12 @@ def _after_thought(text):
         text = text[ends[-1].end() :]
     begin = THOUGHT_BEGINS.search(text)
     text = text[: begin.start()] if begin else text
-    return re.sub(r"<\|[a-z_]+\|>|</s>", " ", text)
+    return re.sub(r"<\|[a-z_]+\|>|</s>", " ", text.strip()[-LAST_CHARACTERS:])
 
 
 def _marks(text):
     """Yield begin, end, kind and content of everything that marks an answer."""
-    at, has_box = 0, False
+    at, spans = 0, []
     while (match := BOX.search(text, at)) is not None:
         if match.group(1):
             yield match.start(), match.end(), "box", match.group(1)
@@ -96,25 +102,28 @@ def _marks(text):
             continue
         content, at = bracketed(text, match.end())
         if content is None or content.strip():
-            has_box = True
+            spans.append((match.start(), at))
             yield match.start(), at, "box", content
     for match in HASHES.finditer(text):
         yield match.start(), match.end(), "hashes", match.group(1)
     for match in TAG.finditer(text):
         yield match.end(), match.end(), "tag", match.group(1)
     for match in MARK.finditer(text):
+        if any(begin < match.start() < end for begin, end in spans[-MOST_BOXES:]):
+            continue
         rest = re.match(r"[\s*:]*(?:\\\[|\$\$)?\s*([^\n]*)", text[match.end() :])
         content = rest.group(1) if rest else ""
         if (
             content.strip(" *_")
             and not BOX.search(content)
-            and (not has_box or re.search(r"\d|\\[a-z]|\b[A-J]\b", content))
+            and (not spans or re.search(r"\d|\\[a-z]|\b[A-J]\b", content))
         ):
             yield match.start(), match.end() + rest.end(), "phrase", content
 
 
 def _boxes(text, boxes):
     """Return the last box, together with the boxes before it if only `and`, `or` or a comma stand between them."""
+    boxes = boxes[-MOST_BOXES:]
     group = [boxes[-1]]
     for before in reversed(boxes[:-1]):
         between = text[before[1] : group[0][0]]
@@ -126,7 +135,9 @@ def _boxes(text, boxes):
     contents = []
     for each in group:
         name = (
-            re.search(r"(?<![a-zA-Z\\])([a-zA-Z](?:_\d)?)\s*=\s*\$*\s*$", text[: each[0]]) if len(group) > 1 else None
+            re.search(r"(?<![a-zA-Z\\])([a-zA-Z](?:_\d)?)\s*=\s*\$*\s*$", text[max(0, each[0] - 20) : each[0]])
+            if len(group) > 1
+            else None
         )
         content = ("%s=%s" % (name.group(1), each[3]) if name else each[3]).strip()
         if content not in contents:
@@ -146,6 +157,7 @@ def _revised(tail):
 
 def _phrase(content):
     """Return the answer after the words that announce it."""
+    content = content[:MOST_CHARACTERS]
     content = re.sub(r"^\s*(?:\*\*|__|:|\s)*|(?:\*\*|__)\s*", "", content)
     negated = re.match(r"not\s+.+?\bbut\s+(?:rather\s+)?(.+)", content)
     content = negated.group(1) if negated else content
@@ -187,6 +199,7 @@ def _unmarked(text):
 
 
 def _statement(sentence):
+    sentence = sentence[-MOST_CHARACTERS:]
     segments = list(re.finditer(r"\$\$?([^$]+)\$\$?|\\\((.+?)\\\)|\\\[(.+?)\\\]", sentence))
     if segments and not re.search(r"\d", sentence[segments[-1].end() :]):
         parts = [next(group for group in segments[-1].groups() if group)]
@@ -208,6 +221,7 @@ def _statement(sentence):
 
 def _runs(text, first=False):
     """Return the last (or first) number or formula of a text, together with the ones that are listed beside it."""
+    text = text[:MOST_CHARACTERS] if first else text[-MOST_CHARACTERS:]
     runs = [each for each in RUN.finditer(text) if each.group().strip(" .,$")]
     if not runs:
         return []

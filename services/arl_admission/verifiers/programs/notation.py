@@ -96,7 +96,8 @@ RENAMED = [
     (r"\\lt(?![A-Za-z])", "<"),
     (r"\\gt(?![A-Za-z])", ">"),
     (r"\\neq(?![A-Za-z])", r"\\ne"),
-    (r"\\(?:dbinom|tbinom|choose)(?![A-Za-z])", r"\\binom"),
+    (r"\{\s*([^{}\\]*?)\s*\\choose\s*([^{}\\]*?)\s*\}", r"\\binom{\1}{\2}"),
+    (r"\\(?:dbinom|tbinom)(?![A-Za-z])", r"\\binom"),
     (r"\\(?:varnothing|O)(?![A-Za-z])", r"\\emptyset"),
     (r"\\(?:lbrace)(?![A-Za-z])|\\\{", "\\\\{"),
     (r"\\(?:rbrace)(?![A-Za-z])|\\\}", "\\\\}"),
@@ -122,7 +123,7 @@ UNIT_FRACTION = re.compile(r"\\frac\s*\{\\(?:text|mathrm)\{([^{}]*)\}\}\s*\{\\(?
 WRAPPED = re.compile(r"\\(%s)\s*\{([^{}]*)\}" % WRAPPERS)
 SPACES = re.compile(
     r"\\(?:quad|qquad|enspace|thinspace|hspace\*?\{[^{}]*\}|hfill|newline)(?![A-Za-z])"
-    r"|\\[ ;:>\n]|~|[\u00a0\u2009\u202f\u2007\u3000]"
+    r"|(?<!\\)\\[ ;:>\n]|~|[\u00a0\u2009\u202f\u2007\u3000]"
 )
 VULGAR = re.compile("[¼-¾⅐-⅞↉]")
 MIXED = re.compile(r"(?<![\w.}^_])(\d+)\s*\\frac\s*(?:\{(\d+)\}\s*\{(\d+)\}|(\d)(\d))")
@@ -226,7 +227,7 @@ def bracketed(text, at):
 
 
 def _signs(text):
-    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: "^{%s}" % found.group().translate(SUPERSCRIPTS), text)
+    text = re.sub("[⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ]+", lambda found: _power_sign(found.group().translate(SUPERSCRIPTS)), text)
     text = re.sub("[₀-₉]+", lambda found: "_{%s}" % found.group().translate(SUBSCRIPTS), text)
     text = re.sub(r"(?<=\d)(?=[¼-¾⅐-⅞↉])", " ", text)
     text = VULGAR.sub(lambda found: unicodedata.normalize("NFKC", found.group()).replace("⁄", "/"), text)
@@ -238,6 +239,10 @@ def _signs(text):
         else each
         for each in text
     )
+
+
+def _power_sign(exponent):
+    return "^" + exponent if len(exponent) == 1 else "^{%s}" % exponent
 
 
 def _root_sign(found):
