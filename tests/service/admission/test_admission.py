@@ -1,6 +1,7 @@
 """Test admission on a real Postgres: inserted rows, refusals with their reasons, and idempotency keys."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from hashlib import sha256
 from typing import Any
@@ -198,6 +199,45 @@ class TestRefusals:
             assert (answer.problem.status, answer.problem.code) == (422, "template_not_found")
             assert answer.problem.errors[0].field == "environment.template"
             assert "Available: alpine, debian, host" in answer.problem.detail
+
+    @pytest.mark.parametrize(
+        ("node", "beat", "project", "code"),
+        [
+            (None, "", "a", "endpoint_not_found"),
+            ("other", "1 hour", "a", "endpoint_not_found"),
+            ("search", "1 hour", "a", None),
+            ("search", "-1 day", "a", None),  # its broker may return
+            ("private", "1 hour", "a", None),
+            ("private", "1 hour", "b", "endpoint_not_found"),
+        ],
+    )
+    async def test_endpoint_that_no_broker_has_or_had_is_refused(
+        self, database: str, node: str | None, beat: str, project: str, code: str | None
+    ) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            if node is not None:
+                offered = {"name": node, "methods": ["POST"], "projects": ["a"] if node == "private" else None}
+                id = await rows.node("broker", beat=beat)
+                sql = "update nodes set kind = 'api', endpoints = $2 where id = $1"
+                await rows.execute(sql, id, json.dumps([offered]))
+            called = "private" if node == "private" else "search"
+            item = an_item(rows, argv=None, kind="call", endpoint=called, request={}).model_copy(
+                update={"project": project}
+            )
+            (answer,) = (await AdmissionService(store, RecordingPeers(), SETTINGS).admit([item])).items
+            assert (answer.problem.code if answer.problem is not None else None) == code
+            if code is not None:
+                assert answer.problem is not None
+                assert answer.problem.errors[0].field == "endpoint"
+                assert f"Available: {'other' if node == 'other' else 'none'}." in answer.problem.detail
+
+    async def test_service_that_no_node_has_or_had_is_refused(self, database: str) -> None:
+        async with rows_in(database) as rows, store_of(database, "admission") as store:
+            admission = AdmissionService(store, RecordingPeers(), SETTINGS)
+            item = an_item(rows, argv=None, kind="score", service="nothing", items=[{"text": "x"}])
+            (answer,) = (await admission.admit([item])).items
+            assert answer.problem is not None
+            assert answer.problem.code == "reward_service_not_found"
 
     async def test_demand_larger_than_the_nodes_with_the_template_is_refused(self, database: str) -> None:
         async with rows_in(database) as rows, store_of(database, "admission") as store:

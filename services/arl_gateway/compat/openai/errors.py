@@ -4,11 +4,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 
 from arl_gateway.compat.blocking_score import CompatRoute
+from arl_kit.app import validation_failed
 from arl_wire.errors import BadRequest, TangramError, Unprocessable
 
-__all__ = ["OpenAiRoute"]
+__all__ = ["OpenAiErrorRoute", "OpenAiRoute"]
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -32,6 +35,25 @@ class OpenAiRoute(CompatRoute):
                 return await handle(request)
             except Unprocessable as error:
                 raise _add_openai_error(BadRequest(error.detail, errors=error.errors)) from error
+            except TangramError as error:
+                raise _add_openai_error(error) from error
+
+        return handle_openly
+
+
+class OpenAiErrorRoute(APIRoute):
+    """A route whose errors include OpenAI's `error`; their status stays unchanged."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it adds OpenAI's `error` to errors."""
+        handle = super().get_route_handler()
+
+        async def handle_openly(request: Request) -> Response:
+            """Handle the request and add OpenAI's `error` to errors."""
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                raise _add_openai_error(validation_failed(error.errors())) from error
             except TangramError as error:
                 raise _add_openai_error(error) from error
 
