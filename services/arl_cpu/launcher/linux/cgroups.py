@@ -9,12 +9,24 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from arl_cpu.launcher.linux.cgroup_files import (
+    read_counter,
+    read_file,
+    remove_directory,
+    send_signal,
+    write_file,
+    write_if_exists,
+)
+
 __all__ = ["Cgroup", "CgroupTree", "CgroupUsage", "NoCgroup", "find_cgroup_tree", "wait_until"]
 
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
 _SHARES, _WEIGHT = 102, 10
 """A tenth of the default, so that sandboxes cannot starve the services next to them."""
+_WORKERS = "file-workers"
+"""Name of the group in which all file operations of the node share one core. Other groups have priority."""
+_WORKERS_CPU_MILLI, _WORKERS_SHARES, _WORKERS_WEIGHT = 1000, 2, 1
 _V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
 _V1_FILES = {
     "cpu.quota": "cpu.cfs_quota_us",
@@ -52,7 +64,9 @@ class Cgroup(Protocol):
         ...
 
     worker_join_files: Sequence[str]
-    """Files for a process that joins the accounting but not the freezer."""
+    """Files for a process of a file operation. It uses the CPU limit that all of them share, and where possible the
+    environment's memory limit, but not its freezer.
+    """
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None: ...
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
@@ -143,15 +157,35 @@ class CgroupV1Tree:
         top, parent = mounts["cpuset"], self._roots["cpuset"]
         for directory in (parent.parent, parent):
             for name in ("cpuset.cpus", "cpuset.mems"):
-                _write(directory / name, (top / name).read_text())
-        _write(self._roots["cpu"] / "cpu.shares", _SHARES)
+                write_file(directory / name, (top / name).read_text())
+        write_file(self._roots["cpu"] / "cpu.shares", _SHARES)
         self._cpus, self._mems = ((parent / name).read_text() for name in ("cpuset.cpus", "cpuset.mems"))
         # Several controllers may share a hierarchy.
         self._hierarchies = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
 
     def make(self, name: str) -> "CgroupV1":
+        group = self._make(name)
+        group.worker_join_files = self._worker_join_files(name)
+        return group
+
+    def _make(self, name: str) -> "CgroupV1":
         paths = {controller: root / name for controller, root in self._roots.items()}
         return CgroupV1(paths, [paths[controller] for controller in self._hierarchies], self._cpus, self._mems)
+
+    def _worker_join_files(self, name: str) -> list[str]:
+        """Return the files of the shared group for CPU and cores, and of the named group for memory and pids."""
+        if not (self._roots["cpu"] / _WORKERS).exists():
+            workers = self._make(_WORKERS)
+            workers.set_cpu(cpu_milli=_WORKERS_CPU_MILLI, cores=())
+            write_file(self._roots["cpu"] / _WORKERS / "cpu.shares", _WORKERS_SHARES)
+        freezer = os.path.realpath(self._roots["freezer"])
+        shared = {os.path.realpath(self._roots[controller]) for controller in ("cpu", "cpuacct", "cpuset")}
+        directories = [self._roots[controller] for controller in self._hierarchies]
+        return [
+            f"{path / (_WORKERS if os.path.realpath(path) in shared else name)}/cgroup.procs"
+            for path in directories
+            if os.path.realpath(path) != freezer
+        ]
 
     def sweep(self) -> None:
         names = {path.name for root in self._roots.values() for path in root.glob("*/")}
@@ -160,8 +194,9 @@ class CgroupV1Tree:
 
     def remove(self) -> None:
         for root in self._roots.values():
-            _rmdir(root)
-            _rmdir(root.parent)
+            remove_directory(root / _WORKERS)
+            remove_directory(root)
+            remove_directory(root.parent)
 
 
 class CgroupV1:
@@ -172,58 +207,57 @@ class CgroupV1:
         # Strings, because building a Path costs more than the access.
         self._files = {name: f"{paths[name.partition('.')[0]]}/{file}" for name, file in _V1_FILES.items()}
         self._join_files = [f"{path}/cgroup.procs" for path in directories]
-        counting = [path for path in directories if not path.samefile(paths["freezer"])]
-        self.worker_join_files: Sequence[str] = [f"{path}/cgroup.procs" for path in counting]
+        self.worker_join_files: Sequence[str] = ()
         # A cpuset accepts no process before both are set.
-        _write(self._files["cpuset.mems"], mems)
-        _write(self._files["cpuset.cpus"], cpus)
+        write_file(self._files["cpuset.mems"], mems)
+        write_file(self._files["cpuset.cpus"], cpus)
 
     @property
     def join_files(self) -> Sequence[str]:
         return self._join_files
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None:
-        _write(self._files["memory.limit"], memory_mib << 20)
-        _write_if_exists(self._files["memory.memsw"], memory_mib << 20)
-        _write(self._files["pids.max"], pids)
+        write_file(self._files["memory.limit"], memory_mib << 20)
+        write_if_exists(self._files["memory.memsw"], memory_mib << 20)
+        write_file(self._files["pids.max"], pids)
 
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
         # Writing the same value starts a new period, so that earlier usage does not count.
-        _write(self._files["cpu.quota"], _quota_us(cpu_milli))
-        _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
+        write_file(self._files["cpu.quota"], _quota_us(cpu_milli))
+        write_file(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
 
     def freeze(self) -> bool:
         state = self._files["freezer.state"]
-        _write(state, "FROZEN")
-        return _read(state) == "FROZEN\n"
+        write_file(state, "FROZEN")
+        return read_file(state) == "FROZEN\n"
 
     def thaw(self) -> None:
-        _write(self._files["freezer.state"], "THAWED")
+        write_file(self._files["freezer.state"], "THAWED")
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage(
-            cpu_us=int(_read(self._files["cpuacct.usage"])) // 1000,
-            oom_kills=_counter(self._files["memory.oom"], "oom_kill"),
-            pids_refused=_counter(self._files["pids.events"], "max"),
+            cpu_us=int(read_file(self._files["cpuacct.usage"])) // 1000,
+            oom_kills=read_counter(self._files["memory.oom"], "oom_kill"),
+            pids_refused=read_counter(self._files["pids.events"], "max"),
         )
 
     def reset_peak(self) -> None:
-        _write(self._files["memory.peak"], 0)
+        write_file(self._files["memory.peak"], 0)
 
     def peak_kib(self) -> int:
-        return int(_read(self._files["memory.peak"])) >> 10
+        return int(read_file(self._files["memory.peak"])) >> 10
 
     def processes(self) -> list[int]:
-        return [int(pid) for pid in _read(self._files["freezer.procs"]).split()]
+        return [int(pid) for pid in read_file(self._files["freezer.procs"]).split()]
 
     def kill(self) -> None:
         """Send the signal before thawing, so that no process runs again before it dies."""
         for pid in self.processes():
-            _signal(pid, signal.SIGKILL)
+            send_signal(pid, signal.SIGKILL)
         self.thaw()
 
     def remove(self) -> bool:
-        removed = [_rmdir(path) for path in self._directories]
+        removed = [remove_directory(path) for path in self._directories]
         return all(removed)
 
 
@@ -242,28 +276,38 @@ class CgroupV2Tree:
             # A cgroup that delegates controllers may contain no process.
             leaf = base / "launcher"
             leaf.mkdir(exist_ok=True)
-            _write(leaf / "cgroup.procs", os.getpid())
+            write_file(leaf / "cgroup.procs", os.getpid())
         for directory in (base, self._root.parent, self._root):
-            _write(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
-        _write(self._root / "cpu.weight", _WEIGHT)
+            write_file(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
+        write_file(self._root / "cpu.weight", _WEIGHT)
 
     def make(self, name: str) -> "CgroupV2":
-        return CgroupV2(self._root / name)
+        group = CgroupV2(self._root / name)
+        group.worker_join_files = self._worker_join_files()
+        return group
+
+    def _worker_join_files(self) -> list[str]:
+        """Return the file of the shared group. The memory of an operation is not limited by the environment's group."""
+        path = self._root / _WORKERS
+        if not path.exists():
+            CgroupV2(path).set_cpu(cpu_milli=_WORKERS_CPU_MILLI, cores=())
+            write_file(path / "cpu.weight", _WORKERS_WEIGHT)
+        return [f"{path}/cgroup.procs"]
 
     def sweep(self) -> None:
         for path in self._root.glob("*/"):
             _kill_and_remove(self.make(path.name))
 
     def remove(self) -> None:
-        _rmdir(self._root)
-        _rmdir(self._root.parent)
+        remove_directory(self._root / _WORKERS)
+        remove_directory(self._root)
+        remove_directory(self._root.parent)
 
 
 class CgroupV2:
-    worker_join_files: Sequence[str] = ()
-
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.worker_join_files: Sequence[str] = ()
         path.mkdir(exist_ok=True)
 
     @property
@@ -271,26 +315,26 @@ class CgroupV2:
         return (f"{self._path}/cgroup.procs",)
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None:
-        _write(self._path / "memory.max", memory_mib << 20)
-        _write_if_exists(self._path / "memory.swap.max", 0)
-        _write(self._path / "pids.max", pids)
+        write_file(self._path / "memory.max", memory_mib << 20)
+        write_if_exists(self._path / "memory.swap.max", 0)
+        write_file(self._path / "pids.max", pids)
 
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        _write(self._path / "cpu.max", f"{_quota_us(cpu_milli)} {_PERIOD_US}")
-        _write(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
+        write_file(self._path / "cpu.max", f"{_quota_us(cpu_milli)} {_PERIOD_US}")
+        write_file(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
 
     def freeze(self) -> bool:
-        _write(self._path / "cgroup.freeze", 1)
-        return _counter(self._path / "cgroup.events", "frozen") == 1
+        write_file(self._path / "cgroup.freeze", 1)
+        return read_counter(self._path / "cgroup.events", "frozen") == 1
 
     def thaw(self) -> None:
-        _write(self._path / "cgroup.freeze", 0)
+        write_file(self._path / "cgroup.freeze", 0)
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage(
-            cpu_us=_counter(self._path / "cpu.stat", "usage_usec"),
-            oom_kills=_counter(self._path / "memory.events", "oom_kill"),
-            pids_refused=_counter(self._path / "pids.events", "max"),
+            cpu_us=read_counter(self._path / "cpu.stat", "usage_usec"),
+            oom_kills=read_counter(self._path / "memory.events", "oom_kill"),
+            pids_refused=read_counter(self._path / "pids.events", "max"),
         )
 
     def reset_peak(self) -> None:
@@ -304,11 +348,11 @@ class CgroupV2:
         return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
 
     def kill(self) -> None:
-        _write(self._path / "cgroup.kill", 1)
+        write_file(self._path / "cgroup.kill", 1)
         self.thaw()
 
     def remove(self) -> bool:
-        return _rmdir(self._path)
+        return remove_directory(self._path)
 
 
 def _cgroup_mounts() -> dict[str, str]:
@@ -349,51 +393,4 @@ def wait_until(done: Callable[[], bool], limit_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.0002)
-    return True
-
-
-def _counter(path: str | Path, name: str) -> int:
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
-
-
-def _read(path: str | Path) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        content = b""
-        while part := os.read(fd, 1 << 16):
-            content += part
-    finally:
-        os.close(fd)
-    return content.decode()
-
-
-def _write(path: str | Path, value: int | str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
-
-
-def _write_if_exists(path: str | Path, value: int) -> None:
-    if os.path.exists(path):
-        _write(path, value)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _rmdir(path: Path) -> bool:
-    try:
-        path.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
     return True
