@@ -11,22 +11,19 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
+from dataclasses import replace
 from typing import NoReturn
 
 from arl_cpu.launcher.agent.agent_request import AgentRequest
-from arl_cpu.launcher.agent.process_spawn import (
-    fork_source,
-    spawn_by_fork,
-    spawn_interpreter,
-    spawn_process,
-    spawn_session,
-)
-from arl_cpu.launcher.agent.python_source import reset_interpreter
+from arl_cpu.launcher.agent.process_spawn import spawn_by_fork, spawn_process, spawn_session
+from arl_cpu.launcher.agent.source_file import PlacedSource
 from arl_cpu.launcher.files import workspace
 from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, TemplateLayers
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import ProcessInfo, signal_each
+from arl_cpu.launcher.linux.syscalls import detach_tracee
 
 __all__ = ["run_agent"]
 
@@ -83,7 +80,7 @@ def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_s
         isolation.apply_setup(setup)
         if setup.is_native:
             _exec_native_agent(isolation, setup, oom_score)
-        reset_interpreter(setup.base_prefix if setup.is_host else None)
+        _disable_imports()
         agent = _SandboxAgent(channel, isolation, setup, oom_score)
     except OSError as error:
         _send_failure(channel, error)
@@ -180,33 +177,25 @@ class _SandboxAgent:
                 message = self._workspace.send_files(order.fetch, self._channel)
                 self._channel.send({"op": "exited", "status": 0, "message": message})
             else:
-                self._launch(order, payload, stdio)
+                self._launch(order, stdio)
         for fd in (payload, *stdio):
             os.close(fd)
 
-    def _launch(self, request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> None:
+    def _launch(self, request: AgentRequest, stdio: tuple[int, ...]) -> None:
         # If no process was left behind, none can have appeared: the environment was frozen.
         action = _ActiveAction(
             frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
         )
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGCONT)
-        # If memory runs out, the kernel must choose the action and not the agent.
-        self._set_oom_score(_OOM_SCORE_FIRST)
         try:
-            if request.mode == "watch":
-                pass
-            elif request.mode == "session":
-                spawn_session(request, stdio, self._isolation)
-            elif request.mode == "source" and self._setup.is_host:
-                action.pid = fork_source(request, stdio, self._isolation)
-            elif request.mode == "source":
-                action.pid = spawn_interpreter(request, payload, stdio)
-            elif self._isolation.confines_actions:
-                action.pid = spawn_by_fork(request, stdio, self._isolation)
-            else:
-                action.pid = spawn_process(request, stdio)
+            if request.mode == "source":
+                action.place_source()
+            # If memory runs out, the kernel must choose the action and not the agent.
+            self._set_oom_score(_OOM_SCORE_FIRST)
+            action.pid = self._spawn(action, stdio)
         except (OSError, ValueError) as error:
+            action.remove_source()
             self._report_unstarted(action, error, stdio[2])
             return
         finally:
@@ -216,6 +205,21 @@ class _SandboxAgent:
             self._finish(action, status=0, peak_kib=0)
         else:
             self._action = action
+
+    def _spawn(self, action: "_ActiveAction", stdio: tuple[int, ...]) -> int:
+        """Start the action's first process. Return its pid, or 0 if the action has none. Raises OSError."""
+        request, inherited = action.request, action.source.inherited if action.source is not None else ()
+        if request.mode == "session":
+            spawn_session(request, stdio, self._isolation)
+        if request.mode in ("session", "watch"):
+            return 0
+        try:
+            if self._isolation.confines_actions:
+                return spawn_by_fork(request, stdio, self._isolation, *inherited)
+            return spawn_process(request, stdio)
+        finally:
+            if action.source is not None:
+                action.source.close()
 
     def _set_oom_score(self, score: bytes) -> None:
         with contextlib.suppress(PermissionError):  # a host may have set a higher minimum
@@ -235,6 +239,10 @@ class _SandboxAgent:
                 }
             )
             return
+        if action.request.mode == "source" and getattr(error, "errno", None) in _DISK_FULL:
+            message = "the source does not fit on the disk of the environment"
+            self._channel.send({"op": "exited", "limit": "disk", "message": message})
+            return
         if action.request.mode == "source" and isinstance(error, FileNotFoundError):
             self._channel.send({"op": "exited", "no_interpreter": True})
             return
@@ -249,13 +257,16 @@ class _SandboxAgent:
         with contextlib.suppress(ChildProcessError):
             while (dead := os.wait4(-1, os.WNOHANG))[0] != 0:
                 pid, status, usage = dead
-                if self._action is not None and pid == self._action.pid:
+                if os.WIFSTOPPED(status):
+                    _release_tracee(pid, status)
+                elif self._action is not None and pid == self._action.pid:
                     ended = self._action, status, usage.ru_maxrss
         if ended is not None:
             self._action = None
             self._finish(*ended)
 
     def _finish(self, action: "_ActiveAction", status: int, peak_kib: int) -> None:
+        action.remove_source()
         others = self._isolation.other_processes()
         self._has_leftovers = self._setup.keeps_processes and bool(others)
         left = [process for process in others if process not in action.earlier_processes]
@@ -333,6 +344,29 @@ class _ActiveAction:
         self.is_over_memory = False
         self.exceeded_limit: str | None = None
         self.cpu_us_before = _children_cpu_us()
+        self.source: PlacedSource | None = None
+
+    def place_source(self) -> None:
+        """Write the source to a file and let the interpreter run that file. Raises OSError."""
+        self.source = PlacedSource(self.request)
+        self.request = replace(self.request, argv=(*self.request.argv, self.source.path))
+
+    def remove_source(self) -> None:
+        if self.source is not None:
+            self.source.remove()
+
+
+def _release_tracee(pid: int, status: int) -> None:
+    """Release a process with the signal that stopped it. It has declared its parent, the agent, its tracer."""
+    stopped_by = os.WSTOPSIG(status)
+    with contextlib.suppress(OSError):  # it was killed meanwhile
+        detach_tracee(pid, 0 if status >> 16 or stopped_by == signal.SIGTRAP else stopped_by)
+
+
+def _disable_imports() -> None:
+    """Import nothing from now on: programs may write the files at this interpreter's paths."""
+    sys.path.clear()
+    sys.path_importer_cache.clear()
 
 
 def _own_peak_kib() -> int:

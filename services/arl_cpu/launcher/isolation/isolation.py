@@ -42,8 +42,6 @@ class AgentSetup:
     """The launcher's parameters for an agent, sent before it isolates itself."""
 
     workspace: str
-    is_host: bool
-    """True for the template `host`, in which the agent's own interpreter is visible."""
     base_prefix: str
     memory_mib: int
     disk_mib: int

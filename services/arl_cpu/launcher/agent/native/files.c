@@ -78,7 +78,7 @@ static char *no_path(const char *path)
     return message;
 }
 
-static int write_all(int file, const struct item *content)
+int write_all(int file, const struct item *content)
 {
     size_t at = 0;
     while (at < content->length) {
