@@ -197,16 +197,20 @@ class TestSource:
         (root / "usr/bin").mkdir(parents=True)
         (root / "bin/python3").rename(root / "usr/bin/python3")
         imported(sandbox, "python", packed(root))
-        source = "import sys, only_here, local\nprint(only_here.WHERE, local.X, __name__, __file__, sys.argv)\n1 / 0"
+        source = "import sys, only_here, local\nprint(only_here.WHERE, local.X, __name__, sys.argv)\n1 / 0"
         report = await sandbox.run(
             a_program(
                 source, files={"local.py": b"X = 7"}, environment=an_environment(scope="ephemeral", template="python")
             )
         )
-        assert report.stdout.data == b"image 7 __main__ main.py ['main.py']\n", report.stderr.data.decode()
+        assert report.stdout.data == b"image 7 __main__ ['main.py']\n", report.stderr.data.decode()
         assert (report.outcome, report.exit_code) == ("user_error", 1)
         trace = report.stderr.data.decode().splitlines()
-        assert trace[:3] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>', "    1 / 0"]
+        assert trace[:3] == [
+            "Traceback (most recent call last):",
+            '  File "/workspace/main.py", line 3, in <module>',
+            "    1 / 0",
+        ]
 
 
 @pytest.mark.usefixtures("plain")
@@ -331,9 +335,9 @@ class TestHostileImages:
     def test_agent_without_its_import_path_imports_nothing(self) -> None:
         code = f"""
 import os, sys
-from arl_cpu.launcher.agent.python_source import reset_interpreter
+from arl_cpu.launcher.agent.agent import disable_imports
 os.chdir({os.path.dirname(os.__file__)!r})
-reset_interpreter(None)
+disable_imports()
 import wave
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -25,7 +25,7 @@ from arl_cpu.launcher.linux.packet_channel import PacketChannel
 from arl_cpu.launcher.linux.processes import ProcessInfo, signal_each
 from arl_cpu.launcher.linux.syscalls import detach_tracee
 
-__all__ = ["run_agent"]
+__all__ = ["disable_imports", "run_agent"]
 
 CHANNEL_FD = 3
 _NATIVE_FD = _OOM_SCORE_FD = 4  # used one after the other
@@ -80,7 +80,7 @@ def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_s
         isolation.apply_setup(setup)
         if setup.is_native:
             _exec_native_agent(isolation, setup, oom_score)
-        _disable_imports()
+        disable_imports()
         agent = _SandboxAgent(channel, isolation, setup, oom_score)
     except OSError as error:
         _send_failure(channel, error)
@@ -266,6 +266,7 @@ class _SandboxAgent:
             self._finish(*ended)
 
     def _finish(self, action: "_ActiveAction", status: int, peak_kib: int) -> None:
+        is_full = self._isolation.write_area_is_full()  # before the removal of the source, which would hide it
         action.remove_source()
         others = self._isolation.other_processes()
         self._has_leftovers = self._setup.keeps_processes and bool(others)
@@ -278,7 +279,7 @@ class _SandboxAgent:
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
         limit = "memory" if action.is_over_memory or (near_limit and self._setup.watches_memory) else None
         if limit is None:
-            limit = action.exceeded_limit or ("disk" if self._isolation.write_area_is_full() else None)
+            limit = action.exceeded_limit or ("disk" if is_full else None)
         self._channel.send(
             {
                 "op": "exited",
@@ -363,7 +364,7 @@ def _release_tracee(pid: int, status: int) -> None:
         detach_tracee(pid, 0 if status >> 16 or stopped_by == signal.SIGTRAP else stopped_by)
 
 
-def _disable_imports() -> None:
+def disable_imports() -> None:
     """Import nothing from now on: programs may write the files at this interpreter's paths."""
     sys.path.clear()
     sys.path_importer_cache.clear()

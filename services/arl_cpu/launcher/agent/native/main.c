@@ -82,6 +82,7 @@ static size_t count_left(void)
 
 static void finish(int status, long peak_kib)
 {
+    bool is_full = write_area_is_full(); /* before the removal of the source, which would hide it */
     source_remove();
     size_t left = agent.keeps_processes ? count_left() : 0;
     char *message = files_send(&action.order), *text = message ? quoted(message) : NULL;
@@ -89,7 +90,7 @@ static void finish(int status, long peak_kib)
     say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"leftover_processes\": %zu, "
         "\"message\": %s, \"limit_if_failed\": %s}",
         status, peak_kib, children_cpu_us() - action.cpu_us_before, left, text ? text : "null",
-        write_area_is_full() ? "\"disk\"" : "null");
+        is_full ? "\"disk\"" : "null");
     free(text);
     free(message);
     forget_action();
