@@ -53,7 +53,17 @@ class TestFiles:
         secret = tmp_path / "secret"
         secret.write_text("outside")
         secret.chmod(0o644)
-        for path in (secret, "/etc/shadow", "/etc/ssh", "/home", "/var", "/run", "/sys", "/root/.ssh", Path(__file__)):
+        for path in (
+            secret,
+            "/etc/shadow",
+            "/etc/ssh",
+            "/home",
+            "/var/lib",
+            "/run",
+            "/sys",
+            "/root/.ssh",
+            Path(__file__),
+        ):
             read = '[ -d "$1" ] && ls "$1" || cat "$1"'
             assert (await sandbox.run(a_command("sh", "-c", read, "-", str(path)))).outcome == "user_error", path
             if sandbox.enforcement["files"] == "enforced":

@@ -109,7 +109,7 @@ class TestTemplateFiles:
         assert report.stdout.data == b"below\nkept\nnew\nold\n", report
 
     async def test_action_gets_image_variables_and_no_host_files(self, sandbox: Bench) -> None:
-        report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/passwd /sys')
+        report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/shadow /sys')
         shown = report.stdout.data.decode().splitlines()
         assert shown[0] == "/data /root blue /nowhere:/bin"
         assert {"bin", "data", "dev", "etc", "proc", "root", "tmp", "workspace"} <= set(shown[1:])

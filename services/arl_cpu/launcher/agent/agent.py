@@ -313,6 +313,8 @@ class _SandboxAgent:
             if time.monotonic() > deadline + _KILL_TIMEOUT_S:
                 return  # the launcher's next stage ends the whole environment
             time.sleep(_KILL_POLL_S)
+        if action.pid and _is_withheld(action.pid):
+            self._isolation.signal_all(signal.SIGKILL)
         if action.request.mode == "watch" and not self._setup.has_cgroup:
             # earlier processes, such as the shell, must report how the command ended
             self._isolation.signal_all(signal.SIGCONT)
@@ -355,6 +357,13 @@ class _ActiveAction:
     def remove_source(self) -> None:
         if self.source is not None:
             self.source.remove()
+
+
+def _is_withheld(pid: int) -> bool:
+    """Return True if a killed child cannot be reaped, because a tracer that an earlier action left has not done so."""
+    with contextlib.suppress(ChildProcessError):  # it was reaped
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+    return False
 
 
 def _release_tracee(pid: int, status: int) -> None:

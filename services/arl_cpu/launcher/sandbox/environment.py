@@ -190,6 +190,7 @@ class SandboxEnvironment:
             workdir.create(self._sandbox.work_dir, self._sandbox.own_uid)
         return AgentSetup(
             workspace=self._workspace(),
+            home=self._template_variables()["HOME"],
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
             disk_mib=self.spec.disk_mib,
