@@ -121,6 +121,19 @@ class TestTemplateFiles:
         assert report.stdout.data == b"red\n/data/old\n"
 
     @pytest.mark.usefixtures("changeable")
+    async def test_sandbox_user_has_a_name_a_group_and_terminals(self, sandbox: Bench, base: bytes) -> None:
+        accounts = {"etc/passwd": "root:x:0:0::/root:/bin/sh\nsandbox:x:7:7::/:/bin/sh", "etc/group": "app:x:1000:\n"}
+        layer = a_layer(*(member(path, text) for path, text in accounts.items()))
+        imported(sandbox, "named", base, layer, config={"WorkingDir": "/srv/app"})
+        for name, expected in (("plain", b"sandbox sandbox"), ("named", b"sandbox1000 app")):
+            environment = an_environment(scope="ephemeral", template=name)
+            report = await shell(sandbox, "echo $(id -un) $(id -gn); cat /etc/passwd; ls -d /dev/pts/ptmx", environment)
+            first, *entries, terminal = report.stdout.data.splitlines()
+            assert (first, terminal) == (expected, b"/dev/pts/ptmx"), report
+            assert entries[-1].startswith(expected.split()[0] + b":x:1000:1000::/root:/bin/")
+            assert entries[0].startswith(b"root:x:0:0:")
+
+    @pytest.mark.usefixtures("changeable")
     async def test_files_are_written_to_and_fetched_from_the_image_directory(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "cat in >out; cat kept >>out", files={"in": b"1\n"}, fetch=("out", "kept"))
         assert report.files == {"out": b"1\nbelow\n", "kept": b"below\n"}
@@ -165,7 +178,7 @@ class TestTemplateFiles:
     async def test_dev_and_proc_belong_to_the_sandbox(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"
         report = await shell(sandbox, text)
-        assert b"full\nnull\nrandom\nshm\n" in report.stdout.data
+        assert b"full\nnull\nptmx\npts\nrandom\nshm\n" in report.stdout.data
         assert report.stdout.data.endswith(b"refused\n")
         assert report.stdout.data.count(b"/proc/") < 5
 
@@ -233,7 +246,7 @@ class TestLimits:
 
     @pytest.mark.usefixtures("changeable")
     async def test_number_of_files_is_limited(self, sandbox: Bench) -> None:
-        environment = an_environment(scope="ephemeral", template="plain", memory_mib=32)
+        environment = an_environment(scope="ephemeral", template="plain", disk_mib=16)
         text = "i=0; while [ $i -lt 6000 ]; do : >/data/$i || exit 1; i=$((i+1)); done"
         report = await shell(sandbox, text, environment, timeout_s=60)
         assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
@@ -314,7 +327,7 @@ class TestHostileImages:
         sh = Path("/bin/sh").read_bytes()
         imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
         report = await shell(sandbox, "su -p -c id", an_environment(scope="ephemeral", template="setuid"))
-        assert report.stdout.data.startswith(b"uid=1000 gid=1000"), report
+        assert report.stdout.data.startswith(b"uid=1000(sandbox) gid=1000(sandbox)"), report
         assert b"euid" not in report.stdout.data
 
     @pytest.mark.usefixtures("changeable")
