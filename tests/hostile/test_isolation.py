@@ -286,8 +286,8 @@ class TestOtherProcesses:
             **{name: lambda name=name: open(f"/proc/{os.getppid()}/{name}", "rb").read(1)
                for name in ("environ", "mem", "maps")},
             fds=lambda: os.listdir(f"/proc/{os.getppid()}/fd"), ptrace=lambda: call(101, 16, os.getppid(), 0, 0),
-            cwd=lambda: os.readlink(f"/proc/{os.getppid()}/cwd"), 
-            memory=lambda: call(310, os.getppid(), (ctypes.c_size_t * 2)(1 << 20, 1), 1, (ctypes.c_size_t * 2)(1), 1, 0),
+            cwd=lambda: os.readlink(f"/proc/{os.getppid()}/cwd"),
+            memory=lambda: call(310, os.getppid(), *((ctypes.c_size_t * 2)(1 << 20, 1), 1) * 2, 0),
         """
         assert await what_worked(sandbox, attempts, trajectory) == []
         source = """
