@@ -150,6 +150,18 @@ class TestTemplateFiles:
         assert (report.outcome, report.stdout.data) == ("ok", b"above\nx\nb\n1000:700\n"), report
 
     @pytest.mark.usefixtures("changeable")
+    @pytest.mark.parametrize(
+        "damage", ["rm -r /data", "mv /data /d", "mv /data /d; echo >/data", "rm -r /data; ln -s x /data"]
+    )
+    async def test_missing_working_directory_is_created_again(
+        self, sandbox: Bench, small: EnvironmentSpec, damage: str
+    ) -> None:
+        await shell(sandbox, damage, small)
+        report = await shell(sandbox, "pwd; cat in", small, files={"in": b"uploaded"}, fetch=("in",))
+        assert (report.stdout.data, report.files) == (b"/data\nuploaded", {"in": b"uploaded"}), report
+        assert "created again" in str(report.message)
+
+    @pytest.mark.usefixtures("changeable")
     async def test_changes_can_be_moved_to_another_environment(self, sandbox: Bench) -> None:
         source, target = an_environment(template="plain"), an_environment(template="plain")
         text = (

@@ -53,7 +53,7 @@ char *quoted(const char *text); /* a JSON string of at most MAX_MESSAGE; free th
 ssize_t hear(int channel, void *text, size_t room, int *files, int *count);
 
 /* files.c */
-int workspace_open(const char *root);
+const char *workspace_mend(void);                    /* a note if it was damaged, else NULL */
 int write_all(int file, const struct item *content); /* 0, or -1 and errno */
 char *files_write(const struct order *order, bool *is_full);                   /* NULL or an error message */
 char *files_send(const struct order *order);                                   /* NULL or an error message */

@@ -15,9 +15,10 @@
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, STANDARD_FILES = 3 };
+enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, STANDARD_FILES = 3, MAX_NOTES = 4, END_MS = 2500 };
 
 struct agent agent;
 
@@ -26,6 +27,8 @@ static struct {
     pid_t pid; /* 0 if it has no first process */
     int status;
     long peak_kib;
+    const char *notes[MAX_NOTES];
+    int note_count;
     struct order order;
     struct processes before;
     long long cpu_us_before;
@@ -46,6 +49,24 @@ static void forget_action(void)
     processes_clear(&action.before);
     memset(&action, 0, sizeof action);
     action.order.file = -1;
+}
+
+static void add_note(const char *note)
+{
+    if (note && action.note_count < MAX_NOTES)
+        action.notes[action.note_count++] = note;
+}
+
+/* Return the notes and a message as one text, or NULL. Free the result. */
+static char *with_notes(char *message)
+{
+    for (int each = action.note_count; each-- > 0;) {
+        char *rest = message;
+        if (asprintf(&message, "%s%s%s", action.notes[each], rest ? "; " : "", rest ? rest : "") < 0)
+            _exit(1);
+        free(rest);
+    }
+    return message;
 }
 
 static void refuse(const char *problem)
@@ -85,7 +106,7 @@ static void finish(int status, long peak_kib)
     bool is_full = write_area_is_full(); /* before the removal of the source, which would hide it */
     source_remove();
     size_t left = agent.keeps_processes ? count_left() : 0;
-    char *message = files_send(&action.order), *text = message ? quoted(message) : NULL;
+    char *message = with_notes(files_send(&action.order)), *text = message ? quoted(message) : NULL;
 
     say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"leftover_processes\": %zu, "
         "\"message\": %s, \"limit_if_failed\": %s}",
@@ -161,6 +182,26 @@ static int start_source(char *path, const int *files, int count)
     return spawn_action(argv, files, count, false);
 }
 
+/* Processes that earlier actions left occupy the process limit, so nobody could end them from inside. */
+static void end_leftovers(void)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    struct processes none = {0};
+    pid_t pid;
+
+    kill_all_but(&none);
+    for (int waited = 0; waited < END_MS; waited++) {
+        while ((pid = waitpid(-1, NULL, WNOHANG | __WALL)) > 0)
+            ;
+        if (pid < 0)
+            break; /* no child is left */
+        nanosleep(&pause, NULL);
+    }
+    processes_clear(&action.before);
+    has_leftovers = false;
+    add_note("processes that earlier actions had left were ended, because the process limit allowed no other");
+}
+
 static void launch(const int *files, int count)
 {
     bool is_session = order_is(&action.order, "session"), is_source = order_is(&action.order, "source");
@@ -177,10 +218,15 @@ static void launch(const int *files, int count)
         others(&action.before);
     /* If memory runs out, the kernel must choose the action and not the agent. */
     set_oom_score("1000");
-    if (is_source)
-        failure = start_source(path, source, source[STANDARD_FILES] < 0 ? STANDARD_FILES : STANDARD_FILES + 1);
-    else if (!action.is_watched)
-        failure = start_command(files, count, is_session);
+    for (int attempt = 0; attempt < 2; attempt++) {
+        if (is_source)
+            failure = start_source(path, source, source[STANDARD_FILES] < 0 ? STANDARD_FILES : STANDARD_FILES + 1);
+        else if (!action.is_watched)
+            failure = start_command(files, count, is_session);
+        if (failure != EAGAIN || !has_leftovers)
+            break;
+        end_leftovers();
+    }
     set_oom_score("0");
     free(path);
     if (source[STANDARD_FILES] >= 0)
@@ -195,10 +241,20 @@ static void launch(const int *files, int count)
         finish(0, 0);
 }
 
-static bool is_directory(const char *path)
+/* Return NULL or an error message. */
+static char *check_directory(const char *path)
 {
     struct stat state;
-    return stat(path, &state) == 0 && S_ISDIR(state.st_mode);
+    char *problem = NULL;
+    int length = 0;
+
+    if (stat(path, &state) < 0 || !S_ISDIR(state.st_mode))
+        length = asprintf(&problem, "cwd '%s' is not a directory of the environment", path);
+    else if (access(path, X_OK) < 0)
+        length = asprintf(&problem, "cwd '%s' cannot be entered: %s", path, strerror(errno));
+    if (length < 0)
+        _exit(1);
+    return problem;
 }
 
 static void start(const int *files, int count)
@@ -211,10 +267,10 @@ static void start(const int *files, int count)
     /* If no process was left behind, none can have appeared: the environment was frozen. */
     if (has_leftovers)
         others(&action.before);
+    add_note(workspace_mend());
     problem = files_write(&action.order, &is_full);
-    if (!problem && !is_directory(action.order.directory.at[0].text) &&
-        asprintf(&problem, "cwd '%s' is not a directory of the environment", action.order.directory.at[0].text) < 0)
-        _exit(1);
+    if (!problem)
+        problem = check_directory(action.order.directory.at[0].text);
     if (problem && is_full)
         say_limit("disk", "the input files do not fit on the disk of the environment");
     else if (problem)
@@ -328,7 +384,8 @@ int main(int count, char **arguments)
     agent.area = arguments[2];
     agent.keeps_processes = strcmp(arguments[3], "keep") == 0;
     action.order.file = -1;
-    agent.workspace_file = workspace_open(agent.workspace);
+    agent.workspace_file = -1;
+    workspace_mend();
     int signals = children_signals();
     if (agent.workspace_file < 0 || signals < 0) {
         char *text = quoted(strerror(errno));
