@@ -15,8 +15,8 @@ import sys
 import time
 from typing import NoReturn
 
-from arl_cpu.launcher.agent.active_action import (
-    ActiveAction,
+from arl_cpu.launcher.agent.agent_action import (
+    AgentAction,
     children_cpu_us,
     is_withheld,
     joined,
@@ -112,7 +112,7 @@ class _SandboxAgent:
     def __init__(self, channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
         self._channel, self._isolation, self._setup, self._oom_score = channel, isolation, setup, oom_score
         self._workspace = workspace.AgentWorkspace(setup.workspace)
-        self._action: ActiveAction | None = None
+        self._action: AgentAction | None = None
         self._has_leftovers = False
         woken, waker = socket.socketpair()
         for end in (woken, waker):
@@ -188,7 +188,7 @@ class _SandboxAgent:
 
     def _launch(self, request: AgentRequest, stdio: tuple[int, ...], note: str | None) -> None:
         # If no process was left behind, none can have appeared: the environment was frozen.
-        action = ActiveAction(
+        action = AgentAction(
             frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
         )
         action.note = note
@@ -214,7 +214,7 @@ class _SandboxAgent:
         else:
             self._action = action
 
-    def _spawn_with_room(self, action: ActiveAction, stdio: tuple[int, ...]) -> int:
+    def _spawn_with_room(self, action: AgentAction, stdio: tuple[int, ...]) -> int:
         """Start the action's first process.
 
         Processes that earlier actions left may occupy the process limit. Nobody can end them from inside, so this does.
@@ -239,7 +239,7 @@ class _SandboxAgent:
                 if os.wait4(-1, os.WNOHANG)[0] == 0:
                     time.sleep(_KILL_POLL_S)
 
-    def _spawn(self, action: ActiveAction, stdio: tuple[int, ...]) -> int:
+    def _spawn(self, action: AgentAction, stdio: tuple[int, ...]) -> int:
         """Start the action's first process. Return its pid, or 0 if the action has none. Raises OSError."""
         request, inherited = action.request, action.source.inherited if action.source is not None else ()
         if request.mode == "session":
@@ -257,7 +257,7 @@ class _SandboxAgent:
     def _send_refusal(self, message: str) -> None:
         self._channel.send({"op": "exited", "refused": message[:_MAX_MESSAGE]})
 
-    def _report_unstarted(self, action: ActiveAction, error: Exception, stderr: int) -> None:
+    def _report_unstarted(self, action: AgentAction, error: Exception, stderr: int) -> None:
         """Report like a shell: 127 for a missing command, 126 for one that cannot be executed."""
         if isinstance(error, BlockingIOError):
             self._channel.send(
@@ -282,7 +282,7 @@ class _SandboxAgent:
 
     def _reap(self) -> None:
         """Reap every dead child, including orphans. The action's end is reported after all zombies are reaped."""
-        ended: tuple[ActiveAction, int, int] | None = None
+        ended: tuple[AgentAction, int, int] | None = None
         with contextlib.suppress(ChildProcessError):
             while (dead := os.wait4(-1, os.WNOHANG))[0] != 0:
                 pid, status, usage = dead
@@ -294,7 +294,7 @@ class _SandboxAgent:
             self._action = None
             self._finish(*ended)
 
-    def _finish(self, action: ActiveAction, status: int, peak_kib: int) -> None:
+    def _finish(self, action: AgentAction, status: int, peak_kib: int) -> None:
         is_full = self._isolation.write_area_is_full()  # before the removal of the source, which would hide it
         action.remove_source()
         others = self._isolation.other_processes()
@@ -322,7 +322,7 @@ class _SandboxAgent:
             }
         )
 
-    def _kill(self, action: ActiveAction) -> None:
+    def _kill(self, action: AgentAction) -> None:
         """Kill the action and return when none of its processes runs.
 
         Earlier processes survive unless that takes too long.
@@ -348,14 +348,14 @@ class _SandboxAgent:
             # earlier processes, such as the shell, must report how the command ended
             self._isolation.signal_all(signal.SIGCONT)
 
-    def _check_limits(self, action: ActiveAction) -> None:
+    def _check_limits(self, action: AgentAction) -> None:
         action.exceeded_limit = action.exceeded_limit or self._isolation.exceeded_limit()
         if action.exceeded_limit is not None:
             self._kill(action)  # repeated in case the first kill missed some
         elif self._setup.watches_memory:
             self._check_memory(action)
 
-    def _check_memory(self, action: ActiveAction) -> None:
+    def _check_memory(self, action: AgentAction) -> None:
         each = [process.memory() for process in self._isolation.other_processes()]
         # Mapped files of the write area are also shared memory; count them once.
         shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())

@@ -11,10 +11,10 @@ from arl_cpu.launcher.agent.source_file import PlacedSource
 from arl_cpu.launcher.linux.processes import ProcessInfo
 from arl_cpu.launcher.linux.syscalls import detach_tracee
 
-__all__ = ["ActiveAction", "children_cpu_us", "is_withheld", "joined", "release_tracee"]
+__all__ = ["AgentAction", "children_cpu_us", "is_withheld", "joined", "release_tracee"]
 
 
-class ActiveAction:
+class AgentAction:
     """The running action."""
 
     def __init__(self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest) -> None:
