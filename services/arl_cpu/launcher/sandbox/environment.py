@@ -278,8 +278,7 @@ class SandboxEnvironment:
         workspace = self._workspace()
         if self._template is not None:
             return template_variables(self._template, workspace)
-        is_landlock = self._host.driver.name == "landlock"
-        return host_variables(self._host.base_prefix, workspace, detects_leaks=not is_landlock)
+        return host_variables(self._host.base_prefix, workspace)
 
     def _workspace(self) -> str:
         if self._template is not None and self._template.template.workdir is not None:

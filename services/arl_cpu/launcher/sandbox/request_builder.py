@@ -12,8 +12,6 @@ __all__ = ["MISSING_PYTHON", "build_request", "host_variables"]
 
 MISSING_PYTHON = "the template has no python3 in its PATH, which `source` needs; use `argv`, or another template"
 _PYTHON = ("python3",)
-_WITHOUT_LEAK_DETECTION = {"ASAN_OPTIONS": "detect_leaks=0", "LSAN_OPTIONS": "detect_leaks=0"}
-"""For a driver that closes /proc of a process. Leak detection needs it and would fail correct programs."""
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -47,14 +45,15 @@ def build_request(
     )
 
 
-def host_variables(base_prefix: str, workspace: str, *, detects_leaks: bool = True) -> dict[str, str]:
+def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
     """Return the variables of the template `host`."""
     prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
-    variables = {"PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin", "HOME": workspace, "LANG": "C.UTF-8"}
-    if workspace == WORKSPACE:
-        return {**variables, "TMPDIR": "/tmp"}  # noqa: S108  # private
-    more = {} if detects_leaks else _WITHOUT_LEAK_DETECTION
-    return {**variables, "TMPDIR": workdir.temporary_path(workspace), **more}
+    return {
+        "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
+        "HOME": workspace,
+        "LANG": "C.UTF-8",
+        "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # private
+    }
 
 
 def _mode_of(spec: ExecSpec) -> RequestMode:
