@@ -40,10 +40,9 @@ class NamespaceIsolation:
     def apply_setup(self, setup: AgentSetup) -> None:
         """Mount the write area, apply limits and drop all capabilities."""
         if self._template is not None:
-            sizes = {"disk_mib": setup.disk_mib, "memory_mib": setup.memory_mib}
-            self._template.build(**sizes, workspace=setup.workspace)
+            self._template.build(setup)
         else:
-            mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
+            mounts.mount_write_area(setup)
         apply_limits(setup, processes=setup.pids + 1)
         if not setup.has_cgroup:
             lower_priority()

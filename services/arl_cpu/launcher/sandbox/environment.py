@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from arl_cpu.contract.executor import AttemptResize, EnvironmentSpec, ExecutionReport
-from arl_cpu.launcher.agent import interpreter
 from arl_cpu.launcher.agent.agent_request import AgentRequest
-from arl_cpu.launcher.agent.native import AUTO, PYTHON
+from arl_cpu.launcher.agent.native import PYTHON
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
@@ -20,7 +19,7 @@ from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo, pin_to_cores
 from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.environment_template import template_variables
-from arl_cpu.launcher.sandbox.request_builder import build_request, host_variables
+from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
 from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
 from arl_cpu.launcher.sandbox.shell_manager import ShellManager
 from arl_cpu.templates.template_store import OpenTemplate
@@ -30,8 +29,8 @@ __all__ = ["SandboxEnvironment"]
 _SETUP_LIMIT_S = 30.0
 _INTERRUPT_STAGE_S, _KILL_STAGE_S = 0.2, 3.0
 _FREEZE_LIMIT_S, _FREEZE_POLL_S = 2.0, 0.0001
-_AGENT_PROCESSES, _NATIVE_PROCESSES = 1, 2
-"""Processes in addition to those of actions: the agent, and the interpreter that the C agent may start."""
+_AGENT_PROCESSES = 1
+"""Processes in addition to those of actions."""
 _AGENT_CPU_MILLI = 1000
 """CPU of the agent itself if the attempt runs nothing."""
 
@@ -47,8 +46,6 @@ class SandboxEnvironment:
         on_report: Callable[[ExecutionReport], None],
         on_removed: Callable[["SandboxEnvironment", str | None], None],
         template: OpenTemplate | None = None,
-        *,
-        runs_source: bool = False,
     ) -> None:
         self.spec, self._host, self._template = spec, host, template
         self._on_report, self._on_removed = on_report, on_removed
@@ -60,9 +57,6 @@ class SandboxEnvironment:
         """Variables of every action in the environment."""
         self._leftover_captures: list[OutputCapture] = []
         self._has_leftovers = False
-        # For a single source the Python agent forks itself; the C agent would have to start an interpreter.
-        forks_itself = runs_source and spec.scope == "ephemeral" and template is None and host.agent_kind == AUTO
-        self._is_native = host.agent_kind != PYTHON and not forks_itself
         self._shell_manager = ShellManager(
             host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
         )
@@ -179,7 +173,7 @@ class SandboxEnvironment:
         try:
             self._sandbox.cgroup.set_limits(
                 memory_mib=self.spec.memory_mib,
-                pids=self.spec.pids + (_NATIVE_PROCESSES if self._is_native else _AGENT_PROCESSES),
+                pids=self.spec.pids + _AGENT_PROCESSES,
             )
             self._sandbox.channel.send({"op": "bind", **asdict(self._setup())})
         except ConnectionError:
@@ -196,7 +190,7 @@ class SandboxEnvironment:
             workdir.create(self._sandbox.work_dir, self._sandbox.own_uid)
         return AgentSetup(
             workspace=self._workspace(),
-            is_host=self._template is None,
+            home=self._template_variables()["HOME"],
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
             disk_mib=self.spec.disk_mib,
@@ -206,7 +200,7 @@ class SandboxEnvironment:
             watches_memory=self._host.driver.is_isolated and self._host.cgroup_tree is None,
             host_id=self._sandbox.own_uid,
             watches_files=self._host.driver.name == "landlock",
-            is_native=self._is_native,
+            is_native=self._host.agent_kind != PYTHON,
         )
 
     def message_received(self, message: dict[str, Any], files: list[int]) -> None:
@@ -311,7 +305,7 @@ class SandboxEnvironment:
         if self._shell_manager.handle_exit(message):
             return
         if message.pop("no_interpreter", False):
-            message["refused"] = interpreter.MISSING_PYTHON
+            message["refused"] = MISSING_PYTHON
         attempt.exit_message = message
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
