@@ -16,8 +16,8 @@ from pathlib import Path
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from support.probe import Probe
 from support.probe_suite import ALL_PROBES
-from support.probes.probe import Probe
 
 INSIDE = """
 import importlib.util, json, os, shutil, subprocess, sys, tempfile, time
@@ -62,7 +62,7 @@ def run(probes: Sequence[Probe], prefix: Sequence[str]) -> list[dict[str, object
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-k", default="", help="run probes whose name has this word")
-    parser.add_argument("--slow", type=float, default=0.5, help="name probes that take this many seconds")
+    parser.add_argument("--slow", type=float, default=3.0, help="name probes that take this many seconds")
     parser.add_argument("prefix", nargs=argparse.REMAINDER)
     given = parser.parse_args()
     probes = {probe.name: probe for probe in ALL_PROBES if given.k in probe.name}
@@ -77,7 +77,7 @@ def main() -> int:
             different += 1
             print(f"different  {probe.name}\n    expected {probe.exit_code} {probe.output!r}")
             print(f"    got      {each['code']} {each['out']!r}\n    stderr   {str(each['err'])!r}")
-        elif float(str(each["s"])) > given.slow and probe.is_quick:
+        elif float(str(each["s"])) > given.slow:
             print(f"slow       {probe.name}: {each['s']} s")
     print(f"{len(results)} of {len(probes)} run, {skipped} skipped, {different} different")
     return 1 if different or len(results) < len(probes) else 0

@@ -1,9 +1,11 @@
 """Probes of communication between processes: pipes, shared memory, semaphores and queues."""
 
-from support.probes.probe import Probe, c_program, python, sh
+from support.probe import Probe, c_program, python, sh
 
 PROBES: tuple[Probe, ...] = (
-    python("shared_memory_of_system_v", """
+    python(
+        "shared_memory_of_system_v",
+        """
         import ctypes, os
         libc = ctypes.CDLL(None, use_errno=True)
         libc.shmat.restype = ctypes.c_void_p
@@ -12,8 +14,12 @@ PROBES: tuple[Probe, ...] = (
         if os.fork() == 0:
             ctypes.memmove(address, b"shared", 6); os._exit(0)
         os.wait(); print(ctypes.string_at(address, 6), libc.shmctl(key, 0, None))
-        """, "b'shared' 0\n"),
-    c_program("semaphores_and_queues_of_system_v", """
+        """,
+        "b'shared' 0\n",
+    ),
+    c_program(
+        "semaphores_and_queues_of_system_v",
+        """
         #include <stdio.h>
         #include <sys/ipc.h>
         #include <sys/msg.h>
@@ -27,10 +33,19 @@ PROBES: tuple[Probe, ...] = (
             printf("%d %s\\n", semctl(semaphores, 0, GETVAL), got.text);
             semctl(semaphores, 0, IPC_RMID); msgctl(queue, IPC_RMID, 0);
         }
-        """, "1 queued\n"),
-    sh("commands_of_system_v", "id=$(ipcmk -M 4096 | grep -o '[0-9]*$'); ipcs -m | grep -c 4096; ipcrm -m $id; ipcs -m | grep -c 4096", "1\n0\n",
-       needs=("ipcmk", "ipcs", "ipcrm"), exit_code=1),
-    c_program("message_queue_of_posix", """
+        """,
+        "1 queued\n",
+    ),
+    sh(
+        "commands_of_system_v",
+        "id=$(ipcmk -M 4096 | grep -o '[0-9]*$'); ipcs -m | grep -c 4096; ipcrm -m $id; ipcs -m | grep -c 4096",
+        "1\n0\n",
+        needs=("ipcmk", "ipcs", "ipcrm"),
+        exit_code=1,
+    ),
+    c_program(
+        "message_queue_of_posix",
+        """
         #include <fcntl.h>
         #include <mqueue.h>
         #include <stdio.h>
@@ -42,8 +57,13 @@ PROBES: tuple[Probe, ...] = (
             mq_send(queue, "posix", 6, 0); mq_receive(queue, text, 16, 0);
             puts(text); mq_unlink("/probe");
         }
-        """, "posix\n", flags="-lrt"),
-    c_program("named_semaphore_of_posix", """
+        """,
+        "posix\n",
+        flags="-lrt",
+    ),
+    c_program(
+        "named_semaphore_of_posix",
+        """
         #include <fcntl.h>
         #include <semaphore.h>
         #include <stdio.h>
@@ -54,22 +74,35 @@ PROBES: tuple[Probe, ...] = (
             sem_wait(semaphore); sem_getvalue(semaphore, &value); printf("%d\\n", value);
             sem_unlink("/probe");
         }
-        """, "1\n", flags="-pthread"),
-    python("shared_memory_of_multiprocessing", """
+        """,
+        "1\n",
+        flags="-pthread",
+    ),
+    python(
+        "shared_memory_of_multiprocessing",
+        """
         from multiprocessing import shared_memory
         first = shared_memory.SharedMemory(create=True, size=1 << 20)
         second = shared_memory.SharedMemory(first.name)
         first.buf[:5] = b"share"; print(bytes(second.buf[:5]))
         second.close(); first.close(); first.unlink()
-        """, "b'share'\n"),
-    python("shared_memory_of_64_mib", """
+        """,
+        "b'share'\n",
+    ),
+    python(
+        "shared_memory_of_64_mib",
+        """
         with open("/dev/shm/large", "wb") as file:
             for _ in range(60):
                 file.write(bytes(1 << 20))
         import os
         print(os.path.getsize("/dev/shm/large") >> 20); os.unlink("/dev/shm/large")
-        """, "60\n", is_quick=False),
-    python("locks_shared_by_processes", """
+        """,
+        "60\n",
+    ),
+    python(
+        "locks_shared_by_processes",
+        """
         import multiprocessing as mp
         def add(value, lock):
             for _ in range(100):
@@ -81,19 +114,31 @@ PROBES: tuple[Probe, ...] = (
         for each in workers: each.start()
         for each in workers: each.join()
         print(value.value)
-        """, "400\n"),
-    python("pipe_of_1_mib", """
+        """,
+        "400\n",
+    ),
+    python(
+        "pipe_of_1_mib",
+        """
         import fcntl, os
         read, write = os.pipe()
         print(fcntl.fcntl(write, 1031, 1 << 20), fcntl.fcntl(read, 1032))
         os.set_blocking(write, False); print(os.write(write, bytes(1 << 20)))
-        """, "1048576 1048576\n1048576\n"),
-    python("pipe_in_packet_mode", """
+        """,
+        "1048576 1048576\n1048576\n",
+    ),
+    python(
+        "pipe_in_packet_mode",
+        """
         import os
         read, write = os.pipe2(os.O_DIRECT)
         os.write(write, b"a"); os.write(write, b"b"); print(os.read(read, 9), os.read(read, 9))
-        """, "b'a' b'b'\n"),
-    c_program("futex_between_processes", """
+        """,
+        "b'a' b'b'\n",
+    ),
+    c_program(
+        "futex_between_processes",
+        """
         #include <pthread.h>
         #include <stdio.h>
         #include <sys/mman.h>
@@ -110,18 +155,29 @@ PROBES: tuple[Probe, ...] = (
             wait(0);
             puts(pthread_mutex_lock(lock) == 130 ? "owner died" : "locked");
         }
-        """, "owner died\n", flags="-pthread"),
-    python("lock_of_priority_inheritance", """
+        """,
+        "owner died\n",
+        flags="-pthread",
+    ),
+    python(
+        "lock_of_priority_inheritance",
+        """
         import ctypes
         libc = ctypes.CDLL(None)
         attribute, lock = ctypes.create_string_buffer(64), ctypes.create_string_buffer(64)
         libc.pthread_mutexattr_init(attribute)
         print(libc.pthread_mutexattr_setprotocol(attribute, 1), libc.pthread_mutex_init(lock, attribute), libc.pthread_mutex_lock(lock))
-        """, "0 0 0\n"),
-    python("asynchronous_file_io", """
+        """,
+        "0 0 0\n",
+    ),
+    python(
+        "asynchronous_file_io",
+        """
         import ctypes
         context = ctypes.c_ulong(0)
         libc = ctypes.CDLL(None, use_errno=True)
         print(libc.syscall({"x86_64": 206}.get(__import__("os").uname().machine, 0), 8, ctypes.byref(context)))
-        """, "0\n"),
+        """,
+        "0\n",
+    ),
 )

@@ -26,8 +26,6 @@ class Probe:
     imports: tuple[str, ...] = ()
     """Python modules besides the standard library that `python3` must be able to import."""
     stdin: str = ""
-    is_quick: bool = True
-    """False for a probe that takes more than about 0.3 s of CPU time; the gate leaves it out."""
     env: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -55,14 +53,14 @@ def c_program(name: str, text: str, output: str, *, flags: str = "", **changes: 
     """Return a probe that compiles and runs a C program."""
     script = f"cc -w -o main main.c {flags} && exec ./main\n"
     files = {"main.c": dedent(text), _SCRIPT: script}
-    return _probe(name, ("sh", _SCRIPT), files, output, ("cc",), {"is_quick": False, **changes})
+    return _probe(name, ("sh", _SCRIPT), files, output, ("cc",), changes)
 
 
 def other_language(name: str, file: str, text: str, command: str, output: str, **changes: object) -> Probe:
     """Return a probe that writes a program of another language to `file` and runs it by `command`."""
     program = command.split(maxsplit=1)[0]
     files = {file: dedent(text), _SCRIPT: f"{command}\n"}
-    return _probe(name, ("sh", _SCRIPT), files, output, (program,), {"is_quick": False, **changes})
+    return _probe(name, ("sh", _SCRIPT), files, output, (program,), changes)
 
 
 def _probe(
