@@ -89,6 +89,7 @@ async def missing_needs(sandbox: Bench, environment: EnvironmentSpec, probes: Se
 
 async def difference_of(sandbox: Bench, environment: EnvironmentSpec, probe: Probe, *, as_source: bool) -> str | None:
     report = await sandbox.run(attempt_of(probe, environment, as_source=as_source))
+    await sandbox.run(a_command("rm", "-rf", f"probes/{probe.name}", environment=environment))
     code = report.exit_code if report.exit_code is not None else 128 + (report.signal or 0)
     found = (report.stdout.data.decode(errors="replace"), code)
     documented = documented_difference(probe, environment.template, sandbox.enforcement["driver"])

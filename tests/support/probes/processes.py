@@ -210,8 +210,8 @@ PROBES: tuple[Probe, ...] = (
     ),
     sh(
         "nice_and_renice",
-        "b=$(nice); echo $(($(nice -n 5 nice) - b)); nice -n 2 sh -c 'renice -n 19 $$ >/dev/null; nice'; test $(nice -n -5 nice 2>/dev/null) = $b && echo same",
-        "5\n19\nsame\n",
+        "b=$(nice); test $(nice -n 5 nice) = $((b > 14 ? 19 : b + 5)) && echo raised; nice -n 2 sh -c 'renice -n 19 $$ >/dev/null; nice'; test $(nice -n -5 nice 2>/dev/null) = $b && echo same",
+        "raised\n19\nsame\n",
         needs=("renice",),
     ),
     python(

@@ -15,7 +15,7 @@ PROBES: tuple[Probe, ...] = (
         _ECHO
         + """
         server = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=serve, args=[server]).start()
+        threading.Thread(target=serve, args=[server], daemon=True).start()
         client = socket.create_connection(server.getsockname())
         client.sendall(b"hello"); print(client.recv(100))
         """,
@@ -26,7 +26,7 @@ PROBES: tuple[Probe, ...] = (
         _ECHO
         + """
         server = socket.create_server(("::1", 0), family=socket.AF_INET6)
-        threading.Thread(target=serve, args=[server]).start()
+        threading.Thread(target=serve, args=[server], daemon=True).start()
         client = socket.create_connection(server.getsockname()[:2])
         client.sendall(b"six"); print(client.recv(100))
         """,
@@ -37,7 +37,7 @@ PROBES: tuple[Probe, ...] = (
         _ECHO
         + """
         server = socket.create_server(("", 0))
-        threading.Thread(target=serve, args=[server]).start()
+        threading.Thread(target=serve, args=[server], daemon=True).start()
         client = socket.create_connection(("localhost", server.getsockname()[1]))
         client.sendall(b"all"); print(client.recv(100))
         """,
@@ -68,7 +68,7 @@ PROBES: tuple[Probe, ...] = (
         _ECHO
         + """
         server = socket.socket(socket.AF_UNIX); server.bind("s.sock"); server.listen()
-        threading.Thread(target=serve, args=[server]).start()
+        threading.Thread(target=serve, args=[server], daemon=True).start()
         client = socket.socket(socket.AF_UNIX); client.connect("s.sock")
         client.sendall(b"local"); print(client.recv(100))
         """,
@@ -79,7 +79,7 @@ PROBES: tuple[Probe, ...] = (
         _ECHO
         + """
         server = socket.socket(socket.AF_UNIX); server.bind("\\0probe"); server.listen()
-        threading.Thread(target=serve, args=[server]).start()
+        threading.Thread(target=serve, args=[server], daemon=True).start()
         client = socket.socket(socket.AF_UNIX); client.connect("\\0probe")
         client.sendall(b"name"); print(client.recv(100))
         """,
