@@ -14,10 +14,20 @@ from arl_cpu.templates.template_store import TemplateStore
 from support.probe import Probe
 from support.probe_differences import documented_difference
 from support.probe_suite import GATE_PROBES, PROBES_BY_MODULE
-from support.sandbox import Bench, a_command, an_environment
+from support.sandbox import Bench, a_bench, a_command, an_environment, sandboxes
 
 IMAGE = os.environ.get("TANGRAM_PROBES_IMAGE")
 """A directory or image with many tools that the probes also start from. Not set: only the host template is tested."""
+
+
+DRIVERS = [each for each in sandboxes(both_agents=True) if each.values[0] != "landlock"]
+"""The driver `landlock` is a fallback: it has no `/proc`, no network and no temporary directories of its own."""
+
+
+@pytest.fixture(scope="module", params=DRIVERS)
+async def sandbox(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Bench]:
+    async with a_bench(tmp_path_factory.mktemp("sandbox"), request.param) as bench:
+        yield bench
 
 
 @pytest.fixture(params=["host", pytest.param("image", marks=pytest.mark.slow)])
@@ -92,7 +102,7 @@ async def difference_of(sandbox: Bench, environment: EnvironmentSpec, probe: Pro
     await sandbox.run(a_command("rm", "-rf", f"probes/{probe.name}", environment=environment))
     code = report.exit_code if report.exit_code is not None else 128 + (report.signal or 0)
     found = (report.stdout.data.decode(errors="replace"), code)
-    documented = documented_difference(probe, environment.template, sandbox.enforcement["driver"])
+    documented = documented_difference(probe, environment.template, sandbox.enforcement)
     allowed = [(probe.output, probe.exit_code), *([(documented.output, documented.exit_code)] if documented else [])]
     if found in allowed:
         return None

@@ -7,7 +7,7 @@ from textwrap import dedent
 __all__ = ["Probe", "bash", "c_program", "other_language", "python", "sh"]
 
 _SCRIPT = "probe.sh"
-_MODULE = "probe.py"
+_MODULE = "main.py"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

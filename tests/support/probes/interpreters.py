@@ -11,7 +11,7 @@ PROBES: tuple[Probe, ...] = (
         print(os.path.basename(__file__), __name__, os.path.basename(sys.argv[0]), len(sys.argv), sys.path[0] == os.path.dirname(os.path.abspath(__file__)))
         print(inspect.getsource(f).strip(), len(open(__file__).read()) > 100)
         """,
-        "probe.py __main__ probe.py 1 True\ndef f(): return 1 True\n",
+        "main.py __main__ main.py 1 True\ndef f(): return 1 True\n",
     ),
     python(
         "program_starts_itself_again",
