@@ -19,7 +19,7 @@ from support.probes import (
     users,
 )
 
-__all__ = ["ALL_PROBES", "GATE_PROBES", "PROBES_BY_MODULE"]
+__all__ = ["ALL_PROBES", "GATE_NAMES", "GATE_PROBES", "PROBES_BY_MODULE"]
 
 _MODULES = (
     *(communication, file_contents, files, interpreters, kernel, languages, limits, memory, processes),
@@ -38,10 +38,11 @@ shared_memory_of_system_v sparse_file_of_1_gib standard_input_is_read standard_s
 system_files_belong_to_root tcp_on_loopback_of_ipv6 temporary_directories_are_writable timerfd_eventfd_and_signalfd
 traced_program_of_strace two_hundred_threads umask_applies user_is_in_passwd whoami_names_a_user
 """
+GATE_NAMES = frozenset(_GATE.split())
+"""Names of quick probes, some of each module, which the gate runs."""
 PROBES_BY_MODULE: dict[str, tuple[Probe, ...]] = {
     module.__name__.rpartition(".")[2]: module.PROBES for module in _MODULES
 }
 """Probes of each module, by the module's name."""
 ALL_PROBES: tuple[Probe, ...] = tuple(probe for probes in PROBES_BY_MODULE.values() for probe in probes)
-GATE_PROBES: tuple[Probe, ...] = tuple(probe for probe in ALL_PROBES if probe.name in _GATE.split())
-"""Quick probes, some of each module, which the gate runs."""
+GATE_PROBES: tuple[Probe, ...] = tuple(probe for probe in ALL_PROBES if probe.name in GATE_NAMES)
