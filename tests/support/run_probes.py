@@ -1,7 +1,7 @@
 """Run all probes behind a command prefix and print each difference from the expected output.
 
 `python tests/support/run_probes.py [-k WORD] PREFIX...`. With the prefix
-`podman run -i --rm --user 1000 --network none -w /home/user IMAGE` they run in a plain container, which gives the
+`podman run -i --rm --user 1000 --network none --memory 2g -w /home/user IMAGE` they run in a plain container, which gives the
 expected values. The image needs Python; probes whose commands are missing are skipped.
 """
 

@@ -1,6 +1,6 @@
 """Probes of memory: sizes, mappings, threads and their stacks."""
 
-from support.probe import Probe, c_program, python, sh
+from support.probe import Probe, c_program, other_language, python, sh
 
 PROBES: tuple[Probe, ...] = (
     python(
@@ -243,5 +243,60 @@ PROBES: tuple[Probe, ...] = (
         print(int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20 > 50)
         """,
         "True\nTrue\n",
+    ),
+    python(
+        "memory_limit_of_2_gib_is_found",
+        """
+        def limit():
+            for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+                try:
+                    return int(open(path).read())
+                except (OSError, ValueError):
+                    pass
+        print((limit() or 1 << 62) >> 20)
+        """,
+        "2048\n",
+    ),
+    other_language(
+        "java_heap_fits_into_2_gib",
+        "Main.java",
+        """
+        public class Main { public static void main(String[] a) { System.out.println(Runtime.getRuntime().maxMemory() <= 2L << 30); } }
+        """,
+        "java Main.java",
+        "true\n",
+    ),
+    other_language(
+        "java_fills_its_heap_and_catches_the_error",
+        "Main.java",
+        """
+        import java.util.*;
+        public class Main { public static void main(String[] a) {
+            List<byte[]> kept = new ArrayList<>();
+            try { while (true) kept.add(new byte[1 << 20]); } catch (OutOfMemoryError e) { kept.clear(); System.out.println("caught"); }
+        } }
+        """,
+        "java Main.java",
+        "caught\n",
+    ),
+    other_language(
+        "java_garbage_of_6_gib_is_collected",
+        "Main.java",
+        """
+        public class Main { public static void main(String[] a) {
+            byte[][] recent = new byte[64][]; long sum = 0;
+            for (int n = 0; n < 6144; n++) { recent[n % 64] = new byte[1 << 20]; java.util.Arrays.fill(recent[n % 64], (byte) 1); sum += recent[n % 64][n]; }
+            System.out.println(sum);
+        } }
+        """,
+        "java Main.java",
+        "6144\n",
+    ),
+    other_language(
+        "node_heap_fits_into_2_gib",
+        "main.js",
+        "console.log(require('v8').getHeapStatistics().heap_size_limit <= 2 ** 31);\n",
+        "node main.js",
+        "true\n",
     ),
 )
