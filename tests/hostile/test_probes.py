@@ -122,4 +122,7 @@ def attempt_of(probe: Probe, environment: EnvironmentSpec, *, as_source: bool) -
         cwd=directory,
         files={f"{directory}/{name}": text.encode() for name, text in probe.files.items()},
     )
-    return replace(attempt, argv=None, source=probe.source) if as_source else attempt
+    if not as_source:
+        return attempt
+    empty = {f"{directory}/empty": b""}
+    return replace(attempt, argv=None, source=probe.source, files=empty)
