@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable
 from itertools import groupby
 
-from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.endpoints.queries import endpoints_by_node
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
@@ -39,7 +38,7 @@ class EndpointService:
 
 def _build_endpoint(name: str, rows: Iterable[Row], caller: Caller) -> Endpoint:
     said = [(json.loads(row.said), row) for row in rows]
-    administers = caller.project == ROOT_PROJECT and caller.has_scope("admin:read")
+    administers = caller.is_root and caller.has_scope("admin:read")
     nodes = []
     for each, row in said:
         health = each["health"] if administers else each["health"].partition(":")[0]

@@ -4,9 +4,8 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 
-from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.audit_log.queries import insert_audit_log
-from arl_gateway.http.auth import Caller
+from arl_gateway.http.auth import ROOT_PROJECT, Caller
 from arl_gateway.reward_services.queries import desired_services, has_cpu_node, services_by_node
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
@@ -117,13 +116,13 @@ class RewardServiceAdmin:
 
 def _require_root_project(caller: Caller) -> None:
     """Raise `Forbidden` unless the key belongs to the first project; services are shared by all projects."""
-    if caller.project != ROOT_PROJECT:
+    if not caller.is_root:
         raise Forbidden(f"reward services can be changed only with a key of project `{ROOT_PROJECT}`")
 
 
 def _redact_for(caller: Caller, service: RewardService) -> RewardService:
     """Hide sources, judge options and health details from callers who may not administer services."""
-    if caller.project == ROOT_PROJECT and caller.has_scope("admin:read"):
+    if caller.is_root and caller.has_scope("admin:read"):
         return service
     nodes = [each.model_copy(update={"health": each.health.partition(":")[0]}) for each in service.nodes]
     options = {name: value for name, value in service.options.items() if name != "judge"}

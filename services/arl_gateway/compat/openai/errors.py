@@ -6,9 +6,9 @@ from typing import Any
 from fastapi import Request, Response
 
 from arl_gateway.compat.blocking_score import CompatRoute
-from arl_wire.errors import BadRequest, FieldError, TangramError, Unprocessable, ValidationFailed
+from arl_wire.errors import BadRequest, TangramError, Unprocessable
 
-__all__ = ["OpenAiRoute", "invalid_field"]
+__all__ = ["OpenAiRoute"]
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -36,11 +36,6 @@ class OpenAiRoute(CompatRoute):
                 raise _add_openai_error(error) from error
 
         return handle_openly
-
-
-def invalid_field(field: str, message: str) -> ValidationFailed:
-    """Return a validation error of one field."""
-    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
 
 
 def _add_openai_error(error: TangramError) -> TangramError:
