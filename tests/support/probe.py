@@ -25,6 +25,8 @@ class Probe:
     """Commands that the program uses. The probe is skipped if one is missing inside the sandbox."""
     imports: tuple[str, ...] = ()
     """Python modules besides the standard library that `python3` must be able to import."""
+    machine: str | None = None
+    """Machine whose numbers of system calls the program uses. None: the program runs on all machines."""
     stdin: str = ""
     env: Mapping[str, str] = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ expected values. The image needs Python; probes whose commands are missing are s
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -65,7 +66,11 @@ def main() -> int:
     parser.add_argument("--slow", type=float, default=3.0, help="name probes that take this many seconds")
     parser.add_argument("prefix", nargs=argparse.REMAINDER)
     given = parser.parse_args()
-    probes = {probe.name: probe for probe in ALL_PROBES if given.k in probe.name}
+    probes = {
+        probe.name: probe
+        for probe in ALL_PROBES
+        if given.k in probe.name and probe.machine in (None, os.uname().machine)
+    }
     results = run(list(probes.values()), given.prefix)
     different = skipped = 0
     for each in results:

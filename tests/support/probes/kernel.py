@@ -3,6 +3,8 @@
 The expected values are those of the default seccomp profile of container engines.
 """
 
+from dataclasses import replace
+
 from support.probe import Probe, bash, c_program, python, sh
 
 _CALL = """
@@ -13,7 +15,7 @@ _CALL = """
             return result if result >= 0 else errno.errorcode[ctypes.get_errno()]
 """
 
-PROBES: tuple[Probe, ...] = (
+_PROBES: tuple[Probe, ...] = (
     python(
         "io_uring_is_refused",
         _CALL
@@ -192,3 +194,4 @@ PROBES: tuple[Probe, ...] = (
         needs=("gdb",),
     ),
 )
+PROBES = tuple(replace(probe, machine="x86_64") for probe in _PROBES)
