@@ -13,9 +13,7 @@ from support.system import System, running_system
 pytestmark = pytest.mark.slow
 QUEUED, BATCH = 60_000, 1000
 MAX_DELAY_S = 1.0
-"""Seconds that the action of the other task may take: twenty times the usual. It took 43 s when each cancellation walked
-the whole queue.
-"""
+"""Seconds that the action of the other task may take. It took 43 s when each cancellation walked the whole queue."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="session")
