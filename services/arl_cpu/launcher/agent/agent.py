@@ -359,7 +359,7 @@ class _SandboxAgent:
         each = [process.memory() for process in self._isolation.other_processes()]
         # Mapped files of the write area are also shared memory; count them once.
         shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())
-        used = sum(anonymous for anonymous, _ in each) + shared
+        used = sum(anonymous for anonymous, _ in each) + shared + self._isolation.socket_bytes()
         action.peak_kib = max(action.peak_kib, used >> 10)
         if used > self._setup.memory_mib * _MIB:
             action.is_over_memory = True

@@ -107,10 +107,10 @@ def open_devices() -> dict[str, int]:
 def build_root(sources: RootSources) -> None:
     """Assemble the tree, make it the root and detach the host's. Nothing in it is writable yet."""
     syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
+    os.mkdir(f"{_ROOT}/proc")
     _mount_sources(sources)
     os.mkdir(f"{_ROOT}/dev")
     populate_dev(_ROOT, sources.devices)
-    os.mkdir(f"{_ROOT}/proc")
     mount_proc(_ROOT)
     for place in WRITABLE_PATHS.values():
         os.makedirs(f"{_ROOT}{place}")
@@ -157,10 +157,11 @@ def _open_source(sources: RootSources, path: str) -> None:
 
 
 def _mount_sources(sources: RootSources) -> None:
+    points = _mount_points()
     for path, source in sources.binds.items():
         target = f"{_ROOT}/{path}"
         os.makedirs(target, exist_ok=True)
-        syscalls.bind_mount(source, target)
+        _mount_directory(source, target, has_mounts=any(each.startswith(f"/{path}/") for each in points))
         syscalls.make_readonly(target)
         os.close(source)
     for path, link in sources.links.items():
@@ -169,6 +170,28 @@ def _mount_sources(sources: RootSources) -> None:
     for path, content in {**sources.copies, **written}.items():
         with open(_create_target(path), "wb") as file:
             file.write(content)
+
+
+def _mount_points() -> list[str]:
+    with open("/proc/self/mountinfo") as file:
+        return [line.split(" ", 5)[4] for line in file]
+
+
+def _mount_directory(source: int, target: str, *, has_mounts: bool) -> None:
+    """Show a directory of the host with inodes of its own.
+
+    Locks and watches on the host's inodes would reach other environments. An overlay shows no mounts below, and hosts
+    allow only two levels of overlays.
+    """
+    if not has_mounts:
+        try:
+            # One lower directory is not enough; the second is empty.
+            options = f"lowerdir=/proc/self/fd/{source}:{_ROOT}/proc"
+            syscalls.mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)
+            return
+        except OSError:
+            pass
+    syscalls.bind_mount(source, target)
 
 
 def populate_dev(root: str, devices: Mapping[str, int]) -> None:
