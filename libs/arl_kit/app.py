@@ -1,9 +1,6 @@
 """The application frame of a service: problem responses, probes and service-to-service authentication."""
 
-import asyncio
 import logging
-import re
-import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from http import HTTPStatus
@@ -14,14 +11,12 @@ from fastapi import Depends, FastAPI, Query, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from fastapi.telemetry import TelemetryConfig
-from opentelemetry.context import attach, detach
 from starlette.exceptions import HTTPException
 from starlette.routing import Match
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from arl_kit.http_server.request_envelope import TRACEPARENT_KEY, RequestEnvelope
 from arl_kit.metrics import CONTENT_TYPE, Metrics
-from arl_kit.telemetry import current_traceparent, new_traceparent, trace_id_of
-from arl_kit.telemetry.propagation import extract_context, remote_parent, traceparent_of
+from arl_kit.telemetry import current_traceparent, trace_id_of
 from arl_store.tx import PoolBusy, PostgresStore, is_temporary
 from arl_wire.errors import (
     BadRequest,
@@ -54,8 +49,6 @@ _DEPS = "deps"
 VERSION = "0.1.0"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 MAX_SHOWN_CHARACTERS = 300
-MIN_BODY_BYTES_PER_S = 64 << 10
-"""Bytes per second. Each received byte extends the time limit of a request body at this rate."""
 MAX_AGE_S = 300.0
 RETRY_AFTER = {"Retry-After": {"description": "Seconds after which to try again", "schema": {"type": "integer"}}}
 NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False, operation_spans=False, auto_configure=False)
@@ -69,7 +62,6 @@ CONNECTION_ERRORS = (
     TimeoutError,
 )
 """Exceptions that a lost database connection may raise; `is_temporary` decides for each of them."""
-_TRACEPARENT = "tangram.traceparent"
 _DATABASE_UNREACHABLE = "the database is not reachable"
 
 log = logging.getLogger(__name__)
@@ -106,9 +98,18 @@ def create_app(
         redoc_url=None,
         separate_input_output_schemas=False,
         telemetry=NO_TELEMETRY,
+        redirect_slashes=False,  # a redirect would build `Location` from the client's `Host`
     )
     bounds = {"": max_body_bytes} if isinstance(max_body_bytes, int) else max_body_bytes
-    app.add_middleware(_RequestEnvelope, bounds=bounds, body_timeout_s=body_timeout_s, metrics=metrics)
+    app.add_middleware(
+        RequestEnvelope,
+        bounds=bounds,
+        body_timeout_s=body_timeout_s,
+        limit_json=public,
+        metrics=metrics,
+        too_large=_too_large,
+        respond=_respond,
+    )
     app.add_exception_handler(TangramError, _on_tangram_error)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
@@ -175,70 +176,8 @@ def validation_failed(errors: Sequence[Any]) -> ValidationFailed:
     return ValidationFailed(f"{first.field}: {first.message}", errors=fields)
 
 
-class _RequestEnvelope:
-    """The middleware for all requests: trace context, limits of body size and body time, and request metrics."""
-
-    def __init__(self, app: ASGIApp, bounds: Mapping[str, int], body_timeout_s: float, metrics: Metrics) -> None:
-        self._app = app
-        self._bounds = [(re.compile(path), most) for path, most in bounds.items()]
-        self._timeout_s = body_timeout_s
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        headers = dict(scope["headers"])
-        context = extract_context(headers)
-        parent = remote_parent(context)
-        traceparent = traceparent_of(parent) if parent is not None else new_traceparent()
-        # Also in the scope: the handler of unexpected errors runs outside this context.
-        scope[_TRACEPARENT] = traceparent
-        token = current_traceparent.set(traceparent)
-        attached = attach(context)
-        announced = headers.get(b"content-length", b"0")
-        most = next(most for path, most in self._bounds if path.match(scope["path"]))
-        answer = _ResponseRecorder(send, traceparent)
-        try:
-            if announced.isdigit() and int(announced) > most:
-                await _respond(_too_large(most), traceparent)(scope, receive, answer.send)
-                return
-            await self._app(scope, self._limit_body(receive, most), answer.send)
-        finally:
-            detach(attached)
-            current_traceparent.reset(token)
-            answer.record(self._metrics, scope)
-
-    def _limit_body(self, receive: Receive, max_bytes: int) -> Receive:
-        """Limit the size of the body and its time from the first read. Earlier delays are ours, not the client's."""
-        seen, complete, began = 0, False, 0.0
-
-        async def bounded() -> Message:
-            nonlocal seen, complete, began
-            if complete:
-                # After the body, the only message is the client's disconnect. It needs no time limit.
-                return await receive()
-            began = began or time.monotonic()
-            left_s = began + self._timeout_s + seen / MIN_BODY_BYTES_PER_S - time.monotonic()
-            try:
-                async with asyncio.timeout(max(0.0, left_s)):
-                    message = await receive()
-            except TimeoutError:
-                raise HTTPException(
-                    RequestTimeout.status, "the body was not received in time; send the request again"
-                ) from None
-            complete = not message.get("more_body", False)
-            seen += len(message.get("body", b""))
-            if seen > max_bytes:
-                # FastAPI passes on only this kind of exception from reading a body.
-                raise HTTPException(TooLarge.status, _too_large(max_bytes).detail)
-            return message
-
-        return bounded
-
-
-def _too_large(max_bytes: int) -> TangramError:
-    return _body_error(TooLarge, f"the body must have at most {max_bytes} bytes: send fewer or smaller files")
+def _too_large(detail: str) -> TangramError:
+    return _body_error(TooLarge, detail)
 
 
 def _body_error(cls: type[TangramError], detail: str) -> TangramError:
@@ -248,29 +187,6 @@ def _body_error(cls: type[TangramError], detail: str) -> TangramError:
         # response.
         error.headers["connection"] = "close"
     return error
-
-
-class _ResponseRecorder:
-    """A recorder of the status and duration of one response. A response that never starts counts as 500."""
-
-    def __init__(self, send: Send, traceparent: str) -> None:
-        self._send = send
-        self._traceparent = traceparent
-        self._status = 500
-        self._started_at = time.monotonic()
-
-    async def send(self, message: Message) -> None:
-        """Send a message; the trace context is added to the headers of the response."""
-        if message["type"] == "http.response.start":
-            self._status = message["status"]
-            message["headers"] = [*message["headers"], (b"traceparent", self._traceparent.encode())]
-        await self._send(message)
-
-    def record(self, metrics: Metrics, scope: Scope) -> None:
-        """Record the request in the metrics under its route template."""
-        template = getattr(scope.get("route"), "path", "none")
-        seconds = time.monotonic() - self._started_at
-        metrics.observe_request(method=scope["method"], route=template, status=self._status, seconds=seconds)
 
 
 def _respond(error: TangramError, traceparent: str | None) -> JSONResponse:
@@ -350,10 +266,10 @@ async def _on_database_error(request: Request, error: Exception) -> Response:
 
 async def _on_unexpected_error(request: Request, error: Exception) -> Response:
     # This handler runs outside the envelope. Restore the trace context so that the trace id finds this log line.
-    current_traceparent.set(request.scope.get(_TRACEPARENT))
+    current_traceparent.set(request.scope.get(TRACEPARENT_KEY))
     log.error("unexpected error in %s %s", request.method, request.url.path, exc_info=error)
     detail = "an internal error occurred; the logs of the service have details under this trace_id"
-    return _respond(Internal(detail), request.scope.get(_TRACEPARENT))
+    return _respond(Internal(detail), request.scope.get(TRACEPARENT_KEY))
 
 
 def _add_probes(app: FastAPI, ready: ReadinessCheck) -> None:

@@ -13,8 +13,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from arl_kit.body_streaming import RequestBodyDrainer
 from arl_kit.fast_route import FastRoute, serve_by_path
+from arl_kit.http_server.body_streaming import RequestBodyDrainer
 from arl_kit.settings import ServiceSettings
 from arl_wire.errors import Unauthenticated
 

@@ -11,7 +11,11 @@ from arl_wire.scores import ServiceName
 from arl_wire.validation import Base64, OutputStream, StrictModel, is_too_deep, validate_no_nul, validate_unicode
 
 __all__ = [
+    "CONNECTION_HEADERS",
+    "CREDENTIAL_HEADERS",
+    "GATEWAY_KEY",
     "IDEMPOTENT_METHODS",
+    "METHOD_OVERRIDE_HEADERS",
     "CallRequest",
     "CallResponse",
     "Endpoint",
@@ -37,6 +41,10 @@ CREDENTIAL_HEADERS = re.compile(
     r"(authorization|cookie|token|secret|password|apikey|(?<!idempotency)-key)$", re.IGNORECASE
 )
 """Name endings of credential headers. Their values would be stored in rows; brokers add the key instead."""
+METHOD_OVERRIDE_HEADERS = frozenset({"x-http-method-override", "x-http-method", "x-method-override"})
+"""Headers that replace the method at some servers, and so evade the methods that the endpoint allows."""
+GATEWAY_KEY = re.compile(r"\btk_[A-Za-z0-9_-]{16,}")
+"""A key of this installation, which is never sent to an endpoint."""
 _FORBIDDEN_IN_PATH = re.compile(r"[\x00-\x20\x7f\\?#]")
 
 EndpointName = ServiceName
@@ -65,13 +73,17 @@ def validate_endpoint_path(path: str) -> str:
 
 
 def _check_headers(headers: dict[str, str]) -> dict[str, str]:
-    for name in headers:
+    for name, value in headers.items():
         if CREDENTIAL_HEADERS.search(name):
             raise ValueError(
                 f"`{name}` would be stored with the action: remove it; the broker adds the endpoint's own key"
             )
         if name.lower() in CONNECTION_HEADERS:
             raise ValueError(f"`{name}` is set by the broker: remove it")
+        if name.lower() in METHOD_OVERRIDE_HEADERS:
+            raise ValueError(f"`{name}` would change the method that was checked: set `method` and remove the header")
+        if GATEWAY_KEY.search(value):
+            raise ValueError(f"`{name}` contains an API key of ARL-Tangram: remove it")
     return headers
 
 

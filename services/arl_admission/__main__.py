@@ -1,6 +1,6 @@
 from arl_admission.app import build
 from arl_admission.settings import AdmissionSettings
-from arl_kit.server import serve
+from arl_kit.http_server.server import serve
 from arl_kit.settings import load_settings
 
 if __name__ == "__main__":

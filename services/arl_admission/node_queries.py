@@ -53,10 +53,12 @@ CLEAR_NODE_REQUESTS = text("""
 
 NODE_CAPACITIES = text("""
     select n.kind, n.capacity::text as capacity, n.enforced::text as enforced, n.templates::text as templates,
-           n.services::text as services, n.endpoints::text as endpoints
+           n.services::text as services, n.endpoints::text as endpoints,
+           b.last_beat > now() - make_interval(secs => :silent_s) as may_return
       from nodes as n
       join node_beats as b on b.node_id = n.id
-     where b.last_beat > now() - make_interval(secs => :silent_s)
+     where n.kind in ('gpu', 'api')
+        or b.last_beat > now() - make_interval(secs => :silent_s)
      order by n.id
 """)
 
@@ -91,5 +93,8 @@ async def remove_node(tx: WriteTx, name: str) -> str | None:
 
 
 async def node_capacities(tx: ReadTx, *, silent_s: float) -> Sequence[Row]:
-    """Return the nodes that may still return: those with a heartbeat within `silent_s` seconds."""
+    """Return the nodes that may still return: those with a heartbeat within `silent_s` seconds.
+
+    Other nodes with services and endpoints have `may_return` false; actions may wait for their names.
+    """
     return await tx.fetch(NODE_CAPACITIES, {"silent_s": silent_s})

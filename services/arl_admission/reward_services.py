@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from arl_admission import reward_service_queries
 from arl_admission.checks.fleet import FleetCatalog
 from arl_store.tx import PostgresStore
-from arl_wire.actions.action import SubmitActionRequest
-from arl_wire.internal.admission import AffectedRowsResponse
+from arl_wire.internal.admission import AdmitItem, AffectedRowsResponse
 from arl_wire.internal.reward_services import (
     InternalRegisterServiceRequest,
     RemoveServiceRequest,
@@ -52,7 +51,7 @@ class RewardServiceRegistry:
                 self._fleet.forget_service(request.name)
         return RemoveServiceResponse(removed=bool(removed), unsettled=unsettled)
 
-    def removal_refusals(self, actions: Sequence[SubmitActionRequest]) -> dict[int, Exception]:
+    def removal_refusals(self, items: Sequence[AdmitItem]) -> dict[int, Exception]:
         """Return errors of scores whose service was removed after their first check: nothing would ever settle them."""
-        refusals = {at: self._fleet.refusal(each) for at, each in enumerate(actions) if each.kind == "score"}
+        refusals = {at: self._fleet.refusal(each) for at, each in enumerate(items) if each.action.kind == "score"}
         return {at: refusal for at, refusal in refusals.items() if refusal is not None}

@@ -106,7 +106,7 @@ class AdmissionService:
     async def admit_gang(self, items: Sequence[AdmitItem]) -> AdmitResponse:
         """Admit a gang in one commit, or refuse all of it with the reason in every result."""
         await self._refresh_fleet(items)
-        refusals = [self._fleet.refusal(item.action) for item in items]
+        refusals = [self._fleet.refusal(item) for item in items]
         refused = next(filter(None, refusals), None) or self._fleet.gang_refusal([item.action for item in items])
         try:
             if refused is None:
@@ -203,7 +203,7 @@ class AdmissionService:
 
     async def _refusals(self, items: Sequence[AdmitItem]) -> list[AdmitItemResult | Exception | None]:
         """Return errors of items that no node can ever run. An item with a bound key gets its existing action."""
-        refusals = [self._fleet.refusal(item.action) for item in items]
+        refusals = [self._fleet.refusal(item) for item in items]
         refused = [item for item, refusal in zip(items, refusals, strict=True) if refusal is not None]
         bound = await self._read_bound_keys(refused)
         return [
@@ -255,7 +255,7 @@ class AdmissionService:
             known = await self._query_bound_keys(tx, [items[at] for at in refused])
             refused = {at: error for at, error in refused.items() if key_of(items[at]) not in known}
             refused |= await self._over_limit(tx, items)
-            refused |= self.reward_services.removal_refusals([item.action for item in items])
+            refused |= self.reward_services.removal_refusals(items)
             fitting = [at for at in range(len(items)) if at not in refused]
             new = self._first_of_each_key(items, fitting)
             inserted = await self._insert_new(tx, list(new.values()))

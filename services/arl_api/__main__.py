@@ -1,6 +1,6 @@
 from arl_api.app import build
 from arl_api.settings import ApiSettings
-from arl_kit.server import serve
+from arl_kit.http_server.server import serve
 from arl_kit.settings import load_settings
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from arl_api.endpoint_queue import EndpointQueue
 from arl_api.metrics import ApiMetrics
 from arl_api.sender import EndpointSender, RequestResult
 from arl_api.settings import EndpointSettings
-from arl_api.verdicts import CallVerdict, can_retry, retry_delay_s
+from arl_api.verdicts import LAST_RETRY_BEFORE_END_S, NOT_EXECUTED_VERDICTS, CallVerdict, can_retry, retry_delay_s
 from arl_core.domain.model import Fence
 
 __all__ = ["EndpointBroker"]
@@ -89,7 +89,7 @@ class EndpointBroker:
                         return last
                     await asyncio.sleep(pause)
         except TimeoutError:
-            late = _timeout_result(call, last)
+            late = _timeout_result(call, last, is_sending=call.is_sending)
             if call.first_sent_at is not None:
                 self.queues[call.endpoint].record_result(
                     late.verdict, late.message, sent_at=call.first_sent_at, retry_after_s=None
@@ -97,19 +97,31 @@ class EndpointBroker:
             return late
 
     def _retry_delay_s(self, call: EndpointCall, result: RequestResult, limit: asyncio.Timeout) -> float | None:
-        """Return the delay before the next request, or None if a retry is useless, unsafe or too late."""
+        """Return the delay before the next request, or None if a retry is useless, unsafe or too late.
+
+        A request that was not executed is retried until the time of the call ends; others up to `max_attempts` times.
+        """
         settings = self.queues[call.endpoint].settings
         idempotent = call.idempotent or settings.idempotent
-        if call.attempts >= settings.max_attempts or not can_retry(result.verdict, call.method, idempotent=idempotent):
+        if not result.may_retry or not can_retry(result.verdict, call.method, idempotent=idempotent):
             return None
+        if result.verdict not in NOT_EXECUTED_VERDICTS:
+            call.executions += 1
+            if call.executions >= settings.max_attempts:
+                return None
         jitter = random.random()  # noqa: S311 - no secret
-        pause = retry_delay_s(max(1, call.attempts), retry_after_s=result.retry_after_s, random_fraction=jitter)
         ends_at = limit.when()
-        return pause if ends_at is None or asyncio.get_running_loop().time() + pause < ends_at else None
+        return retry_delay_s(
+            max(1, call.attempts),
+            retry_after_s=result.retry_after_s,
+            random_fraction=jitter,
+            left_s=ends_at - asyncio.get_running_loop().time() if ends_at is not None else None,
+        )
 
     async def _send_once(self, call: EndpointCall, limit: asyncio.Timeout) -> RequestResult:
         lane = self.queues[call.endpoint]
-        async with lane.acquire_slot(is_retry=call.first_sent_at is not None):
+        is_last = call.first_sent_at is not None and _left_s(limit) <= LAST_RETRY_BEFORE_END_S
+        async with lane.acquire_slot(is_retry=call.first_sent_at is not None, ignore_pause=is_last):
             if not self._can_send():
                 return RequestResult(
                     verdict=CallVerdict.UNREACHABLE, message="this broker has lost its lease and sends no requests"
@@ -121,8 +133,10 @@ class EndpointBroker:
                 limit.reschedule(asyncio.get_running_loop().time() + call.timeout_s)
             call.attempts, lane.requests = call.attempts + 1, lane.requests + 1
             ended: RequestResult | None = None
+            call.is_sending = True
             try:
                 ended = await self._senders[call.endpoint].send(call)
+                call.is_sending = False
             finally:
                 self._record_request(call, ended, sent)
             # Before the slot is free, so that the next request uses the new limits.
@@ -140,11 +154,19 @@ class EndpointBroker:
         self._metrics.observe(call.endpoint, verdict or "ended_here", seconds=now - sent)
 
 
-def _timeout_result(call: EndpointCall, last: RequestResult | None) -> RequestResult:
-    """Return the result of a timeout, with the last response, if any, which was the reason for the retry."""
+def _left_s(limit: asyncio.Timeout) -> float:
+    ends_at = limit.when()
+    return ends_at - asyncio.get_running_loop().time() if ends_at is not None else float("inf")
+
+
+def _timeout_result(call: EndpointCall, last: RequestResult | None, *, is_sending: bool) -> RequestResult:
+    """Return the result of a timeout, with the last response, if any, which was the reason for the retry.
+
+    If the time ended before a retry was sent, the last result stands.
+    """
+    if last is not None and not is_sending:
+        return last
     if call.first_sent_at is None:
-        if last is not None:
-            return last
         said = (
             f"the request could not be sent within {call.timeout_s:g} s, because the limits of endpoint"
             f" {call.endpoint} were reached"

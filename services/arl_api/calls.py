@@ -79,6 +79,10 @@ class EndpointCall:
     first_sent_at: float | None = None
     """Time of its first request, by the monotonic clock."""
     attempts: int = 0
+    is_sending: bool = False
+    """True while a request has no response."""
+    executions: int = 0
+    """Number of failed requests that the endpoint may have executed."""
 
 
 def call_from_row(row: Row) -> EndpointCall:

@@ -12,8 +12,6 @@ from arl_core.control.rate_limits import ConcurrencyWindow, TokenBucket, rate_at
 
 __all__ = ["EndpointQueue"]
 
-MAX_BLOCKED_S = 900.0
-"""Maximum pause in seconds, for any Retry-After. After it a request checks the endpoint again."""
 ARRIVAL_JITTER_S = 0.05
 """Seconds by which the delays of requests may differ, for example because some wait for a connection."""
 REPEAT_THROTTLE_WINDOW_S = 5.0
@@ -46,9 +44,15 @@ class EndpointQueue:
         return max(0.0, self._blocked_until - time.monotonic())
 
     @asynccontextmanager
-    async def acquire_slot(self, *, is_retry: bool) -> AsyncIterator[None]:
-        """Occupy a slot during a request. Retries go before calls that have not begun."""
-        await self._wait_for_slot(is_retry=is_retry)
+    async def acquire_slot(self, *, is_retry: bool, ignore_pause: bool = False) -> AsyncIterator[None]:
+        """Occupy a slot during a request. Retries go before calls that have not begun.
+
+        With `ignore_pause`, a request does not wait for the end of a pause that the endpoint asked for.
+        """
+        if ignore_pause and self.in_flight < self.window.size and self.blocked_for_s > 0:
+            self._occupy_slot(time.monotonic())
+        else:
+            await self._wait_for_slot(is_retry=is_retry)
         try:
             yield
         finally:
@@ -68,7 +72,7 @@ class EndpointQueue:
             if not self._is_rate_exhausted(now, sent_at=sent_at):
                 self.window.throttled(sent=sent_at, now=now)
             self._throttled_at = now
-            self._blocked_until = max(self._blocked_until, now + min(retry_after_s or 0.0, MAX_BLOCKED_S))
+            self._blocked_until = max(self._blocked_until, now + (retry_after_s or 0.0))
         self._release_waiting()
 
     async def _wait_for_slot(self, *, is_retry: bool) -> None:
@@ -90,9 +94,7 @@ class EndpointQueue:
             mine = self._waiting.popleft()
             if mine.done():  # the waiting call was cancelled
                 continue
-            self.in_flight += 1
-            if self._bucket is not None:
-                self._bucket.take(1, now=now)
+            self._occupy_slot(now)
             mine.set_result(None)
         if self._timer is not None:
             self._timer.cancel()
@@ -101,6 +103,11 @@ class EndpointQueue:
             self._timer = asyncio.get_running_loop().call_later(
                 max(0.0, self._available_at(now) - now), self._release_waiting
             )
+
+    def _occupy_slot(self, now: float) -> None:
+        self.in_flight += 1
+        if self._bucket is not None:
+            self._bucket.take(1, now=now)
 
     def _is_rate_exhausted(self, now: float, *, sent_at: float) -> bool:
         """Return True if the rate tokens are used up, so that the rate and not the concurrency was too high.

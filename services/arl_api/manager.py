@@ -26,6 +26,8 @@ from arl_store.wake import WakeNotifier
 
 __all__ = ["ApiManager"]
 
+RANGE_HEADERS = frozenset({"range", "if-range"})
+"""Headers with which a caller chooses parts of a response that are too short for the redaction of secrets."""
 COUNT_INTERVAL_S = 5.0
 """Seconds between writes of changed counters, unless another value changes."""
 
@@ -144,6 +146,12 @@ class ApiManager(SlotNode[CallReport]):
         if call.method not in endpoint.methods:
             message = f"endpoint {call.endpoint} does not allow {call.method}. Allowed: {', '.join(endpoint.methods)}"
             return CallReport(fence=call.fence, outcome="user_error", message=message)
+        if endpoint.secrets and any(name.lower() in RANGE_HEADERS for name in call.headers):
+            message = (
+                f"endpoint {call.endpoint} does not allow Range: parts of a response could reveal its key bit by bit."
+                " Remove the header"
+            )
+            return CallReport(fence=call.fence, outcome="user_error", message=message)
         return None
 
     @property
@@ -211,6 +219,7 @@ def _describe_endpoint(name: str, queue: EndpointQueue) -> dict[str, Any]:
         "name": name,
         "url": settings.url,
         "methods": list(settings.methods),
+        "projects": list(settings.projects) if settings.projects is not None else None,
         "concurrency": settings.concurrency,
         "window": queue.window.size,
         "per_s": rate.per_s if rate is not None else None,

@@ -1,5 +1,6 @@
 """The body of a response: decompressed, its beginning kept, and its length counted."""
 
+import asyncio
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,7 +10,9 @@ import aiohttp
 __all__ = ["BodyContent", "UnreadableBody", "read_body"]
 
 MAX_READ_BYTES = 16 << 20
-"""Maximum bytes that are read and counted; a longer response is cut off."""
+"""Maximum bytes that are read, compressed or not; a longer response is cut off."""
+MAX_MEMBERS = 1000
+"""Maximum gzip members of a body. Each takes about 10 µs even if it is empty."""
 CHUNK_BYTES = 64 << 10
 CONTENT_ENCODINGS = {"gzip": zlib.MAX_WBITS | 16, "x-gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
 
@@ -33,14 +36,16 @@ async def read_body(response: aiohttp.ClientResponse, *, max_bytes: int) -> Body
     if packing not in ("identity", *CONTENT_ENCODINGS):
         raise UnreadableBody(f"the response has the encoding {packing[:32]!r}, which was not requested")
     unpacking = BodyDecompressor(packing) if packing in CONTENT_ENCODINGS else None
-    kept, total = bytearray(), 0
+    kept, total, received = bytearray(), 0, 0
     async for chunk in response.content.iter_chunked(CHUNK_BYTES):
+        received += len(chunk)
         for part in unpacking.decompress(chunk) if unpacking is not None else (chunk,):
             kept += part[: max(0, max_bytes - len(kept))]
             total += len(part)
-            if total > MAX_READ_BYTES:
+            if max(total, received) > MAX_READ_BYTES:
                 response.close()
-                return BodyContent(bytes(kept), total)
+                return BodyContent(bytes(kept), max(total, len(kept) + 1))
+            await asyncio.sleep(0)  # calls of other endpoints continue between the parts
     if unpacking is not None and not unpacking.has_ended:
         raise UnreadableBody("the compressed response is incomplete")
     return BodyContent(bytes(kept), total)
@@ -56,6 +61,7 @@ class BodyDecompressor:
         self._encoding = encoding
         self._decompressor: zlib._Decompress | None = None
         self._is_empty = True
+        self._members = 0
 
     @property
     def has_ended(self) -> bool:
@@ -78,5 +84,8 @@ class BodyDecompressor:
                     raise UnreadableBody("the response has data after its compressed content")
 
     def _start_member(self, chunk: bytes) -> "zlib._Decompress":
+        self._members += 1
+        if self._members > MAX_MEMBERS:
+            raise UnreadableBody(f"the compressed response has more than {MAX_MEMBERS} members")
         has_no_head = self._encoding == "deflate" and chunk[0] & 0x0F != zlib.DEFLATED
         return zlib.decompressobj(-zlib.MAX_WBITS if has_no_head else CONTENT_ENCODINGS[self._encoding])

@@ -6,6 +6,7 @@ import string
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 from urllib.parse import quote, unquote_plus, urlencode, urlsplit
 from urllib.request import getproxies, proxy_bypass
 
@@ -16,7 +17,7 @@ from arl_api.calls import EndpointCall, EndpointResponse
 from arl_api.redaction import SecretRedactor
 from arl_api.response_body import BodyContent, UnreadableBody, read_body
 from arl_api.settings import EndpointSettings
-from arl_api.verdicts import CallVerdict, parse_retry_after_s, verdict_for_status
+from arl_api.verdicts import CallVerdict, asked_delay_s, is_exhausted, verdict_for_status
 
 __all__ = ["EndpointSender", "RequestResult"]
 
@@ -24,6 +25,9 @@ CONNECT_TIMEOUT_S = 10.0
 KEEPALIVE_TIMEOUT_S = 2.0
 """Seconds, less than the idle timeout of servers: a server could close a connection under a non-repeatable request."""
 MAX_HEADERS, MAX_HEADER_VALUE_CHARACTERS = 64, 4096
+MAX_RECEIVED_HEADERS, MAX_HEADER_LINE_BYTES = 1000, 64 << 10
+MAX_INFORMATIONAL = 16
+"""Maximum informational responses (status 1xx) before the response. An endless sequence would occupy the broker."""
 HIDDEN_HEADERS = frozenset(
     {
         *("set-cookie", "set-cookie2", "connection", "keep-alive", "transfer-encoding", "trailer", "upgrade"),
@@ -42,6 +46,8 @@ class RequestResult:
     response: EndpointResponse | None = None
     retry_after_s: float | None = None
     """Seconds after which the endpoint accepts the next request."""
+    may_retry: bool = True
+    """False if the endpoint says that a retry is useless."""
 
 
 class EndpointSender:
@@ -65,7 +71,9 @@ class EndpointSender:
                 allow_redirects=False,
                 proxy=self._proxy,
             ) as response:
-                return self._build_result(response, await read_body(response, max_bytes=self._settings.max_body_bytes))
+                return await self._build_result(
+                    response, await read_body(response, max_bytes=self._settings.max_body_bytes)
+                )
         except aiohttp.ClientConnectorError as error:
             return RequestResult(
                 verdict=CallVerdict.UNREACHABLE,
@@ -99,22 +107,30 @@ class EndpointSender:
         if self._session is not None:
             await self._session.close()
 
-    def _build_result(self, response: aiohttp.ClientResponse, content: BodyContent) -> RequestResult:
+    async def _build_result(self, response: aiohttp.ClientResponse, content: BodyContent) -> RequestResult:
         verdict, said = verdict_for_status(response.status), f"the endpoint returned status {response.status}"
         if verdict is CallVerdict.CONNECTION_LOST:
             return RequestResult(verdict=verdict, message=f"{said}, which is not a final status")
+        asked_for, may_retry = None, True
+        if verdict is CallVerdict.THROTTLED:
+            headers = {name.lower(): value for name, value in response.headers.items()}
+            asked_for = asked_delay_s(headers, content.prefix, now=datetime.now(UTC))
+            may_retry = headers.get("x-should-retry") != "false"
+            if is_exhausted(content.prefix):
+                verdict = CallVerdict.REFUSED
         if verdict is CallVerdict.REFUSED:
             said += "; check the endpoint's key and its budget"
-        asked_for = None
-        if verdict is CallVerdict.THROTTLED:
-            asked_for = parse_retry_after_s(response.headers.get("Retry-After"), now=datetime.now(UTC))
         return RequestResult(
-            verdict=verdict, message=said, response=self._build_response(response, content), retry_after_s=asked_for
+            verdict=verdict,
+            message=said,
+            response=await self._build_response(response, content),
+            retry_after_s=asked_for,
+            may_retry=may_retry,
         )
 
-    def _build_response(self, response: aiohttp.ClientResponse, content: BodyContent) -> EndpointResponse:
+    async def _build_response(self, response: aiohttp.ClientResponse, content: BodyContent) -> EndpointResponse:
         cut = content.total_bytes - len(content.prefix)
-        body = self._redactor.redact_truncated(content.prefix) if cut else self._redactor.redact(content.prefix)
+        body = await self._redactor.redact_body(content.prefix, truncated=cut > 0)
         total = content.total_bytes if cut else len(body)
         return EndpointResponse(
             status=response.status, headers=self._visible_headers(response.headers), body=body, total_bytes=total
@@ -156,12 +172,52 @@ class EndpointSender:
                 headers={"User-Agent": "arl-tangram"},
                 auto_decompress=False,
                 middlewares=(_send_once,),
+                response_class=_BoundedResponse,
+                max_line_size=MAX_HEADER_LINE_BYTES,
+                max_field_size=MAX_HEADER_LINE_BYTES,
+                max_headers=MAX_RECEIVED_HEADERS,
             )
         return self._session
 
 
 class _ConnectionLost(Exception):
     """The connection ended after the request may have been sent. The message is the name of aiohttp's error."""
+
+
+class _BoundedResponse(aiohttp.ClientResponse):
+    """A response that may follow only a few informational responses."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """Read the header of the final response."""
+        bounded: Any = _BoundedConnection(connection)
+        return await super().start(bounded)
+
+
+class _BoundedConnection:
+    """A connection whose protocol returns a bounded number of messages for one response."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+        self.protocol = _BoundedProtocol(connection.protocol)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+class _BoundedProtocol:
+    def __init__(self, protocol: Any) -> None:
+        self._protocol = protocol
+        self._reads = 0
+
+    async def read(self) -> Any:
+        """Return the next message. Raises `_ConnectionLost` after too many."""
+        self._reads += 1
+        if self._reads > MAX_INFORMATIONAL + 1:
+            raise _ConnectionLost("too many informational responses")
+        return await self._protocol.read()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._protocol, name)
 
 
 async def _send_once(request: aiohttp.ClientRequest, handler: aiohttp.ClientHandlerType) -> aiohttp.ClientResponse:

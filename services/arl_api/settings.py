@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, f
 
 from arl_core.control.rate_limits import RateLimit
 from arl_node.settings import ManagerSettings, UpstreamKey, UpstreamUrl
+from arl_wire.actions.action import Name
 from arl_wire.calls import CONNECTION_HEADERS, EndpointName, HeaderName, Method
 
 __all__ = ["ApiSettings", "EndpointSettings"]
@@ -38,6 +39,12 @@ class EndpointSettings(BaseModel):
     methods: tuple[Method, ...] = Field(
         default=("GET", "HEAD", "POST"), min_length=1, description="HTTP methods that actions may use"
     )
+    projects: tuple[Name, ...] | None = Field(
+        default=None,
+        min_length=1,
+        max_length=256,
+        description="Projects that may call the endpoint. Absent: all projects",
+    )
     concurrency: int = Field(default=16, ge=1, le=4096, description="Maximum number of concurrent calls")
     rate_per_s: float | None = Field(
         default=None,
@@ -53,7 +60,11 @@ class EndpointSettings(BaseModel):
         description="Maximum number of requests in a burst after a pause. Absent: the requests of one second",
     )
     max_attempts: int = Field(
-        default=4, ge=1, le=10, description="Maximum number of requests for one attempt of an action"
+        default=4,
+        ge=1,
+        le=10,
+        description="Maximum number of requests for one attempt of an action that the endpoint may have executed."
+        " Refused requests, such as those with status 429, are retried until `timeout_s`",
     )
     max_body_kib: int = Field(
         default=1024,

@@ -1,7 +1,7 @@
 from arl_cpu.app import build
 from arl_cpu.deps import cpu_deps
 from arl_cpu.settings import CpuSettings
-from arl_kit.server import serve
+from arl_kit.http_server.server import serve
 from arl_kit.settings import load_settings
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 from arl_gateway.app import build
 from arl_gateway.deps import gateway_deps
 from arl_gateway.settings import GatewaySettings
-from arl_kit.server import serve
+from arl_kit.http_server.server import serve
 from arl_kit.settings import load_settings
 
 if __name__ == "__main__":

@@ -22,7 +22,8 @@ from arl_gateway.environments.archive_routes import ARCHIVE_PATH
 from arl_gateway.environments.archive_routes import router as archive_router
 from arl_gateway.environments.routes import router as environment_router
 from arl_gateway.environments.snapshot_routes import router as snapshot_router
-from arl_gateway.http.dependencies import require_admin_read
+from arl_gateway.http.dependencies import require_root_read
+from arl_gateway.http.key_check import KeyCheck
 from arl_gateway.openapi import customize_openapi
 from arl_gateway.reward_services.routes import router as reward_router
 from arl_gateway.reward_services.score_routes import router as score_router
@@ -86,9 +87,10 @@ def build(settings: GatewaySettings) -> FastAPI:
         body_timeout_s=settings.body_timeout_s,
         metrics=metrics,
         public=True,
-        scrape_dependencies=[require_admin_read],
+        scrape_dependencies=[require_root_read],
     )
     provide_deps(app, deps)
+    app.add_middleware(KeyCheck)  # the outermost: nothing else sees a body without a valid key
     _include_routers(app)
     serve_docs(app, settings.docs_dir)
     return app

@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.staticfiles import StaticFiles
 
 __all__ = ["serve_docs"]
@@ -54,12 +54,23 @@ def serve_docs(app: FastAPI, directory: Path | None) -> None:
     async def docs(request: Request) -> Response:
         path = request.path_params["path"]
         if (site / "index.html").is_file():
-            return await files.get_response(path, request.scope)
+            return _with_relative_location(await files.get_response(path, request.scope), path)
         if path:
             raise HTTPException(404, "the documentation is not built; run `make docs`")
         return HTMLResponse(_operation_list(app.title, app.openapi))
 
+    async def index(request: Request) -> Response:
+        return RedirectResponse("docs/")  # relative: the server does not know its public address
+
+    app.add_route("/docs", index, methods=["GET"], include_in_schema=False)
     app.add_route("/docs/{path:path}", docs, methods=["GET"], include_in_schema=False)
+
+
+def _with_relative_location(response: Response, path: str) -> Response:
+    """Redirect to a directory by its name. The framework builds the address from the `Host` of the client."""
+    if isinstance(response, RedirectResponse):
+        response.headers["location"] = f"{path.rstrip('/').rpartition('/')[2]}/"
+    return response
 
 
 def _operation_list(title: str, openapi: Callable[[], Mapping[str, Any]]) -> str:

@@ -1,7 +1,7 @@
 import sys
 
 from arl_kit.app import VERSION
-from arl_kit.server import serve
+from arl_kit.http_server.server import serve
 from arl_kit.settings import load_settings
 from arl_kit.telemetry.otel import OtelSettings, TracePipeline, open_pipeline
 from arl_scheduler.app import build

@@ -171,8 +171,29 @@ BAD = [
     ("/v1/completions", {"prompt": "x", "prompt_logprobs": 1, "max_tokens": 2}, "max_tokens"),
     ("/classify", {"messages": []}, "messages"),
     ("/classify", {"input": "x" * (MAX_CHARACTERS + 1)}, "input"),
-    ("/reward-services/minilm/verify", {"response": {"output": None}, "label": "x"}, "items.0"),
-    ("/reward-services/minilm/verify", {"response": {"output": ["x"], "content": 5}, "label": "x"}, "items.0"),
+    ("/reward-services/minilm/verify", {"response": {"output": None}, "label": "x"}, "response.output"),
+    ("/reward-services/minilm/verify", {"response": {"output": "x"}, "label": "x"}, "response.output"),
+    ("/reward-services/minilm/verify", {"response": {"output": ["x"]}, "label": "x"}, "response.output.0"),
+    (
+        "/reward-services/exact/verify",
+        {"response": {"output": [{"content": "x"}]}, "label": "x"},
+        "response.output.0.type",
+    ),
+    (
+        "/reward-services/exact/verify",
+        {"response": {"output": [{"role": "model", "content": "x"}]}, "label": "x"},
+        "response.output.0.role",
+    ),
+    (
+        "/reward-services/exact/verify",
+        {"response": {"output": [{"role": "assistant", "content": [{"value": "x"}]}]}, "label": "x"},
+        "response.output.0.content.0",
+    ),
+    (
+        "/reward-services/minilm/slime/reward",
+        {"prompt": [{"role": "user", "content": 5}], "response": "x"},
+        "prompt.0.content",
+    ),
     ("/reward-services/exact/get_reward", {"query": ["x"], "prompts": ["y"], "labels": ["x"]}, "query.0"),
 ]
 

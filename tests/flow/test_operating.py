@@ -160,7 +160,9 @@ class TestAccess:
         async with httpx.AsyncClient(base_url=system.url, headers={"authorization": f"Bearer {stranger}"}) as other:
             assert (await other.patch("/v1/admin/nodes/first", json={"cordoned": True})).status_code == 403
             assert (await other.delete("/v1/admin/nodes/first")).status_code == 403
-            assert (await other.get("/v1/admin/consistency")).status_code == 403
+            for path in ("/v1/admin/nodes", "/v1/admin/consistency", "/v1/admin/capacity", "/metrics"):
+                answer = await other.get(path)
+                assert (answer.status_code, "default" in answer.json()["detail"]) == (403, True), path
 
     async def test_change_of_an_unknown_node_is_not_found(self, api: httpx.AsyncClient) -> None:
         assert (await api.patch("/v1/admin/nodes/third", json={"cordoned": True})).status_code == 404

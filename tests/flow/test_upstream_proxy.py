@@ -48,13 +48,13 @@ async def test_existing_client_needs_only_another_base_url_and_key(site: Site) -
 
 
 async def test_proxy_returns_the_endpoint_response_with_its_outcome(site: Site) -> None:
-    site.there.answers(*[429] * 4, Retry_After="0.01")
+    site.there.answers(*[429] * 9, x_should_retry="false")
     answer = await site.api.get("/endpoints/search/x")
     assert (answer.status_code, answer.headers["tangram-outcome"]) == (429, "infra_error; endpoint_throttled")
     site.there.answers(404)
     answer = await site.api.get("/endpoints/many/x")
     assert (answer.status_code, answer.json()) == (404, {"status": 404})
-    answer = await site.api.get("/endpoints/away/x")
+    answer = await site.api.get("/endpoints/away/x", headers={"tangram-timeout_s": "1"})
     assert (answer.status_code, answer.json()["code"]) == (503, "unavailable")
     assert "endpoint_unreachable" in answer.json()["detail"]
     for path, content, code in (
@@ -143,9 +143,38 @@ async def test_possibly_executed_request_is_not_marked_for_retry(site: Site) -> 
     answer = await site.api.post("/endpoints/many/x", content=b"pay")
     assert (answer.status_code, answer.headers["x-should-retry"]) == (503, "false")
     assert "retry-after" not in answer.headers
-    answer = await site.api.post("/endpoints/away/x", content=b"pay")
+    answer = await site.api.post("/endpoints/away/x", content=b"pay", headers={"tangram-timeout_s": "1"})
     assert (answer.status_code, answer.headers["retry-after"]) == (503, "5")
     assert "x-should-retry" not in answer.headers
+
+
+async def test_error_of_the_gateway_has_an_openai_error_object(site: Site) -> None:
+    cases = [
+        ("/endpoints/nothing/x", {}, 422, "endpoint_not_found"),
+        ("/endpoints/search/x", {"tangram-timeout_s": "-1"}, 422, "validation_failed"),
+        ("/endpoints/search/x", {"authorization": "Bearer no"}, 401, "unauthenticated"),
+    ]
+    for path, headers, status, code in cases:
+        answer = await site.api.post(path, content=b"{}", headers=headers)
+        problem = answer.json()
+        assert (answer.status_code, problem["code"], problem["error"]["code"]) == (status, code, code)
+        assert problem["error"]["message"] == problem["detail"]
+
+
+async def test_proxy_forwards_no_method_override_and_no_gateway_key(site: Site) -> None:
+    headers = {"x-http-method-override": "DELETE", "x-goog-user": API_KEY, "x-kept": "1"}
+    await site.api.post(f"/endpoints/search/x?a=1&token={API_KEY}", content=b"{}", headers=headers)
+    sent = site.there.asked[-1]
+    assert sent.url.endswith("x?a=1") or API_KEY not in sent.url
+    assert API_KEY not in str(dict(sent.headers))
+    assert {"x-http-method-override", "x-goog-user"}.isdisjoint(map(str.lower, sent.headers))
+    assert sent.headers["x-kept"] == "1"
+
+
+async def test_range_is_refused_on_an_endpoint_with_secrets(site: Site) -> None:
+    answer = await site.api.get("/endpoints/search/x", headers={"range": "bytes=0-2"})
+    assert "Range" in answer.json()["detail"]
+    assert not site.there.asked
 
 
 async def test_call_without_a_live_broker_returns_504_at_its_deadline(site: Site) -> None:

@@ -50,12 +50,17 @@ async def test_item_that_never_ends_has_a_timeout_error(api: httpx.AsyncClient) 
     assert action["result"]["scores"][0]["error"]["code"] == "verifier_timeout"
 
 
-async def test_verifier_without_its_library_returns_an_error_instead_of_zero(api: httpx.AsyncClient) -> None:
-    """If the sandbox's python3 has the library, the score must be correct."""
-    action = await scored(api, "math", {"text": "$0.5$", "reference": "$\\frac{1}{2}$"})
-    [entry] = action["result"]["scores"]
-    assert entry.get("score", 1.0) == 1.0
-    assert ("score" in entry) != (entry.get("error", {}).get("code") == "verifier_missing")
+async def test_math_verifier_runs_with_the_packages_of_the_services(api: httpx.AsyncClient) -> None:
+    pytest.importorskip("math_verify")
+    items = [
+        {"text": "$0.5$", "reference": "$\\frac{1}{2}$"},
+        {"text": "\\boxed{512}", "reference": "343 and 512"},
+        {"text": "\\boxed{5}", "reference": '{"answer": 5}'},
+    ]
+    action = await scored(api, "math", *items)
+    right, wrong, bad = action["result"]["scores"]
+    assert (right.get("score"), wrong.get("score")) == (1.0, 0.0), (right, wrong)
+    assert bad["error"]["code"] == "bad_reference"
 
 
 async def test_item_without_a_field_of_its_verifier_is_refused(api: httpx.AsyncClient) -> None:

@@ -27,6 +27,7 @@ SUPPORT = (
     "tests/support/work.py",
     "tests/support/images.py",
     "tests/support/conditions.py",
+    *(f"tests/support/{name}" for name in ("probe.py", "probe_differences.py", "probe_suite.py", "probes")),
     "pyproject.toml",
 )
 

@@ -17,7 +17,7 @@ from uuid import UUID
 from arl_core.domain.model import Grant
 from arl_core.policies.spar import SparPolicy
 from arl_core.queue.fairness import QueueWeight
-from arl_kit.server import freeze_heap
+from arl_kit.http_server.server import freeze_heap
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.poll_result import NodeRow, PollResult
 from arl_wire.internal.scheduler import QueuedActionRow

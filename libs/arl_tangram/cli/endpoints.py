@@ -20,6 +20,7 @@ from arl_tangram.cli.output import (
     print_rows,
 )
 from arl_tangram.cli.pairs import parse_pairs
+from arl_tangram.cli.terminal_text import write_text
 from arl_tangram.resources.endpoints import CallOptions, call_action
 from arl_wire.calls import Endpoint, EndpointListResponse, EndpointReplica
 from arl_wire.validation import OutputStream
@@ -101,7 +102,7 @@ def _write_body(body: OutputStream) -> None:
         sys.stdout.buffer.write(b64decode(body.base64) if body.base64 is not None else body.text.encode())
         sys.stdout.buffer.flush()
         return
-    sys.stdout.write(body.text if body.text.endswith("\n") else f"{body.text}\n")
+    write_text(body.text if body.text.endswith("\n") else f"{body.text}\n")
 
 
 def _rows(endpoint: Endpoint) -> list[tuple[str, ...]]:

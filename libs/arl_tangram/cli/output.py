@@ -11,8 +11,8 @@ from typing import Annotated, Any, NoReturn
 
 import typer
 from pydantic import BaseModel
-from rich.console import Console
 
+from arl_tangram.cli.terminal_text import TerminalConsole, write_text
 from arl_wire.errors import TangramError
 
 __all__ = [
@@ -45,8 +45,8 @@ EXIT_INTERRUPTED = 130
 
 _PIPED_WIDTH = 200
 _is_terminal = sys.stdout is not None and sys.stdout.isatty()  # it is None if the caller closed it
-stdout = Console(highlight=False, soft_wrap=True, width=None if _is_terminal else _PIPED_WIDTH)
-stderr = Console(highlight=False, soft_wrap=True, stderr=True)
+stdout = TerminalConsole(highlight=False, soft_wrap=True, width=None if _is_terminal else _PIPED_WIDTH)
+stderr = TerminalConsole(highlight=False, soft_wrap=True, stderr=True)
 
 
 class OutputFormat(StrEnum):
@@ -70,7 +70,10 @@ def print_json(value: Any) -> None:
 
 def print_model(value: BaseModel) -> None:
     """Write a response as one JSON document to standard output, without absent fields."""
-    sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")
+    if sys.stdout.isatty():  # only ASCII, because a terminal executes some other characters
+        print_json(value.model_dump(mode="json", exclude_none=True))
+    else:
+        sys.stdout.write(value.model_dump_json(indent=1, exclude_none=True) + "\n")
 
 
 def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str) -> None:
@@ -84,7 +87,7 @@ def print_rows(headings: Sequence[str], rows: Iterable[Sequence[str]], *, empty:
         return
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
-        print("  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip())
+        write_text("  ".join(value.ljust(width) for value, width in zip(line, widths, strict=True)).rstrip() + "\n")
 
 
 def fail(message: str, code: int = EXIT_FAILED) -> NoReturn:

@@ -186,7 +186,7 @@ def _print_service(service: RewardService, output: OutputFormat) -> None:
 def _rows(service: RewardService) -> list[tuple[str, ...]]:
     flags = ", ".join(name for name, is_set in (("pinned", service.pinned), ("drained", service.drained)) if is_set)
     head = (service.name, service.kind, flags or "-")
-    elsewhere = "runs in sandboxes" if service.available else "no node has it"
+    elsewhere = service.problem or ("runs in sandboxes" if service.available else "no node has it")
     return [(*head, *_replica_cells(node)) for node in service.nodes] or [(*head, *"-----", elsewhere)]
 
 

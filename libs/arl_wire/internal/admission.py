@@ -37,6 +37,8 @@ class SubmissionMetadata(BaseModel):
     """
 
     project_id: int
+    project: str = ""
+    """Name of the project. Endpoints may be limited to some projects."""
     key: str | None = None
     body_hash: str | None = None
     traceparent: str | None = None

@@ -153,6 +153,9 @@ class RewardService(BaseModel):
     drained: bool = Field(default=False, description="True if the service accepts nothing new until it is resumed")
     options: dict[str, Any] = Field(default_factory=dict)
     available: bool = Field(description="True if a node with the service is alive. Otherwise its actions are queued")
+    problem: str | None = Field(
+        default=None, description="Why a verifier cannot run on some or all CPU nodes. Absent for other services"
+    )
     nodes: list[ServiceReplica]
 
 

@@ -41,17 +41,41 @@ class _NodeCapabilities:
     templates: set[str]
 
 
+@dataclass(frozen=True, slots=True)
+class EndpointRules:
+    """What all API nodes with an endpoint accept."""
+
+    methods: frozenset[str]
+    projects: frozenset[str] | None
+    """Projects that may call the endpoint; None allows all."""
+
+    @classmethod
+    def from_row(cls, entry: Mapping[str, Any]) -> "EndpointRules":
+        """Return the rules that one node publishes."""
+        projects = entry.get("projects")
+        return cls(frozenset(entry["methods"]), frozenset(projects) if projects is not None else None)
+
+    def restricted_by(self, other: "EndpointRules") -> "EndpointRules":
+        """Return the rules that satisfy both nodes."""
+        both = [each for each in (self.projects, other.projects) if each is not None]
+        return EndpointRules(self.methods & other.methods, frozenset.intersection(*both) if both else None)
+
+    def allows(self, project: str) -> bool:
+        """Return True if the project may call the endpoint."""
+        return self.projects is None or project in self.projects
+
+
 @dataclass(slots=True)
 class FleetCatalog:
     """The resources of the registered nodes. While no node is registered, actions are accepted and wait for one."""
 
     nodes: list[_NodeCapabilities] = field(default_factory=list)
-    services: dict[str, str] | None = None
-    """Kinds by name of the services of all nodes with devices; None if there is no such node."""
+    services: dict[str, str] = field(default_factory=dict)
+    """Kinds by name of the services that are registered, or that a node with devices has or had."""
     registered: frozenset[str] = frozenset()
     """Registered services, which may be removed."""
-    endpoints: dict[str, list[str]] | None = None
-    """Methods by endpoint name that all API nodes with this endpoint accept; None if there is no API node."""
+    endpoints: dict[str, EndpointRules] = field(default_factory=dict)
+    """Rules by name of the endpoints that an API node has or had."""
     read_at: float = float("-inf")
     removals: int = 0
     """Number of removed services. Data that was read before a removal may still name the service."""
@@ -71,18 +95,17 @@ class FleetCatalog:
             for row in rows
             if row.kind == "cpu"
         ]
+        # The services and endpoints of a node that is gone: actions may wait until it returns.
         offers = [json.loads(row.services) for row in rows if row.kind == "gpu"]
         along = {e["name"]: e["kind"] for offer in offers for e in offer if not e.get("registered", False)}
-        self.services = {**along, **registered} if offers else None
+        self.services = {**along, **registered}
         self.registered = frozenset(registered)
-        brokers = [json.loads(row.endpoints) for row in rows if row.kind == "api"]
-        self.endpoints = _methods_by_endpoint([each for there in brokers for each in there]) if brokers else None
+        self.endpoints = _rules_by_endpoint([row for row in rows if row.kind == "api"])
 
     def forget_service(self, service: str) -> None:
         """Remove a service from the catalog; a node may still report it."""
         self.removals += 1
-        if self.services is not None:
-            self.services.pop(service, None)
+        self.services.pop(service, None)
 
     def has_all(self, items: Sequence[AdmitItem]) -> bool:
         """Return True if all templates, services and endpoints of the items are known.
@@ -90,7 +113,7 @@ class FleetCatalog:
         Others may be newer than the catalog.
         """
         known = {None}.union(*(node.templates for node in self.nodes))
-        services, endpoints = {None, *(self.services or ())}, {None, *(self.endpoints or ())}
+        services, endpoints = {None, *self.services}, {None, *self.endpoints}
         return all(
             action.environment.template in known
             and (action.service in services or is_verified(action))
@@ -98,10 +121,12 @@ class FleetCatalog:
             for action in (item.action for item in items)
         )
 
-    def refusal(self, action: SubmitActionRequest) -> TangramError | None:
+    def refusal(self, item: AdmitItem) -> TangramError | None:
         """Return the error of an action that no node can ever run, or None."""
+        action = item.action
         if action.kind == "call":
-            return _unknown_endpoint(action, self.endpoints)
+            allowed = {name: rules for name, rules in self.endpoints.items() if rules.allows(item.project)}
+            return _unknown_endpoint(action, allowed)
         if action.kind == "score" and (refused := self._item_form_error(action) or self._unknown_service(action)):
             return refused
         if action.kind == "score" and not is_verified(action):
@@ -123,7 +148,7 @@ class FleetCatalog:
 
     def _item_form_error(self, action: SubmitActionRequest) -> TangramError | None:
         name = action.service or ""
-        kind = name if is_verified(action) else (self.services or {}).get(name)
+        kind = name if is_verified(action) else self.services.get(name)
         return item_form_error(kind, action.items) if kind is not None else None
 
     def _unknown_service(self, action: SubmitActionRequest) -> TangramError | None:
@@ -167,8 +192,8 @@ def _unknown_template(name: str, nodes: Sequence[_NodeCapabilities]) -> Template
     return TemplateNotFound(message, errors=[FieldError(field="environment.template", message=message)])
 
 
-def _unknown_service(name: str | None, known: Collection[str] | None) -> RewardServiceNotFound | None:
-    if known is None or name in known:
+def _unknown_service(name: str | None, known: Collection[str]) -> RewardServiceNotFound | None:
+    if name in known:
         return None
     more = "" if known else ". `tangram doctor` explains how to get models"
     message = (
@@ -178,17 +203,20 @@ def _unknown_service(name: str | None, known: Collection[str] | None) -> RewardS
     return RewardServiceNotFound(message, errors=[FieldError(field="service", message=message)])
 
 
-def _methods_by_endpoint(endpoints: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for each in endpoints:
-        known = found.get(each["name"], each["methods"])
-        found[each["name"]] = [method for method in known if method in each["methods"]]
-    return found
+def _rules_by_endpoint(brokers: Iterable[Row]) -> dict[str, EndpointRules]:
+    """Return the rules of each endpoint, of brokers that may return if there is one, or else of earlier ones."""
+    rules: dict[bool, dict[str, EndpointRules]] = {True: {}, False: {}}
+    for row in brokers:
+        known = rules[row.may_return]
+        for entry in json.loads(row.endpoints):
+            said, name = EndpointRules.from_row(entry), entry["name"]
+            known[name] = known[name].restricted_by(said) if name in known else said
+    return {**rules[False], **rules[True]}
 
 
-def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, Sequence[str]] | None) -> TangramError | None:
+def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, EndpointRules]) -> TangramError | None:
     """Return the error of an unknown endpoint or of a method that the endpoint does not accept, or None."""
-    if known is None or action.endpoint is None or action.request is None:
+    if action.endpoint is None or action.request is None:
         return None
     if action.endpoint not in known:
         there = ", ".join(sorted(known)) or "none"
@@ -197,7 +225,7 @@ def _unknown_endpoint(action: SubmitActionRequest, known: Mapping[str, Sequence[
             " TANGRAM_ENDPOINTS"
         )
         return EndpointNotFound(message, errors=[FieldError(field="endpoint", message=message)])
-    methods = known[action.endpoint]
+    methods = sorted(known[action.endpoint].methods)
     if action.request.method in methods:
         return None
     message = f"endpoint {action.endpoint} does not allow {action.request.method}. Allowed: {', '.join(methods)}"

@@ -1,6 +1,7 @@
 """Verifiable rewards: a score by a verifier is a program in a sandbox. It needs a core and no device."""
 
 import json
+import zlib
 from base64 import b64encode
 from functools import cache
 from importlib.resources import files
@@ -13,6 +14,13 @@ __all__ = ["is_verified", "verifier_payload"]
 
 TIMEOUT_FRACTION = 0.9
 """Fraction of an action's time for the interpreter's start and the items; the rest is for reporting."""
+
+_PROGRAMS = "arl_admission.verifiers.programs"
+_MATH_MODULES = (
+    *("answer_kinds", "answers", "comparison", "expressions", "final_answers", "grading", "notation", "quantities"),
+    *("relations", "symbol_names", "units", "values"),
+)
+"""Modules that only the verifier `math` imports. They travel with its request."""
 
 
 def is_verified(action: SubmitActionRequest) -> bool:
@@ -27,6 +35,8 @@ def verifier_payload(action: SubmitActionRequest) -> dict[str, Any]:
         "items": [item.model_dump(exclude_none=True) for item in action.items],
         "within_s": TIMEOUT_FRACTION * action.timeout_s,
     }
+    if action.service == "math":
+        request["modules"] = _packed_modules()
     return {
         "service": action.service,
         "argv": None,
@@ -41,4 +51,15 @@ def verifier_payload(action: SubmitActionRequest) -> dict[str, Any]:
 
 @cache
 def _program_source() -> str:
-    return files("arl_admission.verifiers.programs").joinpath("verify.py").read_text()
+    return _read_program("verify")
+
+
+@cache
+def _packed_modules() -> str:
+    """Return the source of each module by its name, as JSON, compressed to a third, in Base64."""
+    sources = {f"{_PROGRAMS}.{name}": _read_program(name) for name in _MATH_MODULES}
+    return b64encode(zlib.compress(json.dumps(sources).encode(), level=9)).decode()
+
+
+def _read_program(name: str) -> str:
+    return files(_PROGRAMS).joinpath(f"{name}.py").read_text()

@@ -21,6 +21,7 @@ from pathlib import Path
 import arl_core
 import arl_cpu
 from arl_cpu.contract.executor import ExecutorEvent, NodeCapability
+from arl_cpu.contract.verifier_packages import CAPABILITY_NAME, VARIABLE, find_packages
 from arl_cpu.launcher.agent import native
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.isolation.drivers import AUTO, DRIVERS, FALLBACKS, IsolationDriver
@@ -53,7 +54,9 @@ _SETTINGS = (
     _FALLBACK_REASON,
 )
 _DEFAULT_POOL_SIZE, _MAX_POOL_SIZE = 8, 1000
-_PASSED_VARIABLES = frozenset({*_SETTINGS, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"})
+_PASSED_VARIABLES = frozenset(
+    {*_SETTINGS, VARIABLE, "PATH", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE", "LANG", "LC_CTYPE"}
+)
 _EXIT_ZYGOTE_LOST, _EXIT_BAD_SETTINGS, _EXIT_NO_DRIVER, _EXIT_IN_USE = 1, 2, 3, 4
 _SHUTDOWN_TIMEOUT_S = 10.0
 _SYSTEM_PYTHONS = ("/usr/bin/python3", "/usr/local/bin/python3")
@@ -108,6 +111,8 @@ class LauncherSettings:
 
 def main() -> int:
     """Run the launcher, or the check of `--check`. Return the exit code."""
+    if VARIABLE not in os.environ and (packages := find_packages()) is not None:
+        os.environ[VARIABLE] = packages
     _restart_with_clean_variables()
     os.umask(0o022)
     try:
@@ -253,7 +258,7 @@ def _serve(
         return 0
     if fallback_reason:
         sys.stderr.write(f"arl_cpu.launcher: falling back to the {driver.name} driver: {fallback_reason}\n")
-    levels = {capability.name: capability.level for capability in capabilities}
+    levels = {each.name: each.level for each in capabilities if each.name != CAPABILITY_NAME}
     host.enforcement = {**levels, "driver": driver.name}
     LauncherServer(loop, node, capabilities, driver.name).listen(settings.socket_path)
     pool.fill()

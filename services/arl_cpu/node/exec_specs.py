@@ -2,13 +2,16 @@
 
 import json
 from base64 import b64decode
+from typing import Any
 from uuid import UUID
 
 from arl_core.domain.model import Fence
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
+from arl_cpu.contract.verifier_packages import VARIABLE, find_packages
 from arl_cpu.node.allocations import AttemptAllocation
 from arl_store.tx import Row
 from arl_wire.internal.node import GrantPayload
+from arl_wire.reward_services.kinds import VERIFIERS
 
 __all__ = ["allocation_from_grant", "exec_spec_from_row", "refusal_report"]
 
@@ -59,7 +62,7 @@ def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, .
         ),
         argv=tuple(payload["argv"]) if payload["argv"] is not None else None,
         source=payload["source"],
-        env=payload["env"],
+        env=payload["env"] | _verifier_variables(payload),
         cwd=payload["cwd"],
         stdin=b64decode(payload["stdin"]),
         stdin_open=payload.get("stdin_open", False),
@@ -73,6 +76,12 @@ def exec_spec_from_row(row: Row, attempt: AttemptAllocation, cores: tuple[int, .
         max_cpu_milli=row.widest_cpu_milli,
         resize_seq=attempt.resize_seq,
     )
+
+
+def _verifier_variables(payload: dict[str, Any]) -> dict[str, str]:
+    """Return the variable that tells a verifier's program where its packages are."""
+    packages = find_packages() if payload.get("service") in VERIFIERS else None
+    return {VARIABLE: packages} if packages is not None else {}
 
 
 def allocation_from_grant(grant: GrantPayload) -> AttemptAllocation:

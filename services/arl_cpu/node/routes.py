@@ -15,7 +15,7 @@ from arl_cpu.node.log_streams import AttemptStreams
 from arl_cpu.node.manager import CpuManager
 from arl_cpu.node.snapshots import NodeSnapshots
 from arl_cpu.node.transfers import FileTransfers
-from arl_kit.body_streaming import StreamedResponse
+from arl_kit.http_server.body_streaming import StreamedResponse
 from arl_kit.internal_api import InternalApi
 from arl_wire.errors import Unavailable
 from arl_wire.internal.node import (

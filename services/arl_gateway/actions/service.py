@@ -342,6 +342,7 @@ def _admission_item(
     bound += f"gang of {gang_size}" if gang_size else ""
     submission = SubmissionMetadata(
         project_id=caller.project_id,
+        project=caller.project,
         key=key,
         body_hash=sha256(bound.encode()).hexdigest() if key is not None else None,
         traceparent=trace.parent,

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Query, Request
 
 from arl_gateway.admin.scheduler_reports import CapacityService, StragglerService
 from arl_gateway.deps import gateway_deps
-from arl_gateway.http.dependencies import COMMON_ERRORS, Admin
+from arl_gateway.http.dependencies import COMMON_ERRORS, Admin, RootAdmin
 from arl_kit.app import error_responses
 from arl_wire.actions.explanations import StragglerListResponse
 from arl_wire.admin.capacity import CapacityPlan, CapacityPlanQuery
@@ -36,13 +36,15 @@ async def _stragglers(request: Request) -> StragglerService:
 )
 async def plan_capacity(
     question: Annotated[CapacityPlanQuery, Query()],
-    caller: Admin,
+    caller: RootAdmin,
     capacity: Annotated[CapacityService, Depends(_capacity)],
 ) -> CapacityPlan:
     """Forecast the queueing delay of queued actions, with and without other nodes or more actions.
 
-    Nothing is changed. Returns 503 while no scheduler leads or while another plan is computed. Returns 409 under static
-    provisioning, where trajectories occupy their pods until they end.
+    Nothing is changed. Requires a key of project `default`, because the forecast covers all projects.
+
+    Returns 503 while no scheduler leads or while another plan is computed. Returns 409 under static provisioning,
+    where trajectories occupy their pods until they end.
     """
     return await capacity.plan(question)
 

@@ -7,14 +7,13 @@ from hashlib import sha256
 
 from arl_gateway.admin import key_queries, queries
 from arl_gateway.audit_log.queries import insert_audit_log
-from arl_gateway.http.auth import Caller, KeyAuthenticator
+from arl_gateway.http.auth import ROOT_PROJECT, Caller, KeyAuthenticator
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
 from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound, ValidationFailed
 
-__all__ = ["ROOT_PROJECT", "KeyAdmin"]
+__all__ = ["KeyAdmin"]
 
-ROOT_PROJECT = "default"
 """The project that `tangram up` creates; its `admin:*` keys create the other projects."""
 FIRST_KEY_SCOPES = ("actions:*", "admin:*")
 """Default scopes of a project's first key, which must be able to create further keys."""
@@ -84,7 +83,7 @@ class KeyAdmin:
 
 
 def _check_may_create(scopes: Sequence[str], project: str, caller: Caller) -> None:
-    if project != caller.project and not (caller.project == ROOT_PROJECT and "admin:*" in caller.scopes):
+    if project != caller.project and not (caller.is_root and "admin:*" in caller.scopes):
         message = f"only `admin:*` of project `{ROOT_PROJECT}` can create the first key of another project"
         raise Forbidden(message, errors=[FieldError(field="project", message=message)])
     lacking = sorted(scope for scope in scopes if scope.startswith("admin:") and not caller.has_scope(scope))

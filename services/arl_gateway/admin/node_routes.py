@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Path, Request
 
 from arl_gateway.admin.nodes import NodeAdmin
 from arl_gateway.deps import gateway_deps
-from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, AdminWriter, RootAdmin
 from arl_kit.app import error_responses
 from arl_wire.admin.nodes import ChangeNodeRequest, NodeInfo, NodeListResponse
 from arl_wire.errors import Conflict, NotFound
@@ -32,8 +32,11 @@ NodeName = Annotated[str, Path(min_length=1, max_length=128, pattern=r"^[^\x00-\
     response_model_exclude_none=True,
     responses=error_responses(*COMMON_ERRORS),
 )
-async def list_nodes(caller: Admin, nodes: NodesDep) -> NodeListResponse:
-    """List all nodes with their capacity, liveness and enforced limits."""
+async def list_nodes(caller: RootAdmin, nodes: NodesDep) -> NodeListResponse:
+    """List all nodes with their capacity, liveness and enforced limits.
+
+    Requires a key of project `default`, because nodes are shared by all projects.
+    """
     return await nodes.list()
 
 

@@ -3,9 +3,8 @@
 import json
 
 from arl_gateway.admin import node_queries
-from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.audit_log.queries import insert_audit_log
-from arl_gateway.http.auth import Caller
+from arl_gateway.http.auth import ROOT_PROJECT, Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row, WriteTx
 from arl_wire.admin.nodes import ChangeNodeRequest, EnforcementStatus, NodeInfo, NodeListResponse, NodeTemplate
@@ -65,7 +64,7 @@ class NodeAdmin:
 
 def _require_root_project(caller: Caller) -> None:
     """Raise `Forbidden` unless the key belongs to the first project; nodes serve all projects."""
-    if caller.project != ROOT_PROJECT:
+    if not caller.is_root:
         raise Forbidden(f"nodes can be changed only with a key of project `{ROOT_PROJECT}`")
 
 

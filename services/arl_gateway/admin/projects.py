@@ -1,9 +1,8 @@
 """Listing and weighting of projects. Admission writes the weights."""
 
 from arl_gateway.admin import queries
-from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.audit_log.queries import insert_audit_log
-from arl_gateway.http.auth import Caller
+from arl_gateway.http.auth import ROOT_PROJECT, Caller
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
 from arl_wire.admin.queues import ChangeProjectRequest, Project, ProjectListResponse
@@ -23,7 +22,7 @@ class ProjectAdmin:
 
     async def list(self, caller: Caller, *, cursor: int | None, limit: int) -> ProjectListResponse:
         """List the projects that the caller may see, in order of creation."""
-        only = None if caller.project == ROOT_PROJECT else caller.project_id
+        only = None if caller.is_root else caller.project_id
         async with self._store.read() as tx:
             rows = await queries.list_projects(tx, only=only, after=cursor, limit=limit + 1)
         items = [_project_from_row(row) for row in rows[:limit]]
@@ -31,7 +30,7 @@ class ProjectAdmin:
 
     async def change(self, name: str, request: ChangeProjectRequest, caller: Caller) -> Project:
         """Change the weight of a project. Raises `NotFound`, and `Forbidden` for keys of other projects."""
-        if caller.project != ROOT_PROJECT:
+        if not caller.is_root:
             raise Forbidden(f"projects can be changed only with a key of project `{ROOT_PROJECT}`")
         wish = InternalChangeProjectRequest(name=name, weight=request.weight)
         content = await self._peers.call(f"{self._admission_url}/internal/change-project", wish)

@@ -5,16 +5,16 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Path, Query, Request, Response
 
 from arl_gateway.admin.consistency import ConsistencyService
-from arl_gateway.admin.keys import ROOT_PROJECT, KeyAdmin
+from arl_gateway.admin.keys import KeyAdmin
 from arl_gateway.admin.queues import QueueAdmin
 from arl_gateway.deps import gateway_deps
-from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter
+from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, JSON_BODY, Admin, AdminWriter, RootAdmin
 from arl_kit.app import error_responses
 from arl_wire.actions.action import Name
 from arl_wire.admin.consistency import ConsistencyReport
 from arl_wire.admin.keys import ApiKey, CreateKeyRequest, CreateKeyResponse, KeyListResponse
 from arl_wire.admin.queues import ChangeQueueRequest, Queue, QueueListResponse
-from arl_wire.errors import Conflict, Forbidden, NotFound
+from arl_wire.errors import Conflict, NotFound
 
 __all__ = ["router"]
 
@@ -130,15 +130,13 @@ async def change_queue(task: Name, body: ChangeQueueRequest, caller: AdminWriter
     "/consistency",
     operation_id="check_consistency",
     summary="Check the consistency",
-    responses=error_responses(*COMMON_ERRORS, Forbidden),
+    responses=error_responses(*COMMON_ERRORS),
 )
 async def check_consistency(
-    caller: Admin, consistency: Annotated[ConsistencyService, Depends(_consistency)]
+    caller: RootAdmin, consistency: Annotated[ConsistencyService, Depends(_consistency)]
 ) -> ConsistencyReport:
     """Check all rows of all projects in one snapshot.
 
     The report has counts, allocations and violated invariants. Requires a key of project `default`.
     """
-    if caller.project != ROOT_PROJECT:
-        raise Forbidden(f"the consistency check covers all projects and needs a key of project `{ROOT_PROJECT}`")
     return await consistency.check()

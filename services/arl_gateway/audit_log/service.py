@@ -2,7 +2,6 @@
 
 import json
 
-from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.audit_log.queries import list_audit_log
 from arl_gateway.http.auth import Caller
 from arl_store.tx import PostgresStore, Row
@@ -24,7 +23,7 @@ class AuditLogReader:
         self, caller: Caller, *, project: str | None, verb: str | None, before: int | None, limit: int
     ) -> AuditLogResponse:
         """Return one page of the entries that the caller may read, newest first."""
-        visible_project_id = None if caller.project == ROOT_PROJECT else caller.project_id
+        visible_project_id = None if caller.is_root else caller.project_id
         async with self._store.read() as tx:
             rows = await list_audit_log(
                 tx, project_id=visible_project_id, project=project, verb=verb, before=before, limit=limit + 1

@@ -11,7 +11,14 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
-from arl_gateway.compat.sample_parsing import TrainerSample, item_from_sample, label_text, require_score
+from arl_gateway.compat.sample_parsing import (
+    TrainerSample,
+    content_text,
+    invalid_field,
+    item_from_sample,
+    label_text,
+    require_score,
+)
 from arl_gateway.compat.target import resolve_target
 from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
@@ -23,6 +30,8 @@ LABEL_FIELDS = ("expected_answer", "label", "ground_truth", "answer")
 """Dataset fields with the expected answer, in the order of the lookup."""
 DEFAULT_KINDS = ("classifier", "sequence-classifier")
 """Kinds that may serve as default. Verifiers must be named."""
+OTHER_ROLES = ("user", "system", "developer", "tool")
+"""Roles whose messages are not graded."""
 SERVICE_FIELD = "tangram_service"
 """Dataset field that names the service."""
 
@@ -80,19 +89,42 @@ async def verify_rollout(body: VerifyRequest, caller: Writer, request: Request, 
 
 
 def _parse_sample(body: VerifyRequest) -> TrainerSample:
-    """Return the prompt, the text of the last message and the label."""
-    output = _as_dicts(body.response.get("output"))
-    said = [_text(each.get("content")) for each in output if each.get("type") == "message"]
-    asked = body.responses_create_params.get("input")
-    prompt = asked if isinstance(asked, str) else "\n".join(_text(turn.get("content")) for turn in _as_dicts(asked))
+    """Return the prompt, the text of the assistant's last message and the label."""
+    said = _assistant_texts(body.response.get("output"))
     given = body.model_extra or {}
     label = next((given[name] for name in LABEL_FIELDS if given.get(name) is not None), None)
+    prompt = _prompt_text(body.responses_create_params.get("input"))
     return TrainerSample(prompt=prompt, response=said[-1] if said else "", label=label_text(label))
 
 
-def _text(content: Any) -> str:
-    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in _as_dicts(content))
+def _prompt_text(asked: Any) -> str:
+    if isinstance(asked, str):
+        return asked
+    field = "responses_create_params.input"
+    turns = [each for each in asked if isinstance(each, dict)] if isinstance(asked, list) else []
+    return "\n".join(content_text(turn.get("content"), field=field) for turn in turns)
 
 
-def _as_dicts(given: Any) -> list[dict[str, Any]]:
-    return [each for each in given if isinstance(each, dict)] if isinstance(given, list) else []
+def _assistant_texts(output: Any) -> list[str]:
+    """Return the texts of the assistant's messages. Raises `ValidationFailed` for items of an unknown form.
+
+    Messages of a simulated user are not the policy's. An item that might be an answer is refused and not ignored,
+    because an ignored answer would get a score of 0.
+    """
+    if not isinstance(output, list):
+        raise invalid_field("response.output", "must be a list of output items")
+    texts = []
+    for at, item in enumerate(output):
+        field = f"response.output.{at}"
+        if not isinstance(item, dict):
+            raise invalid_field(field, "must be an object with `type`, such as a message with `role` and `content`")
+        kind = item.get("type", "message" if "role" in item else None)
+        if not isinstance(kind, str):
+            raise invalid_field(f"{field}.type", "is missing: send `message`, or the type of another output item")
+        role = item.get("role", "assistant")
+        if kind != "message" or role in OTHER_ROLES:
+            continue
+        if role != "assistant":
+            raise invalid_field(f"{field}.role", "must be `assistant` for a message that is graded")
+        texts.append(content_text(item.get("content"), field=f"{field}.content"))
+    return texts

@@ -11,11 +11,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
-from arl_gateway.compat.sample_parsing import TrainerSample, item_from_sample, label_text, require_score
+from arl_gateway.compat.prompt_overlap import response_of
+from arl_gateway.compat.sample_parsing import TrainerSample, invalid_field, item_from_sample, label_text, require_score
 from arl_gateway.compat.target import resolve_target
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_kit.app import error_responses
-from arl_wire.errors import FieldError, NotFound, NotScored, RewardServiceNotFound, ValidationFailed
+from arl_wire.errors import NotFound, NotScored, RewardServiceNotFound
 from arl_wire.reward_services.kinds import VERIFIERS
 
 __all__ = ["router"]
@@ -75,19 +76,22 @@ def _parse_samples(body: RewardRequest, kind: str) -> list[TrainerSample]:
     labels = body.labels if body.labels is not None else [None] * len(body.query)
     for name, given in (("prompts", prompts), ("labels", labels)):
         if len(given) != len(body.query):
-            raise _invalid_field(
+            raise invalid_field(
                 name, f"has {len(given)} entries, but query has {len(body.query)}: send one for each query"
             )
-    for at, (query, prompt) in enumerate(zip(body.query, prompts, strict=True)):
-        if kind in VERIFIERS and not query.startswith(prompt):
-            raise _invalid_field(f"query.{at}", "does not begin with its prompt, so the response is unknown")
-    return [
-        TrainerSample(
-            prompt=prompt, response=query.removeprefix(prompt), label=label_text(label) or None, full_text=query
+    samples = []
+    for at, (query, prompt, label) in enumerate(zip(body.query, prompts, labels, strict=True)):
+        response = response_of(query, prompt)
+        if response is None and kind in VERIFIERS:
+            raise invalid_field(
+                f"query.{at}", "does not contain the end of its prompt at its start, so the response is unknown"
+            )
+        samples.append(
+            TrainerSample(
+                prompt=prompt,
+                response=query if response is None else response,
+                label=label_text(label) or None,
+                full_text=query,
+            )
         )
-        for query, prompt, label in zip(body.query, prompts, labels, strict=True)
-    ]
-
-
-def _invalid_field(field: str, message: str) -> ValidationFailed:
-    return ValidationFailed(f"{field} {message}", errors=[FieldError(field=field, message=message)])
+    return samples

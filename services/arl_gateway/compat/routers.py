@@ -37,7 +37,7 @@ PREFIXES = (
 
 def _joined_router() -> APIRouter:
     """Return one router with all routes. Its paths are those of the root with a prefix, so OpenAPI omits them."""
-    joined = APIRouter()
+    joined = APIRouter(redirect_slashes=False)
     for each in ROUTERS:
         joined.include_router(each)
     return joined

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from arl_kit.app import validation_failed
 from arl_wire.errors import FieldError, NotScored, ValidationFailed
@@ -14,9 +14,13 @@ from arl_wire.reward_services.kinds import FORMS_BY_KIND
 from arl_wire.scores import MAX_CHARACTERS, PromptMessage, Score, ScoreItem
 
 __all__ = [
+    "ConversationMessage",
     "TrainerSample",
     "chat_item",
+    "content_text",
     "conversation_item",
+    "conversation_messages",
+    "invalid_field",
     "item_from_sample",
     "label_text",
     "pair_item",
@@ -28,6 +32,8 @@ __all__ = [
 
 QUERY_KINDS = frozenset({"relevance", "reranker"})
 """Kinds whose reference is the prompt. For other kinds it is the label."""
+TEXT_FIELDS = ("text", "refusal")
+"""Fields of a content part that contain the model's text."""
 _END_TOKENS = re.compile(r"(?:(?:<[|｜][^<>|｜\s]{1,64}[|｜]>|</s>|<eos>|<end_of_turn>|\[EOS\])\s*)+\Z")
 """Special tokens at the end, which OpenRLHF and slime leave in responses. DeepSeek's contain full-width bars."""
 
@@ -42,6 +48,21 @@ class TrainerSample:
     full_text: str | None = None
     messages: Sequence[PromptMessage] | None = None
     """The prompt and the response as a conversation."""
+
+
+class ConversationMessage(BaseModel):
+    """A message in OpenAI's format. `content` is a text, null, or a list of parts; further fields are ignored."""
+
+    role: str
+    content: Any = None
+
+
+def conversation_messages(messages: Sequence[ConversationMessage], *, field: str) -> list[PromptMessage]:
+    """Return the messages with their texts. Raises `ValidationFailed` for invalid values."""
+    return [
+        parse_message(each.role, content_text(each.content, field=f"{field}.{at}.content"), field=f"{field}.{at}")
+        for at, each in enumerate(messages)
+    ]
 
 
 def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreItem:
@@ -60,7 +81,7 @@ def item_from_sample(kind: str, sample: TrainerSample, *, field: str) -> ScoreIt
     if ("text",) in forms:
         return _build_item(field, text=whole if ("text", "reference") not in forms else response)
     what = "a label" if ("text", "reference") in forms else "tokens, which this route does not accept"
-    raise _invalid_field(f"a service of kind `{kind}` needs {what}", field)
+    raise invalid_field(field, f"a service of kind `{kind}` needs {what}")
 
 
 def strip_end_tokens(response: str) -> str:
@@ -77,7 +98,7 @@ def text_item(kind: str, text: str | Sequence[int], *, field: str, **extra: Any)
     """Build an item of one text, or its tokens, for kinds that score single texts. `extra` adds fields to the item."""
     form = ("text",) if isinstance(text, str) else ("token_ids",)
     if (forms := FORMS_BY_KIND.get(kind, ())) and form not in forms:
-        raise _invalid_field(f"a service of kind `{kind}` does not accept {form[0]} alone", field)
+        raise invalid_field(field, f"a service of kind `{kind}` does not accept {form[0]} alone")
     return (
         _build_item(field, text=text, **extra)
         if isinstance(text, str)
@@ -88,7 +109,7 @@ def text_item(kind: str, text: str | Sequence[int], *, field: str, **extra: Any)
 def pair_item(kind: str, query: str, document: str, *, field: str) -> ScoreItem:
     """Build an item of a query and a document. Raises `ValidationFailed` if the kind does not compare texts."""
     if (forms := FORMS_BY_KIND.get(kind, ())) and ("text", "reference") not in forms:
-        raise _invalid_field(f"a service of kind `{kind}` does not compare texts", field)
+        raise invalid_field(field, f"a service of kind `{kind}` does not compare texts")
     return _build_item(field, text=document, reference=query)
 
 
@@ -126,7 +147,7 @@ def _build_item(field: str, **given: Any) -> ScoreItem:
     except ValidationError as error:
         raise _invalid_item(error, field) from None
     if item.characters > MAX_CHARACTERS:
-        raise _invalid_field(f"must have at most {MAX_CHARACTERS} characters", field)
+        raise invalid_field(field, f"must have at most {MAX_CHARACTERS} characters")
     return item
 
 
@@ -135,5 +156,27 @@ def _invalid_item(error: ValidationError, field: str) -> ValidationFailed:
     return validation_failed([{**each, "loc": (field,)} for each in wrong])
 
 
-def _invalid_field(message: str, field: str) -> ValidationFailed:
+def content_text(content: Any, *, field: str) -> str:
+    """Return the text of a message's content, which may be null, a text, or parts in OpenAI's formats.
+
+    Parts without text, such as images, contribute nothing. Raises `ValidationFailed` for another content.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list):
+        raise invalid_field(field, "must be a text, null, or a list of parts with `text`")
+    return "".join(_part_text(part, f"{field}.{at}") for at, part in enumerate(content))
+
+
+def _part_text(part: Any, field: str) -> str:
+    if isinstance(part, str):
+        return part
+    text = next((part[name] for name in TEXT_FIELDS if name in part), None) if isinstance(part, dict) else part
+    if not isinstance(part, dict) or not isinstance(text, str | None) or (text is None and "type" not in part):
+        raise invalid_field(field, "must be a text, or an object with `type` and `text`")
+    return text or ""
+
+
+def invalid_field(field: str, message: str) -> ValidationFailed:
+    """Return a validation error of one field."""
     return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])

@@ -11,7 +11,9 @@ from pydantic import BaseModel, Field
 
 from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
 from arl_gateway.compat.sample_parsing import (
+    ConversationMessage,
     TrainerSample,
+    conversation_messages,
     item_from_sample,
     label_text,
     parse_message,
@@ -23,7 +25,7 @@ from arl_gateway.compat.target import resolve_target
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, RewardServiceNotFound, ValidationFailed
-from arl_wire.scores import PromptMessage, Score
+from arl_wire.scores import Score
 
 __all__ = ["router"]
 
@@ -40,7 +42,7 @@ router = APIRouter(tags=["compatibility"], route_class=CompatRoute)
 class SampleRequest(BaseModel):
     """A sample of slime: a prompt, its response and its label."""
 
-    prompt: str | list[PromptMessage]
+    prompt: str | list[ConversationMessage]
     response: str
     label: Any = None
 
@@ -103,8 +105,9 @@ def _parse_sample(body: SampleRequest) -> TrainerSample:
     label = label_text(body.label)
     if isinstance(body.prompt, str):
         return TrainerSample(prompt=body.prompt, response=body.response, label=label)
-    prompt = "\n".join(message.content for message in body.prompt)
-    messages = [*body.prompt, parse_message("assistant", strip_end_tokens(body.response), field="response")]
+    asked = conversation_messages(body.prompt, field="prompt")
+    prompt = "\n".join(message.content for message in asked)
+    messages = [*asked, parse_message("assistant", strip_end_tokens(body.response), field="response")]
     return TrainerSample(prompt=prompt, response=body.response, label=label, messages=messages)
 
 

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 from starlette.requests import ClientDisconnect
 
 from arl_gateway.compat.blocking_score import ACTION_HEADER
+from arl_gateway.compat.openai.errors import OpenAiErrorRoute
 from arl_gateway.compat.target import RolloutRef, parse_target
 from arl_gateway.deps import gateway_deps
 from arl_gateway.endpoints.upstream_proxy import UpstreamProxy
@@ -18,17 +19,24 @@ from arl_kit.app import error_responses, validation_failed
 from arl_kit.fast_route import NOBODY
 from arl_kit.internal_api import cancel_on_disconnect
 from arl_wire.actions.action import Action, Name, SubmitActionRequest
-from arl_wire.calls import CONNECTION_HEADERS, CREDENTIAL_HEADERS, CallResponse, EndpointName
+from arl_wire.calls import (
+    CONNECTION_HEADERS,
+    CREDENTIAL_HEADERS,
+    GATEWAY_KEY,
+    METHOD_OVERRIDE_HEADERS,
+    CallResponse,
+    EndpointName,
+)
 from arl_wire.errors import EndpointNotFound, GatewayTimeout, TooLarge
 
 __all__ = ["router"]
 
-router = APIRouter(tags=["compatibility"])
+router = APIRouter(tags=["compatibility"], route_class=OpenAiErrorRoute)
 
 OUTCOME_HEADER = "tangram-outcome"
 BLOCKED_PREFIXES = ("tangram-", "x-forwarded-", "sec-", "trace", "access-control-")
 """Prefixes of request headers that are not forwarded."""
-BLOCKED_HEADERS = CONNECTION_HEADERS | {"user-agent", "forwarded", "via", "origin", "referer"}
+BLOCKED_HEADERS = CONNECTION_HEADERS | METHOD_OVERRIDE_HEADERS | {"user-agent", "forwarded", "via", "origin", "referer"}
 SENDABLE_VALUE = re.compile(r"[\t\x20-\x7e]{0,8192}")
 MAX_HEADERS = 64
 KEY_PARAMETERS = frozenset({"api_key", "api-key", "apikey", "access_token", "subscription-key"})
@@ -117,11 +125,12 @@ def _body(content: bytes) -> dict[str, str]:
 
 def _is_forwarded(name: str, value: str) -> bool:
     ours = name in BLOCKED_HEADERS or name.startswith(BLOCKED_PREFIXES) or CREDENTIAL_HEADERS.search(name)
-    return not ours and SENDABLE_VALUE.fullmatch(value) is not None
+    return not ours and SENDABLE_VALUE.fullmatch(value) is not None and GATEWAY_KEY.search(value) is None
 
 
 def _is_plain_parameter(part: str) -> bool:
-    return unquote_plus(part.partition("=")[0]).lower() not in KEY_PARAMETERS
+    name, _, value = part.partition("=")
+    return unquote_plus(name).lower() not in KEY_PARAMETERS and GATEWAY_KEY.search(unquote_plus(value)) is None
 
 
 def _client_response(action: Action, *, is_head: bool) -> Response:

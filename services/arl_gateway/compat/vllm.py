@@ -18,14 +18,20 @@ from fastapi import APIRouter, Request, Response
 from pydantic import AliasChoices, BaseModel, Field
 
 from arl_gateway.compat.blocking_score import CompatRoute, json_response, score_and_wait
-from arl_gateway.compat.sample_parsing import conversation_item, require_score, text_item
+from arl_gateway.compat.sample_parsing import (
+    ConversationMessage,
+    conversation_item,
+    conversation_messages,
+    require_score,
+    text_item,
+)
 from arl_gateway.compat.target import RewardTarget, resolve_target
 from arl_gateway.http.auth import Caller
 from arl_gateway.http.dependencies import BODY_ERRORS, COMMON_ERRORS, Writer
 from arl_gateway.reward_services.service_directory import ServiceEntry
 from arl_kit.app import error_responses
 from arl_wire.errors import FieldError, NotFound, NotScored, RewardServiceNotFound, ValidationFailed
-from arl_wire.scores import PromptMessage, Score, ScoreItem
+from arl_wire.scores import Score, ScoreItem
 
 __all__ = ["DOCUMENTED_ERRORS", "TIMEOUT_S", "apply_activation", "list_response", "router"]
 
@@ -43,7 +49,7 @@ class PoolingRequest(BaseModel):
 
     model: str | None = None
     input: str | list[str] | list[int] | list[list[int]] | None = None
-    messages: list[PromptMessage] | None = None
+    messages: list[ConversationMessage] | None = None
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(
         default=None, description="Not supported: the number of dimensions is that of the service's head"
@@ -135,7 +141,7 @@ def _parse_items(body: PoolingRequest, kind: str) -> list[ScoreItem]:
         message = "is not supported: the number of dimensions is that of the service's head; remove the field"
         raise ValidationFailed(f"dimensions {message}", errors=[FieldError(field="dimensions", message=message)])
     if body.messages is not None and body.input is None:
-        return [conversation_item(body.messages, field="messages")]
+        return [conversation_item(conversation_messages(body.messages, field="messages"), field="messages")]
     given: Any = body.input
     if given is None or body.messages is not None:
         message = "give exactly one of input and messages"

@@ -10,7 +10,7 @@ from arl_gateway.environments.archives import MAX_CURSOR_LENGTH, ArchiveService
 from arl_gateway.environments.routes import BINARY_BODY
 from arl_gateway.http.dependencies import COMMON_ERRORS, Writer, request_trace
 from arl_kit.app import error_responses
-from arl_kit.body_streaming import StreamedResponse
+from arl_kit.http_server.body_streaming import StreamedResponse
 from arl_wire.actions.action import RelativePath
 from arl_wire.environments.files import FileListResponse, UploadArchiveResponse
 from arl_wire.errors import BadRequest, Conflict, NotFound, RequestTimeout, TooLarge

@@ -10,7 +10,10 @@ from arl_gateway.admin import key_queries
 from arl_store.tx import PostgresStore
 from arl_wire.errors import Forbidden, Unauthenticated
 
-__all__ = ["Caller", "KeyAuthenticator"]
+__all__ = ["ROOT_PROJECT", "Caller", "KeyAuthenticator"]
+
+ROOT_PROJECT = "default"
+"""Project whose keys may administer the whole installation."""
 
 MAX_CACHED_KEYS = 10_000
 
@@ -23,6 +26,11 @@ class Caller:
     project_id: int
     project: str
     scopes: frozenset[str]
+
+    @property
+    def is_root(self) -> bool:
+        """Return True if the key belongs to the project that administers the installation."""
+        return self.project == ROOT_PROJECT
 
     def has_scope(self, scope: str) -> bool:
         """Return True if the key has the scope. `write` includes `read` of its area; `*` includes all of its area."""

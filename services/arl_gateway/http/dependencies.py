@@ -9,7 +9,8 @@ from pydantic import BaseModel
 from arl_gateway.actions.service import ActionService, RequestTrace
 from arl_gateway.deps import gateway_deps
 from arl_gateway.environments.service import EnvironmentService
-from arl_gateway.http.auth import Caller
+from arl_gateway.http.auth import ROOT_PROJECT, Caller
+from arl_gateway.http.key_check import authenticated_caller
 from arl_kit.app import require_json
 from arl_kit.fast_route import FastRoute
 from arl_kit.telemetry import current_traceparent
@@ -39,11 +40,8 @@ BODY_ERRORS = (BadRequest, TooLarge, RequestTimeout, UnsupportedMediaType)
 
 async def authenticate_request(request: Request, response: Response) -> Caller:
     """Authenticate a request and count it against the key's rate limit."""
-    headers = request.headers
-    said = headers.get("authorization") or (f"Bearer {headers['x-api-key']}" if "x-api-key" in headers else None)
-    deps = gateway_deps(request)
-    caller = await deps.authenticator.authenticate(said)
-    response.headers.update(deps.rate_limiter.acquire(caller.key_id))
+    caller = await authenticated_caller(request)
+    response.headers.update(gateway_deps(request).rate_limiter.acquire(caller.key_id))
     return caller
 
 
@@ -65,9 +63,15 @@ async def _writer(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     return caller
 
 
-async def require_admin_read(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
-    """Return the caller if its key has `admin:read`. Raises `Forbidden`."""
+async def _admin_reader(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     caller.require_scope("admin:read")
+    return caller
+
+
+async def require_root_read(caller: Annotated[Caller, Depends(_admin_reader)]) -> Caller:
+    """Return the caller if its key has `admin:read` in the root project. Raises `Forbidden`."""
+    if not caller.is_root:
+        raise Forbidden(f"the answer covers all projects: use a key of project `{ROOT_PROJECT}`")
     return caller
 
 
@@ -115,7 +119,8 @@ def request_trace(request: Request) -> RequestTrace:
 JSON_BODY = [Depends(_json_body)]
 Reader = Annotated[Caller, Depends(_reader)]
 Writer = Annotated[Caller, Depends(_writer)]
-Admin = Annotated[Caller, Depends(require_admin_read)]
+Admin = Annotated[Caller, Depends(_admin_reader)]
+RootAdmin = Annotated[Caller, Depends(require_root_read)]
 AdminWriter = Annotated[Caller, Depends(_admin_writer)]
 ActionsDep = Annotated[ActionService, Depends(_actions)]
 EnvironmentsDep = Annotated[EnvironmentService, Depends(_environments)]

@@ -8,7 +8,7 @@ from sqlalchemy import text
 
 from arl_store.tx import ReadTx, Row
 
-__all__ = ["desired_services", "directory_entries", "has_cpu_node", "services_by_node"]
+__all__ = ["count_cpu_nodes", "desired_services", "directory_entries", "services_by_node"]
 
 NODE_TTL_S = 10.0
 
@@ -40,12 +40,16 @@ DESIRED_SERVICES = text("""
 """)
 
 
-_CPU_NODE_EXISTS = """exists (select from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
+_LIVE_CPU_NODES = """from nodes as n join node_beats as b on b.node_id = n.id and b.epoch = n.epoch
                     where n.kind = 'cpu'
                       and n.cordoned_at is null
-                      and b.last_beat > now() - make_interval(secs => :ttl_s))"""
+                      and b.last_beat > now() - make_interval(secs => :ttl_s)"""
 
-HAS_CPU_NODE = text(f"select {_CPU_NODE_EXISTS} as there")
+COUNT_CPU_NODES = text(f"""
+    select count(*) as live,
+           count(*) filter (where n.enforced @> '[{{"name": "math_verifier", "level": "absent"}}]') as without_math
+    {_LIVE_CPU_NODES}
+""")
 
 # A node may not know yet that a service was removed, or removed and registered again. A node without slots only reports
 # the reason.
@@ -71,13 +75,13 @@ DIRECTORY_ENTRIES = text(f"""
           full join on_nodes as o using (name)
     )
     select (select coalesce(json_agg(offered), '[]')::text from offered) as services,
-           {_CPU_NODE_EXISTS} as has_cpu_node
+           exists (select {_LIVE_CPU_NODES}) as has_cpu_node
 """)  # noqa: S608 - a constant of this module
 
 
-async def has_cpu_node(tx: ReadTx) -> bool:
-    """Return True if a CPU node is alive and takes new actions."""
-    return bool((await tx.fetch(HAS_CPU_NODE, {"ttl_s": NODE_TTL_S}))[0].there)
+async def count_cpu_nodes(tx: ReadTx) -> Row:
+    """Return the number of CPU nodes that take actions, as `live`, and of those that cannot run the verifier `math`."""
+    return (await tx.fetch(COUNT_CPU_NODES, {"ttl_s": NODE_TTL_S}))[0]
 
 
 async def directory_entries(tx: ReadTx) -> tuple[list[dict[str, Any]], bool]:

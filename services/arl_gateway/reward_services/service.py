@@ -4,10 +4,9 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 
-from arl_gateway.admin.keys import ROOT_PROJECT
 from arl_gateway.audit_log.queries import insert_audit_log
-from arl_gateway.http.auth import Caller
-from arl_gateway.reward_services.queries import desired_services, has_cpu_node, services_by_node
+from arl_gateway.http.auth import ROOT_PROJECT, Caller
+from arl_gateway.reward_services.queries import count_cpu_nodes, desired_services, services_by_node
 from arl_kit.service_client import ServiceClient
 from arl_store.tx import PostgresStore, Row
 from arl_wire.errors import Conflict, FieldError, Forbidden, NotFound
@@ -45,7 +44,7 @@ class RewardServiceAdmin:
         """List services by name, with all details."""
         async with self._store.read() as tx:
             found = _merge_services(await services_by_node(tx), await desired_services(tx))
-            verifiers = _verifier_services(available=await has_cpu_node(tx))
+            verifiers = _verifier_services(await count_cpu_nodes(tx))
         return sorted([*found, *verifiers], key=lambda each: each.name)
 
     async def get(self, name: str, caller: Caller) -> RewardService:
@@ -53,7 +52,7 @@ class RewardServiceAdmin:
         async with self._store.read() as tx:
             found = _merge_services(await services_by_node(tx, name=name), await desired_services(tx, name=name))
             if name in VERIFIERS:
-                found = [each for each in _verifier_services(available=await has_cpu_node(tx)) if each.name == name]
+                found = [each for each in _verifier_services(await count_cpu_nodes(tx)) if each.name == name]
         if not found:
             raise _service_not_found(name)
         return _redact_for(caller, found[0])
@@ -117,13 +116,13 @@ class RewardServiceAdmin:
 
 def _require_root_project(caller: Caller) -> None:
     """Raise `Forbidden` unless the key belongs to the first project; services are shared by all projects."""
-    if caller.project != ROOT_PROJECT:
+    if not caller.is_root:
         raise Forbidden(f"reward services can be changed only with a key of project `{ROOT_PROJECT}`")
 
 
 def _redact_for(caller: Caller, service: RewardService) -> RewardService:
     """Hide sources, judge options and health details from callers who may not administer services."""
-    if caller.project == ROOT_PROJECT and caller.has_scope("admin:read"):
+    if caller.is_root and caller.has_scope("admin:read"):
         return service
     nodes = [each.model_copy(update={"health": each.health.partition(":")[0]}) for each in service.nodes]
     options = {name: value for name, value in service.options.items() if name != "judge"}
@@ -135,12 +134,24 @@ def _service_not_found(name: str) -> NotFound:
     return NotFound(message, errors=[FieldError(field="name", message=message)])
 
 
-def _verifier_services(*, available: bool) -> list[RewardService]:
+def _verifier_services(cpu_nodes: Row) -> list[RewardService]:
     """Return the verifiers, which run on any CPU node and on no device."""
-    return [
-        RewardService(name=name, kind=name, model="a program in a sandbox", available=available, nodes=[])
-        for name in VERIFIERS
-    ]
+    return [_verifier_service(name, cpu_nodes) for name in VERIFIERS]
+
+
+def _verifier_service(name: str, cpu_nodes: Row) -> RewardService:
+    live, without = cpu_nodes.live, cpu_nodes.without_math if name == "math" else 0
+    problem = None
+    if not live:
+        problem = "no CPU node takes actions"
+    elif without:
+        problem = (
+            f"{without} of {live} CPU nodes cannot run it, because their sandboxes cannot import math-verify."
+            " `tangram doctor` on the node says what to do"
+        )
+    return RewardService(
+        name=name, kind=name, model="a program in a sandbox", available=live > without, problem=problem, nodes=[]
+    )
 
 
 def _merge_services(reports: Sequence[Row], desired: Sequence[Row]) -> list[RewardService]:

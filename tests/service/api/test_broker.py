@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
 import pytest_asyncio
 from aiohttp import web
 
@@ -86,12 +87,82 @@ async def test_endpoint_that_never_answers_is_unhealthy(there: External) -> None
 
 
 async def test_call_that_times_out_in_the_queue_reports_why(there: External) -> None:
-    there.answers(429, Retry_After="30")
+    there.answers(429, Retry_After="30", x_should_retry="false")
     reports: list[CallReport] = []
-    async with a_broker(there, reports, max_attempts=1) as broker:
+    async with a_broker(there, reports) as broker:
         broker.add(a_call())
         await eventually(lambda: len(reports) == 1)
         broker.add(a_call(timeout_s=0.1))
         await eventually(lambda: len(reports) == 2)
     assert [(each.reason, each.attempts) for each in reports] == [("endpoint_throttled", 1), ("endpoint_throttled", 0)]
     assert "could not be sent within 0.1 s" in str(reports[1].message)
+
+
+async def test_refused_call_is_retried_until_its_time_ends_whatever_max_attempts_says(there: External) -> None:
+    there.answers(*[429] * 3)
+    reports: list[CallReport] = []
+    async with a_broker(there, reports, max_attempts=1) as broker:
+        broker.add(a_call(method="POST", timeout_s=60.0))
+        await eventually(lambda: bool(reports))
+    assert (reports[0].outcome, reports[0].attempts) == ("ok", 4)
+
+
+async def test_failed_call_that_may_have_run_is_retried_up_to_max_attempts(there: External) -> None:
+    there.answers(*[500] * 9)
+    reports: list[CallReport] = []
+    async with a_broker(there, reports, max_attempts=2) as broker:
+        broker.add(a_call())
+        await eventually(lambda: bool(reports))
+    assert (reports[0].outcome, reports[0].reason, reports[0].attempts) == ("infra_error", "endpoint_unavailable", 2)
+
+
+@pytest.mark.parametrize("asked", ["30", "99999", "Wed, 25 Nov 2099 12:00:10 GMT"])
+async def test_delay_beyond_the_time_of_a_call_gets_a_last_retry(there: External, asked: str) -> None:
+    there.answers(429, Retry_After=asked)
+    reports: list[CallReport] = []
+    async with a_broker(there, reports) as broker:
+        broker.add(a_call(timeout_s=2.0))
+        await eventually(lambda: bool(reports))
+    assert (reports[0].outcome, reports[0].attempts) == ("ok", 2)
+
+
+async def test_implausible_delay_does_not_block_other_calls(there: External) -> None:
+    there.answers(429, Retry_After="86400")
+    reports: list[CallReport] = []
+    async with a_broker(there, reports) as broker:
+        broker.add(a_call())
+        await eventually(lambda: len(there.asked) == 1 and broker.queues["e"].in_flight == 0)
+        assert broker.queues["e"].blocked_for_s == 0
+        broker.add(a_call())
+        await eventually(lambda: len(reports) == 2)
+    assert {each.outcome for each in reports} == {"ok"}
+
+
+async def test_call_that_is_always_refused_ends_as_throttled(there: External) -> None:
+    there.answers(*[429] * 99)
+    reports: list[CallReport] = []
+    async with a_broker(there, reports) as broker:
+        broker.add(a_call(timeout_s=1.2))
+        await eventually(lambda: bool(reports))
+    assert (reports[0].outcome, reports[0].reason) == ("infra_error", "endpoint_throttled")
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "reason"),
+    [
+        ({"error": {"code": "insufficient_quota"}}, {}, "endpoint_refused"),
+        ({}, {"x-should-retry": "false"}, "endpoint_throttled"),
+    ],
+)
+async def test_refusal_that_no_wait_ends_is_not_retried(
+    there: External, body: dict[str, Any], headers: dict[str, str], reason: str
+) -> None:
+    async def answer(_: Asked) -> web.StreamResponse:
+        return web.json_response(body, status=429, headers=headers)
+
+    there.answer = answer
+    reports: list[CallReport] = []
+    async with a_broker(there, reports) as broker:
+        broker.add(a_call())
+        await eventually(lambda: bool(reports))
+    assert (reports[0].reason, reports[0].attempts) == (reason, 1)

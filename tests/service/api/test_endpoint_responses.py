@@ -221,3 +221,57 @@ async def test_sender_ignores_netrc_and_uses_proxy_variables(monkeypatch: pytest
     assert found.verdict is CallVerdict.ANSWERED
     assert asked[0].startswith(b"GET http://search.example/find HTTP/1.1")
     assert b"authorization" not in asked[0].lower()
+
+
+async def endless(part: bytes, call: EndpointCall | None = None) -> RequestResult:
+    """Return the result of a response that never ends; a task of the same loop must run all the while."""
+    turns = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        with suppress(OSError):
+            while not writer.is_closing():
+                writer.write(part)
+                await writer.drain()
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.create_task(count())
+    try:
+        async with serving(serve) as sender, asyncio.timeout(20):
+            result = await sender.send(call or a_call())
+    finally:
+        counting.cancel()
+    assert turns > 10
+    return result
+
+
+async def test_endless_informational_responses_are_a_lost_connection() -> None:
+    result = await endless(b"HTTP/1.1 100 Continue\r\n\r\n" * 1000)
+    assert (result.verdict, "informational" in result.message) == (CallVerdict.CONNECTION_LOST, True)
+
+
+async def test_few_informational_responses_precede_the_response() -> None:
+    hints = b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\nHTTP/1.1 100 Continue\r\n\r\n"
+    result = await heard(hints * 3 + TEXT + b"\r\nfound")
+    assert result.response is not None
+    assert (result.verdict, result.response.body) == (CallVerdict.ANSWERED, b"found")
+
+
+async def test_endless_empty_gzip_members_are_refused() -> None:
+    member = gzip.compress(b"", mtime=0)
+    body = b"%x\r\n%s\r\n" % (len(member) * 3000, member * 3000)
+    head = b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n"
+    result = await heard(head + body * 20)
+    assert (result.verdict, "members" in result.message) == (CallVerdict.CONNECTION_LOST, True)
+
+
+async def test_response_with_long_and_many_headers_passes() -> None:
+    headers = b"".join(b"x-h%d: v\r\n" % each for each in range(300)) + b"x-long: " + b"a" * 40_000 + b"\r\n"
+    result = await heard(b"HTTP/1.1 200 OK\r\n" + headers + b"Content-Length: 2\r\n\r\nok")
+    assert result.response is not None
+    assert (result.verdict, result.response.body) == (CallVerdict.ANSWERED, b"ok")

@@ -3,8 +3,10 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 from uuid import uuid4
 
+import pytest
 import pytest_asyncio
 from aiohttp import web
 
@@ -154,6 +156,18 @@ async def test_missing_endpoint_and_unreadable_request_settle_with_their_reason(
     await eventually(lambda: broker.manager.fences == frozenset())
     assert await broker.end(gone) == ("settled", "infra_error", "endpoint_gone")
     assert await broker.end(unreadable) == ("settled", "infra_error", "setup_failed")
+
+
+@pytest.mark.parametrize("request_", [{"method": "DELETE"}, {"headers": {"Range": "bytes=0-2"}}])
+async def test_request_that_the_endpoint_does_not_allow_is_never_sent(
+    rows: Rows, there: External, request_: dict[str, Any]
+) -> None:
+    async with brokering(rows, there, key="sk-0123456789") as broker:
+        refused = await broker.granted(request=request_)
+        await broker.offer(refused)
+        await eventually(lambda: broker.manager.fences == frozenset())
+        assert await broker.end(refused) == ("settled", "user_error", None)
+    assert there.asked == []
 
 
 async def test_infrastructure_error_is_requeued_while_retries_are_left(rows: Rows, there: External) -> None:

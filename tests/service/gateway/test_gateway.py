@@ -1,6 +1,7 @@
 """Test the public API in this process on a real Postgres. The test itself settles actions."""
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -306,3 +307,29 @@ class TestCancel:
         action = await rows.action(state="settled", outcome="user_error")
         response = await api.delete(f"/v1/actions/{action}")
         assert (response.status_code, response.json()["outcome"]) == (200, "user_error")
+
+
+class TestVerifierList:
+    """Last in this file: its nodes stay."""
+
+    async def test_math_verifier_without_its_packages_is_unavailable_with_the_reason(
+        self, api: httpx.AsyncClient, rows: Rows
+    ) -> None:
+        async def described(name: str) -> dict[str, Any]:
+            found: dict[str, Any] = (await api.get(f"/v1/reward-services/{name}")).json()
+            listed = (await api.get("/v1/reward-services")).json()["items"]
+            assert found in listed
+            return found
+
+        await rows.execute("update nodes set cordoned_at = now()")
+        nowhere = await described("math")
+        assert (nowhere["available"], nowhere["problem"]) == (False, "no CPU node takes actions")
+        lacking = await rows.node("lacks-math")
+        absent = json.dumps([{"name": "math_verifier", "level": "absent", "mechanism": "none"}])
+        await rows.execute("update nodes set enforced = $2 where id = $1", lacking, absent)
+        math, exact = await described("math"), await described("exact")
+        assert (math["available"], exact["available"], exact.get("problem")) == (False, True, None)
+        assert math["problem"].startswith("1 of 1 CPU nodes cannot run it")
+        await rows.node("has-math")
+        math = await described("math")
+        assert (math["available"], math["problem"][:6]) == (True, "1 of 2")

@@ -1,7 +1,8 @@
 """Secrets are removed from an endpoint's response in every encoding in which they occur."""
 
 import json
-from base64 import b64encode
+from base64 import b64encode, encodebytes, urlsafe_b64encode
+from collections.abc import Callable
 from html import escape
 from urllib.parse import quote, quote_plus
 
@@ -24,10 +25,35 @@ KEY = 'a+b/c==Qq"x&y z'
             KEY.replace("+", "\\u002B").replace("=", "\\u003d"),
             KEY.replace("&", "&#38;"),
         ),
+        *(KEY.upper(), KEY.lower(), KEY.encode().hex(), KEY.encode().hex(" "), KEY.encode().hex(":").upper()),
+        *("".join(f"%{ord(each):02X}" for each in KEY), "".join(f"%25{ord(each):02x}" for each in KEY)),
+        *("".join(f"\\u{ord(each):04X}" for each in KEY), "".join(f"\\x{ord(each):02x}" for each in KEY)),
+        *("".join(f"&#{ord(each)};" for each in KEY), "".join(f"&#x{ord(each):X};" for each in KEY)),
+        "".join(f"&#{ord(each)};" if at % 2 else each for at, each in enumerate(KEY)),
     ],
 )
 def test_secret_is_redacted_in_every_encoding(form: str) -> None:
     assert SecretRedactor([KEY]).redact(f"<{form}>".encode()) == b"<" + REDACTED + b">"
+
+
+@pytest.mark.parametrize("before", ["", "a", "ab", "abc", "user:"])
+@pytest.mark.parametrize("encode", [b64encode, urlsafe_b64encode, encodebytes])
+def test_secret_inside_base64_is_redacted_at_any_position(before: str, encode: Callable[[bytes], bytes]) -> None:
+    secret = "sk-0123456789abcdef?>~ghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+    shown = SecretRedactor([secret]).redact(encode(f"{before}{secret}:after".encode()))
+    assert REDACTED in shown
+    assert len(shown) < len(before) + 40
+
+
+@pytest.mark.parametrize("truncated", [False, True])
+async def test_large_body_is_redacted_in_parts_like_in_one(truncated: bool) -> None:
+    secret = "sk-0123456789abcdef"
+    content = (b"x" * 1000 + secret.encode() + b"%73k-0123456789abcdef").ljust(1 << 17, b"y") * 9 + secret[:9].encode()
+    redactor = SecretRedactor([secret])
+    whole = redactor.redact_truncated(content) if truncated else redactor.redact(content)
+    assert await redactor.redact_body(content, truncated=truncated) == whole
+    assert whole.count(REDACTED) == 18
+    assert (b"sk-0" in whole) is not truncated
 
 
 def test_token_and_basic_password_inside_headers_are_redacted() -> None:

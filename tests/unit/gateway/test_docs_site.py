@@ -59,6 +59,13 @@ class TestBuiltSite:
         response = await api.get("/docs", follow_redirects=True)
         assert (response.status_code, response.url.path) == (200, "/docs/")
 
+    @pytest.mark.parametrize(("path", "to"), [("/docs", "docs/"), ("/docs/start", "start/")])
+    async def test_redirect_does_not_use_the_host_of_the_client(
+        self, api: httpx.AsyncClient, path: str, to: str
+    ) -> None:
+        response = await api.get(path, headers={"host": "evil.example"})
+        assert (response.status_code, response.headers["location"]) == (307, to)
+
     async def test_unknown_page_is_the_error_page(self, api: httpx.AsyncClient) -> None:
         response = await api.get("/docs/none/")
         assert (response.status_code, "No such page" in response.text) == (404, True)

@@ -6,6 +6,7 @@ from uuid import UUID
 
 from arl_core.domain.states import ActionOutcome
 from arl_tangram.cli.output import EXIT_FAILED, OutputFormat, print_model, stderr, stdout
+from arl_tangram.cli.terminal_text import write_output, write_text
 from arl_tangram.client import Tangram
 from arl_tangram.resources.output_streams import OutputData
 from arl_wire.actions.action import Action
@@ -37,12 +38,8 @@ def stream_action(tangram: Tangram, id: UUID) -> Action:
     """Show the output of an action live, then its outcome. Return the settled action."""
     for event in tangram.stream_logs(id):
         match event:
-            case OutputData(stream="stdout"):
-                sys.stdout.buffer.write(event.data)
-                sys.stdout.buffer.flush()
             case OutputData():
-                sys.stderr.buffer.write(event.data)
-                sys.stderr.buffer.flush()
+                write_output(event.data, event.stream)
             case OutputTruncated():
                 stderr.print(f"{event.stream} truncated: {event.kept_bytes} bytes are kept", markup=False)
             case OutputRestart():
@@ -67,15 +64,13 @@ def print_action(action: Action, output: OutputFormat) -> None:
 def _print_result(action: Action) -> None:
     if action.result is None:
         return
-    sys.stdout.write(action.result.stdout.text)
-    sys.stdout.flush()
-    sys.stderr.write(action.result.stderr.text)
-    sys.stderr.flush()
+    write_text(action.result.stdout.text)
+    write_text(action.result.stderr.text, sys.stderr)
     for name, stream in (("stdout", action.result.stdout), ("stderr", action.result.stderr)):
         if stream.truncated:
             stderr.print(f"{name} truncated: the program wrote {stream.total_bytes} bytes", markup=False)
     if action.result.response is not None:
-        sys.stdout.write(action.result.response.body.text)
+        write_text(action.result.response.body.text)
     for score in action.result.scores or ():
         stdout.print(format_score(score), markup=False)
 

@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from arl_tangram.cli.actions.output import exit_code_of
 from arl_tangram.cli.output import EXIT_INTERRUPTED, print_progress, stderr
+from arl_tangram.cli.terminal_text import write_output
 from arl_tangram.client import Tangram
 from arl_tangram.environment_handles import Environment
 from arl_tangram.resources.output_streams import OutputData
@@ -52,9 +53,7 @@ def _show(tangram: Tangram, action: Action) -> Action:
     try:
         for event in tangram.stream_logs(action.id):
             if isinstance(event, OutputData):
-                stream = sys.stdout if event.stream == "stdout" else sys.stderr
-                stream.buffer.write(event.data)
-                stream.buffer.flush()
+                write_output(event.data, event.stream)
     except KeyboardInterrupt:
         tangram.cancel(action.id)
         print_progress(f"cancelled (exit code {EXIT_INTERRUPTED})")

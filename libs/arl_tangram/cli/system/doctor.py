@@ -35,7 +35,7 @@ def doctor(directory: DirOption, output: FormatOption = OutputFormat.TEXT) -> No
     findings = inspect_machine(state.directory)
     running = state.supervisor_pid() is not None
     nodes, more = _fetch_nodes(state) if running else _check_drivers()
-    findings += more
+    findings += [*more, *_verifier_findings(nodes)]
     if output is OutputFormat.JSON:
         print_json({"running": running, "checks": [f.as_dict() for f in findings], "nodes": nodes})
     else:
@@ -81,6 +81,18 @@ def _driver_finding(working: set[str]) -> MachineFinding:
             "sandbox", FindingLevel.WARN, f"{chosen}, because {_DRIVERS[0]} does not work on this machine"
         )
     return MachineFinding("sandbox", FindingLevel.OK, chosen)
+
+
+def _verifier_findings(nodes: Iterable[dict[str, Any]]) -> list[MachineFinding]:
+    """Return a warning for each node whose sandboxes cannot run the verifier `math`."""
+    return [
+        MachineFinding(
+            f"verifier math on {node.get('name', '?')}", FindingLevel.WARN, each.get("reason", ""), each.get("fix")
+        )
+        for node in nodes
+        for each in node.get("enforced") or []
+        if each.get("name") == "math_verifier" and each.get("level") == "absent"
+    ]
 
 
 def _fetch_nodes(state: LocalState) -> tuple[list[dict[str, Any]], list[MachineFinding]]:

@@ -11,6 +11,7 @@ import typer
 
 from arl_tangram.cli.local_state import DirOption, LocalState
 from arl_tangram.cli.output import EXIT_NOT_RUNNING, EXIT_USAGE, FormatOption, OutputFormat, fail
+from arl_tangram.cli.terminal_text import write_text
 
 __all__ = ["register"]
 
@@ -80,4 +81,4 @@ class _LogTail:
         for line in lines:
             text = line.decode(errors="replace").rstrip("\n")
             shown = {"service": self._name, "line": text} if self._output is OutputFormat.JSON else None
-            print(json.dumps(shown) if shown else self._prefix + text, flush=True)
+            write_text(f"{json.dumps(shown) if shown else self._prefix + text}\n")

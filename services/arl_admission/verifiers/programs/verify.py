@@ -4,19 +4,24 @@ No text can make a verifier run forever: each item has a separate process and a 
 needed, except for `math`, which needs `math-verify` among the packages of the `python3` that runs.
 """
 
+import base64
 import contextlib
 import decimal
+import importlib.util
 import json
 import os
 import select
 import signal
 import sys
 import time
+import zlib
 
+PACKAGES = "TANGRAM_VERIFIER_PACKAGES"
+"""Variable with the directory of packages that the node adds to those of its `python3`."""
+PACKAGES_PLACE = "/opt/tangram-packages"
+"""The same directory where the sandbox has a file tree of its own."""
 ITEM_S = 5.0
 LARGEST_ANSWER = 1 << 16
-MOST_WORDS = 2
-"""Maximum words of an answer in words, such as `east` and `no solution`. A longer text is a sentence without one."""
 STARTTIME = 22 - 3
 """Index of the start time, in ticks since boot, in the fields of proc(5) after the command's name. They begin at 3."""
 CLOCK_BOOTTIME = 7
@@ -25,6 +30,28 @@ CLOCK_BOOTTIME = 7
 
 class Unverifiable(Exception):
     """The item has no score. The arguments are a code and a sentence."""
+
+
+class SentModules:
+    """Imports modules whose source came with the request: the sandbox has no package of this project."""
+
+    def __init__(self, sources):
+        self.sources = sources
+
+    def find_spec(self, name, path=None, target=None):
+        """Return the specification of a module that was sent, or of a package above one."""
+        is_package = any(each.startswith(name + ".") for each in self.sources)
+        if name not in self.sources and not is_package:
+            return None
+        return importlib.util.spec_from_loader(name, self, is_package=is_package)
+
+    def create_module(self, spec):
+        """Let the interpreter create the module."""
+
+    def exec_module(self, module):
+        """Run the source of a module. A package is empty."""
+        name = module.__name__
+        exec(compile(self.sources.get(name, ""), name.rpartition(".")[2] + ".py", "exec"), module.__dict__)
 
 
 def exact(text, reference):
@@ -89,41 +116,20 @@ def _same(said, wanted):
 
 
 def math(text, reference):
-    """Return 1.0 if `text` is mathematically equal to the reference, else 0.0."""
+    """Return 1.0 if the last answer of `text` is what the reference says, else 0.0."""
     try:
-        from math_verify import parse, verify
+        import math_verify
     except ImportError:
         raise Unverifiable(
             "verifier_missing", "the package math-verify is not installed for the node's python3"
         ) from None
-    # The time limit is the end of this process. An error of the library is not a wrong answer.
-    wanted = _reference(parse, reference.strip())
-    if not wanted:
-        raise Unverifiable("bad_reference", "reference contains no readable answer")
-    said = parse(text, parsing_timeout=None, raise_on_error=True)
-    return float(verify(wanted, said, timeout_seconds=None, raise_on_error=True))
+    from arl_admission.verifiers.programs.expressions import Unreadable
+    from arl_admission.verifiers.programs.grading import grade
 
-
-def _reference(parse, text):
-    """Parse a reference. Datasets have plain LaTeX, of which the library reads only a number: `10` of `10\\pi`.
-
-    A text that marks its answer, and a sentence without LaTeX, is parsed unchanged.
-    """
-    import re
-
-    def read(given):
-        """Parse without the library's own time limit."""
-        return parse(given, parsing_timeout=None, raise_on_error=True)
-
-    if any(mark in text for mark in ("$", "\\(", "\\[", "\\boxed", "####")):
-        return read(text)
-    answer = re.sub(r"^[A-Za-z ]+:", "", text).strip().rstrip(".")
-    has_words = re.search(r"(?<![\\A-Za-z])[A-Za-z]{2}", re.sub(r"\\[A-Za-z]+\s*(\{[^{}]*\})?", "", answer))
-    boxed = read("\\boxed{%s}" % answer)
-    is_read = any(not isinstance(each, str) for each in boxed)
-    if has_words and "\\" not in answer:
-        return read(answer) or (boxed if len(answer.split()) <= MOST_WORDS else [])
-    return boxed if is_read else read(answer) or boxed
+    try:
+        return float(grade(text, reference, math_verify))
+    except Unreadable as error:
+        raise Unverifiable("bad_reference", str(error)) from None
 
 
 VERIFIERS = {"exact": exact, "regex": regex, "json": json_, "math": math}
@@ -171,6 +177,8 @@ def prepare(kind):
         with contextlib.suppress(Exception):
             import math_verify  # noqa: F401
 
+            from arl_admission.verifiers.programs import grading  # noqa: F401
+
 
 def age_s():
     """Return the seconds since this process began, or 0 if unknown. They count against the action's time.
@@ -194,6 +202,9 @@ def _error(code, message):
 def main():
     """Read the request, verify the items and write their entries."""
     request = json.load(sys.stdin)
+    sys.path.extend([PACKAGES_PLACE, os.environ.get(PACKAGES, PACKAGES_PLACE)])
+    if "modules" in request:
+        sys.meta_path.insert(0, SentModules(json.loads(zlib.decompress(base64.b64decode(request["modules"])))))
     until = time.monotonic() - age_s() + request["within_s"]
     items, kind = request["items"], request["kind"]
     prepare(kind)

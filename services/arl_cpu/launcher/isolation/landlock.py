@@ -10,6 +10,7 @@ import struct
 import time
 from contextlib import suppress
 
+from arl_cpu.contract.verifier_packages import package_directory
 from arl_cpu.launcher.isolation import landlock_filter, seccomp
 from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers, apply_limits, lower_priority
 from arl_cpu.launcher.isolation.mounts import DEVICES, ETC_PATHS, SYSTEM_DIRECTORIES
@@ -181,7 +182,8 @@ def _file_ruleset(version: int, area: str, base_prefix: str) -> int:
         attributes += struct.pack("Q", _ALL_TCP)
     ruleset = syscalls.raw_syscall(_CREATE, "landlock", attributes, len(attributes), 0)
     shown = [f"/{name}" for name in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS))]
-    for path in (*shown, base_prefix):
+    packages = package_directory()
+    for path in (*shown, base_prefix, *([packages] if packages is not None else ())):
         _allow(ruleset, path, _READ_AND_RUN & rights)
     # With namespaces this file is absent. Here programs see that it exists, and Node fails if it is unreadable.
     _allow(ruleset, "/etc/ssl/openssl.cnf", _READ_FILE)

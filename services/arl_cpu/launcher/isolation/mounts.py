@@ -5,6 +5,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from arl_cpu.contract.verifier_packages import PLACE, package_directory
 from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
@@ -90,6 +91,9 @@ def open_sources(base_prefix: str) -> RootSources:
         raise OSError("the interpreter's prefix is the root directory of the host")
     if os.path.commonpath([base_prefix, "/usr"]) != "/usr":
         sources.binds[base_prefix.lstrip("/")] = os.open(base_prefix, os.O_PATH | os.O_CLOEXEC)
+    packages = package_directory()
+    if packages is not None:
+        sources.binds[PLACE.lstrip("/")] = os.open(packages, os.O_PATH | os.O_CLOEXEC)
     return sources
 
 

@@ -1,32 +1,28 @@
-"""The interface to kernel accounting and limits, and access to the files of cgroups."""
+"""The interface to kernel accounting and limits, and the parts that both versions of cgroups share."""
 
 import contextlib
-import os
-import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 __all__ = [
     "PERIOD_US",
+    "WORKERS",
+    "WORKERS_CPU_MILLI",
     "Cgroup",
     "CgroupTree",
     "CgroupUsage",
-    "counter",
     "kill_and_remove",
     "quota_us",
-    "read",
-    "remove_directory",
-    "send_signal",
     "wait_until",
-    "write",
-    "write_if_exists",
 ]
 
 PERIOD_US = 100_000
 _MIN_QUOTA_US = 1_000
+WORKERS = "file-workers"
+"""Name of the group in which all file operations of the node share one core. Other groups have priority."""
+WORKERS_CPU_MILLI = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +43,9 @@ class Cgroup(Protocol):
         ...
 
     worker_join_files: Sequence[str]
-    """Files for a process that joins the accounting but not the freezer."""
+    """Files for a process of a file operation. It uses the CPU limit that all of them share, and where possible the
+    environment's memory limit, but not its freezer.
+    """
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None: ...
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
@@ -80,10 +78,13 @@ class CgroupTree(Protocol):
 
 
 def quota_us(cpu_milli: int) -> int:
+    """Return the quota of one period in microseconds."""
     return max(_MIN_QUOTA_US, cpu_milli * PERIOD_US // 1000)
 
 
 def kill_and_remove(group: Cgroup) -> None:
+    """Kill all processes of a group and remove it."""
+
     def gone() -> bool:
         with contextlib.suppress(OSError):  # some of its directories may be removed already
             group.kill()
@@ -99,51 +100,4 @@ def wait_until(done: Callable[[], bool], limit_s: float) -> bool:
         if time.monotonic() > deadline:
             return False
         time.sleep(0.0002)
-    return True
-
-
-def counter(path: str | Path, name: str) -> int:
-    for line in read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
-
-
-def read(path: str | Path) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        content = b""
-        while part := os.read(fd, 1 << 16):
-            content += part
-    finally:
-        os.close(fd)
-    return content.decode()
-
-
-def write(path: str | Path, value: int | str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
-
-
-def write_if_exists(path: str | Path, value: int) -> None:
-    if os.path.exists(path):
-        write(path, value)
-
-
-def send_signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def remove_directory(path: Path) -> bool:
-    try:
-        path.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
     return True

@@ -5,24 +5,23 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from arl_cpu.launcher.linux import cgroup_v1
+from arl_cpu.launcher.linux.cgroup_files import read_counter, remove_directory, write_file, write_if_exists
 from arl_cpu.launcher.linux.cgroup_interface import (
     PERIOD_US,
+    WORKERS,
+    WORKERS_CPU_MILLI,
     Cgroup,
     CgroupTree,
     CgroupUsage,
-    counter,
     kill_and_remove,
     quota_us,
-    remove_directory,
     wait_until,
-    write,
-    write_if_exists,
 )
 
 __all__ = ["Cgroup", "CgroupTree", "CgroupUsage", "NoCgroup", "find_cgroup_tree", "wait_until"]
 
-_WEIGHT = 10
-"""A tenth of the default, so that sandboxes cannot starve the services next to them."""
+_WEIGHT, _WORKERS_WEIGHT = 10, 1
+"""A tenth of the default, so that sandboxes cannot starve the services next to them; file operations have less."""
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
 
 
@@ -88,28 +87,38 @@ class CgroupV2Tree:
             # A cgroup that delegates controllers may contain no process.
             leaf = base / "launcher"
             leaf.mkdir(exist_ok=True)
-            write(leaf / "cgroup.procs", os.getpid())
+            write_file(leaf / "cgroup.procs", os.getpid())
         for directory in (base, self._root.parent, self._root):
-            write(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
-        write(self._root / "cpu.weight", _WEIGHT)
+            write_file(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
+        write_file(self._root / "cpu.weight", _WEIGHT)
 
     def make(self, name: str) -> "CgroupV2":
-        return CgroupV2(self._root / name)
+        group = CgroupV2(self._root / name)
+        group.worker_join_files = self._worker_join_files()
+        return group
+
+    def _worker_join_files(self) -> list[str]:
+        """Return the file of the shared group. The memory of an operation is not limited by the environment's group."""
+        path = self._root / WORKERS
+        if not path.exists():
+            CgroupV2(path).set_cpu(cpu_milli=WORKERS_CPU_MILLI, cores=())
+            write_file(path / "cpu.weight", _WORKERS_WEIGHT)
+        return [f"{path}/cgroup.procs"]
 
     def sweep(self) -> None:
         for path in self._root.glob("*/"):
             kill_and_remove(self.make(path.name))
 
     def remove(self) -> None:
+        remove_directory(self._root / WORKERS)
         remove_directory(self._root)
         remove_directory(self._root.parent)
 
 
 class CgroupV2:
-    worker_join_files: Sequence[str] = ()
-
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.worker_join_files: Sequence[str] = ()
         path.mkdir(exist_ok=True)
 
     @property
@@ -117,26 +126,26 @@ class CgroupV2:
         return (f"{self._path}/cgroup.procs",)
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None:
-        write(self._path / "memory.max", memory_mib << 20)
+        write_file(self._path / "memory.max", memory_mib << 20)
         write_if_exists(self._path / "memory.swap.max", 0)
-        write(self._path / "pids.max", pids)
+        write_file(self._path / "pids.max", pids)
 
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        write(self._path / "cpu.max", f"{quota_us(cpu_milli)} {PERIOD_US}")
-        write(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
+        write_file(self._path / "cpu.max", f"{quota_us(cpu_milli)} {PERIOD_US}")
+        write_file(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
 
     def freeze(self) -> bool:
-        write(self._path / "cgroup.freeze", 1)
-        return counter(self._path / "cgroup.events", "frozen") == 1
+        write_file(self._path / "cgroup.freeze", 1)
+        return read_counter(self._path / "cgroup.events", "frozen") == 1
 
     def thaw(self) -> None:
-        write(self._path / "cgroup.freeze", 0)
+        write_file(self._path / "cgroup.freeze", 0)
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage(
-            cpu_us=counter(self._path / "cpu.stat", "usage_usec"),
-            oom_kills=counter(self._path / "memory.events", "oom_kill"),
-            pids_refused=counter(self._path / "pids.events", "max"),
+            cpu_us=read_counter(self._path / "cpu.stat", "usage_usec"),
+            oom_kills=read_counter(self._path / "memory.events", "oom_kill"),
+            pids_refused=read_counter(self._path / "pids.events", "max"),
         )
 
     def reset_peak(self) -> None:
@@ -150,7 +159,7 @@ class CgroupV2:
         return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
 
     def kill(self) -> None:
-        write(self._path / "cgroup.kill", 1)
+        write_file(self._path / "cgroup.kill", 1)
         self.thaw()
 
     def remove(self) -> bool:

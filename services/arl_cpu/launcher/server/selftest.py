@@ -20,6 +20,7 @@ from arl_cpu.contract.executor import (
     ExecutorEvent,
     NodeCapability,
 )
+from arl_cpu.contract.verifier_packages import PLACE, math_capability, package_directory
 from arl_cpu.launcher.sandbox.sandbox import SandboxHost, SandboxPool
 from arl_cpu.launcher.server.launcher_node import LauncherNode
 
@@ -32,7 +33,7 @@ _NO_PID = 1 << 30
 _NEEDS_CGROUP = "run the launcher as root, or in a systemd unit with Delegate=cpu cpuset memory pids"
 
 _PROBE_SOURCE = """
-import json, os, socket, time
+import importlib.util, json, os, socket, sys, time
 
 def refused(attempt):
     try:
@@ -69,6 +70,10 @@ def burnt_share():
         pass
     return (time.process_time() - used) / (time.monotonic() - began)
 
+def has_math():
+    sys.path.extend(PACKAGES)
+    return all(importlib.util.find_spec(name) for name in ("math_verify", "sympy", "latex2sympy2_extended"))
+
 found = {
     "share": burnt_share(),
     "files": all(refused(lambda: open(path)) for path in (CANARY, OPEN_CANARY, "/etc/shadow", "/proc/1/environ"))
@@ -80,6 +85,7 @@ found = {
     "seccomp": refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15)),
     "affinity": sorted(os.sched_getaffinity(0)),
     "widened": not refused(lambda: os.sched_setaffinity(0, range(CORES))) and len(os.sched_getaffinity(0)),
+    "math": has_math(),
     "forks": forks(),
     "disk": refused(fill),
 }
@@ -157,6 +163,7 @@ def run_selftest(host: SandboxHost, directory: Path) -> tuple[NodeCapability, ..
             "PIDS": 0 if trial.counts_processes else _PIDS,
             "DISK_MIB": 0 if trial.counts_files else _DISK_MIB,
             "CORES": os.cpu_count(),
+            "PACKAGES": [PLACE, package_directory() or PLACE],
         }
         source = _PROBE_SOURCE
         for name, value in values.items():
@@ -302,6 +309,7 @@ def _capabilities(host: SandboxHost, findings: _SelfTestFindings) -> tuple[NodeC
         _limit_capability("freeze", group, findings.is_frozen, "SIGSTOP", unverified),
         _disk_total(host, bounded),
         _limit_capability("oom_events", group, memory_seen, "", unverified),
+        math_capability(is_installed=inside["math"]),
     )
 
 

@@ -11,8 +11,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from arl_gateway.compat.blocking_score import json_response, score_and_wait
-from arl_gateway.compat.openai.errors import OpenAiRoute, invalid_field
-from arl_gateway.compat.sample_parsing import chat_item, parse_message
+from arl_gateway.compat.openai.errors import OpenAiRoute
+from arl_gateway.compat.sample_parsing import chat_item, invalid_field, parse_message
 from arl_gateway.compat.target import resolve_target
 from arl_gateway.compat.vllm import DOCUMENTED_ERRORS
 from arl_gateway.http.dependencies import Writer

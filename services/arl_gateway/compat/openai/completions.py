@@ -14,8 +14,8 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from arl_gateway.compat.blocking_score import json_response, score_and_wait
-from arl_gateway.compat.openai.errors import OpenAiRoute, invalid_field
-from arl_gateway.compat.sample_parsing import require_score, text_item
+from arl_gateway.compat.openai.errors import OpenAiRoute
+from arl_gateway.compat.sample_parsing import invalid_field, require_score, text_item
 from arl_gateway.compat.target import resolve_target
 from arl_gateway.compat.vllm import DOCUMENTED_ERRORS, TIMEOUT_S
 from arl_gateway.http.dependencies import Writer

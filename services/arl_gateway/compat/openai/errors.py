@@ -4,11 +4,14 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from fastapi import Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
 
 from arl_gateway.compat.blocking_score import CompatRoute
-from arl_wire.errors import BadRequest, FieldError, TangramError, Unprocessable, ValidationFailed
+from arl_kit.app import validation_failed
+from arl_wire.errors import BadRequest, TangramError, Unprocessable
 
-__all__ = ["OpenAiRoute", "invalid_field"]
+__all__ = ["OpenAiErrorRoute", "OpenAiRoute"]
 
 ERROR_TYPES = {
     400: "invalid_request_error",
@@ -38,9 +41,23 @@ class OpenAiRoute(CompatRoute):
         return handle_openly
 
 
-def invalid_field(field: str, message: str) -> ValidationFailed:
-    """Return a validation error of one field."""
-    return ValidationFailed(f"{field}: {message}", errors=[FieldError(field=field, message=message)])
+class OpenAiErrorRoute(APIRoute):
+    """A route whose errors include OpenAI's `error`; their status stays unchanged."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler; it adds OpenAI's `error` to errors."""
+        handle = super().get_route_handler()
+
+        async def handle_openly(request: Request) -> Response:
+            """Handle the request and add OpenAI's `error` to errors."""
+            try:
+                return await handle(request)
+            except RequestValidationError as error:
+                raise _add_openai_error(validation_failed(error.errors())) from error
+            except TangramError as error:
+                raise _add_openai_error(error) from error
+
+        return handle_openly
 
 
 def _add_openai_error(error: TangramError) -> TangramError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import resource
 import socket
 from collections.abc import Callable
 from types import FrameType
@@ -9,6 +10,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
+from arl_kit.http_server.connection_limits import ConnectionLimits, limited_protocol
 from arl_kit.settings import ServiceSettings
 from arl_kit.telemetry import set_up_logging
 
@@ -30,12 +32,13 @@ def serve(app: FastAPI, settings: ServiceSettings, *, name: str, on_drain: Calla
     """Run until SIGTERM, then finish requests in flight. `on_drain` is called first, to end requests that only wait."""
     set_up_logging(name, settings.log_level)
     freeze_heap()
+    _raise_open_file_limit()
     config = uvicorn.Config(
         app,
         host=settings.host,
         port=settings.port,
         loop="uvloop",
-        http="httptools",
+        http=limited_protocol(ConnectionLimits()),
         ws="none",
         access_log=False,
         proxy_headers=False,
@@ -79,6 +82,12 @@ class _DrainingServer(uvicorn.Server):
         if self._on_drain is not None:
             self._on_drain()
         self._exiting.set()
+
+
+def _raise_open_file_limit() -> None:
+    """Use all files that the process may open. Each connection is one."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def freeze_heap() -> None:

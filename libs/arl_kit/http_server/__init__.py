@@ -1,0 +1,1 @@
+"""The HTTP server of a service: limits of connections, request bodies and JSON documents."""

@@ -1,0 +1,241 @@
+"""Limits of client connections: time for headers, size of headers, stalled responses, and numbers of connections.
+
+Uvicorn closes a connection that is idle after a response. It never closes one that sends no request or half of one.
+"""
+
+import asyncio
+import resource
+from collections import OrderedDict, defaultdict
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+__all__ = ["ConnectionLimits", "ConnectionTable", "LimitedHttpProtocol", "limited_protocol"]
+
+HEADER_TIMEOUT_S = 15.0
+"""Seconds from the start of a connection, or from the first byte of a later request, to the end of the headers."""
+STALLED_RESPONSE_S = 60.0
+"""Seconds that a response may wait for a client that reads nothing."""
+MAX_HEADER_BYTES = 64 << 10
+MAX_UNREAD_BYTES = 64 << 20
+"""Bytes of a body that are discarded after an early response, so that its sender can read the response. More of them
+close the connection, and so does the time of a header.
+"""
+MAX_HALF_OPEN_PER_ADDRESS = 512
+"""Maximum connections of one address without a complete header. The oldest is closed for a new one."""
+MAX_CONNECTIONS = 16_384
+RESERVED_FILES = 256
+"""File descriptors that are not available to clients: databases, other services, logs, files."""
+
+
+class ConnectionLimits:
+    """The limits of one server. The defaults are those of the module; the total also fits the open-file limit."""
+
+    def __init__(
+        self,
+        *,
+        header_timeout_s: float = HEADER_TIMEOUT_S,
+        stalled_response_s: float = STALLED_RESPONSE_S,
+        max_header_bytes: int = MAX_HEADER_BYTES,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
+        max_half_open_per_address: int = MAX_HALF_OPEN_PER_ADDRESS,
+        max_connections: int | None = None,
+    ) -> None:
+        self.header_timeout_s = header_timeout_s
+        self.stalled_response_s = stalled_response_s
+        self.max_header_bytes = max_header_bytes
+        self.max_unread_bytes = max_unread_bytes
+        self.max_half_open_per_address = max_half_open_per_address
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        most = MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(MAX_CONNECTIONS, files - RESERVED_FILES)
+        self.max_connections = max_connections if max_connections is not None else max(64, most)
+
+
+class ConnectionTable:
+    """The connections of one server: those without a complete request header by address, and those that are idle.
+
+    New connections have priority over connections that do nothing, so a client that opens many cannot exclude others.
+    """
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self.limits = limits
+        self.count = 0
+        self._half_open: defaultdict[str, OrderedDict[LimitedHttpProtocol, None]] = defaultdict(OrderedDict)
+        self._idle: OrderedDict[LimitedHttpProtocol, None] = OrderedDict()
+
+    def admit(self, connection: "LimitedHttpProtocol") -> bool:
+        """Count a new connection, and close one that does nothing if there are too many. Return False if all work."""
+        self.count += 1
+        self.mark_half_open(connection)
+        if self.count <= self.limits.max_connections:
+            return True
+        victim = self._oldest_inactive(connection)
+        if victim is not None:
+            victim.close_now()
+        return victim is not None
+
+    def mark_half_open(self, connection: "LimitedHttpProtocol") -> None:
+        """Note that a connection waits for the rest of a header. Close the address's oldest one above the limit."""
+        self._idle.pop(connection, None)
+        waiting = self._half_open[connection.address]
+        waiting[connection] = None
+        if len(waiting) > self.limits.max_half_open_per_address:
+            next(iter(waiting)).close_now()
+
+    def mark_active(self, connection: "LimitedHttpProtocol") -> None:
+        """Note that the header of a request is complete."""
+        self._idle.pop(connection, None)
+        self._remove_half_open(connection)
+
+    def mark_idle(self, connection: "LimitedHttpProtocol") -> None:
+        """Note that a response is complete and no request waits."""
+        self._remove_half_open(connection)
+        self._idle[connection] = None
+
+    def remove(self, connection: "LimitedHttpProtocol") -> None:
+        """Forget a closed connection."""
+        self.count -= 1
+        self.mark_active(connection)
+
+    def _remove_half_open(self, connection: "LimitedHttpProtocol") -> None:
+        waiting = self._half_open.get(connection.address)
+        if waiting is not None:
+            waiting.pop(connection, None)
+            if not waiting:
+                del self._half_open[connection.address]
+
+    def _oldest_inactive(self, newest: "LimitedHttpProtocol") -> "LimitedHttpProtocol | None":
+        """Return a half-open connection of the address with the most of them, or else the oldest idle one."""
+        busiest = max(self._half_open.values(), key=len)
+        oldest = next(iter(busiest))
+        if oldest is not newest:
+            return oldest
+        return next(iter(self._idle), None)
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """Uvicorn's connection with the limits of a `ConnectionTable`."""
+
+    table: ConnectionTable
+    address = ""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._header_timer: asyncio.TimerHandle | None = None
+        self._write_timer: asyncio.TimerHandle | None = None
+        self._header_bytes = 0
+        self._unread_bytes = 0
+        self._in_header = True
+        self._in_body = False
+        self._is_counted = False
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Count the connection, or close it with 503 if the server has too many active ones."""
+        super().connection_made(transport)
+        self.address = self.client[0] if self.client else ""
+        self._is_counted = True
+        if self.table.admit(self):
+            self._start_header_timer()
+        else:
+            self._refuse(503, "Too many connections. Try again later.")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_timers()
+        if self._is_counted:
+            self._is_counted = False
+            self.table.remove(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse the data, and limit the size of headers and of bodies that nothing reads."""
+        was_in_header, was_unread = self._in_header, self._has_unread_body()
+        super().data_received(data)
+        if was_in_header and self._in_header:
+            self._header_bytes += len(data)
+            if self._header_bytes > self.table.limits.max_header_bytes:
+                self._refuse(431, "The header of the request is too large.")
+        elif was_unread:
+            self._unread_bytes += len(data)
+            if self._unread_bytes > self.table.limits.max_unread_bytes:
+                self.close_now()
+
+    def on_message_begin(self) -> None:
+        """Start the limits of a header."""
+        super().on_message_begin()
+        self._in_header, self._header_bytes = True, 0
+        self._start_header_timer()
+        if self._is_between_requests():
+            self.table.mark_half_open(self)
+
+    def on_headers_complete(self) -> None:
+        """Stop the limits of headers and start the request."""
+        self._in_header, self._in_body, self._unread_bytes = False, True, 0
+        self._stop_header_timer()
+        self.table.mark_active(self)
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        """Note the end of the body."""
+        self._in_body = False
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """Note an idle connection, or start the next request. A body that still arrives has the time of a header."""
+        super().on_response_complete()
+        if self._is_counted and not self._in_header and self._is_between_requests():
+            self.table.mark_idle(self)
+            if self._in_body:
+                self._start_header_timer()
+
+    def pause_writing(self) -> None:
+        """Close the connection if its client does not continue to read."""
+        super().pause_writing()
+        self._write_timer = self.loop.call_later(self.table.limits.stalled_response_s, self.close_now)
+
+    def resume_writing(self) -> None:
+        """Continue a response."""
+        super().resume_writing()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def close_now(self) -> None:
+        """Close the connection without a response."""
+        if self._is_counted:
+            self.table.mark_active(self)
+        self.transport.abort()
+
+    def _is_between_requests(self) -> bool:
+        return (self.cycle is None or self.cycle.response_complete) and not self.pipeline
+
+    def _has_unread_body(self) -> bool:
+        return self._in_body and self._is_between_requests()
+
+    def _start_header_timer(self) -> None:
+        self._stop_header_timer()
+        self._header_timer = self.loop.call_later(self.table.limits.header_timeout_s, self.close_now)
+
+    def _stop_header_timer(self) -> None:
+        if self._header_timer is not None:
+            self._header_timer.cancel()
+            self._header_timer = None
+
+    def _stop_timers(self) -> None:
+        self._stop_header_timer()
+        if self._write_timer is not None:
+            self._write_timer.cancel()
+            self._write_timer = None
+
+    def _refuse(self, status: int, message: str) -> None:
+        self._stop_timers()
+        if not self.transport.is_closing():
+            content = message.encode()
+            head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n" % len(content)
+            self.transport.write(STATUS_LINE[status] + head + content)
+            self.transport.close()
+
+
+def limited_protocol(limits: ConnectionLimits) -> type[LimitedHttpProtocol]:
+    """Return a protocol class for one server, for uvicorn's option `http`."""
+    return type("ServerHttpProtocol", (LimitedHttpProtocol,), {"table": ConnectionTable(limits)})
