@@ -10,6 +10,7 @@ __all__ = ["DOCUMENTED", "DocumentedDifference", "documented_difference"]
 _ONE_USER = "The user namespace of an environment has one user and one group, so no other owner exists in it"
 _CHANGEABLE = "An action may change every file of its own copy of the image, for example to install packages"
 _HOST = "The host template shows the node's programs and libraries and hides its other directories"
+_HOME = "Programs of images are installed for root, so HOME is the home of root, also if the image has a user 1000"
 _UNCOUNTED = "Without a memory cgroup, memory that is mapped by no process cannot be limited"
 _REFUSED = "Operation not permitted\n"
 _INVALID = "Invalid argument\n"
@@ -63,10 +64,10 @@ DOCUMENTED: Sequence[DocumentedDifference] = (
         output="no /sys/block\nno /sys/bus\nno /sys/module\n",
     ),
     DocumentedDifference(
-        name="directories_of_users_and_packages_exist",
-        reason=_HOST,
-        output="no /home\nno /mnt\nno /opt\nno /srv\n",
-        templates=("host",),
+        name="home_is_that_of_passwd_and_writable", reason=_HOME, output="False True True\nx\n", templates=("image",)
+    ),
+    DocumentedDifference(
+        name="java_home_and_network", reason=_HOME, output="false\nlo\ntrue\ntrue\n", templates=("image",)
     ),
     DocumentedDifference(
         name="files_of_logins_in_etc",

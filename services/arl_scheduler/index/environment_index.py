@@ -67,6 +67,7 @@ class EnvironmentIndex:
             row.is_ended,
             row.is_delete_requested,
         )
+        home.is_out_of_memory = row.is_out_of_memory
         home.trajectory_started_at = min(home.trajectory_started_at, row.created)
         self.table.set_tombstone(home, is_tombstone=row.is_ended and not row.is_delete_requested)
         if row.is_ended:

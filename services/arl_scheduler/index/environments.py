@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from uuid import UUID
 
 from arl_core.domain.model import PinnedEnvironment, QueuedAction, TrajectoryName, TrajectoryPod
+from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY, ActionOutcome
 
 __all__ = ["EnvironmentName", "EnvironmentTable", "EnvironmentsPerNode", "QueuePosition", "TrackedEnvironment"]
 
@@ -28,6 +29,7 @@ class TrackedEnvironment:
     may_exist: bool = False
     """True once an action was granted in it: there may be a row that no poll has read yet."""
     is_ended: bool = False
+    is_out_of_memory: bool = False
     is_delete_requested: bool = False
     active_action: UUID | None = None
     """Its granted or running action; at most one."""
@@ -37,6 +39,13 @@ class TrackedEnvironment:
     """Queued actions in order of id. Only the first is a candidate, and only while the environment is free."""
     candidate: tuple[UUID, UUID, int | None] | None = None
     """The candidate, and the environment and node for which it was offered."""
+
+    @property
+    def outcome_of_stranded(self) -> tuple[ActionOutcome, str | None]:
+        """The outcome and reason of actions that find the environment ended."""
+        if self.is_out_of_memory:
+            return ActionOutcome.LIMIT_EXCEEDED, ENVIRONMENT_OUT_OF_MEMORY
+        return ActionOutcome.INFRA_ERROR, "environment_lost"
 
     def bind_action(self, action: QueuedAction) -> QueuedAction:
         """Return the action, pinned to this environment and its current node."""
@@ -116,10 +125,14 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
             if home.node is not None and not home.is_ended
         }
 
-    def stranded_actions(self) -> list[UUID]:
-        """Return queued actions whose environment is a tombstone. They would otherwise run in another, empty one."""
+    def stranded_actions(self) -> dict[UUID, tuple[ActionOutcome, str | None]]:
+        """Return queued actions whose environment is a tombstone, with the outcome and reason of each.
+
+        They would otherwise run in another, empty one.
+        """
         waited_for = [self[name] for name in sorted(self._awaited)]
-        return [action_id for home in waited_for if home.active_action is None for action_id in home.queue]
+        free = [home for home in waited_for if home.active_action is None]
+        return {action_id: home.outcome_of_stranded for home in free for action_id in home.queue}
 
 
 class EnvironmentsPerNode:

@@ -278,7 +278,7 @@ class SchedulingLoop:
 
     async def _settle_due(self, index: SchedulerIndex) -> None:
         stranded = index.environments.stranded_actions()
-        await self._settle(index, dict.fromkeys(stranded, (ActionOutcome.INFRA_ERROR, "environment_lost")))
+        await self._settle(index, stranded)
         # Actions that did not settle were no longer queued: a notification was late.
         index.drop_refused(stranded)
         overdue = index.take_missed_deadlines(now := self._clock.now())

@@ -95,7 +95,7 @@ POLL = text(f"""
            (select coalesce(json_agg(e), '[]')::text
               from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
                            extract(epoch from created_at)::float8 as created,
-                           ended_at is not null or lost_at is not null as gone,
+                           ended_at is not null or lost_at is not null as gone, end_reason,
                            delete_requested_at is not null as deleted
                       from environments
                      where changed_xid >= cast(cast(:mark as text) as xid8)

@@ -31,7 +31,7 @@ _UNFINISHED = ".tangram-unfinished"
 _GZIP = b"\x1f\x8b"
 _LAYER_MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
 _TEMPLATE = "TANGRAM.template"
-_MOUNT_POINTS = ("dev", "proc")
+_MOUNT_POINTS = ("dev", "proc", "sys")
 """Mount points in an environment."""
 _OVERLAY_OPAQUE = "user.overlay.opaque"
 _DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from arl_cpu.contract.verifier_packages import PLACE, package_directory
+from arl_cpu.launcher.isolation import system_files
 from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
@@ -46,12 +47,13 @@ ETC_PATHS = (
     "protocols",
     "services",
     "ssl/certs",
+    "ssl/openssl.cnf",
 )
 GENERATED_FILES = {
-    "etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
+    "etc/passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
     "sandbox:x:1000:1000::/workspace:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
     "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nusers:x:100:\nsandbox:x:1000:\nnogroup:x:65534:\n",
-    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    **system_files.NETWORK_FILES,
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
 DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
@@ -62,6 +64,8 @@ DEV_LINKS = {
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
+EMPTY_DIRECTORIES = ("home", "mnt", "opt", "root", "run/lock", "srv", "var/cache", "var/lib", "var/log")
+"""Directories that the template `host` shows without their contents on the node."""
 MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
 _READ_ONLY_PROC = ("sys", "irq", "bus", "fs", "pressure")
 """Thousands of triggers on `pressure` delay the end of their process by a minute."""
@@ -79,12 +83,13 @@ class RootSources:
     links: dict[str, str]
     copies: dict[str, bytes]
     devices: dict[str, int]
+    sys: dict[str, int]
 
 
 def open_sources(base_prefix: str) -> RootSources:
     """Open the host's tree in this mount namespace, before the privileged uid is given up."""
     make_mounts_private()
-    sources = RootSources({}, {}, {}, open_devices())
+    sources = RootSources({}, {}, {}, open_devices(), system_files.open_sys())
     for path in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS)):
         _open_source(sources, path)
     if base_prefix == "/":
@@ -116,8 +121,10 @@ def build_root(sources: RootSources) -> None:
     os.mkdir(f"{_ROOT}/dev")
     populate_dev(_ROOT, sources.devices)
     mount_proc(_ROOT)
-    for place in WRITABLE_PATHS.values():
-        os.makedirs(f"{_ROOT}{place}")
+    os.mkdir(f"{_ROOT}/sys")
+    system_files.mount_sys(_ROOT, sources.sys)
+    for place in (*WRITABLE_PATHS.values(), *(f"/{name}" for name in EMPTY_DIRECTORIES)):
+        os.makedirs(f"{_ROOT}{place}", exist_ok=True)
     syscalls.pivot_root(_ROOT)
     syscalls.make_readonly("/", recursive=False)
 
@@ -208,6 +215,8 @@ def populate_dev(root: str, devices: Mapping[str, int]) -> None:
     os.mkdir(f"{root}/dev/pts")
     options = f"newinstance,ptmxmode=0666,mode=0620,max={_MAX_TERMINALS}"
     syscalls.mount("devpts", f"{root}/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
+    os.mkdir(f"{root}/dev/mqueue")
+    syscalls.mount("mqueue", f"{root}/dev/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name, link in DEV_LINKS.items():
         os.symlink(link, f"{root}/dev/{name}")
 

@@ -4,7 +4,7 @@ import os
 import signal
 from contextlib import suppress
 
-from arl_cpu.launcher.isolation import mounts, overlay, seccomp
+from arl_cpu.launcher.isolation import mounts, overlay, seccomp, system_files
 from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers, apply_limits, lower_priority
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes
@@ -41,7 +41,7 @@ class NamespaceIsolation:
             _switch_to_sandbox_uid()
             mounts.build_root(sources)
         syscalls.bring_loopback_up()
-        syscalls.set_hostname("sandbox")
+        syscalls.set_hostname(system_files.HOST_NAME)
 
     def apply_setup(self, setup: AgentSetup) -> None:
         """Mount the write area, apply limits and drop all capabilities."""
@@ -51,6 +51,8 @@ class NamespaceIsolation:
             mounts.mount_write_area(setup)
         if setup.watches_memory:
             self._sockets = SocketMemory()
+        if setup.has_cgroup:
+            system_files.mount_cgroups()
         apply_limits(setup, processes=setup.pids + 1)
         if not setup.has_cgroup:
             lower_priority()

@@ -71,6 +71,7 @@ class SandboxEnvironment:
     def begin(self, attempt: SandboxAttempt) -> None:
         """Run an attempt once the environment is ready. No other attempt may be running."""
         self.attempt = attempt
+        attempt.has_leftovers = self._has_leftovers
         if self._sandbox.pid is not None:
             self._limit_setup(attempt)
         if self._is_ready:

@@ -49,7 +49,7 @@ def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
     """Return the variables of the template `host`."""
     prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
     return {
-        "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{prefix}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
         "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # private
