@@ -86,6 +86,15 @@ for path in sys.argv[1:]: assert libc.inotify_add_watch(watch, path.encode(), 0x
 print("watching", flush=True)
 print(bool(select.select([watch, 0], [], [])[0] == [0]))
 """
+MANY_FILES = """
+import itertools, os
+try:
+    for number in itertools.count():
+        if number % 1000 == 0: os.mkdir(f"d{number}")
+        os.mknod(f"d{number // 1000 * 1000}/{number}")
+except OSError: pass
+while True: pass
+"""
 SHARED = ("/usr", "/usr/bin", "/usr/bin/env", "/etc/ssl/certs", "/etc/os-release")
 
 
@@ -135,6 +144,27 @@ def memory_groups() -> int:
     """Return the number of memory groups that the kernel has, including removed ones."""
     rows = [line.split() for line in Path("/proc/cgroups").read_text().splitlines()]
     return next(int(row[2]) for row in rows if row[0] == "memory")
+
+
+async def test_outputs_that_a_process_keeps_open_are_bounded(sandbox: Bench) -> None:
+    """Each action leaves a process that holds its outputs; the launcher reads only the newest of them."""
+    assert sandbox.launcher is not None
+    files = Path(f"/proc/{sandbox.launcher.pid}/fd")
+    before = len(os.listdir(files))
+    wide = an_environment(pids=200)
+    for _ in range(60):
+        await sandbox.run(a_command("sh", "-c", "sleep 600 &", environment=wide))
+    assert len(os.listdir(files)) - before < 80
+    assert (await sandbox.run(a_command("echo", "alive", environment=wide))).stdout.data == b"alive\n"
+    await sandbox.destroy(wide.id)
+
+
+@pytest.mark.slow
+async def test_number_of_files_does_not_delay_a_timeout(sandbox: Bench) -> None:
+    environment = an_environment(scope="ephemeral", memory_mib=1024, disk_mib=8192)
+    report = await sandbox.run(a_program(MANY_FILES, environment=environment, timeout_s=6))
+    if has_own_tree(sandbox):
+        assert (report.outcome, report.run_us < 7_500_000) == ("user_timeout", True), report
 
 
 async def test_locks_on_system_files_do_not_reach_another_environment(

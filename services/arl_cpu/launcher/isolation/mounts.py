@@ -73,6 +73,8 @@ _MAX_TERMINALS = 32
 """Pseudo-terminals of an environment. All environments share `kernel.pty.max`, 4096 by default."""
 _MIN_INODES, _INODES_PER_DISK_MIB, _INODES_PER_MEMORY_MIB = 4096, 256, 128
 """A page of 4 KiB is the smallest file with content. Only a cgroup counts the memory of inodes, 1 KiB each."""
+_MAX_INODES = 300_000
+"""The kernel removes 500,000 in a second. An environment that ends with its action holds its cores until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +149,7 @@ def mount_write_area(setup: AgentSetup) -> None:
 
 def write_area_options(setup: AgentSetup) -> str:
     """Return the mount options of the tmpfs that contains everything writable."""
-    inodes = max(_MIN_INODES, setup.disk_mib * _INODES_PER_DISK_MIB)
+    inodes = min(max(_MIN_INODES, setup.disk_mib * _INODES_PER_DISK_MIB), _MAX_INODES)
     if not setup.has_cgroup:
         inodes = min(inodes, max(_MIN_INODES, setup.memory_mib * _INODES_PER_MEMORY_MIB))
     return f"size={setup.disk_mib}m,nr_inodes={inodes},mode=0755"
