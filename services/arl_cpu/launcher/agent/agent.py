@@ -192,6 +192,8 @@ class _SandboxAgent:
             frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
         )
         action.note = note
+        if len(action.earlier_processes) >= self._setup.pids:
+            self._end_leftovers(action)
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGCONT)
         try:
@@ -224,13 +226,12 @@ class _SandboxAgent:
         except BlockingIOError:
             if not self._has_leftovers:
                 raise
-        self._end_leftovers()
-        action.earlier_processes = frozenset()
-        ended = "processes that earlier actions had left were ended, because the process limit allowed no other"
-        action.note = joined(action.note, ended)
+        self._end_leftovers(action)
         return self._spawn(action, stdio)
 
-    def _end_leftovers(self) -> None:
+    def _end_leftovers(self, action: AgentAction) -> None:
+        ended = "processes that earlier actions had left were ended, because the process limit allowed no other"
+        action.note, action.earlier_processes = joined(action.note, ended), frozenset()
         deadline = time.monotonic() + _KILL_TIMEOUT_S
         self._has_leftovers = False
         with contextlib.suppress(ChildProcessError):  # no child is left
@@ -359,7 +360,7 @@ class _SandboxAgent:
         each = [process.memory() for process in self._isolation.other_processes()]
         # Mapped files of the write area are also shared memory; count them once.
         shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())
-        used = sum(anonymous for anonymous, _ in each) + shared
+        used = sum(anonymous for anonymous, _ in each) + shared + self._isolation.socket_bytes()
         action.peak_kib = max(action.peak_kib, used >> 10)
         if used > self._setup.memory_mib * _MIB:
             action.is_over_memory = True

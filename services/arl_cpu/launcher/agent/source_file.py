@@ -1,5 +1,7 @@
 """The source of an action as a file of its working directory, so that it runs as `python3 main.py` does."""
 
+import errno
+import fcntl
 import itertools
 import os
 from collections.abc import Iterator
@@ -9,6 +11,8 @@ from arl_cpu.launcher.agent.agent_request import AgentRequest
 __all__ = ["PlacedSource"]
 
 _MAX_NAMES = 100
+_PIPE_BYTES = 1 << 20
+"""Largest pipe that an ordinary user may create."""
 
 
 class PlacedSource:
@@ -36,15 +40,10 @@ class PlacedSource:
             self.path = f"{directory}/{self._name}"
             return
         try:
-            file = os.memfd_create("main.py", 0)
+            file = _create_in_memory(request.source)
         except OSError:
             raise failure from None
         self.inherited, self.path = (file,), f"/dev/fd/{file}"
-        try:
-            _write_all(file, request.source)
-        except OSError:
-            self.close()
-            raise
 
     def close(self) -> None:
         """Close the file in memory after the start of the program."""
@@ -83,6 +82,35 @@ class PlacedSource:
             raise
         finally:
             os.close(file)
+
+
+def _create_in_memory(source: bytes) -> int:
+    """Return a file in memory, or a pipe if the filter refuses such files. Raises OSError."""
+    try:
+        file = os.memfd_create("main.py", 0)
+    except PermissionError:
+        return _create_pipe(source)
+    try:
+        _write_all(file, source)
+    except OSError:
+        os.close(file)
+        raise
+    return file
+
+
+def _create_pipe(source: bytes) -> int:
+    read_end, write_end = os.pipe()
+    try:
+        if len(source) > fcntl.fcntl(write_end, fcntl.F_SETPIPE_SZ, _PIPE_BYTES):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        _write_all(write_end, source)
+        os.set_inheritable(read_end, True)
+    except OSError:
+        os.close(read_end)
+        raise
+    finally:
+        os.close(write_end)
+    return read_end
 
 
 def _create_free(directory: int) -> tuple[str, int]:

@@ -104,6 +104,10 @@ class Isolation(Protocol):
     def write_area_used_bytes(self) -> int:
         """Return the bytes of the write area that count as memory."""
 
+    def socket_bytes(self) -> int:
+        """Return the bytes in socket queues, if they are the environment's own and polling must count them."""
+        ...
+
     def exceeded_limit(self) -> str | None:
         """Return a limit that polling found exceeded, if nothing else enforces it."""
         ...

@@ -124,6 +124,10 @@ class LandlockIsolation:
         """Return 0: the write area uses no memory."""
         return 0
 
+    def socket_bytes(self) -> int:
+        """Return 0: the sockets of all environments are in one network namespace."""
+        return 0
+
     def exceeded_limit(self) -> str | None:
         """Return `pids` or `disk` if polling found the limit exceeded, else None."""
         if self._pids is not None and self._has_more_than(self._pids):

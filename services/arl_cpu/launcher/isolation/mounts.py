@@ -73,6 +73,8 @@ _MAX_TERMINALS = 32
 """Pseudo-terminals of an environment. All environments share `kernel.pty.max`, 4096 by default."""
 _MIN_INODES, _INODES_PER_DISK_MIB, _INODES_PER_MEMORY_MIB = 4096, 256, 128
 """A page of 4 KiB is the smallest file with content. Only a cgroup counts the memory of inodes, 1 KiB each."""
+_MAX_INODES = 300_000
+"""The kernel removes 500,000 in a second. An environment that ends with its action holds its cores until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,10 +118,10 @@ def open_devices() -> dict[str, int]:
 def build_root(sources: RootSources) -> None:
     """Assemble the tree, make it the root and detach the host's. Nothing in it is writable yet."""
     syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
+    os.mkdir(f"{_ROOT}/proc")
     _mount_sources(sources)
     os.mkdir(f"{_ROOT}/dev")
     populate_dev(_ROOT, sources.devices)
-    os.mkdir(f"{_ROOT}/proc")
     mount_proc(_ROOT)
     os.mkdir(f"{_ROOT}/sys")
     system_files.mount_sys(_ROOT, sources.sys)
@@ -147,7 +149,7 @@ def mount_write_area(setup: AgentSetup) -> None:
 
 def write_area_options(setup: AgentSetup) -> str:
     """Return the mount options of the tmpfs that contains everything writable."""
-    inodes = max(_MIN_INODES, setup.disk_mib * _INODES_PER_DISK_MIB)
+    inodes = min(max(_MIN_INODES, setup.disk_mib * _INODES_PER_DISK_MIB), _MAX_INODES)
     if not setup.has_cgroup:
         inodes = min(inodes, max(_MIN_INODES, setup.memory_mib * _INODES_PER_MEMORY_MIB))
     return f"size={setup.disk_mib}m,nr_inodes={inodes},mode=0755"
@@ -168,10 +170,11 @@ def _open_source(sources: RootSources, path: str) -> None:
 
 
 def _mount_sources(sources: RootSources) -> None:
+    points = _mount_points()
     for path, source in sources.binds.items():
         target = f"{_ROOT}/{path}"
         os.makedirs(target, exist_ok=True)
-        syscalls.bind_mount(source, target)
+        _mount_directory(source, target, has_mounts=any(each.startswith(f"/{path}/") for each in points))
         syscalls.make_readonly(target)
         os.close(source)
     for path, link in sources.links.items():
@@ -180,6 +183,28 @@ def _mount_sources(sources: RootSources) -> None:
     for path, content in {**sources.copies, **written}.items():
         with open(_create_target(path), "wb") as file:
             file.write(content)
+
+
+def _mount_points() -> list[str]:
+    with open("/proc/self/mountinfo") as file:
+        return [line.split(" ", 5)[4] for line in file]
+
+
+def _mount_directory(source: int, target: str, *, has_mounts: bool) -> None:
+    """Show a directory of the host with inodes of its own.
+
+    Locks and watches on the host's inodes would reach other environments. An overlay shows no mounts below, and hosts
+    allow only two levels of overlays.
+    """
+    if not has_mounts:
+        try:
+            # One lower directory is not enough; the second is empty.
+            options = f"lowerdir=/proc/self/fd/{source}:{_ROOT}/proc"
+            syscalls.mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)
+            return
+        except OSError:
+            pass
+    syscalls.bind_mount(source, target)
 
 
 def populate_dev(root: str, devices: Mapping[str, int]) -> None:

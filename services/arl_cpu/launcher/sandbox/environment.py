@@ -19,6 +19,7 @@ from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo, pin_to_cores
 from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.environment_template import template_variables
+from arl_cpu.launcher.sandbox.leftover_outputs import LeftoverOutputs
 from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
 from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
 from arl_cpu.launcher.sandbox.shell_manager import ShellManager
@@ -55,7 +56,7 @@ class SandboxEnvironment:
         self._loss_reason: str | None = None
         self._variables: dict[str, str] = {}
         """Variables of every action in the environment."""
-        self._leftover_captures: list[OutputCapture] = []
+        self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
         self._has_leftovers = False
         self._shell_manager = ShellManager(
             host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
@@ -341,28 +342,17 @@ class SandboxEnvironment:
                 continue
             self._host.loop.unwatch(capture.read_end)
             if attempt.exit_message and attempt.exit_message.get("leftover_processes") and not lost:
-                self._keep_reading(capture)
+                self._leftover_outputs.keep(capture)
             else:
                 capture.close()
         self._on_report(attempt.report(usage, peak_kib, lost=lost, enforcement=self._host.enforcement))
 
-    def _keep_reading(self, capture: OutputCapture) -> None:
-        """Continue to read the output of remaining processes; closing the pipe would kill them with SIGPIPE."""
-        self._leftover_captures.append(capture)
-
-        def discard() -> None:
-            """Read and discard the output of remaining processes."""
-            taken = capture.read()
-            if taken == 0:
-                self._host.loop.unwatch(capture.read_end)
-                capture.close()
-                self._leftover_captures.remove(capture)
-            elif taken and self.attempt is not None:
-                self.attempt.leftover_bytes += taken
-                if self.attempt.is_over_output():
-                    self.stop("output")
-
-        self._host.loop.watch(capture.read_end, discard)
+    def _leftover_output_read(self, size: int) -> None:
+        """Count output of remaining processes against the running attempt."""
+        if self.attempt is not None:
+            self.attempt.leftover_bytes += size
+            if self.attempt.is_over_output():
+                self.stop("output")
 
     def failed(self, message: str) -> None:
         """Report a failed set-up and end the environment."""
@@ -387,9 +377,7 @@ class SandboxEnvironment:
 
     def _sandbox_removed(self) -> None:
         self._shell_manager.close()
-        for capture in self._leftover_captures:
-            self._host.loop.unwatch(capture.read_end)
-            capture.close()
+        self._leftover_outputs.close()
         if self._template is not None:
             self._template.close()
         self._on_removed(self, self._loss_reason)
