@@ -164,7 +164,7 @@ class ShellManager:
         if message.get("status") == 0:
             message["status"] = KILLED_STATUS
         elif "status" in message:
-            message["refused"] = NO_SHELL_MESSAGE
+            message["missing"] = NO_SHELL_MESSAGE
 
     def _abandon(self, attempt: SandboxAttempt) -> None:
         session = self._sessions.get(self._name)

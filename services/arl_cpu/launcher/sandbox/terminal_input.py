@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import select
 import signal
 import struct
 import termios
@@ -166,6 +167,12 @@ def _waits_for_keys(modes: list[Any]) -> bool:
 
 
 def _buffered_bytes(terminal: int) -> int:
-    """Return the bytes that programs have not read."""
+    """Return the bytes that programs have not read.
+
+    The kernel moves written bytes to the reader's end in the background. Polling that end completes this first.
+    """
+    poller = select.poll()
+    poller.register(terminal, select.POLLIN)
+    poller.poll(0)
     (count,) = struct.unpack("i", fcntl.ioctl(terminal, termios.FIONREAD, bytes(4)))
     return int(count)
