@@ -57,17 +57,22 @@ class TestFiles:
             secret,
             "/etc/shadow",
             "/etc/ssh",
-            "/home",
-            "/var/lib",
-            "/run",
-            "/sys",
             "/root/.ssh",
+            "/sys/firmware",
+            "/sys/class/dmi",
+            "/sys/block",
             Path(__file__),
         ):
             read = '[ -d "$1" ] && ls "$1" || cat "$1"'
             assert (await sandbox.run(a_command("sh", "-c", read, "-", str(path)))).outcome == "user_error", path
             if sandbox.enforcement["files"] == "enforced":
                 assert (await sandbox.run(a_command("ls", "-d", str(path)))).outcome == "user_error", path
+
+    async def test_directories_of_the_host_are_empty_or_hidden(self, sandbox: Bench) -> None:
+        for path in ("/home", "/opt", "/root", "/srv", "/var/lib", "/var/log", "/run/lock", "/mnt"):
+            report = await sandbox.run(a_command("ls", "-A", path))
+            # The packages of verifiers are readable for all actions.
+            assert report.stdout.data in (b"", b"tangram-packages\n"), path
 
     async def test_action_cannot_write_system_files(self, sandbox: Bench) -> None:
         worked = await what_worked(

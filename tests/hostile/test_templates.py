@@ -190,7 +190,7 @@ class TestTemplateFiles:
     async def test_dev_and_proc_belong_to_the_sandbox(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"
         report = await shell(sandbox, text)
-        assert b"full\nnull\nptmx\npts\nrandom\nshm\n" in report.stdout.data
+        assert b"full\nmqueue\nnull\nptmx\npts\nrandom\nshm\n" in report.stdout.data
         assert report.stdout.data.endswith(b"refused\n")
         assert report.stdout.data.count(b"/proc/") < 5
 
