@@ -55,7 +55,8 @@ __all__ = [
 HOST_TEMPLATE = "host"
 """Name of the template that every node has."""
 MAX_FILES = 1000
-MAX_COMMAND_CHARACTERS = 256 << 10
+MAX_COMMAND_CHARACTERS = 2 << 20
+MAX_STDIN_CHARACTERS = 32 << 20
 
 
 Text = Annotated[str, AfterValidator(validate_no_nul)]
@@ -128,7 +129,11 @@ class SubmitActionRequest(StrictModel):
         description="Shell text of any number of lines for `session`; replaces `argv` and `source`. `stdout` contains"
         " everything that the session's terminal shows",
     )
-    stdin: Text = Field(default="", max_length=8 << 20)
+    stdin: Text = Field(
+        default="",
+        max_length=MAX_STDIN_CHARACTERS,
+        description="Standard input. Larger inputs belong into files of an environment",
+    )
     stdin_open: bool = Field(
         default=False,
         description="True to keep standard input open after `stdin`, so that `POST /v1/actions/{id}/input` can send"

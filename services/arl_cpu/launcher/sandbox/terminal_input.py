@@ -22,7 +22,9 @@ _MAX_BUFFERED_BYTES = 3000
 _STEP_S, _MAX_STEP_S = 0.002, 0.05
 """Seconds between two looks at the terminal: while it takes input, and while nothing reads."""
 _READER_CHECK_S = 0.15
-_CHECKS_BEFORE_HANGUP, _CHECKS_BEFORE_KILL = 3, 8
+_CHECKS_BEFORE_KILL = 8
+_KEYS = (_END_OF_FILE, b"q")
+"""Keys that end interpreters, and then pagers and monitors."""
 _GET_SESSION = 0x5429
 
 
@@ -102,8 +104,8 @@ class CompleteTerminalInput(StdinFeed):
 class ReaderWatch:
     """A watch on programs that wait for a user at a terminal without input, such as editors and pagers.
 
-    A program that reads sees the end of file. One that has changed the terminal's modes to wait for keys gets the key
-    Ctrl-D, and then a hang-up, like a program whose user has closed the terminal.
+    A program that reads sees the end of file. One that has changed the terminal's modes to wait for keys gets the keys
+    Ctrl-D and `q`, and then a hang-up, like a program whose user has closed the terminal.
     """
 
     def __init__(self, terminal: int, peer: int, loop: EventLoop) -> None:
@@ -125,8 +127,8 @@ class ReaderWatch:
                 return
             self._checks += 1
             group = os.tcgetpgrp(self._terminal)
-            if self._checks < _CHECKS_BEFORE_HANGUP or group == self._shell():
-                os.write(self._terminal, _END_OF_FILE)
+            if self._checks <= len(_KEYS) or group == self._shell():
+                os.write(self._terminal, _KEYS[(self._checks - 1) % len(_KEYS)])
             else:
                 self._hang_up(group, signal.SIGHUP if self._checks < _CHECKS_BEFORE_KILL else signal.SIGKILL)
 

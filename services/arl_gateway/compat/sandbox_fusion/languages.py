@@ -21,6 +21,8 @@ class LanguageSpec:
     """Text that a program must begin with; it is added if missing."""
 
 
+_JAVA_HEAP = ("-XX:MaxRAMPercentage=75",)
+"""Java takes a quarter of the memory limit by default. SandboxFusion's programs have no limit that Java could see."""
 _NODE = LanguageSpec("main.js", ("node", "main.js"))
 _TYPESCRIPT = LanguageSpec("main.ts", ("tsx", "main.ts"))
 
@@ -44,7 +46,9 @@ LANGUAGES: Mapping[str, LanguageSpec] = {
     "cpp": LanguageSpec("main.cpp", ("./main",), ("g++", "-std=c++17", "main.cpp", "-o", "main", "-pthread")),
     "go": LanguageSpec("main.go", ("./main",), ("go", "build", "-o", "main", "main.go")),
     "rust": LanguageSpec("main.rs", ("./main",), ("rustc", "main.rs", "-o", "main")),
-    "java": LanguageSpec("Main.java", ("java", "-cp", ".", "-ea", "Main"), ("javac", "-cp", ".", "Main.java")),
+    "java": LanguageSpec(
+        "Main.java", ("java", *_JAVA_HEAP, "-cp", ".", "-ea", "Main"), ("javac", "-cp", ".", "Main.java")
+    ),
     "swift": LanguageSpec("main.swift", ("./main",), ("swiftc", "main.swift", "-o", "main")),
     "D_ut": LanguageSpec("main.d", ("./main",), ("dmd", "main.d", "-unittest", "-of=main")),
 }
