@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from arl_local.database import ensure_embedded_database, postgres_spec, provision_database
 from arl_local.postgres.embedded_postgres import EmbeddedPostgres
-from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, process_names
+from arl_local.process_plan import DEFAULT_COMMANDS, LocalOptions, ProcessPlan, node_of, process_names
 from arl_local.state_dir import StateDir, choose_ports
 from arl_local.supervisor import Supervisor
 
@@ -76,11 +76,13 @@ async def _start_all(
 ) -> None:
     owner_url = options.database_url or await _start_postgres(supervisor, state)
     supervisor.report("starting", "bringing the schema up to date")
+    names = process_names(options.nodes, environment)
+    nodes = {name: node for name in names if (node := node_of(name)) is not None}
     plan = ProcessPlan(
         options=options,
         state=state,
         ports=ports,
-        database_urls=await provision_database(owner_url, state, take_over=options.take_over),
+        database_urls=await provision_database(owner_url, state, nodes, take_over=options.take_over),
         environment=environment,
         commands=commands,
     )

@@ -75,7 +75,7 @@ POLL = text(f"""
                and state <> 'settled' -- so that the partial index of cancel wishes serves this
                and cancel_requested_at is not null) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
-              from (select nodes.id, kind, url, nodes.epoch, capacity, rates, enforced, templates,
+              from (select nodes.id, name, kind, url, nodes.epoch, capacity, rates, enforced, templates,
                            (select coalesce(json_agg(s ->> 'name'), '[]')
                               from jsonb_array_elements(services) as s
                              where s ->> 'state' in ('resident', 'restoring')) as resident,
