@@ -25,10 +25,10 @@ _STATELESS_MANAGER_GRANTS = (
     "select on node_roles",
 )
 """Grants of managers whose actions leave no state on the node. Policies restrict them to the node's own rows."""
-_OWN_NODES = "any (array(select n.id from nodes as n where n.db_role = current_user))"
+_OWN_NODES = "any (array(select n.id from nodes as n where n.db_role = session_user))"
 _NODE_POLICIES = {
-    "nodes": "db_role = current_user",
-    "node_roles": "role = current_user",
+    "nodes": "db_role = session_user",
+    "node_roles": "role = session_user",
     "actions": f"node_id = {_OWN_NODES}",
     "environments": f"node_id = {_OWN_NODES}",
     "snapshots": f"node_id = {_OWN_NODES}",
@@ -37,7 +37,10 @@ _NODE_POLICIES = {
     "action_specs": "exists (select from actions as a where a.id = action_specs.id)",
     "action_results": "exists (select from actions as a where a.id = action_results.id)",
 }
-"""Conditions on the rows that a node's role reads and writes, by table."""
+"""Conditions on the rows that a node's role reads and writes, by table.
+
+They use `session_user`, because a node's role can change `current_user` to its kind's role by SET ROLE.
+"""
 _SERVICE_READS = (
     *("actions", "action_specs", "action_results", "attempts", "environments", "node_beats", "nodes", "projects"),
     *("queues", "services", "snapshots"),

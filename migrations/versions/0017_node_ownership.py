@@ -14,17 +14,17 @@ create table node_roles (
     node_name  text not null
 )
 """
-# The role is the caller's and never a parameter. A role that was made for one node registers no other.
+# `session_user` is the role that logged in. A node's role can change `current_user` to its kind's role by SET ROLE.
 CHECK_NODE_OWNER = """
 create function check_node_owner() returns trigger language plpgsql as $$
 declare
     own record;
 begin
-    new.db_role := current_user;
-    select kind, node_name into own from node_roles where role = current_user;
+    new.db_role := session_user;
+    select kind, node_name into own from node_roles where role = session_user;
     if found and (own.kind <> new.kind or own.node_name <> new.name) then
         raise exception 'the role % belongs to the % node %, not to the % node %',
-            current_user, own.kind, own.node_name, new.kind, new.name using errcode = 'insufficient_privilege';
+            session_user, own.kind, own.node_name, new.kind, new.name using errcode = 'insufficient_privilege';
     end if;
     return new;
 end $$
@@ -40,7 +40,7 @@ $$
 """
 STATEMENTS = [
     NODE_ROLES,
-    "alter table nodes add column db_role text not null default current_user",
+    "alter table nodes add column db_role text not null default session_user",
     "comment on column nodes.db_role is 'the role that registered the node; only it changes the row'",
     "create index nodes_of_role on nodes (db_role)",
     CHECK_NODE_OWNER,

@@ -82,7 +82,7 @@ async def test_gateway_metrics_require_a_key(system: System) -> None:
 async def test_internal_metrics_require_the_metrics_token(system: System) -> None:
     async with httpx.AsyncClient() as client:
         for service in (name for name in SERVICES if name != "gateway"):
-            for token in ("", "Bearer ", f"Bearer {API_KEY}", f"Bearer {system.token('gateway', service)}"):
+            for token in ("", "Bearer x", f"Bearer {API_KEY}", f"Bearer {system.token('gateway', service)}"):
                 answer = await client.get(f"{system.url_of(service)}/metrics", headers={"authorization": token})
                 assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
                 assert "metrics_token" in answer.json()["detail"]
