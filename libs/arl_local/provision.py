@@ -47,9 +47,15 @@ class ProvisionSettings(BaseSettings):
 
 
 async def write_service_secrets(
-    owner_url: str, state: StateDir, target: Path, nodes: Sequence[NodeIdentity], *, take_over: bool = False
+    owner_url: str,
+    state: StateDir,
+    target: Path,
+    nodes: Sequence[NodeIdentity],
+    *,
+    group_readable: bool = False,
+    take_over: bool = False,
 ) -> None:
-    """Write a directory for each service and each node below `target`, readable by its owner only.
+    """Write a directory for each service and each node below `target`, readable by its owner only, or by its group.
 
     The directory of a node has the node's name. The first API key is in the state directory.
     """
@@ -61,8 +67,11 @@ async def write_service_secrets(
         secrets = service_secrets(state, node.kind if node else name, node_name=node.name if node else None)
         own = target / name
         own.mkdir(mode=0o700, parents=True, exist_ok=True)
+        own.chmod(0o750 if group_readable else 0o700)
         for setting, secret in {"database_url": url, **secrets}.items():
-            replace_file(own / f"tangram_{setting}", secret)
+            path = own / f"tangram_{setting}"
+            replace_file(path, secret)
+            path.chmod(0o640 if group_readable else 0o600)
 
 
 def parse_node(text: str) -> NodeIdentity:
@@ -87,13 +96,19 @@ def _main() -> None:
         metavar="KIND:NAME",
         help="a node, by its kind (cpu, gpu or api) and its TANGRAM_NODE_NAME; repeat it for each node",
     )
+    parser.add_argument("--group-readable", action="store_true", help="let the group of the files read the secrets")
     chosen = parser.parse_args()
     settings = load_settings(ProvisionSettings)
     try:
         nodes = [parse_node(text) for text in chosen.node]
         asyncio.run(
             write_service_secrets(
-                settings.owner_url, StateDir(chosen.state), chosen.to, nodes, take_over=chosen.take_over
+                settings.owner_url,
+                StateDir(chosen.state),
+                chosen.to,
+                nodes,
+                group_readable=chosen.group_readable,
+                take_over=chosen.take_over,
             )
         )
     except (ForeignInstallation, ValueError) as error:
