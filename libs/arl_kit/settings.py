@@ -36,8 +36,8 @@ class ServiceSettings(BaseSettings):
     metrics_token_hash: str | None = Field(
         default=None,
         pattern="^[0-9a-f]{64}$",
-        description="SHA-256 (hex) of the token with which `/metrics` may be read. Absent: nobody may read it. The"
-        " gateway accepts API keys instead",
+        description="SHA-256 (hex) of the token that `/metrics` requires. Absent: every request is refused. The gateway"
+        " requires API keys instead",
     )
     pool_size: int = Field(default=6, ge=1, le=100, description="Maximum number of pooled database connections")
     log_level: str = Field(default="INFO", description="Lowest level of log messages that are written, such as DEBUG")

@@ -8,10 +8,13 @@ from arl_local.postgres.embedded_postgres import EmbeddedPostgres, create_databa
 from arl_local.process_plan import SERVICES
 from arl_local.state_dir import StateDir
 from arl_local.supervisor import ProcessSpec
+from arl_store.files import replace_file
 from arl_store.migrate import NodeLogin, can_create_roles, ensure_api_key, node_role_url, role_url, upgrade
 
 __all__ = ["ensure_embedded_database", "postgres_spec", "provision_database"]
 
+DATABASE_ROLES_FILE = "database_roles"
+"""File in the state directory, for `tangram doctor`: `separate` roles, or the `owner` for all services."""
 _DATABASE = "tangram"
 _PROJECT = "default"
 _SHUTDOWN_TIMEOUT_S = 60.0
@@ -48,7 +51,9 @@ async def provision_database(
     }
     await upgrade(owner_url, passwords, nodes=list(logins.values()), take_over=take_over)
     await ensure_api_key(owner_url, _PROJECT, state.api_key())
-    if not await can_create_roles(owner_url):
+    has_roles = await can_create_roles(owner_url)
+    replace_file(state.path / DATABASE_ROLES_FILE, "separate" if has_roles else "owner")
+    if not has_roles:
         return dict.fromkeys((*passwords, *logins), owner_url)
     return {
         **{service: role_url(owner_url, service, password) for service, password in passwords.items()},

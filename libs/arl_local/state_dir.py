@@ -19,7 +19,18 @@ __all__ = ["AlreadyUp", "StateDir", "choose_ports", "default_directory"]
 _LOCK_ATTEMPTS = 10
 _RANDOM_PORT_ATTEMPTS = 3
 _OWN_ENTRIES = (
-    *("api_key", "endpoints.json", "engines", "launcher", "logs", "passwords", "processes.json", "run", "snapshots"),
+    *(
+        "api_key",
+        "database_roles",
+        "endpoints.json",
+        "engines",
+        "launcher",
+        "logs",
+        "passwords",
+        "processes.json",
+        "run",
+        "snapshots",
+    ),
     *(
         "metrics_token",
         "templates",
