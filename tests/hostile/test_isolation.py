@@ -53,11 +53,26 @@ class TestFiles:
         secret = tmp_path / "secret"
         secret.write_text("outside")
         secret.chmod(0o644)
-        for path in (secret, "/etc/shadow", "/etc/ssh", "/home", "/var", "/run", "/sys", "/root/.ssh", Path(__file__)):
+        for path in (
+            secret,
+            "/etc/shadow",
+            "/etc/ssh",
+            "/root/.ssh",
+            "/sys/firmware",
+            "/sys/class/dmi",
+            "/sys/block",
+            Path(__file__),
+        ):
             read = '[ -d "$1" ] && ls "$1" || cat "$1"'
             assert (await sandbox.run(a_command("sh", "-c", read, "-", str(path)))).outcome == "user_error", path
             if sandbox.enforcement["files"] == "enforced":
                 assert (await sandbox.run(a_command("ls", "-d", str(path)))).outcome == "user_error", path
+
+    async def test_directories_of_the_host_are_empty_or_hidden(self, sandbox: Bench) -> None:
+        for path in ("/home", "/opt", "/root", "/srv", "/var/lib", "/var/log", "/run/lock", "/mnt"):
+            report = await sandbox.run(a_command("ls", "-A", path))
+            # The packages of verifiers are readable for all actions.
+            assert report.stdout.data in (b"", b"tangram-packages\n"), path
 
     async def test_action_cannot_write_system_files(self, sandbox: Bench) -> None:
         worked = await what_worked(
@@ -149,17 +164,18 @@ class TestNetwork:
         )
         assert (worked, mine.read_text(), mine.stat().st_mode & 0o777) == ([], "x", 0o640)
 
-    async def test_only_unix_and_tcp_sockets_can_be_created(self, sandbox: Bench) -> None:
+    async def test_only_unix_tcp_and_route_netlink_sockets_can_be_created(self, sandbox: Bench) -> None:
         worked = await what_worked(
             sandbox,
             """
-            netlink=lambda: socket.socket(16, socket.SOCK_RAW), packet=lambda: socket.socket(17, socket.SOCK_RAW),
+            netlink=lambda: socket.socket(16, socket.SOCK_RAW, 15), packet=lambda: socket.socket(17, socket.SOCK_RAW),
             vsock=lambda: socket.socket(40, socket.SOCK_STREAM), alg=lambda: socket.socket(38, socket.SOCK_SEQPACKET),
             raw=lambda: socket.socket(socket.AF_INET, socket.SOCK_RAW, 1),
             unix=lambda: socket.socket(socket.AF_UNIX), tcp=lambda: socket.socket(),
+            route=lambda: socket.socket(16, socket.SOCK_RAW),
             """,
         )
-        assert worked == (["unix", "tcp"] if has_own_network(sandbox) else [])
+        assert worked == (["unix", "tcp", "route"] if has_own_network(sandbox) else [])
 
     async def test_socket_pair_cannot_be_redirected_to_another_address(self, sandbox: Bench) -> None:
         """A datagram socket could be redirected to any abstract name of the host."""
@@ -275,7 +291,8 @@ class TestOtherProcesses:
             **{name: lambda name=name: open(f"/proc/{os.getppid()}/{name}", "rb").read(1)
                for name in ("environ", "mem", "maps")},
             fds=lambda: os.listdir(f"/proc/{os.getppid()}/fd"), ptrace=lambda: call(101, 16, os.getppid(), 0, 0),
-            cwd=lambda: os.readlink(f"/proc/{os.getppid()}/cwd"), memory=lambda: call(310, os.getppid(), 0, 0, 0, 0, 0),
+            cwd=lambda: os.readlink(f"/proc/{os.getppid()}/cwd"),
+            memory=lambda: call(310, os.getppid(), *((ctypes.c_size_t * 2)(1 << 20, 1), 1) * 2, 0),
         """
         assert await what_worked(sandbox, attempts, trajectory) == []
         source = """

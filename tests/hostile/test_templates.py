@@ -109,7 +109,7 @@ class TestTemplateFiles:
         assert report.stdout.data == b"below\nkept\nnew\nold\n", report
 
     async def test_action_gets_image_variables_and_no_host_files(self, sandbox: Bench) -> None:
-        report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/passwd /sys')
+        report = await shell(sandbox, 'echo "$PWD $HOME $COLOUR $PATH"; ls /; ls -d /usr /etc/shadow /sys')
         shown = report.stdout.data.decode().splitlines()
         assert shown[0] == "/data /root blue /nowhere:/bin"
         assert {"bin", "data", "dev", "etc", "proc", "root", "tmp", "workspace"} <= set(shown[1:])
@@ -119,6 +119,19 @@ class TestTemplateFiles:
     async def test_variables_and_directory_of_the_action_override_the_image(self, sandbox: Bench) -> None:
         report = await shell(sandbox, "echo $COLOUR; pwd", env={"COLOUR": "red"}, cwd="old")
         assert report.stdout.data == b"red\n/data/old\n"
+
+    @pytest.mark.usefixtures("changeable")
+    async def test_sandbox_user_has_a_name_a_group_and_terminals(self, sandbox: Bench, base: bytes) -> None:
+        accounts = {"etc/passwd": "root:x:0:0::/root:/bin/sh\nsandbox:x:7:7::/:/bin/sh", "etc/group": "app:x:1000:\n"}
+        layer = a_layer(*(member(path, text) for path, text in accounts.items()))
+        imported(sandbox, "named", base, layer, config={"WorkingDir": "/srv/app"})
+        for name, expected in (("plain", b"sandbox sandbox"), ("named", b"sandbox1000 app")):
+            environment = an_environment(scope="ephemeral", template=name)
+            report = await shell(sandbox, "echo $(id -un) $(id -gn); cat /etc/passwd; ls -d /dev/pts/ptmx", environment)
+            first, *entries, terminal = report.stdout.data.splitlines()
+            assert (first, terminal) == (expected, b"/dev/pts/ptmx"), report
+            assert entries[-1].startswith(expected.split()[0] + b":x:1000:1000::/root:/bin/")
+            assert entries[0].startswith(b"root:x:0:0:")
 
     @pytest.mark.usefixtures("changeable")
     async def test_files_are_written_to_and_fetched_from_the_image_directory(self, sandbox: Bench) -> None:
@@ -135,6 +148,18 @@ class TestTemplateFiles:
         """
         report = await shell(sandbox, text)
         assert (report.outcome, report.stdout.data) == ("ok", b"above\nx\nb\n1000:700\n"), report
+
+    @pytest.mark.usefixtures("changeable")
+    @pytest.mark.parametrize(
+        "damage", ["rm -r /data", "mv /data /d", "mv /data /d; echo >/data", "rm -r /data; ln -s x /data"]
+    )
+    async def test_missing_working_directory_is_created_again(
+        self, sandbox: Bench, small: EnvironmentSpec, damage: str
+    ) -> None:
+        await shell(sandbox, damage, small)
+        report = await shell(sandbox, "pwd; cat in", small, files={"in": b"uploaded"}, fetch=("in",))
+        assert (report.stdout.data, report.files) == (b"/data\nuploaded", {"in": b"uploaded"}), report
+        assert "created again" in str(report.message)
 
     @pytest.mark.usefixtures("changeable")
     async def test_changes_can_be_moved_to_another_environment(self, sandbox: Bench) -> None:
@@ -165,7 +190,7 @@ class TestTemplateFiles:
     async def test_dev_and_proc_belong_to_the_sandbox(self, sandbox: Bench) -> None:
         text = "ls /dev; cat /dev/null /proc/kcore; ls -d /proc/[0-9]*; touch /dev/x || echo refused"
         report = await shell(sandbox, text)
-        assert b"full\nnull\nrandom\nshm\n" in report.stdout.data
+        assert b"full\nmqueue\nnull\nptmx\npts\nrandom\nshm\n" in report.stdout.data
         assert report.stdout.data.endswith(b"refused\n")
         assert report.stdout.data.count(b"/proc/") < 5
 
@@ -197,16 +222,20 @@ class TestSource:
         (root / "usr/bin").mkdir(parents=True)
         (root / "bin/python3").rename(root / "usr/bin/python3")
         imported(sandbox, "python", packed(root))
-        source = "import sys, only_here, local\nprint(only_here.WHERE, local.X, __name__, __file__, sys.argv)\n1 / 0"
+        source = "import sys, only_here, local\nprint(only_here.WHERE, local.X, __name__, sys.argv)\n1 / 0"
         report = await sandbox.run(
             a_program(
                 source, files={"local.py": b"X = 7"}, environment=an_environment(scope="ephemeral", template="python")
             )
         )
-        assert report.stdout.data == b"image 7 __main__ main.py ['main.py']\n", report.stderr.data.decode()
+        assert report.stdout.data == b"image 7 __main__ ['main.py']\n", report.stderr.data.decode()
         assert (report.outcome, report.exit_code) == ("user_error", 1)
         trace = report.stderr.data.decode().splitlines()
-        assert trace[:3] == ["Traceback (most recent call last):", '  File "main.py", line 3, in <module>', "    1 / 0"]
+        assert trace[:3] == [
+            "Traceback (most recent call last):",
+            '  File "/workspace/main.py", line 3, in <module>',
+            "    1 / 0",
+        ]
 
 
 @pytest.mark.usefixtures("plain")
@@ -229,7 +258,7 @@ class TestLimits:
 
     @pytest.mark.usefixtures("changeable")
     async def test_number_of_files_is_limited(self, sandbox: Bench) -> None:
-        environment = an_environment(scope="ephemeral", template="plain", memory_mib=32)
+        environment = an_environment(scope="ephemeral", template="plain", disk_mib=16)
         text = "i=0; while [ $i -lt 6000 ]; do : >/data/$i || exit 1; i=$((i+1)); done"
         report = await shell(sandbox, text, environment, timeout_s=60)
         assert (report.outcome, report.reason) == ("limit_exceeded", "disk")
@@ -310,7 +339,7 @@ class TestHostileImages:
         sh = Path("/bin/sh").read_bytes()
         imported(sandbox, "setuid", base, a_layer(member("bin/su", sh, mode=0o6755)))
         report = await shell(sandbox, "su -p -c id", an_environment(scope="ephemeral", template="setuid"))
-        assert report.stdout.data.startswith(b"uid=1000 gid=1000"), report
+        assert report.stdout.data.startswith(b"uid=1000(sandbox) gid=1000(sandbox)"), report
         assert b"euid" not in report.stdout.data
 
     @pytest.mark.usefixtures("changeable")
@@ -331,9 +360,9 @@ class TestHostileImages:
     def test_agent_without_its_import_path_imports_nothing(self) -> None:
         code = f"""
 import os, sys
-from arl_cpu.launcher.agent.python_source import reset_interpreter
+from arl_cpu.launcher.agent.agent import disable_imports
 os.chdir({os.path.dirname(os.__file__)!r})
-reset_interpreter(None)
+disable_imports()
 import wave
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -13,7 +13,7 @@ import pytest
 
 from arl_cpu.contract.executor import EnvironmentSpec, FileOperation, FileOperationError
 from support.conditions import eventually
-from support.sandbox import Bench, a_command, a_program, an_environment, children_of
+from support.sandbox import Bench, a_command, a_program, an_environment, children_of, living_descendants
 from support.work import begun, moved
 
 
@@ -229,3 +229,59 @@ async def test_all_files_can_be_moved_to_another_environment(sandbox: Bench, tra
     report = await sandbox.run(a_command("sh", "-c", "cat l $TMPDIR/t; find . | sort", environment=other))
     assert report.stdout.data == b"a\nt\n.\n./a\n./d\n./d/e\n./l\n"
     await sandbox.destroy(other.id)
+
+
+@pytest.mark.parametrize("kind", ["one long header", "many headers"])
+async def test_extended_headers_above_the_limit_are_refused(
+    sandbox: Bench, trajectory: EnvironmentSpec, kind: str
+) -> None:
+    """Some versions of `tarfile` need time that is quadratic in the length of such a header."""
+    await sandbox.run(a_command("true", environment=trajectory))
+    header = tarfile.TarInfo("x")
+    record = b"512 comment=".ljust(511, b"x") + b"\n"
+    header.type, header.size = tarfile.XHDTYPE, 4 << 20 if kind == "one long header" else len(record)
+    content = header.tobuf() + b"1" * header.size if kind == "one long header" else (header.tobuf() + record) * 9
+    with pytest.raises(FileOperationError, match="extended headers") as refused:
+        await unpacked(sandbox, trajectory, content)
+    assert refused.value.code == "invalid"
+    report = await sandbox.run(a_command("echo", "alive", environment=trajectory))
+    assert report.stdout.data == b"alive\n"
+
+
+async def test_paths_of_the_largest_length_are_unpacked(sandbox: Bench, trajectory: EnvironmentSpec) -> None:
+    await sandbox.run(a_command("true", environment=trajectory))
+    name = "/".join(["d" * 250] * 8) + "/f"
+    target = io.BytesIO()
+    with tarfile.open(fileobj=target, mode="w", format=tarfile.PAX_FORMAT) as archive:
+        for at in range(3):
+            archive.addfile(tarfile.TarInfo(f"{name}{at}"))
+    assert (await unpacked(sandbox, trajectory, target.getvalue()))["members"] == 3
+
+
+async def test_file_operations_share_one_core_at_the_lowest_priority(sandbox: Bench) -> None:
+    """Nobody granted them cores, so actions of other tenants go first."""
+    assert sandbox.launcher is not None
+    environments = [an_environment(), an_environment()]
+    for environment in environments:
+        await sandbox.run(a_command("true", environment=environment))
+    before = living_descendants(sandbox.launcher.pid)
+    working = [await begun(sandbox, environment, "unpack") for environment in environments]
+    for work in working:
+        await work.read_response()
+    workers = living_descendants(sandbox.launcher.pid) - before
+    idle = [pid for pid in workers if os.sched_getscheduler(pid) == os.SCHED_IDLE]
+    groups = {cpu_group(pid) for pid in idle}
+    for work in working:
+        await work.close()
+    for environment in environments:
+        await sandbox.destroy(environment.id)
+    assert len(idle) == 2
+    assert len(groups) == 1
+    if sandbox.enforcement["cpu_quota"] == "enforced":
+        assert groups.pop().endswith("/file-workers")
+
+
+def cpu_group(pid: int) -> str:
+    """Return the cgroup that limits the CPU time of a process."""
+    lines = [line.split(":", 2) for line in Path(f"/proc/{pid}/cgroup").read_text().splitlines()]
+    return next(path for _, names, path in lines if "cpu" in names.split(",") or not names)

@@ -14,7 +14,11 @@ SYSTEM_PYTHON = Path("/usr/bin/python3")
 PYTEST = ("pytest", "_pytest", "py", "pluggy", "iniconfig", "packaging", "pygments", "pytest_asyncio")
 SOME_UID = 23456
 EXECUTOR_SUITES = ("conformance", "cpu", "launcher")
-SUITES = ("tests/hostile", *(f"tests/service/cpu/test_executor_{name}.py" for name in EXECUTOR_SUITES))
+SUITES = (
+    "tests/hostile",
+    "tests/service/programs",
+    *(f"tests/service/cpu/test_executor_{name}.py" for name in EXECUTOR_SUITES),
+)
 QUICK = "not (executor and slow) and not namespaces+python"
 """All attacks. Slow executor tests do not depend on the user; without root's cgroups the agent in
 Python is the one that `namespaces` uses."""
@@ -23,6 +27,7 @@ SUPPORT = (
     "tests/support/work.py",
     "tests/support/images.py",
     "tests/support/conditions.py",
+    *(f"tests/support/{name}" for name in ("probe.py", "probe_differences.py", "probe_suite.py", "probes")),
     "pyproject.toml",
 )
 

@@ -76,7 +76,7 @@ def test_resize_bench_reports_oversubscribed_and_resized_tools() -> None:
 
 def test_exec_bench_reports_rates_against_plain_processes_without_loss() -> None:
     figures = bench("exec", "--repeats", "1", "--seconds", "0.5", "--concurrency", "8")["figures"]
-    programs = ("plain_true", "tangram_true", "plain_cold", "tangram_cold", "tangram_warm", "api_true", "api_warm")
+    programs = ("plain_true", "tangram_true", "plain_cold", "tangram_cold", "tangram_source", "api_true", "api_source")
     assert all(figures[f"{name}_per_s"] > 0 and figures[f"{name}_cpu_ms"] > 0 for name in programs)
     assert figures["lost_at_1000"] == figures["left_after_destroy"] == 0
 

@@ -174,6 +174,7 @@ def an_environment_row(id: UUID, trajectory: str = "x", **changed: Any) -> Envir
         "disk_mib": 10,
         "created": 1.0,
         "is_ended": False,
+        "is_out_of_memory": False,
         "is_delete_requested": False,
     }
     return EnvironmentRow(**(values | changed))

@@ -78,7 +78,7 @@ class LauncherDriver:
         return {"done": count, "wall_s": time.monotonic() - begun}
 
     def _in_sandbox(self, program: str) -> ExecFunction:
-        argv, source = (None, PROGRAM) if program == "warm" else (COMMANDS[program], None)
+        argv, source = (None, PROGRAM) if program == "source" else (COMMANDS[program], None)
 
         async def run(number: int) -> None:
             spec = _exec_spec(self._environments[number], argv, source)

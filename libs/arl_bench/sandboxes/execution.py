@@ -38,9 +38,9 @@ LAUNCHER_VARIANTS = (
     ("tangram", "true"),
     ("plain", "cold"),
     ("tangram", "cold"),
-    ("tangram", "warm"),
+    ("tangram", "source"),
 )
-API_PROGRAMS = ("true", "cold", "warm")
+API_PROGRAMS = ("true", "cold", "source")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,7 +193,7 @@ def _make_action(program: str, *, memory_mib: int, trajectory: str | None = None
     options = ExecOptions(task=TASK, memory_mib=memory_mib, disk_mib=4, cpu=0.2)
     if trajectory is not None:
         options["trajectory"] = trajectory
-    if program == "warm":
+    if program == "source":
         options["source"] = PROGRAM
     else:
         options["argv"] = ["true"] if program == "true" else [PYTHON, "-c", PROGRAM]

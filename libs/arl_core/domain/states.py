@@ -48,6 +48,14 @@ MASKED_OUTCOMES = frozenset({ActionOutcome.INFRA_ERROR, ActionOutcome.CANCELLED,
 """Outcomes that say nothing about the program: a trainer masks the sample instead of giving it a reward."""
 
 
+ENVIRONMENT_OUT_OF_MEMORY = "environment_out_of_memory"
+"""End reason of an environment whose programs used up its memory, so that the kernel ended its first process.
+
+Later actions of the environment settle as `limit_exceeded` with this reason: a program must not turn its own failure
+into an infrastructure error.
+"""
+
+
 class ServiceRole(StrEnum):
     """The roles that may write. Each is a Postgres role, named after the database and this value."""
 
@@ -86,8 +94,15 @@ TRANSITIONS: tuple[StateTransition, ...] = (
         ActionState.QUEUED,
         ActionState.SETTLED,
         _SCHEDULER,
-        frozenset({ActionOutcome.DEADLINE_IN_QUEUE, ActionOutcome.CANCELLED, ActionOutcome.INFRA_ERROR}),
-        reason="deadline, cancel, environment lost",
+        frozenset(
+            {
+                ActionOutcome.DEADLINE_IN_QUEUE,
+                ActionOutcome.CANCELLED,
+                ActionOutcome.INFRA_ERROR,
+                ActionOutcome.LIMIT_EXCEEDED,
+            }
+        ),
+        reason="deadline, cancel, environment lost or out of memory",
     ),
     StateTransition(ActionState.GRANTED, ActionState.RUNNING, MANAGER_ROLES, reason="start"),
     StateTransition(ActionState.GRANTED, ActionState.QUEUED, MANAGER_ROLES | _SCHEDULER, reason="refused; node lost"),

@@ -6,6 +6,7 @@ from typing import Any
 from uuid import UUID
 
 from arl_core.domain.model import Fence
+from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
 from arl_cpu.contract.executor import EnvironmentSpec, ExecSpec, ExecutionReport
 from arl_cpu.contract.verifier_packages import VARIABLE, find_packages
 from arl_cpu.node.allocations import AttemptAllocation
@@ -24,6 +25,15 @@ def refusal_report(row: Row, *, enforced: frozenset[str]) -> ExecutionReport | N
     environment = json.loads(row.environment)
     named = environment.get("id")
     is_another = named is not None and UUID(named) != row.environment_id
+    if not is_another and not row.environment_live and row.end_reason == ENVIRONMENT_OUT_OF_MEMORY:
+        return ExecutionReport(
+            fence=fence,
+            outcome="limit_exceeded",
+            reason=ENVIRONMENT_OUT_OF_MEMORY,
+            message="an earlier program used up the memory of the environment, which ended; end the trajectory to start"
+            " a new one",
+            environment_lost=True,
+        )
     if is_another or not row.environment_live:
         return ExecutionReport(
             fence=fence,

@@ -10,6 +10,7 @@ from uuid import UUID
 from sqlalchemy import text
 
 from arl_core.domain.model import Fence
+from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY
 from arl_cpu.contract.executor import ExecutionReport
 from arl_node.repository import ACTIVE_ON_NODE, GRANTED_TO_NODE, fence_columns, reported_edge, settled_and_requeued
 from arl_store.tx import ReadTx, Row, WriteTx
@@ -120,7 +121,7 @@ START = text(f"""
     select started.id, started.grant_no, started.kind, started.environment_id, started.cancel, {_SPEC_COLUMNS},
            started.environment_id is null
            or made.id is not null
-           or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live,
+           or (e.node_epoch = :epoch and e.ended_at is null and e.lost_at is null) as environment_live, e.end_reason,
            made.id is not null or coalesce(e.last_used_at = e.created_at, true) as may_make
       from started
       join action_specs as s using (id)
@@ -130,7 +131,7 @@ START = text(f"""
 
 LOAD = text(f"""
     select a.id, a.grant_no, a.kind, a.environment_id, a.cancel_requested_at is not null as cancel, {_SPEC_COLUMNS},
-           true as environment_live, coalesce(e.last_used_at = e.created_at, true) as may_make
+           true as environment_live, e.end_reason, coalesce(e.last_used_at = e.created_at, true) as may_make
       from actions as a
       join action_specs as s using (id)
       left join environments as e on e.id = a.environment_id
@@ -165,9 +166,10 @@ SETTLE = text(f"""
           join report using (id, grant_no)
          where edge.state = 'settled'
     ), home as (
-        select e.id, h.lost and e.ended_at is null and e.lost_at is null and e.node_epoch = :epoch as lost
+        select e.id, h.lost and e.ended_at is null and e.lost_at is null and e.node_epoch = :epoch as lost, h.memory
           from environments as e
-          join (select edge.environment_id as id, bool_or(report.environment_lost) as lost
+          join (select edge.environment_id as id, bool_or(report.environment_lost) as lost,
+                       bool_or(report.environment_lost and report.outcome = 'limit_exceeded') as memory
                   from edge
                   join report using (id, grant_no)
                  where report.run_us > 0 or report.environment_lost
@@ -178,7 +180,9 @@ SETTLE = text(f"""
         update environments as e
            set last_used_at = now(),
                lost_at = case when home.lost then now() else e.lost_at end,
-               end_reason = case when home.lost then 'agent_lost' else e.end_reason end,
+               end_reason = case when not home.lost then e.end_reason
+                                 when home.memory then '{ENVIRONMENT_OUT_OF_MEMORY}'
+                                 else 'agent_lost' end,
                changed_xid = case when home.lost then pg_current_xact_id() else e.changed_xid end
           from home
          where e.id = home.id

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
+from arl_cpu.launcher.files.tar_headers import BoundedTarInfo, OversizedTarHeader
 from arl_cpu.templates.byte_streams import DigestingReader
 from arl_cpu.templates.oci_image import (
     ARCHITECTURES,
@@ -60,8 +61,8 @@ def open_source(path: Path) -> Iterator[ImageBlobs]:
         yield _DirectoryBlobs(path)
         return
     try:
-        archive = tarfile.open(path)  # noqa: SIM115 # closed below
-    except tarfile.TarError as error:
+        archive = tarfile.open(path, tarinfo=BoundedTarInfo.for_one_archive())  # noqa: SIM115 # closed below
+    except (tarfile.TarError, OversizedTarHeader) as error:
         raise TemplateError(f"{path} is not a tar archive: {error}") from None
     with archive:
         yield _ArchiveBlobs(archive)

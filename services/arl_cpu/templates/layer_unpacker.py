@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
+from arl_cpu.launcher.files.tar_headers import BoundedTarInfo
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.templates.byte_streams import ImportBudget
 from arl_cpu.templates.layer_entries import LayerEntry, parse_member_name, relative_path
@@ -36,7 +37,7 @@ def read_archive(stream: BinaryIO, target: Path, budget: ImportBudget) -> int:
     """Unpack to `target`, an empty directory. Return the number of devices and pipes that were omitted."""
     unpacker = LayerUnpacker(target, budget)
     try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
+        with tarfile.open(fileobj=stream, mode="r|", tarinfo=BoundedTarInfo.for_one_archive()) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined] # otherwise tarfile keeps every member
                 unpacker.unpack_member(member, archive)

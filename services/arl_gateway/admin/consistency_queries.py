@@ -41,6 +41,7 @@ CONSISTENCY_CHECK = text("""
           from actions as a
          where a.state = 'settled'
            and a.outcome in ('ok', 'user_error', 'user_timeout', 'limit_exceeded')
+           and a.reason is distinct from 'environment_out_of_memory'
            and not exists (select from action_results as r where r.id = a.id)
      union all
         select 'result_of_another_grant', a.id::text,

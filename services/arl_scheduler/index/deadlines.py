@@ -45,13 +45,15 @@ class DeadlineQueue:
             self._heap = [entry for entry in self._heap if entry[1] in ids]
             heapify(self._heap)
 
-    def take_due(self, now: float, find: Callable[[UUID], QueuedAction | None]) -> dict[UUID, str | None]:
-        """Return the queued actions that can no longer end in time, once each.
+    def take_due(
+        self, now: float, find: Callable[[UUID], QueuedAction | None], *, limit: int
+    ) -> dict[UUID, str | None]:
+        """Return at most `limit` queued actions that can no longer end in time, once each.
 
         The value is the reason, or None if the deadline has passed.
         """
         due: dict[UUID, str | None] = {}
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= now and len(due) < limit:
             action = find(heappop(self._heap)[1])
             if action is None or action.deadline is None:
                 continue

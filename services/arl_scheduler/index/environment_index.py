@@ -1,6 +1,7 @@
 """Environments: queued and running actions of each, and the pods whose cores other actions use."""
 
 from collections import Counter
+from collections.abc import Iterable
 from uuid import UUID, uuid4
 
 from arl_core.capacity.ledger import ResourceLedger
@@ -67,6 +68,7 @@ class EnvironmentIndex:
             row.is_ended,
             row.is_delete_requested,
         )
+        home.is_out_of_memory = row.is_out_of_memory
         home.trajectory_started_at = min(home.trajectory_started_at, row.created)
         self.table.set_tombstone(home, is_tombstone=row.is_ended and not row.is_delete_requested)
         if row.is_ended:
@@ -116,17 +118,21 @@ class EnvironmentIndex:
                 home.id = row.environment
         return name
 
-    def leave_queue(self, action_id: UUID) -> None:
-        """Remove an action from the queue, and offer the next one of its environment."""
-        self._queued.candidates.forget(action_id)
-        name = self._queued.environment_names.pop(action_id, None)
-        if name is None or name not in self.table:
-            return
-        home = self.table[name]
-        home.queue = [other for other in home.queue if other != action_id]
-        if home.candidate is not None and home.candidate[0] == action_id:
-            home.candidate = None
-        self.refresh(home)
+    def leave_queue(self, action_ids: Iterable[UUID]) -> None:
+        """Remove actions from the queue, and offer the next one of each of their environments once."""
+        left: dict[EnvironmentName, TrackedEnvironment] = {}
+        for action_id in action_ids:
+            self._queued.candidates.forget(action_id)
+            name = self._queued.environment_names.pop(action_id, None)
+            home = self.table.get(name) if name is not None else None
+            if home is None:
+                continue
+            home.queue.discard(action_id)
+            if home.candidate is not None and home.candidate[0] == action_id:
+                home.candidate = None
+            left[home.name] = home
+        for home in left.values():
+            self.refresh(home)
 
     def forget_uncreated(self) -> None:
         """Forget environments that were never created.
@@ -167,7 +173,8 @@ class EnvironmentIndex:
             and not environment.is_delete_requested
             and not environment.is_requeueing
         )
-        offer = (environment.queue[0], environment.id, environment.node) if environment.queue and free else None
+        first = environment.queue.first() if free else None
+        offer = (first, environment.id, environment.node) if first is not None else None
         if offer != environment.candidate:
             if environment.candidate is not None:
                 self._queued.candidates.discard(environment.candidate[0])

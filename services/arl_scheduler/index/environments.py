@@ -3,9 +3,12 @@
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from uuid import UUID
 
 from arl_core.domain.model import PinnedEnvironment, QueuedAction, TrajectoryName, TrajectoryPod
+from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY, ActionOutcome
+from arl_scheduler.index.environment_queue import EnvironmentQueue
 
 __all__ = ["EnvironmentName", "EnvironmentTable", "EnvironmentsPerNode", "QueuePosition", "TrackedEnvironment"]
 
@@ -28,15 +31,23 @@ class TrackedEnvironment:
     may_exist: bool = False
     """True once an action was granted in it: there may be a row that no poll has read yet."""
     is_ended: bool = False
+    is_out_of_memory: bool = False
     is_delete_requested: bool = False
     active_action: UUID | None = None
     """Its granted or running action; at most one."""
     is_requeueing: bool = False
     """True while an action was re-queued and no poll has read that. No other action may start before."""
-    queue: list[UUID] = field(default_factory=list)
+    queue: EnvironmentQueue = field(default_factory=EnvironmentQueue)
     """Queued actions in order of id. Only the first is a candidate, and only while the environment is free."""
     candidate: tuple[UUID, UUID, int | None] | None = None
     """The candidate, and the environment and node for which it was offered."""
+
+    @property
+    def outcome_of_stranded(self) -> tuple[ActionOutcome, str | None]:
+        """The outcome and reason of actions that find the environment ended."""
+        if self.is_out_of_memory:
+            return ActionOutcome.LIMIT_EXCEEDED, ENVIRONMENT_OUT_OF_MEMORY
+        return ActionOutcome.INFRA_ERROR, "environment_lost"
 
     def bind_action(self, action: QueuedAction) -> QueuedAction:
         """Return the action, pinned to this environment and its current node."""
@@ -66,7 +77,7 @@ class QueuePosition:
         if environment is None:
             return cls(action, is_paused, is_next=True, ahead_count=0)
         is_next = environment.candidate is not None and environment.candidate[0] == action.id
-        before = environment.queue.index(action.id) + int(environment.active_action is not None)
+        before = environment.queue.count_before(action.id) + int(environment.active_action is not None)
         return cls(environment.bind_action(action), is_paused, is_next, before)
 
 
@@ -116,10 +127,15 @@ class EnvironmentTable(dict[EnvironmentName, TrackedEnvironment]):
             if home.node is not None and not home.is_ended
         }
 
-    def stranded_actions(self) -> list[UUID]:
-        """Return queued actions whose environment is a tombstone. They would otherwise run in another, empty one."""
+    def stranded_actions(self, *, limit: int) -> dict[UUID, tuple[ActionOutcome, str | None]]:
+        """Return queued actions whose environment is a tombstone, with the outcome and reason of each.
+
+        They would otherwise run in another, empty one.
+        """
         waited_for = [self[name] for name in sorted(self._awaited)]
-        return [action_id for home in waited_for if home.active_action is None for action_id in home.queue]
+        free = [home for home in waited_for if home.active_action is None]
+        found = ((action_id, home.outcome_of_stranded) for home in free for action_id in home.queue)
+        return dict(islice(found, limit))
 
 
 class EnvironmentsPerNode:

@@ -4,7 +4,6 @@ One poll rebuilds it from Postgres, and notifications update it between polls. P
 poll corrects the index.
 """
 
-from bisect import insort
 from collections.abc import Callable, Collection, Iterable
 from uuid import UUID, uuid4
 
@@ -80,9 +79,9 @@ class SchedulerIndex:
         """Note what the coming poll must confirm."""
         self._environments.begin_poll()
 
-    def take_missed_deadlines(self, now: float) -> dict[UUID, str | None]:
+    def take_missed_deadlines(self, now: float, *, limit: int) -> dict[UUID, str | None]:
         """Return the actions that can no longer meet their deadline, once each, and the reason if it has not passed."""
-        return self._queued.take_missed_deadlines(now)
+        return self._queued.take_missed_deadlines(now, limit=limit)
 
     def next_deadline(self) -> float | None:
         """Return the earliest latest start of a queued action, or None."""
@@ -119,12 +118,11 @@ class SchedulerIndex:
                 self._queued.candidates.forget(id)
             else:
                 self._allocate(hold)
-                self._environments.leave_queue(id)
+                self._environments.leave_queue([id])
 
     def drop_refused(self, ids: Iterable[UUID]) -> None:
         """Forget actions that Postgres refused to grant. They are no longer queued or will be settled."""
-        for action_id in ids:
-            self._forget_queued(action_id)
+        self._forget_queued(*ids)
 
     def release_attempts(self, fences: Iterable[Fence], *, requeued: Collection[Fence] = ()) -> None:
         """Release attempts that have ended. Repeated calls have no effect.
@@ -216,7 +214,7 @@ class SchedulerIndex:
         )
         if home is None or home.is_ended or home.is_delete_requested or held_back:
             return []
-        return [home.bind_action(self._queued[each]) for each in home.queue[first : first + limit]]
+        return [home.bind_action(self._queued[each]) for each in home.queue.page(first, limit)]
 
     def _enqueue(self, id: UUID, row: QueuedActionRow) -> None:
         trajectory = (row.queue_id, row.trajectory) if row.trajectory else None
@@ -246,7 +244,7 @@ class SchedulerIndex:
             return
         self._queued.environment_names[id] = name
         home.trajectory_started_at = min(home.trajectory_started_at, row.submitted)
-        insort(home.queue, id)
+        home.queue.add(id)
         self._environments.refresh(home)
 
     def _set_paused(self, paused: frozenset[int]) -> None:
@@ -261,11 +259,12 @@ class SchedulerIndex:
                 home.candidate = None
                 self._environments.refresh(home)
 
-    def _forget_queued(self, action_id: UUID) -> None:
-        if (action := self._queued.discard(action_id)) is not None:
-            self._accounts.shares.remove_action(action.task)
-            self._action_classes.release(action.cls)
-        self._environments.leave_queue(action_id)
+    def _forget_queued(self, *action_ids: UUID) -> None:
+        for action_id in action_ids:
+            if (action := self._queued.discard(action_id)) is not None:
+                self._accounts.shares.remove_action(action.task)
+                self._action_classes.release(action.cls)
+        self._environments.leave_queue(action_ids)
 
     def _allocate(self, allocation: Allocation) -> None:
         self.allocations.add(allocation)

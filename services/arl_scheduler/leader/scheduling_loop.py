@@ -94,6 +94,7 @@ class SchedulingLoop:
         self._poll_interval = settings.poll_busy_s
         self._polled_at = time.monotonic()
         self._partitions = PartitionMaintenance(store)
+        self._has_more_to_settle = False
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -157,6 +158,8 @@ class SchedulingLoop:
             await self._wait_for_work(index)
 
     async def _wait_for_work(self, index: SchedulerIndex) -> None:
+        if self._has_more_to_settle:
+            return
         due = 0.0 if self.inbox.is_poll_requested else self._next_poll - time.monotonic()
         deadline = index.next_deadline()
         if deadline is not None:
@@ -231,6 +234,8 @@ class SchedulingLoop:
         self._next_poll = time.monotonic() + self._poll_interval
         await self._reclaim(index, found)
         await self._settle(index, dict.fromkeys(found.cancelled, (ActionOutcome.CANCELLED, None)))
+        if len(found.cancelled) == repository.SETTLE_PAGE:
+            self._next_poll = 0.0  # more are cancelled; a round runs before the next page
         if rebuilding:
             await self._settle(index, index.candidates.incomplete_gangs())
         self._resizer.retry_unconfirmed(index.allocations, index.nodes)
@@ -277,11 +282,12 @@ class SchedulingLoop:
         self._notifier.notify()
 
     async def _settle_due(self, index: SchedulerIndex) -> None:
-        stranded = index.environments.stranded_actions()
-        await self._settle(index, dict.fromkeys(stranded, (ActionOutcome.INFRA_ERROR, "environment_lost")))
+        stranded = index.environments.stranded_actions(limit=repository.SETTLE_PAGE)
+        self._has_more_to_settle = len(stranded) == repository.SETTLE_PAGE
+        await self._settle(index, stranded)
         # Actions that did not settle were no longer queued: a notification was late.
         index.drop_refused(stranded)
-        overdue = index.take_missed_deadlines(now := self._clock.now())
+        overdue = index.take_missed_deadlines(now := self._clock.now(), limit=repository.SETTLE_PAGE)
         settled = await self._settle(index, {id: (ActionOutcome.DEADLINE_IN_QUEUE, why) for id, why in overdue.items()})
         index.deadlines.reschedule(overdue.keys() - settled, now + DEADLINE_RETRY_S)
 

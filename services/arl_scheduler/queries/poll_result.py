@@ -22,7 +22,7 @@ from arl_core.domain.model import (
     call_resource,
     slot_resource,
 )
-from arl_core.domain.states import ActionState
+from arl_core.domain.states import ENVIRONMENT_OUT_OF_MEMORY, ActionState
 from arl_core.queue.fairness import QueueWeight
 from arl_core.queue.quotas import TaskQuota
 from arl_store.values import parse_uuid
@@ -92,6 +92,8 @@ class EnvironmentRow:
     disk_mib: int
     created: float
     is_ended: bool
+    is_out_of_memory: bool
+    """True if a program of the environment ended it by using up its memory."""
     """True if ended or lost."""
     is_delete_requested: bool
     """True if the client requested its deletion: it then leaves no tombstone."""
@@ -308,5 +310,6 @@ def _parse_environment(entry: Mapping[str, Any]) -> EnvironmentRow:
         disk_mib=entry["disk_mib"],
         created=entry["created"],
         is_ended=entry["gone"],
+        is_out_of_memory=entry["end_reason"] == ENVIRONMENT_OUT_OF_MEMORY,
         is_delete_requested=entry["deleted"],
     )

@@ -34,6 +34,11 @@ PagePosition = tuple[int, UUID]
 FIRST_PAGE: PagePosition = (0, UUID(int=0))
 
 
+SETTLE_PAGE = 1000
+"""Maximum queued actions that one iteration of the leader settles. A client may cancel tens of thousands at once, and
+rounds for other tasks must run in between.
+"""
+
 # One statement is one snapshot, so the mark that it returns covers exactly the rows that it did not see. A row whose
 # transaction was open then has admitted_xid >= mark, and a later poll reads it. An environment that ended and whose
 # deletion was requested is no row's environment, and a new leader does not read it.
@@ -70,10 +75,12 @@ POLL = text(f"""
                       join action_specs as s using (id)
                      where a.state in ('granted', 'running')) as h) as held,
            (select coalesce(json_agg(id), '[]')::text
-              from actions
-             where state = 'queued'
-               and state <> 'settled' -- so that the partial index of cancel wishes serves this
-               and cancel_requested_at is not null) as cancelled,
+              from (select id
+                      from actions
+                     where state = 'queued'
+                       and state <> 'settled' -- so that the partial index of cancel wishes serves this
+                       and cancel_requested_at is not null
+                     limit {SETTLE_PAGE}) as c) as cancelled,
            (select coalesce(json_agg(n), '[]')::text
               from (select nodes.id, name, kind, url, nodes.epoch, capacity, rates, enforced, templates,
                            (select coalesce(json_agg(s ->> 'name'), '[]')
@@ -95,7 +102,7 @@ POLL = text(f"""
            (select coalesce(json_agg(e), '[]')::text
               from (select id, queue_id, trajectory, node_id, memory_mib, disk_mib,
                            extract(epoch from created_at)::float8 as created,
-                           ended_at is not null or lost_at is not null as gone,
+                           ended_at is not null or lost_at is not null as gone, end_reason,
                            delete_requested_at is not null as deleted
                       from environments
                      where changed_xid >= cast(cast(:mark as text) as xid8)

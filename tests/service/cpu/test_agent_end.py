@@ -50,7 +50,7 @@ async def test_launcher_that_dies_during_a_start_leaves_no_process(tmp_path: Pat
 def a_setup(workspace: Path) -> AgentSetup:
     return AgentSetup(
         workspace=str(workspace),
-        is_host=True,
+        home=str(workspace),
         base_prefix=sys.base_prefix,
         memory_mib=256,
         disk_mib=64,

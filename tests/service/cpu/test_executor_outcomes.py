@@ -32,6 +32,7 @@ from support.sandbox import a_command, a_program, a_report
         (AttemptEnd(cause="cancelled", exit_status=3), ("user_error", None)),
         (AttemptEnd(cause="output", exit_status=-9), ("limit_exceeded", "output")),
         (AttemptEnd(cause="setup", exit_status=None), ("infra_error", "setup_failed")),
+        (AttemptEnd(cause="setup", exit_status=None, has_leftovers=True), ("user_error", "blocked_by_leftovers")),
         (AttemptEnd(cause="stopped", exit_status=None), ("infra_error", "node_stopped")),
         (AttemptEnd(exit_status=None), ("infra_error", "environment_lost")),
         (AttemptEnd(exit_status=None, oom_kills=1), ("limit_exceeded", "memory")),

@@ -363,6 +363,17 @@ class TestEnvironments:
         cpu.executor.lose(await self.idle(cpu), "agent_died")
         await rows.until_value("agent_died", "select end_reason from environments where lost_at is not null")
 
+    async def test_environment_that_a_program_ended_is_not_an_infrastructure_error(self, cpu: Cpu, rows: Rows) -> None:
+        """The kernel ended its first process, because a program had used up the memory."""
+        environment = uuid4()
+        await cpu.granted(trajectory="x", scope="trajectory", environment_id=environment)
+        fence = (await cpu.executor.next_start()).fence
+        cpu.executor.finish(fence, "limit_exceeded", reason="memory", environment_lost=True)
+        await rows.until_value("environment_out_of_memory", "select end_reason from environments")
+        later = await cpu.granted(trajectory="x", scope="trajectory", environment_id=environment)
+        await rows.until_state(later, "settled")
+        assert await rows.state(later) == ("settled", "limit_exceeded", "environment_out_of_memory")
+
     async def test_action_for_a_lost_environment_settles_without_a_new_one(self, cpu: Cpu, rows: Rows) -> None:
         await rows.environment("x", cpu.manager.node_id, lost_at=await rows.value("select now()"))
         action = await cpu.granted(trajectory="x", scope="trajectory", environment_id=uuid4(), retries=3)

@@ -1,4 +1,4 @@
-"""Test the native C agent: its warm interpreter for source actions and its cached program."""
+"""Test the native C agent: its memory, its cached program and its actions."""
 
 import os
 from collections.abc import AsyncIterator
@@ -11,8 +11,6 @@ from arl_cpu.launcher.agent import native
 from support.sandbox import NATIVE, Bench, a_bench, a_command, a_program, agent_of, an_environment
 
 pytestmark = NATIVE
-
-PARENT = "import os; print(os.getppid())"
 
 
 @pytest.fixture
@@ -32,17 +30,6 @@ async def told(bench: Bench, source: str, environment: EnvironmentSpec, **change
     return report.stdout.data.decode().strip()
 
 
-async def test_sources_of_one_environment_share_one_interpreter(bench: Bench, kept: EnvironmentSpec) -> None:
-    first = await told(bench, PARENT, kept)
-    assert [await told(bench, PARENT, kept) for _ in range(3)] == [first] * 3
-
-
-async def test_different_python_path_starts_a_new_interpreter(bench: Bench, kept: EnvironmentSpec) -> None:
-    first = await told(bench, PARENT, kept)
-    assert await told(bench, "import sys; print('/x' in sys.path)", kept, env={"PYTHONPATH": "/x"}) == "True"
-    assert await told(bench, PARENT, kept) != first
-
-
 async def test_variables_of_one_action_are_hidden_from_the_next(bench: Bench, kept: EnvironmentSpec) -> None:
     secret = {"KEY": "of-the-first"}
     await told(bench, "import os; assert os.environ['KEY']", kept, env=secret)
@@ -51,25 +38,7 @@ async def test_variables_of_one_action_are_hidden_from_the_next(bench: Bench, ke
     assert b"of-the-first" not in seen.stdout.data
 
 
-async def test_source_that_kills_the_interpreter_still_completes(bench: Bench, kept: EnvironmentSpec) -> None:
-    first = await told(bench, PARENT, kept)
-    killer = "import os, sys; os.kill(os.getppid(), 9); print('on'); sys.exit(3)"
-    report = await bench.run(a_program(killer, environment=kept))
-    assert (report.outcome, report.exit_code, report.stdout.data) == ("user_error", 3, b"on\n")
-    assert await told(bench, PARENT, kept) != first
-
-
-async def test_stopped_interpreter_times_out_its_action_and_keeps_the_environment(
-    bench: Bench, kept: EnvironmentSpec
-) -> None:
-    stop = "import os, signal; os.kill(os.getppid(), signal.SIGSTOP)"
-    report = await bench.run(a_program(stop, environment=kept, timeout_s=1.0))
-    assert report.run_us > 900_000  # nobody tells of its end before
-    assert not report.environment_lost
-    assert await told(bench, "print(2)", kept) == "2"
-
-
-async def test_warm_interpreter_is_not_counted_as_leftover_process(bench: Bench, kept: EnvironmentSpec) -> None:
+async def test_only_processes_of_the_action_are_counted_as_leftover(bench: Bench, kept: EnvironmentSpec) -> None:
     report = await bench.run(a_program("print(1)", environment=kept))
     assert report.leftover_processes == 0
     report = await bench.run(a_command("sh", "-c", "sleep 1000 &", environment=kept))
@@ -120,14 +89,6 @@ def test_truncated_agent_program_is_compiled_again(tmp_path: Path, monkeypatch: 
     program.write_bytes(program.read_bytes()[:1000])
     os.close(native.open_native_agent())
     assert program.stat().st_size > 100_000
-
-
-async def test_interpreter_does_not_import_modules_from_the_working_directory(
-    bench: Bench, kept: EnvironmentSpec
-) -> None:
-    trap = {"token.py": b"raise SystemExit(9)", "io.py": b"raise SystemExit(9)"}
-    assert (await bench.run(a_command("true", files=trap, environment=kept))).outcome == "ok"
-    assert await told(bench, "print('hi')", kept) == "hi"
 
 
 async def test_interpreter_start_failure_is_reported_in_stderr(bench: Bench, kept: EnvironmentSpec) -> None:

@@ -26,35 +26,35 @@ class TestDeadlines:
     def test_overdue_action_is_reported_once_and_only_while_queued(self) -> None:
         index = an_index(*(a_queued_row(n, deadline=NOW + n) for n in (1, 2, 3)))
         index.apply_grants(a_round_of(index, 1), now=NOW)
-        assert index.take_missed_deadlines(NOW + 2) == {numbered(2): None}
-        assert (index.take_missed_deadlines(NOW + 2), index.next_deadline()) == ({}, NOW + 3)
+        assert index.take_missed_deadlines(NOW + 2, limit=100) == {numbered(2): None}
+        assert (index.take_missed_deadlines(NOW + 2, limit=100), index.next_deadline()) == ({}, NOW + 3)
 
     def test_action_with_too_little_time_left_is_reported_early(self) -> None:
         index = SchedulerIndex(min_run_time_s=lambda cls: 5.0)
         index.reconcile(a_poll(queued=[a_queued_row(1, deadline=NOW + 7)]))
-        assert index.take_missed_deadlines(NOW + 1) == {}
+        assert index.take_missed_deadlines(NOW + 1, limit=100) == {}
         assert index.next_deadline() == NOW + 2
-        assert index.take_missed_deadlines(NOW + 2) == {numbered(1): UNREACHABLE}
+        assert index.take_missed_deadlines(NOW + 2, limit=100) == {numbered(1): UNREACHABLE}
 
     def test_shorter_learned_run_time_delays_the_early_report(self) -> None:
         usual_s = [5.0]
         index = SchedulerIndex(min_run_time_s=lambda cls: usual_s[0])
         index.reconcile(a_poll(queued=[a_queued_row(1, deadline=NOW + 7)]))
         usual_s[0] = 1.0
-        assert index.take_missed_deadlines(NOW + 2) == {}
+        assert index.take_missed_deadlines(NOW + 2, limit=100) == {}
         assert index.next_deadline() == NOW + 6
 
     def test_action_rescheduled_after_a_stale_report_is_reported_again(self) -> None:
         index = an_index(a_queued_row(1, deadline=NOW))
-        assert index.take_missed_deadlines(NOW + 5) == {numbered(1): None}
+        assert index.take_missed_deadlines(NOW + 5, limit=100) == {numbered(1): None}
         index.deadlines.reschedule([numbered(1)], NOW + 6)
-        assert (index.take_missed_deadlines(NOW + 5), index.next_deadline()) == ({}, NOW + 6)
-        assert index.take_missed_deadlines(NOW + 6) == {numbered(1): None}
+        assert (index.take_missed_deadlines(NOW + 5, limit=100), index.next_deadline()) == ({}, NOW + 6)
+        assert index.take_missed_deadlines(NOW + 6, limit=100) == {numbered(1): None}
 
     def test_actions_that_left_the_queue_are_removed_from_the_deadlines(self) -> None:
         index = an_index(
             a_queued_row(0, deadline=NOW + 1), *(a_queued_row(n, deadline=NOW + 9) for n in range(1, 1200))
         )
         index.drop_refused([numbered(n) for n in range(1, 1200)])
-        assert (index.take_missed_deadlines(NOW), len(index.deadlines)) == ({}, 1)
-        assert index.take_missed_deadlines(NOW + 1) == {numbered(0): None}
+        assert (index.take_missed_deadlines(NOW, limit=100), len(index.deadlines)) == ({}, 1)
+        assert index.take_missed_deadlines(NOW + 1, limit=100) == {numbered(0): None}

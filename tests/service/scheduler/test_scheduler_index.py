@@ -2,12 +2,13 @@
 
 from uuid import UUID, uuid4
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from arl_core.domain.model import Fence, Grant, PinnedEnvironment, Resources
-from arl_core.domain.states import ActionState
+from arl_core.domain.states import ActionOutcome, ActionState
 from arl_core.policies.policy import FirstComeFirstServed
 from arl_scheduler.index.scheduler_index import SchedulerIndex
 from arl_scheduler.queries.repository import poll
@@ -222,14 +223,29 @@ class TestEnvironments:
         index = SchedulerIndex()
         index.reconcile(a_poll(queued=queued, environments=[an_environment_row(environment, is_ended=True)]))
         assert a_round(index) == ()
-        assert index.environments.stranded_actions() == [numbered(1), numbered(2)]
+        assert list(index.environments.stranded_actions(limit=1000)) == [numbered(1), numbered(2)]
+
+    @pytest.mark.parametrize(
+        ("is_out_of_memory", "expected"),
+        [
+            (False, (ActionOutcome.INFRA_ERROR, "environment_lost")),
+            (True, (ActionOutcome.LIMIT_EXCEEDED, "environment_out_of_memory")),
+        ],
+    )
+    def test_stranded_action_is_attributed_to_the_cause_of_the_loss(
+        self, is_out_of_memory: bool, expected: tuple[ActionOutcome, str]
+    ) -> None:
+        index = SchedulerIndex()
+        row = an_environment_row(uuid4(), is_ended=True, is_out_of_memory=is_out_of_memory)
+        index.reconcile(a_poll(queued=[a_queued_row(1, trajectory="x", persistent=True)], environments=[row]))
+        assert index.environments.stranded_actions(limit=1000) == {numbered(1): expected}
 
     def test_deleted_environment_is_replaced_once_it_has_ended(self) -> None:
         environment = uuid4()
         index = SchedulerIndex()
         index.reconcile(a_poll(environments=[an_environment_row(environment, is_delete_requested=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
-        assert (a_round(index), index.environments.stranded_actions()) == ((), [])
+        assert (a_round(index), index.environments.stranded_actions(limit=1000)) == ((), {})
         index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True, is_delete_requested=True)]))
         (grant,) = a_round(index)
         assert grant.environment not in (None, environment)
@@ -241,7 +257,7 @@ class TestEnvironments:
         index.reconcile(a_poll(environments=[an_environment_row(environment, is_ended=True, is_delete_requested=True)]))
         index.admit([a_queued_row(1, trajectory="x", persistent=True)])
         (grant,) = a_round(index)
-        assert (grant.environment != environment, index.environments.stranded_actions()) == (True, [])
+        assert (grant.environment != environment, index.environments.stranded_actions(limit=1000)) == (True, {})
 
     def test_requeued_action_is_not_overtaken_in_its_environment(self) -> None:
         index = an_index(*(a_queued_row(number, trajectory="a", persistent=True) for number in (1, 2)))
@@ -337,7 +353,7 @@ class LeaderAndRows(RuleBasedStateMachine):
     def poll(self) -> None:
         self.index.begin_poll()
         self.index.reconcile(self.rows.poll(self.index.checkpoint))
-        stranded = self.index.environments.stranded_actions()
+        stranded = self.index.environments.stranded_actions(limit=1000)
         for id in stranded:
             self.rows.rows[id].state = ActionState.SETTLED
         self.index.drop_refused(stranded)

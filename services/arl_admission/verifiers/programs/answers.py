@@ -105,6 +105,8 @@ def _listed(text, read):
     between = re.fullmatch(r"(?:.*\b)?(?:between|from)\s+(.+?)\s+(?:and|to)\s+(.+)", text, re.IGNORECASE)
     if between:
         return Answer("range", text, parts=tuple(read(each) for each in between.groups()))
+    if found := _enumerated(text, read):
+        return found
     if re.search(r"\\ldots|\.\.\.", text):
         return _sequence(text)
     groups = pieces(text, r"\s*(?:\bor\b|;)\s*")
@@ -123,6 +125,20 @@ def _listed(text, read):
         below = re.sub(r"\\mp(?![A-Za-z])", "+", re.sub(r"\\pm(?![A-Za-z])", "-", text))
         return _joined(text, [read(each) for each in (above, below)])
     return None
+
+
+def _enumerated(text, read):
+    """Read `(a) 5, (b) 7`, options such as `ABD`, and `17 remainder 3`."""
+    if re.fullmatch(r"[A-J]{2,5}", text) and sorted(set(text)) == list(text):
+        return Answer("list", text, parts=tuple(read(each) for each in text))
+    items = re.findall(r"\(?\b([a-e])\)\s*(.+?)\s*(?=[,;]?\s*\(?\b[a-e]\)|$)", text)
+    if len(items) > 1 and re.match(r"\(?a\)", text):
+        parts = [read(each) for _, each in items]
+        for (letter, _), each in zip(items, parts, strict=True):
+            each.label = letter
+        return Answer("list", text, parts=tuple(parts))
+    division = re.fullmatch(r"(\d+)\s*(?:remainder|[Rr])\s*(\d+)", text)
+    return Answer("tuple", text, parts=tuple(map(read, division.groups())), name="remainder") if division else None
 
 
 def _coordinates(answer):

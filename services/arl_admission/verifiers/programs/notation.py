@@ -283,6 +283,7 @@ def _numbers(text):
     text = REPEATING.sub(_repeating, text)
     text = MIXED.sub(lambda found: _mixed(found.group(1), *[each for each in found.groups()[1:] if each]), text)
     text = PLAIN_MIXED.sub(lambda found: _mixed(*found.groups()), text)
+    text = re.sub(r"(?<=\d)\s*[xX]\s*(?=10\s*\^)", " \\\\times ", text)
     return EXPONENT.sub(lambda found: "(%s*10^{%s})" % tuple(each for each in found.groups() if each), text)
 
 

@@ -11,24 +11,25 @@ import resource
 import select
 import signal
 import socket
+import sys
 import time
 from typing import NoReturn
 
-from arl_cpu.launcher.agent.agent_request import AgentRequest
-from arl_cpu.launcher.agent.process_spawn import (
-    fork_source,
-    spawn_by_fork,
-    spawn_interpreter,
-    spawn_process,
-    spawn_session,
+from arl_cpu.launcher.agent.agent_action import (
+    AgentAction,
+    children_cpu_us,
+    is_withheld,
+    joined,
+    release_tracee,
 )
-from arl_cpu.launcher.agent.python_source import reset_interpreter
+from arl_cpu.launcher.agent.agent_request import AgentRequest
+from arl_cpu.launcher.agent.process_spawn import spawn_by_fork, spawn_process, spawn_session
 from arl_cpu.launcher.files import workspace
 from arl_cpu.launcher.isolation.isolation import AgentSetup, Isolation, TemplateLayers
 from arl_cpu.launcher.linux.packet_channel import PacketChannel
-from arl_cpu.launcher.linux.processes import ProcessInfo, signal_each
+from arl_cpu.launcher.linux.processes import signal_each
 
-__all__ = ["run_agent"]
+__all__ = ["disable_imports", "run_agent"]
 
 CHANNEL_FD = 3
 _NATIVE_FD = _OOM_SCORE_FD = 4  # used one after the other
@@ -83,7 +84,7 @@ def serve(channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_s
         isolation.apply_setup(setup)
         if setup.is_native:
             _exec_native_agent(isolation, setup, oom_score)
-        reset_interpreter(setup.base_prefix if setup.is_host else None)
+        disable_imports()
         agent = _SandboxAgent(channel, isolation, setup, oom_score)
     except OSError as error:
         _send_failure(channel, error)
@@ -111,7 +112,7 @@ class _SandboxAgent:
     def __init__(self, channel: PacketChannel, isolation: Isolation, setup: AgentSetup, oom_score: int) -> None:
         self._channel, self._isolation, self._setup, self._oom_score = channel, isolation, setup, oom_score
         self._workspace = workspace.AgentWorkspace(setup.workspace)
-        self._action: _ActiveAction | None = None
+        self._action: AgentAction | None = None
         self._has_leftovers = False
         woken, waker = socket.socketpair()
         for end in (woken, waker):
@@ -153,6 +154,7 @@ class _SandboxAgent:
     def _start(self, payload: int, *stdio: int) -> None:
         try:
             order = AgentRequest.unpack(os.dup(payload))
+            note = self._workspace.mend()
             self._workspace.check_paths([*order.files, *order.fetch])
             self._workspace.write_files(order.files)
             self._workspace.check_directory(order.cwd)
@@ -178,44 +180,76 @@ class _SandboxAgent:
         else:
             if order.mode == "files":
                 message = self._workspace.send_files(order.fetch, self._channel)
-                self._channel.send({"op": "exited", "status": 0, "message": message})
+                self._channel.send({"op": "exited", "status": 0, "message": joined(note, message)})
             else:
-                self._launch(order, payload, stdio)
+                self._launch(order, stdio, note)
         for fd in (payload, *stdio):
             os.close(fd)
 
-    def _launch(self, request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> None:
+    def _launch(self, request: AgentRequest, stdio: tuple[int, ...], note: str | None) -> None:
         # If no process was left behind, none can have appeared: the environment was frozen.
-        action = _ActiveAction(
+        action = AgentAction(
             frozenset(self._isolation.other_processes()) if self._has_leftovers else frozenset(), request
         )
+        action.note = note
+        if len(action.earlier_processes) >= self._setup.pids:
+            self._end_leftovers(action)
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGCONT)
-        # If memory runs out, the kernel must choose the action and not the agent.
-        self._set_oom_score(_OOM_SCORE_FIRST)
         try:
-            if request.mode == "watch":
-                pass
-            elif request.mode == "session":
-                spawn_session(request, stdio, self._isolation)
-            elif request.mode == "source" and self._setup.is_host:
-                action.pid = fork_source(request, stdio, self._isolation)
-            elif request.mode == "source":
-                action.pid = spawn_interpreter(request, payload, stdio)
-            elif self._isolation.confines_actions:
-                action.pid = spawn_by_fork(request, stdio, self._isolation)
-            else:
-                action.pid = spawn_process(request, stdio)
+            if request.mode == "source":
+                action.place_source()
+            # If memory runs out, the kernel must choose the action and not the agent.
+            self._set_oom_score(_OOM_SCORE_FIRST)
+            action.pid = self._spawn_with_room(action, stdio)
         except (OSError, ValueError) as error:
+            action.remove_source()
             self._report_unstarted(action, error, stdio[2])
             return
         finally:
             self._set_oom_score(_OOM_SCORE_LAST)
+            if action.source is not None:
+                action.source.close()
         self._channel.send({"op": "started"})
         if request.mode == "session":
             self._finish(action, status=0, peak_kib=0)
         else:
             self._action = action
+
+    def _spawn_with_room(self, action: AgentAction, stdio: tuple[int, ...]) -> int:
+        """Start the action's first process.
+
+        Processes that earlier actions left may occupy the process limit. Nobody can end them from inside, so this does.
+        """
+        try:
+            return self._spawn(action, stdio)
+        except BlockingIOError:
+            if not self._has_leftovers:
+                raise
+        self._end_leftovers(action)
+        return self._spawn(action, stdio)
+
+    def _end_leftovers(self, action: AgentAction) -> None:
+        ended = "processes that earlier actions had left were ended, because the process limit allowed no other"
+        action.note, action.earlier_processes = joined(action.note, ended), frozenset()
+        deadline = time.monotonic() + _KILL_TIMEOUT_S
+        self._has_leftovers = False
+        with contextlib.suppress(ChildProcessError):  # no child is left
+            while time.monotonic() < deadline:
+                self._isolation.signal_all(signal.SIGKILL)
+                if os.wait4(-1, os.WNOHANG)[0] == 0:
+                    time.sleep(_KILL_POLL_S)
+
+    def _spawn(self, action: AgentAction, stdio: tuple[int, ...]) -> int:
+        """Start the action's first process. Return its pid, or 0 if the action has none. Raises OSError."""
+        request, inherited = action.request, action.source.inherited if action.source is not None else ()
+        if request.mode == "session":
+            spawn_session(request, stdio, self._isolation)
+        if request.mode in ("session", "watch"):
+            return 0
+        if self._isolation.confines_actions:
+            return spawn_by_fork(request, stdio, self._isolation, *inherited)
+        return spawn_process(request, stdio)
 
     def _set_oom_score(self, score: bytes) -> None:
         with contextlib.suppress(PermissionError):  # a host may have set a higher minimum
@@ -224,7 +258,7 @@ class _SandboxAgent:
     def _send_refusal(self, message: str) -> None:
         self._channel.send({"op": "exited", "refused": message[:_MAX_MESSAGE]})
 
-    def _report_unstarted(self, action: "_ActiveAction", error: Exception, stderr: int) -> None:
+    def _report_unstarted(self, action: AgentAction, error: Exception, stderr: int) -> None:
         """Report like a shell: 127 for a missing command, 126 for one that cannot be executed."""
         if isinstance(error, BlockingIOError):
             self._channel.send(
@@ -234,6 +268,10 @@ class _SandboxAgent:
                     "message": "the process limit was reached before the action could start",
                 }
             )
+            return
+        if action.request.mode == "source" and getattr(error, "errno", None) in _DISK_FULL:
+            message = "the source does not fit on the disk of the environment"
+            self._channel.send({"op": "exited", "limit": "disk", "message": message})
             return
         if action.request.mode == "source" and isinstance(error, FileNotFoundError):
             self._channel.send({"op": "exited", "no_interpreter": True})
@@ -245,35 +283,39 @@ class _SandboxAgent:
 
     def _reap(self) -> None:
         """Reap every dead child, including orphans. The action's end is reported after all zombies are reaped."""
-        ended: tuple[_ActiveAction, int, int] | None = None
+        ended: tuple[AgentAction, int, int] | None = None
         with contextlib.suppress(ChildProcessError):
             while (dead := os.wait4(-1, os.WNOHANG))[0] != 0:
                 pid, status, usage = dead
-                if self._action is not None and pid == self._action.pid:
+                if os.WIFSTOPPED(status):
+                    release_tracee(pid, status)
+                elif self._action is not None and pid == self._action.pid:
                     ended = self._action, status, usage.ru_maxrss
         if ended is not None:
             self._action = None
             self._finish(*ended)
 
-    def _finish(self, action: "_ActiveAction", status: int, peak_kib: int) -> None:
+    def _finish(self, action: AgentAction, status: int, peak_kib: int) -> None:
+        is_full = self._isolation.write_area_is_full()  # before the removal of the source, which would hide it
+        action.remove_source()
         others = self._isolation.other_processes()
         self._has_leftovers = self._setup.keeps_processes and bool(others)
         left = [process for process in others if process not in action.earlier_processes]
         if not self._setup.has_cgroup:
             self._isolation.signal_all(signal.SIGSTOP)
-        message = self._workspace.send_files(action.request.fetch, self._channel)
+        message = joined(action.note, self._workspace.send_files(action.request.fetch, self._channel))
         # A child starts with the agent's own pages, which are not the action's memory.
         peak_kib = max(peak_kib if peak_kib > _own_peak_kib() + _PEAK_MARGIN_KIB else 0, action.peak_kib)
         near_limit = peak_kib * 1024 >= 0.8 * self._setup.memory_mib * _MIB
         limit = "memory" if action.is_over_memory or (near_limit and self._setup.watches_memory) else None
         if limit is None:
-            limit = action.exceeded_limit or ("disk" if self._isolation.write_area_is_full() else None)
+            limit = action.exceeded_limit or ("disk" if is_full else None)
         self._channel.send(
             {
                 "op": "exited",
                 "status": status,
                 "peak_kib": peak_kib,
-                "cpu_us": _children_cpu_us() - action.cpu_us_before,
+                "cpu_us": children_cpu_us() - action.cpu_us_before,
                 "leftover_processes": len(left) if self._setup.keeps_processes else 0,
                 "message": message,
                 "limit_if_failed": limit,
@@ -281,7 +323,7 @@ class _SandboxAgent:
             }
         )
 
-    def _kill(self, action: "_ActiveAction") -> None:
+    def _kill(self, action: AgentAction) -> None:
         """Kill the action and return when none of its processes runs.
 
         Earlier processes survive unless that takes too long.
@@ -301,47 +343,38 @@ class _SandboxAgent:
             if time.monotonic() > deadline + _KILL_TIMEOUT_S:
                 return  # the launcher's next stage ends the whole environment
             time.sleep(_KILL_POLL_S)
+        if action.pid and is_withheld(action.pid):
+            self._isolation.signal_all(signal.SIGKILL)
         if action.request.mode == "watch" and not self._setup.has_cgroup:
             # earlier processes, such as the shell, must report how the command ended
             self._isolation.signal_all(signal.SIGCONT)
 
-    def _check_limits(self, action: "_ActiveAction") -> None:
+    def _check_limits(self, action: AgentAction) -> None:
         action.exceeded_limit = action.exceeded_limit or self._isolation.exceeded_limit()
         if action.exceeded_limit is not None:
             self._kill(action)  # repeated in case the first kill missed some
         elif self._setup.watches_memory:
             self._check_memory(action)
 
-    def _check_memory(self, action: "_ActiveAction") -> None:
+    def _check_memory(self, action: AgentAction) -> None:
         each = [process.memory() for process in self._isolation.other_processes()]
         # Mapped files of the write area are also shared memory; count them once.
         shared = max(sum(shared for _, shared in each), self._isolation.write_area_used_bytes())
-        used = sum(anonymous for anonymous, _ in each) + shared
+        used = sum(anonymous for anonymous, _ in each) + shared + self._isolation.socket_bytes()
         action.peak_kib = max(action.peak_kib, used >> 10)
         if used > self._setup.memory_mib * _MIB:
             action.is_over_memory = True
             self._kill(action)
 
 
-class _ActiveAction:
-    """The running action."""
-
-    def __init__(self, earlier_processes: frozenset[ProcessInfo], request: AgentRequest) -> None:
-        self.earlier_processes, self.request = earlier_processes, request
-        self.pid = 0
-        self.peak_kib = 0
-        self.is_over_memory = False
-        self.exceeded_limit: str | None = None
-        self.cpu_us_before = _children_cpu_us()
+def disable_imports() -> None:
+    """Import nothing from now on: programs may write the files at this interpreter's paths."""
+    sys.path.clear()
+    sys.path_importer_cache.clear()
 
 
 def _own_peak_kib() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _children_cpu_us() -> int:
-    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return int((usage.ru_utime + usage.ru_stime) * 1_000_000)
 
 
 def _close_other_files(channel: int, native: int | None) -> None:

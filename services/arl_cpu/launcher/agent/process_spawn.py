@@ -4,15 +4,13 @@ import errno
 import fcntl
 import os
 import signal
-import socket
 import subprocess
 import termios
 
 from arl_cpu.launcher.agent.agent_request import AgentRequest
-from arl_cpu.launcher.agent.python_source import run_source
 from arl_cpu.launcher.isolation.isolation import Isolation
 
-__all__ = ["fork_source", "spawn_by_fork", "spawn_interpreter", "spawn_process", "spawn_session"]
+__all__ = ["spawn_by_fork", "spawn_process", "spawn_session"]
 
 
 def spawn_process(request: AgentRequest, stdio: tuple[int, ...]) -> int:
@@ -23,15 +21,6 @@ def spawn_process(request: AgentRequest, stdio: tuple[int, ...]) -> int:
     defaults = [signal.SIGPIPE, signal.SIGXFSZ]
     program = _find_program(request.argv[0], request.env.get("PATH", os.defpath))
     return os.posix_spawn(program, request.argv, request.env, file_actions=ends, setsid=True, setsigdef=defaults)
-
-
-def spawn_interpreter(request: AgentRequest, payload: int, stdio: tuple[int, ...]) -> int:
-    """Start an interpreter that runs this source and ends."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with ours, theirs:
-        pid = spawn_process(request, (*stdio, theirs.fileno()))
-        socket.send_fds(ours, [b"once"], [payload])
-    return pid
 
 
 def _find_program(name: str, search: str) -> str:
@@ -47,7 +36,7 @@ def _find_program(name: str, search: str) -> str:
     return next((path for path in found if os.access(path, os.X_OK)), found[0])
 
 
-def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
+def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation, *inherited: int) -> int:
     """Start by fork for an isolation that confines each action: the child confines itself before exec."""
     stdin, stdout, stderr = stdio
     process = subprocess.Popen(
@@ -58,30 +47,11 @@ def spawn_by_fork(request: AgentRequest, stdio: tuple[int, ...], isolation: Isol
         cwd=request.cwd,
         env=request.env,
         start_new_session=True,
+        pass_fds=inherited,
         preexec_fn=isolation.confine_action,  # safe: there is one thread
     )
     process.returncode = 0  # reaped by the agent, not by this object
     return process.pid
-
-
-def fork_source(request: AgentRequest, stdio: tuple[int, ...], isolation: Isolation) -> int:
-    """Run the source in a fork of the agent. Return its pid."""
-    source = request.source.decode(errors="surrogatepass")
-    pid = os.fork()
-    if pid == 0:
-        try:
-            signal.set_wakeup_fd(-1)
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            os.setsid()
-            for number, fd in enumerate(stdio):
-                os.dup2(fd, number)
-            isolation.confine_action()
-            os.closerange(3, os.sysconf("SC_OPEN_MAX"))
-            os.chdir(request.cwd)
-            run_source(source, request.env)
-        finally:
-            os._exit(1)
-    return pid
 
 
 def spawn_session(request: AgentRequest, files: tuple[int, ...], isolation: Isolation) -> int:

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any, BinaryIO
 
 from arl_cpu.launcher.files.file_tree import FileAccessError, FileTree, TreeEntry, printable_name, relative_path
+from arl_cpu.launcher.files.tar_headers import BoundedTarInfo
 from arl_cpu.launcher.files.workspace import mode_of
 from arl_cpu.launcher.linux.syscalls import open_beneath
 
@@ -30,7 +31,7 @@ _UNFINISHED = ".tangram-unfinished"
 _GZIP = b"\x1f\x8b"
 _LAYER_MARK, _REMOVED, _OPAQUE = "TANGRAM.layer", "removed", "opaque"
 _TEMPLATE = "TANGRAM.template"
-_MOUNT_POINTS = ("dev", "proc")
+_MOUNT_POINTS = ("dev", "proc", "sys")
 """Mount points in an environment."""
 _OVERLAY_OPAQUE = "user.overlay.opaque"
 _DAMAGED = (tarfile.TarError, EOFError, gzip.BadGzipFile, zlib.error, ValueError, OverflowError, RecursionError)
@@ -112,7 +113,9 @@ def unpack(
     try:
         if top:
             os.close(taking.open_directory(""))
-        with tarfile.open(fileobj=io.BufferedReader(bounded, _BLOCK), mode="r|", bufsize=_BLOCK) as archive:
+        members = BoundedTarInfo.for_one_archive()
+        source = io.BufferedReader(bounded, _BLOCK)
+        with tarfile.open(fileobj=source, mode="r|", bufsize=_BLOCK, tarinfo=members) as archive:
             for member in archive:
                 archive.members = []  # type: ignore[attr-defined] # as above
                 taking.extract(member, archive)

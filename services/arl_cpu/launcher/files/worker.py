@@ -2,9 +2,10 @@
 
 It runs in the environment's mount namespace as its only user, without capabilities and behind the actions' filter. A
 hostile file can make it do only what that user may do anyway. It is not in the environment's pid namespace, so
-processes there cannot see, signal or trace it. It must run while the environment is frozen: it joins all cgroups except
-the freezer's, so that its memory counts as the environment's. Under cgroup v2, which has one directory for all
-controllers, it joins none; the size of the write area limits its writes.
+processes there cannot see, signal or trace it. It must run while the environment is frozen. All workers of a node share
+the CPU limit of one group with the lowest weight, because nobody granted them cores. Under cgroup v1 their memory
+counts as the environment's. Under cgroup v2, which has one directory for all controllers, the size of the write area
+limits their writes.
 """
 
 import fcntl
@@ -32,6 +33,7 @@ _NEW_USER, _NEW_MOUNTS = 0x10000000, 0x00020000
 _MAX_MEMORY_BYTES = 192 << 20
 """Memory limit of the worker. The headers of an archive are read into memory at any length they claim."""
 _MIB = 1 << 20
+_NICE = 19
 _TIMEOUT_MESSAGE = "the file operation exceeded its time limit"
 
 
@@ -39,6 +41,7 @@ def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> N
     """Execute the request and report on the stream. Never returns to the caller."""
     try:
         _close_other_files(stream, mounts)
+        _lower_priority()
         peer = worker_stream.WorkerStream(socket.socket(fileno=_STREAM_FD))
         signal.signal(signal.SIGALRM, lambda _number, _frame: peer.interrupt(FileAccessError("time", _TIMEOUT_MESSAGE)))
         signal.alarm(request["limit_s"])
@@ -56,6 +59,13 @@ def run_worker(stream: int, mounts: int | None, request: Mapping[str, Any]) -> N
             )
     finally:
         os._exit(0)
+
+
+def _lower_priority() -> None:
+    """Use CPU time that nobody else wants, also where no cgroup limits the worker."""
+    with suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, _NICE)
+        os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
 
 
 def _execute(stream: worker_stream.WorkerStream, root: int, request: Mapping[str, Any]) -> dict[str, Any]:

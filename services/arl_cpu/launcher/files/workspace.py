@@ -13,7 +13,7 @@ from arl_cpu.launcher.linux.syscalls import open_beneath
 __all__ = ["FETCH_LIMIT_BYTES", "AgentWorkspace", "mode_of"]
 
 FETCH_LIMIT_BYTES = 8 << 20
-_UNFINISHED = ".tangram-unfinished"
+_MAX_UNFINISHED = 100
 
 
 class AgentWorkspace:
@@ -22,6 +22,31 @@ class AgentWorkspace:
     def __init__(self, root: str) -> None:
         self._root = root
         self._directory = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+
+    def mend(self) -> str | None:
+        """Repair the directory, which a program may have removed, replaced or closed to itself.
+
+        Return a note if it was damaged.
+        """
+        note = None
+        try:
+            if not os.path.isdir(self._root):
+                note = self._make_again()
+            elif not (found := os.stat(self._root)).st_mode & stat.S_IXUSR and found.st_uid == os.geteuid():
+                os.chmod(self._root, stat.S_IMODE(found.st_mode) | stat.S_IRWXU)
+                note = "the working directory could not be entered; its owner has all permissions again"
+            directory = os.open(self._root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except OSError:
+            return note  # the action is refused with the reason
+        os.close(self._directory)
+        self._directory = directory
+        return note
+
+    def _make_again(self) -> str:
+        if os.path.lexists(self._root):
+            os.rename(self._root, f"{self._root}.replaced")
+        os.makedirs(self._root, exist_ok=True)
+        return "the working directory was missing and was created again, empty"
 
     def check_paths(self, paths: Iterable[str]) -> None:
         """Check the paths. Raises ValueError for a path that leads out."""
@@ -32,6 +57,8 @@ class AgentWorkspace:
         """Check an action's working directory: any visible directory is allowed. Raises ValueError."""
         if not os.path.isdir(path):
             raise ValueError(f"cwd {path!r} is not a directory of the environment")
+        if not os.access(path, os.X_OK):
+            raise ValueError(f"cwd {path!r} cannot be entered: {os.strerror(errno.EACCES)}")
 
     def write_files(self, files: Mapping[str, bytes]) -> None:
         """Write files below the working directory. Raises `ValueError` for a path that leads out."""
@@ -97,14 +124,21 @@ def _replace_file(directory: int, name: str, content: bytes, before: int | None)
     """Replace a file completely or not at all. An existing file keeps its mode."""
     if before is not None and stat.S_ISDIR(before):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
-    with suppress(FileNotFoundError):
-        os.unlink(_UNFINISHED, dir_fd=directory)  # an action may have created anything here, such as a pipe that blocks
-    file = os.open(_UNFINISHED, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    unfinished, file = _create_unfinished(directory)
     try:
         with os.fdopen(file, "wb") as stream:
             stream.write(content)
             os.fchmod(stream.fileno(), stat.S_IMODE(before) if before is not None and stat.S_ISREG(before) else 0o644)
-        os.rename(_UNFINISHED, name, src_dir_fd=directory, dst_dir_fd=directory)
+        os.rename(unfinished, name, src_dir_fd=directory, dst_dir_fd=directory)
     except BaseException:
-        os.unlink(_UNFINISHED, dir_fd=directory)
+        os.unlink(unfinished, dir_fd=directory)
         raise
+
+
+def _create_unfinished(directory: int) -> tuple[str, int]:
+    """Create a file with a free name. An action may have created any kind of file under any name."""
+    for number in range(_MAX_UNFINISHED):
+        name = f".tangram-unfinished-{number}"
+        with suppress(FileExistsError):
+            return name, os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=directory)
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), f".tangram-unfinished-{_MAX_UNFINISHED}")

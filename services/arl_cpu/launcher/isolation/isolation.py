@@ -16,8 +16,6 @@ _OPEN_FILES = 4096
 
 _MIB = 1 << 20
 
-_MIN_FILE_MIB = 16
-
 
 @dataclass(frozen=True, slots=True)
 class TemplateLayers:
@@ -42,8 +40,8 @@ class AgentSetup:
     """The launcher's parameters for an agent, sent before it isolates itself."""
 
     workspace: str
-    is_host: bool
-    """True for the template `host`, in which the agent's own interpreter is visible."""
+    home: str
+    """Home directory of the sandbox's user."""
     base_prefix: str
     memory_mib: int
     disk_mib: int
@@ -106,6 +104,10 @@ class Isolation(Protocol):
     def write_area_used_bytes(self) -> int:
         """Return the bytes of the write area that count as memory."""
 
+    def socket_bytes(self) -> int:
+        """Return the bytes in socket queues, if they are the environment's own and polling must count them."""
+        ...
+
     def exceeded_limit(self) -> str | None:
         """Return a limit that polling found exceeded, if nothing else enforces it."""
         ...
@@ -115,7 +117,6 @@ def apply_limits(setup: AgentSetup, *, processes: int) -> None:
     """Limit files always; limit memory and this uid's `processes` only without a cgroup."""
     _set_limit(resource.RLIMIT_CORE, 0)
     _set_limit(resource.RLIMIT_NOFILE, _OPEN_FILES)
-    _set_limit(resource.RLIMIT_FSIZE, max(setup.disk_mib, _MIN_FILE_MIB) * _MIB)
     if setup.has_cgroup:
         return
     _set_limit(resource.RLIMIT_NPROC, processes)

@@ -33,7 +33,7 @@ _READABLE_PROC_FILES = ("cpuinfo", "filesystems", "loadavg", "meminfo", "stat", 
 
 _MIB = 1 << 20
 _SHARED_UID_SLACK = 64
-_MAX_ENTRIES = 65536
+_MIN_ENTRIES, _ENTRIES_PER_MIB = 65536, 256
 _SCAN_INTERVAL_FACTOR = 10
 """A scan of the disk usage takes at most about a tenth of the time."""
 
@@ -55,7 +55,7 @@ class LandlockIsolation:
         self._abi = landlock_abi()
         self.write_area = ""
         self._ruleset = -1
-        self._limit_bytes = self._known_bytes = 0
+        self._limit_bytes = self._known_bytes = self._max_entries = 0
         self._pids: int | None = None
         self._lowers_priority = self._signals_at_once = False
         self._next_scan = 0.0
@@ -67,6 +67,7 @@ class LandlockIsolation:
         """Restrict the agent permanently: files, signals, system calls and, if available, the uid."""
         self.write_area = os.path.dirname(setup.workspace)
         self._limit_bytes = setup.disk_mib * _MIB
+        self._max_entries = max(_MIN_ENTRIES, setup.disk_mib * _ENTRIES_PER_MIB)
         self._ruleset = _file_ruleset(self._abi, self.write_area, setup.base_prefix)
         owns_files = setup.host_id is None
         self._pids = setup.pids if owns_files and not setup.has_cgroup else None
@@ -123,6 +124,10 @@ class LandlockIsolation:
         """Return 0: the write area uses no memory."""
         return 0
 
+    def socket_bytes(self) -> int:
+        """Return 0: the sockets of all environments are in one network namespace."""
+        return 0
+
     def exceeded_limit(self) -> str | None:
         """Return `pids` or `disk` if polling found the limit exceeded, else None."""
         if self._pids is not None and self._has_more_than(self._pids):
@@ -164,7 +169,7 @@ class LandlockIsolation:
                             frontier.append(entry.path)
             except OSError:
                 continue  # changed meanwhile, or unreadable
-            if entries > _MAX_ENTRIES or used > self._limit_bytes:
+            if entries > self._max_entries or used > self._limit_bytes:
                 return self._limit_bytes + used
         return used
 

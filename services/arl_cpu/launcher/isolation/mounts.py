@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from arl_cpu.contract.verifier_packages import PLACE, package_directory
+from arl_cpu.launcher.isolation import system_files
+from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.syscalls import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_REC
 
@@ -26,7 +28,7 @@ __all__ = [
 WORKSPACE = "/workspace"
 
 _WRITE_AREA = "/tmp"  # noqa: S108  # inside
-WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "tmp": _WRITE_AREA}  # noqa: S108  # inside
+WRITABLE_PATHS = {"workspace": WORKSPACE, "shm": "/dev/shm", "var": "/var/tmp", "tmp": _WRITE_AREA}  # noqa: S108
 """Mount point by part of the write area."""
 _ROOT = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 SYSTEM_DIRECTORIES = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32")
@@ -45,24 +47,34 @@ ETC_PATHS = (
     "protocols",
     "services",
     "ssl/certs",
+    "ssl/openssl.cnf",
 )
 GENERATED_FILES = {
-    "etc/passwd": "root:x:0:0:root:/:/usr/sbin/nologin\nsandbox:x:1000:1000::/workspace:/bin/sh\n"
-    "nobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
-    "etc/group": "root:x:0:\nsandbox:x:1000:\nnogroup:x:65534:\n",
-    "etc/hosts": "127.0.0.1 localhost sandbox\n::1 localhost\n",
+    "etc/passwd": "root:x:0:0:root:/root:/usr/sbin/nologin\ndaemon:x:1:1:daemon:/usr/sbin:/usr/sbin/nologin\n"
+    "sandbox:x:1000:1000::/workspace:/bin/bash\nnobody:x:65534:65534:nobody:/:/usr/sbin/nologin\n",
+    "etc/group": "root:x:0:\ndaemon:x:1:\ntty:x:5:\nusers:x:100:\nsandbox:x:1000:\nnogroup:x:65534:\n",
+    **system_files.NETWORK_FILES,
     "etc/nsswitch.conf": "passwd: files\ngroup: files\nhosts: files dns\n",
 }
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 DEV_LINKS = {
     "fd": "/proc/self/fd",
+    "ptmx": "pts/ptmx",
     "stdin": "/proc/self/fd/0",
     "stdout": "/proc/self/fd/1",
     "stderr": "/proc/self/fd/2",
 }
+EMPTY_DIRECTORIES = ("home", "mnt", "opt", "root", "run/lock", "srv", "var/cache", "var/lib", "var/log")
+"""Directories that the template `host` shows without their contents on the node."""
 MASKED_FILES = ("kcore", "keys", "timer_list", "sysrq-trigger", "kallsyms", "kmsg", "sched_debug")
-_READ_ONLY_PROC = ("sys", "irq", "bus", "fs")
-_MIN_INODES, _MAX_INODES, _INODES_PER_MIB = 4096, 65536, 128
+_READ_ONLY_PROC = ("sys", "irq", "bus", "fs", "pressure")
+"""Thousands of triggers on `pressure` delay the end of their process by a minute."""
+_MAX_TERMINALS = 32
+"""Pseudo-terminals of an environment. All environments share `kernel.pty.max`, 4096 by default."""
+_MIN_INODES, _INODES_PER_DISK_MIB, _INODES_PER_MEMORY_MIB = 4096, 256, 128
+"""A page of 4 KiB is the smallest file with content. Only a cgroup counts the memory of inodes, 1 KiB each."""
+_MAX_INODES = 300_000
+"""The kernel removes 500,000 in a second. An environment that ends with its action holds its cores until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +85,13 @@ class RootSources:
     links: dict[str, str]
     copies: dict[str, bytes]
     devices: dict[str, int]
+    sys: dict[str, int]
 
 
 def open_sources(base_prefix: str) -> RootSources:
     """Open the host's tree in this mount namespace, before the privileged uid is given up."""
     make_mounts_private()
-    sources = RootSources({}, {}, {}, open_devices())
+    sources = RootSources({}, {}, {}, open_devices(), system_files.open_sys())
     for path in (*SYSTEM_DIRECTORIES, *(f"etc/{name}" for name in ETC_PATHS)):
         _open_source(sources, path)
     if base_prefix == "/":
@@ -98,26 +111,29 @@ def make_mounts_private() -> None:
 
 def open_devices() -> dict[str, int]:
     """Open the host's devices that a sandbox may use, by name."""
-    return {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in DEVICES}
+    there = [name for name in DEVICES if os.path.exists(f"/dev/{name}")]
+    return {name: os.open(f"/dev/{name}", os.O_PATH | os.O_CLOEXEC) for name in there}
 
 
 def build_root(sources: RootSources) -> None:
     """Assemble the tree, make it the root and detach the host's. Nothing in it is writable yet."""
     syscalls.mount("tmpfs", _ROOT, "tmpfs", MS_NOSUID | MS_NODEV, "size=8m,nr_inodes=2048,mode=0755")
+    os.mkdir(f"{_ROOT}/proc")
     _mount_sources(sources)
     os.mkdir(f"{_ROOT}/dev")
     populate_dev(_ROOT, sources.devices)
-    os.mkdir(f"{_ROOT}/proc")
     mount_proc(_ROOT)
-    for place in WRITABLE_PATHS.values():
-        os.makedirs(f"{_ROOT}{place}")
+    os.mkdir(f"{_ROOT}/sys")
+    system_files.mount_sys(_ROOT, sources.sys)
+    for place in (*WRITABLE_PATHS.values(), *(f"/{name}" for name in EMPTY_DIRECTORIES)):
+        os.makedirs(f"{_ROOT}{place}", exist_ok=True)
     syscalls.pivot_root(_ROOT)
     syscalls.make_readonly("/", recursive=False)
 
 
-def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
+def mount_write_area(setup: AgentSetup) -> None:
     """Mount one tmpfs for all writable directories, so that its size bounds their sum in bytes and inodes."""
-    options = write_area_options(disk_mib=disk_mib, memory_mib=memory_mib)
+    options = write_area_options(setup)
     syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
     files = {}
     for name, place in WRITABLE_PATHS.items():
@@ -131,10 +147,12 @@ def mount_write_area(*, disk_mib: int, memory_mib: int) -> None:
     os.chdir(WORKSPACE)
 
 
-def write_area_options(*, disk_mib: int, memory_mib: int) -> str:
+def write_area_options(setup: AgentSetup) -> str:
     """Return the mount options of the tmpfs that contains everything writable."""
-    inodes = min(_MAX_INODES, max(_MIN_INODES, memory_mib * _INODES_PER_MIB))
-    return f"size={disk_mib}m,nr_inodes={inodes},mode=0755"
+    inodes = min(max(_MIN_INODES, setup.disk_mib * _INODES_PER_DISK_MIB), _MAX_INODES)
+    if not setup.has_cgroup:
+        inodes = min(inodes, max(_MIN_INODES, setup.memory_mib * _INODES_PER_MEMORY_MIB))
+    return f"size={setup.disk_mib}m,nr_inodes={inodes},mode=0755"
 
 
 def _open_source(sources: RootSources, path: str) -> None:
@@ -152,10 +170,11 @@ def _open_source(sources: RootSources, path: str) -> None:
 
 
 def _mount_sources(sources: RootSources) -> None:
+    points = _mount_points()
     for path, source in sources.binds.items():
         target = f"{_ROOT}/{path}"
         os.makedirs(target, exist_ok=True)
-        syscalls.bind_mount(source, target)
+        _mount_directory(source, target, has_mounts=any(each.startswith(f"/{path}/") for each in points))
         syscalls.make_readonly(target)
         os.close(source)
     for path, link in sources.links.items():
@@ -166,13 +185,40 @@ def _mount_sources(sources: RootSources) -> None:
             file.write(content)
 
 
+def _mount_points() -> list[str]:
+    with open("/proc/self/mountinfo") as file:
+        return [line.split(" ", 5)[4] for line in file]
+
+
+def _mount_directory(source: int, target: str, *, has_mounts: bool) -> None:
+    """Show a directory of the host with inodes of its own.
+
+    Locks and watches on the host's inodes would reach other environments. An overlay shows no mounts below, and hosts
+    allow only two levels of overlays.
+    """
+    if not has_mounts:
+        try:
+            # One lower directory is not enough; the second is empty.
+            options = f"lowerdir=/proc/self/fd/{source}:{_ROOT}/proc"
+            syscalls.mount("overlay", target, "overlay", MS_NOSUID | MS_NODEV, options)
+            return
+        except OSError:
+            pass
+    syscalls.bind_mount(source, target)
+
+
 def populate_dev(root: str, devices: Mapping[str, int]) -> None:
-    """Create the few devices that every program may use. Closes the opened devices."""
+    """Create the few devices that every program may use, and own pseudo-terminals. Closes the opened devices."""
     for name, source in devices.items():
         target = f"{root}/dev/{name}"
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC))
         syscalls.bind_mount(source, target)
         os.close(source)
+    os.mkdir(f"{root}/dev/pts")
+    options = f"newinstance,ptmxmode=0666,mode=0620,max={_MAX_TERMINALS}"
+    syscalls.mount("devpts", f"{root}/dev/pts", "devpts", MS_NOSUID | MS_NOEXEC, options)
+    os.mkdir(f"{root}/dev/mqueue")
+    syscalls.mount("mqueue", f"{root}/dev/mqueue", "mqueue", MS_NOSUID | MS_NODEV | MS_NOEXEC)
     for name, link in DEV_LINKS.items():
         os.symlink(link, f"{root}/dev/{name}")
 

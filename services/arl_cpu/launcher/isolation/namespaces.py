@@ -2,15 +2,19 @@
 
 import os
 import signal
+from contextlib import suppress
 
-from arl_cpu.launcher.isolation import mounts, overlay, seccomp
+from arl_cpu.launcher.isolation import mounts, overlay, seccomp, system_files
 from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers, apply_limits, lower_priority
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.processes import ProcessInfo, all_processes
+from arl_cpu.launcher.linux.socket_memory import SocketMemory
 
 __all__ = ["NamespaceIsolation"]
 
 _INSIDE_ID = 1000
+_SOCKET_BUFFERS = {"tcp_rmem": "4096 8192 6291456"}
+"""Smallest, first and largest size in bytes."""
 
 
 class NamespaceIsolation:
@@ -21,9 +25,11 @@ class NamespaceIsolation:
 
     def __init__(self) -> None:
         self._template: overlay.TemplateRoot | None = None
+        self._sockets: SocketMemory | None = None
 
     def prepare(self, base_prefix: str, layers: TemplateLayers | None) -> None:
         """Build the file tree and switch to the sandbox's uid."""
+        _limit_socket_buffers()
         # This process is in its cgroup by now, so /proc/self/cgroup shows that cgroup as the root.
         syscalls.unshare(syscalls.CLONE_NEWCGROUP)
         if layers is not None:
@@ -35,15 +41,18 @@ class NamespaceIsolation:
             _switch_to_sandbox_uid()
             mounts.build_root(sources)
         syscalls.bring_loopback_up()
-        syscalls.set_hostname("sandbox")
+        syscalls.set_hostname(system_files.HOST_NAME)
 
     def apply_setup(self, setup: AgentSetup) -> None:
         """Mount the write area, apply limits and drop all capabilities."""
         if self._template is not None:
-            sizes = {"disk_mib": setup.disk_mib, "memory_mib": setup.memory_mib}
-            self._template.build(**sizes, workspace=setup.workspace)
+            self._template.build(setup)
         else:
-            mounts.mount_write_area(disk_mib=setup.disk_mib, memory_mib=setup.memory_mib)
+            mounts.mount_write_area(setup)
+        if setup.watches_memory:
+            self._sockets = SocketMemory()
+        if setup.has_cgroup:
+            system_files.mount_cgroups()
         apply_limits(setup, processes=setup.pids + 1)
         if not setup.has_cgroup:
             lower_priority()
@@ -78,8 +87,23 @@ class NamespaceIsolation:
         state = os.statvfs(self.write_area)
         return (state.f_blocks - state.f_bfree) * state.f_frsize
 
+    def socket_bytes(self) -> int:
+        """Return the bytes in the queues of all sockets."""
+        return self._sockets.used_bytes() if self._sockets is not None else 0
+
     def exceeded_limit(self) -> str | None:
         return None
+
+
+def _limit_socket_buffers() -> None:
+    """Let TCP connections begin with small buffers, which grow while memory permits.
+
+    Without memory, the kernel still grants each connection one segment of the first window.
+    """
+    for name, sizes in _SOCKET_BUFFERS.items():
+        # In a container /proc/sys may be read-only.
+        with suppress(OSError), open(f"/proc/sys/net/ipv4/{name}", "w") as file:
+            file.write(sizes)
 
 
 def _switch_to_sandbox_uid() -> None:

@@ -8,8 +8,8 @@ import os
 import stat
 from dataclasses import dataclass
 
-from arl_cpu.launcher.isolation import mounts
-from arl_cpu.launcher.isolation.isolation import TemplateLayers
+from arl_cpu.launcher.isolation import accounts, mounts, system_files
+from arl_cpu.launcher.isolation.isolation import AgentSetup, TemplateLayers
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
 from arl_cpu.launcher.linux import syscalls
 from arl_cpu.launcher.linux.syscalls import MS_NODEV, MS_NOSUID
@@ -19,7 +19,7 @@ __all__ = ["TemplateRoot", "expose_upper_directory"]
 _STAGE = "/tmp"  # noqa: S108  # exists on every host; hidden only in the sandbox's own mount namespace
 _ROOT, _WRITE_AREA, _LAYERS = f"{_STAGE}/root", f"{_STAGE}/area", f"{_STAGE}/layers"
 _NEW_MOUNTS = 0x00020000
-_MOUNT_POINTS = ("dev", "proc", "tmp")
+_MOUNT_POINTS = ("dev", "proc", "sys", "tmp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class TemplateRoot:
     layers: TemplateLayers
     directory: int
     devices: dict[str, int]
+    sys: dict[str, int]
 
     @classmethod
     def open_layers(cls, layers: TemplateLayers) -> "TemplateRoot":
@@ -37,15 +38,15 @@ class TemplateRoot:
         directory = layers.idmapped_mount
         if directory is None:
             directory = os.open(layers.directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return cls(layers, directory, mounts.open_devices())
+        return cls(layers, directory, mounts.open_devices(), system_files.open_sys())
 
-    def build(self, *, disk_mib: int, memory_mib: int, workspace: str) -> None:
+    def build(self, setup: AgentSetup) -> None:
         """Assemble the tree, make it the root and detach the host's."""
         syscalls.mount("tmpfs", _STAGE, "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,nr_inodes=1024,mode=0755")
         for path in (_ROOT, _WRITE_AREA, _LAYERS):
             os.mkdir(path)
         self._mount_layers()
-        options = mounts.write_area_options(disk_mib=disk_mib, memory_mib=memory_mib)
+        options = mounts.write_area_options(setup)
         syscalls.mount("tmpfs", _WRITE_AREA, "tmpfs", MS_NOSUID | MS_NODEV, options)
         self._mount_overlay()
         syscalls.unmount(_LAYERS)
@@ -53,11 +54,14 @@ class TemplateRoot:
             _make_mount_point(name)
         self._mount_dev()
         mounts.mount_proc(_ROOT)
+        system_files.mount_sys(_ROOT, self.sys)
         syscalls.pivot_root(_ROOT)
         # From here on, links of the template cannot lead to the host.
         os.makedirs(WORKSPACE, exist_ok=True)
-        os.makedirs(workspace, exist_ok=True)
-        os.chdir(workspace)
+        os.makedirs(setup.workspace, exist_ok=True)
+        accounts.add_accounts(setup.home)
+        system_files.add_network_files()
+        os.chdir(setup.workspace)
 
     def _mount_layers(self) -> None:
         if self.layers.idmapped_mount is not None:

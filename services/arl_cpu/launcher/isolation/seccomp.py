@@ -1,4 +1,8 @@
-"""A BPF filter that refuses system calls that no sandbox needs. It is a deny list, so that tools continue to work."""
+"""A BPF filter that refuses system calls that no sandbox needs. It is a deny list, so that tools continue to work.
+
+Programs may trace their own processes. The kernel applies the filter after a tracer's changes (Linux 4.8). The agent is
+not dumpable, so no process without capabilities can trace it.
+"""
 
 import ctypes
 import errno
@@ -29,13 +33,15 @@ _PR_SET_SECCOMP, _MODE_FILTER = 22, 2
 _LOAD, _JEQ, _JGE, _JSET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER_OFFSET, _ARCH_OFFSET = 0, 4
-ARGUMENT_OFFSETS = (16, 24)
-"""Offsets of the low halves of the first two arguments."""
+ARGUMENT_OFFSETS = (16, 24, 32)
+"""Offsets of the low halves of the first three arguments."""
 _AUDIT_ARCH = {X86_64: 0xC000003E, AARCH64: 0xC00000B7}
 _X32_BIT = 0x40000000
 _NEW_NAMESPACES = 0x7E020000
 _SOCKET_FAMILIES = (1, 2, 10)
 """AF_UNIX, AF_INET, AF_INET6. A network namespace does not cover vsock; other families only add attack surface."""
+_NETLINK, _NETLINK_ROUTE = 16, 0
+"""Programs list network interfaces by route netlink. Its other protocols only add attack surface."""
 TERMINAL_INJECTION_REQUESTS = (0x5412, 0x541C, 0x5423)
 """TIOCSTI and TIOCLINUX inject terminal input. TIOCSETD changes the line discipline, after which it is no terminal."""
 
@@ -82,9 +88,6 @@ _DENIED: dict[str, tuple[int | None, int | None]] = {
     "pidfd_getfd": (438, 438),
     "pivot_root": (155, 41),
     "process_madvise": (440, 440),
-    "process_vm_readv": (310, 270),
-    "process_vm_writev": (311, 271),
-    "ptrace": (101, 117),
     "quotactl": (179, 60),
     "quotactl_fd": (443, 443),
     "reboot": (169, 142),
@@ -156,9 +159,20 @@ def build_filter(*, has_cgroup: bool, machine: str = MACHINE, first: bytes = b""
     code.append(refuse(_CLONE3, _ERRNO | errno.ENOSYS))
     code.append(_if_called(_CLONE[machine], ARGUMENT_OFFSETS[0], [_instruction(_JSET, _NEW_NAMESPACES, 0, 1)], refused))
     code.append(if_argument_is(IOCTL[machine], ARGUMENT_OFFSETS[1], TERMINAL_INJECTION_REQUESTS, refused))
-    for number in (_SOCKET[machine], SOCKETPAIR[machine]):
-        code.append(unless_argument_is(number, ARGUMENT_OFFSETS[0], _SOCKET_FAMILIES, refused))
+    code.append(unless_argument_is(SOCKETPAIR[machine], ARGUMENT_OFFSETS[0], _SOCKET_FAMILIES, refused))
+    code.append(unless_argument_is(_SOCKET[machine], ARGUMENT_OFFSETS[0], (*_SOCKET_FAMILIES, _NETLINK), refused))
+    code.append(_refuse_other_netlink(machine, refused))
     return b"".join([*code, _instruction(_RETURN, _ALLOW)])
+
+
+def _refuse_other_netlink(machine: str, verdict: int) -> bytes:
+    """Return a rule that refuses netlink sockets with another protocol than route."""
+    body = [
+        *(_instruction(_LOAD, ARGUMENT_OFFSETS[0]), _instruction(_JEQ, _NETLINK, 0, 3)),
+        *(_instruction(_LOAD, ARGUMENT_OFFSETS[2]), _instruction(_JEQ, _NETLINK_ROUTE, 1, 0)),
+        *(_instruction(_RETURN, verdict), _instruction(_LOAD, _NUMBER_OFFSET)),
+    ]
+    return b"".join([_instruction(_JEQ, _SOCKET[machine], 0, len(body)), *body])
 
 
 def protect_process(process: int, machine: str, verdict: int) -> bytes:

@@ -49,6 +49,10 @@ class UnsafeLocalIsolation:
     def write_area_used_bytes(self) -> int:
         return 0
 
+    def socket_bytes(self) -> int:
+        """Return 0: the sockets of all environments are in one network namespace."""
+        return 0
+
     def exceeded_limit(self) -> str | None:
         return None
 

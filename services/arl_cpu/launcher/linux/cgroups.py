@@ -1,87 +1,28 @@
 """Kernel accounting and limits for each environment: cgroup v1, v2 or none behind one interface."""
 
-import contextlib
 import os
-import signal
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+
+from arl_cpu.launcher.linux import cgroup_v1
+from arl_cpu.launcher.linux.cgroup_files import read_counter, remove_directory, write_file, write_if_exists
+from arl_cpu.launcher.linux.cgroup_interface import (
+    PERIOD_US,
+    WORKERS,
+    WORKERS_CPU_MILLI,
+    Cgroup,
+    CgroupTree,
+    CgroupUsage,
+    kill_and_remove,
+    quota_us,
+    wait_until,
+)
 
 __all__ = ["Cgroup", "CgroupTree", "CgroupUsage", "NoCgroup", "find_cgroup_tree", "wait_until"]
 
-_PERIOD_US = 100_000
-_MIN_QUOTA_US = 1_000
-_SHARES, _WEIGHT = 102, 10
-"""A tenth of the default, so that sandboxes cannot starve the services next to them."""
-_V1_CONTROLLERS = ("cpu", "cpuacct", "cpuset", "memory", "pids", "freezer")
-_V1_FILES = {
-    "cpu.quota": "cpu.cfs_quota_us",
-    "cpuacct.usage": "cpuacct.usage",
-    "cpuset.cpus": "cpuset.cpus",
-    "cpuset.mems": "cpuset.mems",
-    "freezer.procs": "cgroup.procs",
-    "freezer.state": "freezer.state",
-    "memory.limit": "memory.limit_in_bytes",
-    "memory.memsw": "memory.memsw.limit_in_bytes",
-    "memory.oom": "memory.oom_control",
-    "memory.peak": "memory.max_usage_in_bytes",
-    "pids.events": "pids.events",
-    "pids.max": "pids.max",
-}
-"""File names by controller and purpose."""
+_WEIGHT, _WORKERS_WEIGHT = 10, 1
+"""A tenth of the default, so that sandboxes cannot starve the services next to them; file operations have less."""
 _V2_CONTROLLERS = ("cpu", "cpuset", "memory", "pids")
-
-
-@dataclass(frozen=True, slots=True)
-class CgroupUsage:
-    """Monotonic counters of a cgroup."""
-
-    cpu_us: int = 0
-    oom_kills: int = 0
-    pids_refused: int = 0
-
-
-class Cgroup(Protocol):
-    """The limits on one environment's processes."""
-
-    @property
-    def join_files(self) -> Sequence[str]:
-        """Files to which a process writes its pid to join the group with all its later children."""
-        ...
-
-    worker_join_files: Sequence[str]
-    """Files for a process that joins the accounting but not the freezer."""
-
-    def set_limits(self, *, memory_mib: int, pids: int) -> None: ...
-    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None: ...
-    def freeze(self) -> bool:
-        """Freeze the group. Return True once no process of it runs; the caller repeats until then."""
-        ...
-
-    def thaw(self) -> None: ...
-    def usage(self) -> CgroupUsage: ...
-    def reset_peak(self) -> None: ...
-    def peak_kib(self) -> int: ...
-    def processes(self) -> list[int]: ...
-    def kill(self) -> None: ...
-    def remove(self) -> bool:
-        """Remove the group. Return False while it contains a process."""
-        ...
-
-
-class CgroupTree(Protocol):
-    """The parent directory of one launcher's groups."""
-
-    version: str
-
-    def make(self, name: str) -> Cgroup: ...
-    def sweep(self) -> None:
-        """Kill and remove every group below, including those of earlier launchers."""
-        ...
-
-    def remove(self) -> None: ...
 
 
 class NoCgroup:
@@ -122,109 +63,13 @@ def find_cgroup_tree(prefix: str) -> CgroupTree | None:
     """Prepare `tangram/<prefix>` in a hierarchy that this process may write. Return None if there is none."""
     mounts = _cgroup_mounts()
     try:
-        if all(name in mounts for name in _V1_CONTROLLERS):
-            return CgroupV1Tree({name: Path(mounts[name]) for name in _V1_CONTROLLERS}, prefix)
+        if all(name in mounts for name in cgroup_v1.CONTROLLERS):
+            return cgroup_v1.CgroupV1Tree({name: Path(mounts[name]) for name in cgroup_v1.CONTROLLERS}, prefix)
         if "v2" in mounts:
             return CgroupV2Tree(Path(mounts["v2"]), prefix)
     except OSError:
         return None
     return None
-
-
-class CgroupV1Tree:
-    """A tree with one directory per controller."""
-
-    version = "v1"
-
-    def __init__(self, mounts: dict[str, Path], prefix: str) -> None:
-        self._roots = {name: mount / "tangram" / prefix for name, mount in mounts.items()}
-        for path in self._roots.values():
-            path.mkdir(parents=True, exist_ok=True)
-        top, parent = mounts["cpuset"], self._roots["cpuset"]
-        for directory in (parent.parent, parent):
-            for name in ("cpuset.cpus", "cpuset.mems"):
-                _write(directory / name, (top / name).read_text())
-        _write(self._roots["cpu"] / "cpu.shares", _SHARES)
-        self._cpus, self._mems = ((parent / name).read_text() for name in ("cpuset.cpus", "cpuset.mems"))
-        # Several controllers may share a hierarchy.
-        self._hierarchies = tuple({os.path.realpath(root): name for name, root in self._roots.items()}.values())
-
-    def make(self, name: str) -> "CgroupV1":
-        paths = {controller: root / name for controller, root in self._roots.items()}
-        return CgroupV1(paths, [paths[controller] for controller in self._hierarchies], self._cpus, self._mems)
-
-    def sweep(self) -> None:
-        names = {path.name for root in self._roots.values() for path in root.glob("*/")}
-        for name in sorted(names):
-            _kill_and_remove(self.make(name))
-
-    def remove(self) -> None:
-        for root in self._roots.values():
-            _rmdir(root)
-            _rmdir(root.parent)
-
-
-class CgroupV1:
-    def __init__(self, paths: dict[str, Path], directories: Sequence[Path], cpus: str, mems: str) -> None:
-        self._directories, self._all_cores = directories, cpus
-        for path in directories:
-            path.mkdir(exist_ok=True)
-        # Strings, because building a Path costs more than the access.
-        self._files = {name: f"{paths[name.partition('.')[0]]}/{file}" for name, file in _V1_FILES.items()}
-        self._join_files = [f"{path}/cgroup.procs" for path in directories]
-        counting = [path for path in directories if not path.samefile(paths["freezer"])]
-        self.worker_join_files: Sequence[str] = [f"{path}/cgroup.procs" for path in counting]
-        # A cpuset accepts no process before both are set.
-        _write(self._files["cpuset.mems"], mems)
-        _write(self._files["cpuset.cpus"], cpus)
-
-    @property
-    def join_files(self) -> Sequence[str]:
-        return self._join_files
-
-    def set_limits(self, *, memory_mib: int, pids: int) -> None:
-        _write(self._files["memory.limit"], memory_mib << 20)
-        _write_if_exists(self._files["memory.memsw"], memory_mib << 20)
-        _write(self._files["pids.max"], pids)
-
-    def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        # Writing the same value starts a new period, so that earlier usage does not count.
-        _write(self._files["cpu.quota"], _quota_us(cpu_milli))
-        _write(self._files["cpuset.cpus"], ",".join(map(str, cores)) or self._all_cores)
-
-    def freeze(self) -> bool:
-        state = self._files["freezer.state"]
-        _write(state, "FROZEN")
-        return _read(state) == "FROZEN\n"
-
-    def thaw(self) -> None:
-        _write(self._files["freezer.state"], "THAWED")
-
-    def usage(self) -> CgroupUsage:
-        return CgroupUsage(
-            cpu_us=int(_read(self._files["cpuacct.usage"])) // 1000,
-            oom_kills=_counter(self._files["memory.oom"], "oom_kill"),
-            pids_refused=_counter(self._files["pids.events"], "max"),
-        )
-
-    def reset_peak(self) -> None:
-        _write(self._files["memory.peak"], 0)
-
-    def peak_kib(self) -> int:
-        return int(_read(self._files["memory.peak"])) >> 10
-
-    def processes(self) -> list[int]:
-        return [int(pid) for pid in _read(self._files["freezer.procs"]).split()]
-
-    def kill(self) -> None:
-        """Send the signal before thawing, so that no process runs again before it dies."""
-        for pid in self.processes():
-            _signal(pid, signal.SIGKILL)
-        self.thaw()
-
-    def remove(self) -> bool:
-        removed = [_rmdir(path) for path in self._directories]
-        return all(removed)
 
 
 class CgroupV2Tree:
@@ -242,28 +87,38 @@ class CgroupV2Tree:
             # A cgroup that delegates controllers may contain no process.
             leaf = base / "launcher"
             leaf.mkdir(exist_ok=True)
-            _write(leaf / "cgroup.procs", os.getpid())
+            write_file(leaf / "cgroup.procs", os.getpid())
         for directory in (base, self._root.parent, self._root):
-            _write(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
-        _write(self._root / "cpu.weight", _WEIGHT)
+            write_file(directory / "cgroup.subtree_control", " ".join(f"+{name}" for name in _V2_CONTROLLERS))
+        write_file(self._root / "cpu.weight", _WEIGHT)
 
     def make(self, name: str) -> "CgroupV2":
-        return CgroupV2(self._root / name)
+        group = CgroupV2(self._root / name)
+        group.worker_join_files = self._worker_join_files()
+        return group
+
+    def _worker_join_files(self) -> list[str]:
+        """Return the file of the shared group. The memory of an operation is not limited by the environment's group."""
+        path = self._root / WORKERS
+        if not path.exists():
+            CgroupV2(path).set_cpu(cpu_milli=WORKERS_CPU_MILLI, cores=())
+            write_file(path / "cpu.weight", _WORKERS_WEIGHT)
+        return [f"{path}/cgroup.procs"]
 
     def sweep(self) -> None:
         for path in self._root.glob("*/"):
-            _kill_and_remove(self.make(path.name))
+            kill_and_remove(self.make(path.name))
 
     def remove(self) -> None:
-        _rmdir(self._root)
-        _rmdir(self._root.parent)
+        remove_directory(self._root / WORKERS)
+        remove_directory(self._root)
+        remove_directory(self._root.parent)
 
 
 class CgroupV2:
-    worker_join_files: Sequence[str] = ()
-
     def __init__(self, path: Path) -> None:
         self._path = path
+        self.worker_join_files: Sequence[str] = ()
         path.mkdir(exist_ok=True)
 
     @property
@@ -271,26 +126,26 @@ class CgroupV2:
         return (f"{self._path}/cgroup.procs",)
 
     def set_limits(self, *, memory_mib: int, pids: int) -> None:
-        _write(self._path / "memory.max", memory_mib << 20)
-        _write_if_exists(self._path / "memory.swap.max", 0)
-        _write(self._path / "pids.max", pids)
+        write_file(self._path / "memory.max", memory_mib << 20)
+        write_if_exists(self._path / "memory.swap.max", 0)
+        write_file(self._path / "pids.max", pids)
 
     def set_cpu(self, *, cpu_milli: int, cores: Sequence[int]) -> None:
-        _write(self._path / "cpu.max", f"{_quota_us(cpu_milli)} {_PERIOD_US}")
-        _write(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
+        write_file(self._path / "cpu.max", f"{quota_us(cpu_milli)} {PERIOD_US}")
+        write_file(self._path / "cpuset.cpus", ",".join(map(str, cores)) or "\n")
 
     def freeze(self) -> bool:
-        _write(self._path / "cgroup.freeze", 1)
-        return _counter(self._path / "cgroup.events", "frozen") == 1
+        write_file(self._path / "cgroup.freeze", 1)
+        return read_counter(self._path / "cgroup.events", "frozen") == 1
 
     def thaw(self) -> None:
-        _write(self._path / "cgroup.freeze", 0)
+        write_file(self._path / "cgroup.freeze", 0)
 
     def usage(self) -> CgroupUsage:
         return CgroupUsage(
-            cpu_us=_counter(self._path / "cpu.stat", "usage_usec"),
-            oom_kills=_counter(self._path / "memory.events", "oom_kill"),
-            pids_refused=_counter(self._path / "pids.events", "max"),
+            cpu_us=read_counter(self._path / "cpu.stat", "usage_usec"),
+            oom_kills=read_counter(self._path / "memory.events", "oom_kill"),
+            pids_refused=read_counter(self._path / "pids.events", "max"),
         )
 
     def reset_peak(self) -> None:
@@ -304,11 +159,11 @@ class CgroupV2:
         return [int(pid) for pid in (self._path / "cgroup.procs").read_text().split()]
 
     def kill(self) -> None:
-        _write(self._path / "cgroup.kill", 1)
+        write_file(self._path / "cgroup.kill", 1)
         self.thaw()
 
     def remove(self) -> bool:
-        return _rmdir(self._path)
+        return remove_directory(self._path)
 
 
 def _cgroup_mounts() -> dict[str, str]:
@@ -318,7 +173,7 @@ def _cgroup_mounts() -> dict[str, str]:
         if kind == "cgroup2":
             found.setdefault("v2", where)
         elif kind == "cgroup":
-            found.update({name: where for name in options.split(",") if name in _V1_CONTROLLERS})
+            found.update({name: where for name in options.split(",") if name in cgroup_v1.CONTROLLERS})
     return found
 
 
@@ -327,73 +182,3 @@ def _own_v2_path() -> str:
         if line.startswith("0::"):
             return line[3:]
     raise OSError("this process is in no cgroup of version 2")
-
-
-def _quota_us(cpu_milli: int) -> int:
-    return max(_MIN_QUOTA_US, cpu_milli * _PERIOD_US // 1000)
-
-
-def _kill_and_remove(group: Cgroup) -> None:
-    def gone() -> bool:
-        with contextlib.suppress(OSError):  # some of its directories may be removed already
-            group.kill()
-        return group.remove()
-
-    wait_until(gone, limit_s=2.0)
-
-
-def wait_until(done: Callable[[], bool], limit_s: float) -> bool:
-    """Wait until `done` returns True. Return False after `limit_s` seconds."""
-    deadline = time.monotonic() + limit_s
-    while not done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.0002)
-    return True
-
-
-def _counter(path: str | Path, name: str) -> int:
-    for line in _read(path).splitlines():
-        key, _, value = line.partition(" ")
-        if key == name:
-            return int(value)
-    return 0
-
-
-def _read(path: str | Path) -> str:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        content = b""
-        while part := os.read(fd, 1 << 16):
-            content += part
-    finally:
-        os.close(fd)
-    return content.decode()
-
-
-def _write(path: str | Path, value: int | str) -> None:
-    fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    try:
-        os.write(fd, str(value).encode())
-    finally:
-        os.close(fd)
-
-
-def _write_if_exists(path: str | Path, value: int) -> None:
-    if os.path.exists(path):
-        _write(path, value)
-
-
-def _signal(pid: int, number: signal.Signals) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, number)
-
-
-def _rmdir(path: Path) -> bool:
-    try:
-        path.rmdir()
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return True

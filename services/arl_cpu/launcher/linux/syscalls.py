@@ -17,6 +17,7 @@ __all__ = [
     "bind_mount",
     "bring_loopback_up",
     "create_idmapped_mount",
+    "detach_tracee",
     "drop_capabilities",
     "empty_bounding_set",
     "empty_capability_sets",
@@ -55,6 +56,7 @@ _OPEN_TREE_CLONE, _MOVE_EMPTY_PATH = 1, 4
 _RESOLVE_NO_XDEV, _RESOLVE_NO_MAGICLINKS, _RESOLVE_BENEATH, _RESOLVE_IN_ROOT = 0x01, 0x02, 0x08, 0x10
 _CAPABILITY_VERSION_3 = 0x20080522
 _NS_GET_USERNS = 0xB701
+_PTRACE_DETACH = 17
 _SIOCGIFFLAGS, _SIOCSIFFLAGS, _IFF_UP = 0x8913, 0x8914, 0x1
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -185,6 +187,12 @@ def bring_loopback_up() -> None:
         request = fcntl.ioctl(any_socket, _SIOCGIFFLAGS, struct.pack("16sH14x", b"lo", 0))
         flags = struct.unpack("16sH14x", request)[1] | _IFF_UP
         fcntl.ioctl(any_socket, _SIOCSIFFLAGS, struct.pack("16sH14x", b"lo", flags))
+
+
+def detach_tracee(pid: int, signal_number: int) -> None:
+    """Stop tracing a stopped process and deliver a signal to it; 0 delivers none."""
+    number = ctypes.c_long(signal_number)
+    _check_result(_libc.ptrace(ctypes.c_long(_PTRACE_DETACH), ctypes.c_int(pid), ctypes.c_long(0), number), "ptrace")
 
 
 def raw_syscall(number: int, description: str, *arguments: object) -> int:

@@ -89,6 +89,8 @@ class AttemptEnd:
     pids_refused: int = 0
     limit_if_failed: str | None = None
     limit: str | None = None
+    has_leftovers: bool = False
+    """True if processes of earlier actions shared the environment."""
 
 
 def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
@@ -98,6 +100,8 @@ def outcome_of(end: AttemptEnd) -> tuple[AttemptOutcome, str | None]:
         return "user_error", None
     if end.limit is not None:
         return "limit_exceeded", end.limit
+    if end.cause == "setup" and end.has_leftovers and not seen_to_end:
+        return "user_error", "blocked_by_leftovers"
     if end.cause is not None and not seen_to_end:
         return _OUTCOME_BY_CAUSE[end.cause]
     if end.exit_status == 0:
@@ -128,6 +132,8 @@ class SandboxAttempt:
         self.followers = OutputFollowers(self.stdout.chunk_from, self.stderr.chunk_from)
         self.stdin_feed = _stdin_feed_of(spec)
         self.started_at: float | None = None
+        self.has_leftovers = False
+        """True if processes of earlier actions share the environment."""
         self.leftover_bytes = 0
         """Bytes written meanwhile by processes of earlier actions; reading them has the same cost."""
         self.usage_before = CgroupUsage()
@@ -209,6 +215,7 @@ class SandboxAttempt:
                 pids_refused=usage.pids_refused - self.usage_before.pids_refused,
                 limit_if_failed=message.get("limit_if_failed"),
                 limit=message.get("limit"),
+                has_leftovers=self.has_leftovers,
             )
         )
         stderr = self.stderr.stream()

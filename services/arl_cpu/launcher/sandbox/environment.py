@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 from arl_cpu.contract.executor import AttemptResize, EnvironmentSpec, ExecutionReport
-from arl_cpu.launcher.agent import interpreter
 from arl_cpu.launcher.agent.agent_request import AgentRequest
-from arl_cpu.launcher.agent.native import AUTO, PYTHON
+from arl_cpu.launcher.agent.native import PYTHON
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.isolation.isolation import AgentSetup
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
@@ -20,7 +19,8 @@ from arl_cpu.launcher.linux.packet_channel import read_file
 from arl_cpu.launcher.linux.processes import ProcessInfo, pin_to_cores
 from arl_cpu.launcher.sandbox.attempt import OutputCapture, SandboxAttempt, StopCause
 from arl_cpu.launcher.sandbox.environment_template import template_variables
-from arl_cpu.launcher.sandbox.request_builder import build_request, host_variables
+from arl_cpu.launcher.sandbox.leftover_outputs import LeftoverOutputs
+from arl_cpu.launcher.sandbox.request_builder import MISSING_PYTHON, build_request, host_variables
 from arl_cpu.launcher.sandbox.sandbox import Sandbox, SandboxHost, SandboxOwner, SandboxPool
 from arl_cpu.launcher.sandbox.shell_manager import ShellManager
 from arl_cpu.templates.template_store import OpenTemplate
@@ -30,8 +30,8 @@ __all__ = ["SandboxEnvironment"]
 _SETUP_LIMIT_S = 30.0
 _INTERRUPT_STAGE_S, _KILL_STAGE_S = 0.2, 3.0
 _FREEZE_LIMIT_S, _FREEZE_POLL_S = 2.0, 0.0001
-_AGENT_PROCESSES, _NATIVE_PROCESSES = 1, 2
-"""Processes in addition to those of actions: the agent, and the interpreter that the C agent may start."""
+_AGENT_PROCESSES = 1
+"""Processes in addition to those of actions."""
 _AGENT_CPU_MILLI = 1000
 """CPU of the agent itself if the attempt runs nothing."""
 
@@ -47,8 +47,6 @@ class SandboxEnvironment:
         on_report: Callable[[ExecutionReport], None],
         on_removed: Callable[["SandboxEnvironment", str | None], None],
         template: OpenTemplate | None = None,
-        *,
-        runs_source: bool = False,
     ) -> None:
         self.spec, self._host, self._template = spec, host, template
         self._on_report, self._on_removed = on_report, on_removed
@@ -58,11 +56,8 @@ class SandboxEnvironment:
         self._loss_reason: str | None = None
         self._variables: dict[str, str] = {}
         """Variables of every action in the environment."""
-        self._leftover_captures: list[OutputCapture] = []
+        self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
         self._has_leftovers = False
-        # For a single source the Python agent forks itself; the C agent would have to start an interpreter.
-        forks_itself = runs_source and spec.scope == "ephemeral" and template is None and host.agent_kind == AUTO
-        self._is_native = host.agent_kind != PYTHON and not forks_itself
         self._shell_manager = ShellManager(
             host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
         )
@@ -77,6 +72,7 @@ class SandboxEnvironment:
     def begin(self, attempt: SandboxAttempt) -> None:
         """Run an attempt once the environment is ready. No other attempt may be running."""
         self.attempt = attempt
+        attempt.has_leftovers = self._has_leftovers
         if self._sandbox.pid is not None:
             self._limit_setup(attempt)
         if self._is_ready:
@@ -179,7 +175,7 @@ class SandboxEnvironment:
         try:
             self._sandbox.cgroup.set_limits(
                 memory_mib=self.spec.memory_mib,
-                pids=self.spec.pids + (_NATIVE_PROCESSES if self._is_native else _AGENT_PROCESSES),
+                pids=self.spec.pids + _AGENT_PROCESSES,
             )
             self._sandbox.channel.send({"op": "bind", **asdict(self._setup())})
         except ConnectionError:
@@ -196,7 +192,7 @@ class SandboxEnvironment:
             workdir.create(self._sandbox.work_dir, self._sandbox.own_uid)
         return AgentSetup(
             workspace=self._workspace(),
-            is_host=self._template is None,
+            home=self._template_variables()["HOME"],
             base_prefix=self._host.base_prefix,
             memory_mib=self.spec.memory_mib,
             disk_mib=self.spec.disk_mib,
@@ -206,7 +202,7 @@ class SandboxEnvironment:
             watches_memory=self._host.driver.is_isolated and self._host.cgroup_tree is None,
             host_id=self._sandbox.own_uid,
             watches_files=self._host.driver.name == "landlock",
-            is_native=self._is_native,
+            is_native=self._host.agent_kind != PYTHON,
         )
 
     def message_received(self, message: dict[str, Any], files: list[int]) -> None:
@@ -311,7 +307,7 @@ class SandboxEnvironment:
         if self._shell_manager.handle_exit(message):
             return
         if message.pop("no_interpreter", False):
-            message["refused"] = interpreter.MISSING_PYTHON
+            message["refused"] = MISSING_PYTHON
         attempt.exit_message = message
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
@@ -346,28 +342,17 @@ class SandboxEnvironment:
                 continue
             self._host.loop.unwatch(capture.read_end)
             if attempt.exit_message and attempt.exit_message.get("leftover_processes") and not lost:
-                self._keep_reading(capture)
+                self._leftover_outputs.keep(capture)
             else:
                 capture.close()
         self._on_report(attempt.report(usage, peak_kib, lost=lost, enforcement=self._host.enforcement))
 
-    def _keep_reading(self, capture: OutputCapture) -> None:
-        """Continue to read the output of remaining processes; closing the pipe would kill them with SIGPIPE."""
-        self._leftover_captures.append(capture)
-
-        def discard() -> None:
-            """Read and discard the output of remaining processes."""
-            taken = capture.read()
-            if taken == 0:
-                self._host.loop.unwatch(capture.read_end)
-                capture.close()
-                self._leftover_captures.remove(capture)
-            elif taken and self.attempt is not None:
-                self.attempt.leftover_bytes += taken
-                if self.attempt.is_over_output():
-                    self.stop("output")
-
-        self._host.loop.watch(capture.read_end, discard)
+    def _leftover_output_read(self, size: int) -> None:
+        """Count output of remaining processes against the running attempt."""
+        if self.attempt is not None:
+            self.attempt.leftover_bytes += size
+            if self.attempt.is_over_output():
+                self.stop("output")
 
     def failed(self, message: str) -> None:
         """Report a failed set-up and end the environment."""
@@ -392,9 +377,7 @@ class SandboxEnvironment:
 
     def _sandbox_removed(self) -> None:
         self._shell_manager.close()
-        for capture in self._leftover_captures:
-            self._host.loop.unwatch(capture.read_end)
-            capture.close()
+        self._leftover_outputs.close()
         if self._template is not None:
             self._template.close()
         self._on_removed(self, self._loss_reason)

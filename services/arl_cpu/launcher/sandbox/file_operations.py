@@ -28,8 +28,6 @@ _BLOCK = 1 << 20
 _MAX_REQUEST_BYTES = 64 << 10
 _EXIT_GRACE_S = 3.0
 """Seconds after the time limit: a process that waits for a client that stopped reading cannot report its timeout."""
-_WORKER_CPU_MILLI = 1000
-"""CPU of an operation. The environment's cgroup limits the worker; the environment's processes are frozen."""
 
 
 class FileOperationRunner:
@@ -93,7 +91,6 @@ class FileOperationRunner:
         }
 
     def _fork(self, fence: Fence, operation: "_ActiveFileOperation", request: dict[str, Any]) -> None:
-        operation.sandbox.cgroup.set_cpu(cpu_milli=_WORKER_CPU_MILLI, cores=())
         mounts, stream = operation.sandbox.open_mounts(), os.dup(operation.connection.fileno())
         self._host.zygote.fork_worker(stream, mounts, request, partial(self._worker_created, fence, operation))
         self._operations[fence] = operation

@@ -4,12 +4,14 @@ import posixpath
 from collections.abc import Mapping
 
 from arl_cpu.contract.executor import ExecSpec
-from arl_cpu.launcher.agent import interpreter
 from arl_cpu.launcher.agent.agent_request import AgentRequest, RequestMode
 from arl_cpu.launcher.files import workdir
 from arl_cpu.launcher.isolation.mounts import WORKSPACE
 
-__all__ = ["build_request", "host_variables"]
+__all__ = ["MISSING_PYTHON", "build_request", "host_variables"]
+
+MISSING_PYTHON = "the template has no python3 in its PATH, which `source` needs; use `argv`, or another template"
+_PYTHON = ("python3",)
 
 _THREAD_VARIABLES = (
     "OMP_NUM_THREADS",
@@ -29,7 +31,7 @@ def build_request(
     """
     return AgentRequest(
         mode=_mode_of(spec),
-        argv=spec.argv or interpreter.RESIDENT_COMMAND,
+        argv=spec.argv or _PYTHON,
         env={
             **template_variables,
             **_thread_variables(max(spec.cpu_milli, spec.max_cpu_milli)),
@@ -47,7 +49,7 @@ def host_variables(base_prefix: str, workspace: str) -> dict[str, str]:
     """Return the variables of the template `host`."""
     prefix = "" if base_prefix in ("/usr", "/usr/local") else f"{base_prefix}/bin:"
     return {
-        "PATH": f"{prefix}/usr/local/bin:/usr/bin:/bin",
+        "PATH": f"{prefix}/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
         "HOME": workspace,
         "LANG": "C.UTF-8",
         "TMPDIR": "/tmp" if workspace == WORKSPACE else workdir.temporary_path(workspace),  # noqa: S108  # private

@@ -108,6 +108,7 @@ class ShellManager:
             return False
         if stage == "opening":
             if message.get("status") == 0 and self._attempt.cause is None:
+                self._notes += filter(None, [message.get("message")])
                 self._begin_watch()
                 return True
             self._handle_open_failure(message)

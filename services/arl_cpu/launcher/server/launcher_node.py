@@ -188,9 +188,7 @@ class LauncherNode:
         template = open_template(self._host.templates, self._host.driver, name)
         tell = (self._record_report, self._environment_removed)
         try:
-            environment = SandboxEnvironment(
-                spec, self._host, self._pool, *tell, template, runs_source=first.source is not None
-            )
+            environment = SandboxEnvironment(spec, self._host, self._pool, *tell, template)
         except OSError:
             if template is not None:
                 template.close()

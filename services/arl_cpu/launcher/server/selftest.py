@@ -82,7 +82,7 @@ found = {
         and refused(lambda: socket.create_connection(("192.0.2.1", 9), 0.2))
         and refused(lambda: socket.socket(socket.AF_UNIX).connect(ABSTRACT)),
     "signals": refused(lambda: os.kill(OUTSIDE, 0)),
-    "seccomp": refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
+    "seccomp": refused(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15)),
     "affinity": sorted(os.sched_getaffinity(0)),
     "widened": not refused(lambda: os.sched_setaffinity(0, range(CORES))) and len(os.sched_getaffinity(0)),
     "math": has_math(),

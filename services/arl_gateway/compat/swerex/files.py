@@ -6,6 +6,7 @@ unpacked as an archive into a new directory below the working directory. A progr
 
 import io
 import lzma
+import struct
 import tarfile
 import zipfile
 import zlib
@@ -31,7 +32,15 @@ UNPACK_SCRIPT = 'mkdir -p -- "$1" && base64 -d | tar -xzof - -C "$1"'
 INSTALL_FILE_SCRIPT = "trap 'rm -rf -- \"$2\"' EXIT; " + MAKE_PARENT_SCRIPT + 'cat -- "$2/file" > "$1"'
 INSTALL_TREE_SCRIPT = 'trap \'rm -rf -- "$2"\' EXIT; mkdir -p -- "$1" && cp -R -- "$2/." "$1/"'
 MAX_STDIN_BYTES = 8 << 20
-MAX_UNPACKED_BYTES, MAX_MEMBERS = 256 << 20, 100_000
+MAX_UNPACKED_BYTES, MAX_MEMBERS = 256 << 20, 65_536
+MAX_DIRECTORY_BYTES = 16 << 20
+"""Maximum bytes of the directory of a zip archive; an entry has about 100."""
+FAST_METHODS = frozenset({zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED})
+"""Compression methods that SWE-ReX's client uses. Others take up to a hundred times as long."""
+END_OF_DIRECTORY = b"PK\x05\x06"
+END_RECORD = struct.Struct("<12sI6x")
+"""The end record: at offset 12, the size of the directory. An archive that needs more than 32 bits says `ffffffff`."""
+MAX_END_BYTES = END_RECORD.size + 0xFFFF
 ARCHIVE_ERRORS = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, NotImplementedError, RuntimeError, EOFError, OSError)
 SLOW_CODECS = frozenset({"punycode", "idna"})
 """Codecs whose time is quadratic in the length of the text."""
@@ -125,6 +134,7 @@ def _tar_of_file(content: bytes) -> bytes:
 
 def _zip_to_tar(archive: bytes) -> bytes:
     """Convert a zip archive. Keep only files and directories, with default modes, like `ZipFile.extractall`."""
+    _check_directory(archive)
     packed = io.BytesIO()
     with (
         zipfile.ZipFile(io.BytesIO(archive)) as given,
@@ -139,6 +149,8 @@ def _zip_to_tar(archive: bytes) -> bytes:
             found = tarfile.TarInfo("/".join(part for part in parts if part not in ("", ".", "..")))
             if not found.name:
                 continue
+            if member.compress_type not in FAST_METHODS:
+                raise ValueError("the files of the archive must be stored or deflated")
             if member.is_dir():
                 found.type, found.mode = tarfile.DIRTYPE, 0o755
                 tar.addfile(found)
@@ -147,3 +159,12 @@ def _zip_to_tar(archive: bytes) -> bytes:
             with given.open(member) as content:
                 tar.addfile(found, content)
     return packed.getvalue()
+
+
+def _check_directory(archive: bytes) -> None:
+    """Raise ValueError if the directory of a zip archive is too large. `ZipFile` parses all of it at once."""
+    at = archive.rfind(END_OF_DIRECTORY, max(0, len(archive) - MAX_END_BYTES))
+    if at >= 0 and len(archive) >= at + END_RECORD.size:
+        size = END_RECORD.unpack_from(archive, at)[1]
+        if size > MAX_DIRECTORY_BYTES:
+            raise ValueError(f"the directory of the archive must have at most {MAX_DIRECTORY_BYTES} bytes")

@@ -1,6 +1,8 @@
 """Routes of SWE-ReX's runtime (`swerex/server.py`), for existing environments and for those of trajectories."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request
@@ -56,6 +58,9 @@ SUMMARIES = {
     "close": "Close all sessions (SWE-ReX)",
 }
 TRAJECTORY_PREFIXES = ("/trajectories/{trajectory}/swerex", "/trajectories/{trajectory}/options/{options}/swerex")
+
+CONVERSIONS = ThreadPoolExecutor(max_workers=1, thread_name_prefix="archive")
+"""Converts one uploaded archive at a time, so that uploads do not occupy all cores."""
 
 router = APIRouter(tags=["compatibility"], route_class=SwerexRoute)
 
@@ -149,7 +154,8 @@ async def upload(runtime: RuntimeDep, request: Request) -> SwerexUploadResponse:
     """
     sent = await parse_upload(request)
     pack = files.unzip_transfer if sent.is_archive else files.write_transfer
-    parcel = await asyncio.to_thread(pack, sent.target, sent.content, runtime.marker)
+    convert = partial(pack, sent.target, sent.content, runtime.marker)
+    parcel = await asyncio.get_running_loop().run_in_executor(CONVERSIONS, convert)
     files.raise_if_failed(await runtime.transfer_files(parcel, profile="swerex:upload"), sent.target)
     return SwerexUploadResponse()
 

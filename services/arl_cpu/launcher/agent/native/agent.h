@@ -53,7 +53,8 @@ char *quoted(const char *text); /* a JSON string of at most MAX_MESSAGE; free th
 ssize_t hear(int channel, void *text, size_t room, int *files, int *count);
 
 /* files.c */
-int workspace_open(const char *root);
+const char *workspace_mend(void);                    /* a note if it was damaged, else NULL */
+int write_all(int file, const struct item *content); /* 0, or -1 and errno */
 char *files_write(const struct order *order, bool *is_full);                   /* NULL or an error message */
 char *files_send(const struct order *order);                                   /* NULL or an error message */
 bool write_area_is_full(void);
@@ -61,20 +62,12 @@ bool write_area_is_full(void);
 /* spawn.c */
 pid_t spawn(char **argv, char **variables, const int *files, int count, bool has_terminal); /* -1 sets errno */
 
-/* interpreter.c: a resident Python that runs each source in a fork */
-struct answer {
-    int32_t kind, value, peak_kib;
-};
-enum { STARTED, EXITED, NO_PROCESS };
-extern pid_t interpreter_pid; /* 0 if none runs */
-extern int interpreter_channel;
-int interpreter_run(const struct order *order, const int *files); /* 0 or an errno */
-bool interpreter_answer(struct answer *answer);                   /* false if none is available now */
-void interpreter_end(void);
-void interpreter_reaped(void);
+/* source.c */
+char *source_place(const struct order *order, int number, int *file); /* NULL sets errno; free the result */
+void source_remove(void);
 
 /* processes.c */
-void others(struct processes *found); /* every living process except pid 1 and the interpreter */
+void others(struct processes *found); /* every living process except pid 1 */
 bool processes_have(const struct processes *known, struct process one);
 void processes_clear(struct processes *known);
 void kill_all_but(const struct processes *before);

@@ -13,7 +13,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define UNFINISHED ".tangram-unfinished"
+enum { MAX_UNFINISHED = 100 };
 #define FETCH_LIMIT (8LL << 20)
 
 static int open_beneath(int directory, const char *path, int flags, mode_t mode)
@@ -24,9 +24,45 @@ static int open_beneath(int directory, const char *path, int flags, mode_t mode)
     return (int)syscall(SYS_openat2, directory, path, &how, sizeof how);
 }
 
-int workspace_open(const char *root)
+static int make_directories(int base, const char *path, mode_t mode);
+
+/* Create the directory again. A program may have put something else in its place, which is moved aside. */
+static const char *make_again(const char *root)
 {
-    return open(root, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    struct stat state;
+    char *aside;
+
+    if (lstat(root, &state) == 0) {
+        if (asprintf(&aside, "%s.replaced", root) < 0)
+            _exit(1);
+        int failed = rename(root, aside);
+        free(aside);
+        if (failed)
+            return NULL;
+    }
+    if (make_directories(AT_FDCWD, root, 0777) < 0 || (mkdir(root, 0777) < 0 && errno != EEXIST))
+        return NULL;
+    return "the working directory was missing and was created again, empty";
+}
+
+const char *workspace_mend(void)
+{
+    struct stat state;
+    const char *note = NULL;
+
+    if (stat(agent.workspace, &state) < 0 || !S_ISDIR(state.st_mode)) {
+        note = make_again(agent.workspace);
+    } else if (!(state.st_mode & S_IXUSR) && state.st_uid == geteuid()) {
+        if (chmod(agent.workspace, (state.st_mode & 07777) | S_IRWXU) == 0)
+            note = "the working directory could not be entered; its owner has all permissions again";
+    }
+    int file = open(agent.workspace, O_PATH | O_DIRECTORY | O_CLOEXEC);
+    if (file >= 0) {
+        if (agent.workspace_file >= 0)
+            close(agent.workspace_file);
+        agent.workspace_file = file;
+    }
+    return note;
 }
 
 bool write_area_is_full(void)
@@ -78,7 +114,7 @@ static char *no_path(const char *path)
     return message;
 }
 
-static int write_all(int file, const struct item *content)
+int write_all(int file, const struct item *content)
 {
     size_t at = 0;
     while (at < content->length) {
@@ -90,29 +126,41 @@ static int write_all(int file, const struct item *content)
     return 0;
 }
 
+/* Create a file with a free name. An action may have created any kind of file under any name. */
+static int create_unfinished(int directory, char *name, size_t room)
+{
+    int file = -1;
+
+    for (int number = 0; number < MAX_UNFINISHED && file < 0; number++) {
+        snprintf(name, room, ".tangram-unfinished-%d", number);
+        file = openat(directory, name, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+        if (file < 0 && errno != EEXIST)
+            break;
+    }
+    return file;
+}
+
 /* Write all of the content. If it does not fit, keep the previous file. A file keeps its mode. */
 static int replace(int directory, const char *name, const struct item *content, const struct stat *before)
 {
     mode_t mode = before && S_ISREG(before->st_mode) ? before->st_mode & 07777 : 0644;
+    char unfinished[32];
     int failure;
 
     if (before && S_ISDIR(before->st_mode)) {
         errno = EISDIR;
         return -1;
     }
-    /* An action may have created any kind of file here, such as a pipe that blocks. */
-    if (unlinkat(directory, UNFINISHED, 0) < 0 && errno != ENOENT)
-        return -1;
-    int file = openat(directory, UNFINISHED, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600);
+    int file = create_unfinished(directory, unfinished, sizeof unfinished);
     if (file < 0)
         return -1;
     failure = write_all(file, content) < 0 || fchmod(file, mode) < 0 ? errno : 0;
     if (close(file) < 0 && !failure)
         failure = errno;
-    if (!failure && renameat(directory, UNFINISHED, directory, name) < 0)
+    if (!failure && renameat(directory, unfinished, directory, name) < 0)
         failure = errno;
     if (failure)
-        unlinkat(directory, UNFINISHED, 0);
+        unlinkat(directory, unfinished, 0);
     errno = failure;
     return failure ? -1 : 0;
 }
@@ -129,16 +177,17 @@ static int write_through(const char *link, const struct item *content)
     return done;
 }
 
-static int make_parents(const char *path)
+/* Create the directories above a path. */
+static int make_directories(int base, const char *path, mode_t mode)
 {
     char *each = strdup(path);
     int done = 0;
 
     if (!each)
         _exit(1);
-    for (char *at = strchr(each, '/'); at && done == 0; at = strchr(at + 1, '/')) {
+    for (char *at = strchr(each + 1, '/'); at && done == 0; at = strchr(at + 1, '/')) {
         *at = 0;
-        if (mkdirat(agent.workspace_file, each, 0777) < 0 && errno != EEXIST)
+        if (mkdirat(base, each, mode) < 0 && errno != EEXIST)
             done = -1;
         *at = '/';
     }
@@ -155,7 +204,7 @@ static int write_file(const char *path, const struct item *content)
 
     if (!parent)
         _exit(1);
-    if (make_parents(path) == 0)
+    if (make_directories(agent.workspace_file, path, 0777) == 0)
         directory = open_beneath(agent.workspace_file, parent, O_PATH | O_DIRECTORY, 0);
     free(parent);
     if (directory < 0)

@@ -10,21 +10,25 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/ptrace.h>
 #include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, MAX_ANSWERS = 16 };
+enum { NOT_EXECUTABLE = 126, NOT_FOUND = 127, STANDARD_FILES = 3, MAX_NOTES = 4, END_MS = 2500 };
 
 struct agent agent;
 
 static struct {
-    bool runs, is_watched, is_by_interpreter, has_ended;
-    pid_t pid; /* 0 until a process was reported */
+    bool runs, is_watched, has_ended;
+    pid_t pid; /* 0 if it has no first process */
     int status;
     long peak_kib;
+    const char *notes[MAX_NOTES];
+    int note_count;
     struct order order;
     struct processes before;
     long long cpu_us_before;
@@ -40,10 +44,29 @@ static long long children_cpu_us(void)
 
 static void forget_action(void)
 {
+    source_remove();
     order_close(&action.order);
     processes_clear(&action.before);
     memset(&action, 0, sizeof action);
     action.order.file = -1;
+}
+
+static void add_note(const char *note)
+{
+    if (note && action.note_count < MAX_NOTES)
+        action.notes[action.note_count++] = note;
+}
+
+/* Return the notes and a message as one text, or NULL. Free the result. */
+static char *with_notes(char *message)
+{
+    for (int each = action.note_count; each-- > 0;) {
+        char *rest = message;
+        if (asprintf(&message, "%s%s%s", action.notes[each], rest ? "; " : "", rest ? rest : "") < 0)
+            _exit(1);
+        free(rest);
+    }
+    return message;
 }
 
 static void refuse(const char *problem)
@@ -80,13 +103,15 @@ static size_t count_left(void)
 
 static void finish(int status, long peak_kib)
 {
+    bool is_full = write_area_is_full(); /* before the removal of the source, which would hide it */
+    source_remove();
     size_t left = agent.keeps_processes ? count_left() : 0;
-    char *message = files_send(&action.order), *text = message ? quoted(message) : NULL;
+    char *message = with_notes(files_send(&action.order)), *text = message ? quoted(message) : NULL;
 
     say("{\"op\": \"exited\", \"status\": %d, \"peak_kib\": %ld, \"cpu_us\": %lld, \"leftover_processes\": %zu, "
         "\"message\": %s, \"limit_if_failed\": %s}",
         status, peak_kib, children_cpu_us() - action.cpu_us_before, left, text ? text : "null",
-        write_area_is_full() ? "\"disk\"" : "null");
+        is_full ? "\"disk\"" : "null");
     free(text);
     free(message);
     forget_action();
@@ -100,6 +125,8 @@ static void report_unstarted(int failure, int standard_error)
 
     if (failure == EAGAIN) {
         say_limit("pids", "the process limit was reached before the action could start");
+    } else if (order_is(&action.order, "source") && (failure == ENOSPC || failure == EDQUOT)) {
+        say_limit("disk", "the source does not fit on the disk of the environment");
     } else if (failure == ENOENT && order_is(&action.order, "source")) {
         say("{\"op\": \"exited\", \"no_interpreter\": true}");
     } else {
@@ -125,15 +152,14 @@ static void set_oom_score(const char *score)
 }
 
 /* Return 0 or an errno. */
-static int start_command(const int *files, int count, bool has_terminal)
+static int spawn_action(char **argv, const int *files, int count, bool has_terminal)
 {
-    char **argv = order_strings(&action.order.argv), **variables = order_strings(&action.order.variables);
+    char **variables = order_strings(&action.order.variables);
 
     if (!argv || !variables)
         _exit(1);
     pid_t pid = chdir(action.order.directory.at[0].text) < 0 ? -1 : spawn(argv, variables, files, count, has_terminal);
     int failure = errno;
-    free(argv);
     free(variables);
     if (pid < 0)
         return failure;
@@ -141,37 +167,94 @@ static int start_command(const int *files, int count, bool has_terminal)
     return 0;
 }
 
+static int start_command(const int *files, int count, bool has_terminal)
+{
+    char **argv = order_strings(&action.order.argv);
+    int failure = spawn_action(argv, files, count, has_terminal);
+
+    free(argv);
+    return failure;
+}
+
+static int start_source(char *path, const int *files, int count)
+{
+    char *argv[] = {(char *)action.order.argv.at[0].text, path, NULL};
+    return spawn_action(argv, files, count, false);
+}
+
+/* Processes that earlier actions left occupy the process limit, so nobody could end them from inside. */
+static void end_leftovers(void)
+{
+    const struct timespec pause = {.tv_nsec = 1000000};
+    struct processes none = {0};
+    pid_t pid;
+
+    kill_all_but(&none);
+    for (int waited = 0; waited < END_MS; waited++) {
+        while ((pid = waitpid(-1, NULL, WNOHANG | __WALL)) > 0)
+            ;
+        if (pid < 0)
+            break; /* no child is left */
+        nanosleep(&pause, NULL);
+    }
+    processes_clear(&action.before);
+    has_leftovers = false;
+    add_note("processes that earlier actions had left were ended, because the process limit allowed no other");
+}
+
 static void launch(const int *files, int count)
 {
     bool is_session = order_is(&action.order, "session"), is_source = order_is(&action.order, "source");
-    int failure = 0;
+    int failure = 0, source[STANDARD_FILES + 1] = {files[0], files[1], files[2], -1};
+    char *path = is_source ? source_place(&action.order, STANDARD_FILES, &source[STANDARD_FILES]) : NULL;
 
+    if (is_source && !path) {
+        report_unstarted(errno, files[2]);
+        return;
+    }
     action.is_watched = order_is(&action.order, "watch");
     action.cpu_us_before = children_cpu_us();
     if (action.is_watched)
         others(&action.before);
     /* If memory runs out, the kernel must choose the action and not the agent. */
     set_oom_score("1000");
-    if (is_source)
-        failure = interpreter_run(&action.order, files);
-    else if (!action.is_watched)
-        failure = start_command(files, count, is_session);
+    for (int attempt = 0; attempt < 2; attempt++) {
+        if (is_source)
+            failure = start_source(path, source, source[STANDARD_FILES] < 0 ? STANDARD_FILES : STANDARD_FILES + 1);
+        else if (!action.is_watched)
+            failure = start_command(files, count, is_session);
+        if (failure != EAGAIN || !has_leftovers)
+            break;
+        end_leftovers();
+    }
     set_oom_score("0");
+    free(path);
+    if (source[STANDARD_FILES] >= 0)
+        close(source[STANDARD_FILES]);
     if (failure) {
         report_unstarted(failure, files[2]);
         return;
     }
     action.runs = true;
-    action.is_by_interpreter = is_source;
     say("{\"op\": \"started\"}");
     if (is_session)
         finish(0, 0);
 }
 
-static bool is_directory(const char *path)
+/* Return NULL or an error message. */
+static char *check_directory(const char *path)
 {
     struct stat state;
-    return stat(path, &state) == 0 && S_ISDIR(state.st_mode);
+    char *problem = NULL;
+    int length = 0;
+
+    if (stat(path, &state) < 0 || !S_ISDIR(state.st_mode))
+        length = asprintf(&problem, "cwd '%s' is not a directory of the environment", path);
+    else if (access(path, X_OK) < 0)
+        length = asprintf(&problem, "cwd '%s' cannot be entered: %s", path, strerror(errno));
+    if (length < 0)
+        _exit(1);
+    return problem;
 }
 
 static void start(const int *files, int count)
@@ -184,10 +267,10 @@ static void start(const int *files, int count)
     /* If no process was left behind, none can have appeared: the environment was frozen. */
     if (has_leftovers)
         others(&action.before);
+    add_note(workspace_mend());
     problem = files_write(&action.order, &is_full);
-    if (!problem && !is_directory(action.order.directory.at[0].text) &&
-        asprintf(&problem, "cwd '%s' is not a directory of the environment", action.order.directory.at[0].text) < 0)
-        _exit(1);
+    if (!problem)
+        problem = check_directory(action.order.directory.at[0].text);
     if (problem && is_full)
         say_limit("disk", "the input files do not fit on the disk of the environment");
     else if (problem)
@@ -205,10 +288,13 @@ static void start(const int *files, int count)
 
 static void end_action(void)
 {
-    /* It may not have reported a process yet, or its own child may have stopped it. */
-    if (action.is_by_interpreter)
-        interpreter_end();
+    siginfo_t state = {.si_pid = 0};
+
     kill_all_but(&action.before);
+    /* A tracer that an earlier action left behind can withhold the end of the first process. */
+    if (action.pid > 0 && waitid(P_PID, action.pid, &state, WEXITED | WNOHANG | WNOWAIT | __WALL) == 0 &&
+        state.si_pid == 0)
+        kill(-1, SIGKILL);
 }
 
 /* Return false at the end of the channel. */
@@ -228,44 +314,11 @@ static bool obey(void)
     return true;
 }
 
-static void hear_interpreter(void)
+/* A program can declare its parent, which may be this process, its tracer. Release it with the signal that stopped it. */
+static void release_tracee(pid_t pid, int status)
 {
-    struct answer answer;
-
-    for (int turn = 0; turn < MAX_ANSWERS && interpreter_answer(&answer); turn++) {
-        if (!action.runs || !action.is_by_interpreter)
-            continue;
-        if (answer.kind == STARTED) {
-            action.pid = answer.value;
-        } else if (answer.kind == EXITED) {
-            bool is_end = WIFEXITED(answer.value) || WIFSIGNALED(answer.value);
-            finish(is_end ? answer.value & 0xffff : SIGKILL, answer.peak_kib < 0 ? 0 : answer.peak_kib);
-        } else {
-            say_limit("pids", "the process limit was reached before the action could start");
-            forget_action();
-        }
-    }
-}
-
-static void ended(int status, long peak_kib)
-{
-    action.has_ended = true;
-    action.status = status;
-    action.peak_kib = peak_kib;
-}
-
-/* Its child is now a child of this process, unless it never started or was just reaped. */
-static void interpreter_died(int status, long peak_kib)
-{
-    hear_interpreter();
-    interpreter_reaped();
-    if (!action.runs || !action.is_by_interpreter || action.has_ended)
-        return;
-    action.is_by_interpreter = false;
-    if (action.pid <= 0)
-        ended(status, peak_kib);
-    else if (kill(action.pid, 0) < 0)
-        ended(SIGKILL, 0);
+    bool is_event = status >> 16 || WSTOPSIG(status) == SIGTRAP;
+    ptrace(PTRACE_DETACH, pid, 0, is_event ? 0 : WSTOPSIG(status));
 }
 
 /* Reap every dead child, including orphans. Report the action's end when no zombie is left. */
@@ -276,10 +329,13 @@ static void reap(void)
     pid_t pid;
 
     while ((pid = wait4(-1, &status, WNOHANG | __WALL, &usage)) > 0) {
-        if (pid == interpreter_pid)
-            interpreter_died(status, usage.ru_maxrss);
-        else if (action.runs && pid == action.pid)
-            ended(status, usage.ru_maxrss);
+        if (WIFSTOPPED(status)) {
+            release_tracee(pid, status);
+        } else if (action.runs && pid == action.pid) {
+            action.has_ended = true;
+            action.status = status;
+            action.peak_kib = usage.ru_maxrss;
+        }
     }
     if (action.runs && action.has_ended)
         finish(action.status, action.peak_kib);
@@ -290,16 +346,13 @@ static void serve(int signals)
     struct signalfd_siginfo told[8];
 
     for (;;) {
-        struct pollfd watched[] = {{.fd = CHANNEL, .events = POLLIN},
-                                   {.fd = signals, .events = POLLIN},
-                                   {.fd = interpreter_channel, .events = POLLIN}};
-        if (poll(watched, 3, -1) < 0)
+        struct pollfd watched[] = {{.fd = CHANNEL, .events = POLLIN}, {.fd = signals, .events = POLLIN}};
+        if (poll(watched, 2, -1) < 0)
             continue;
         if (watched[1].revents && read(signals, told, sizeof told) < 0)
             continue;
         if (watched[0].revents && !obey())
             return;
-        hear_interpreter();
         reap();
     }
 }
@@ -331,7 +384,8 @@ int main(int count, char **arguments)
     agent.area = arguments[2];
     agent.keeps_processes = strcmp(arguments[3], "keep") == 0;
     action.order.file = -1;
-    agent.workspace_file = workspace_open(agent.workspace);
+    agent.workspace_file = -1;
+    workspace_mend();
     int signals = children_signals();
     if (agent.workspace_file < 0 || signals < 0) {
         char *text = quoted(strerror(errno));

@@ -63,7 +63,7 @@ void others(struct processes *found)
         return;
     while ((entry = readdir(proc))) {
         int pid = atoi(entry->d_name);
-        if (pid > 1 && pid != interpreter_pid && read_process(dirfd(proc), entry->d_name, &one))
+        if (pid > 1 && read_process(dirfd(proc), entry->d_name, &one))
             add(found, one);
     }
     closedir(proc);
