@@ -21,7 +21,7 @@ _RANDOM_PORT_ATTEMPTS = 3
 _OWN_ENTRIES = (
     *(
         "api_key",
-        "database_roles",
+        *("database_roles", "service_account"),
         "endpoints.json",
         "engines",
         "launcher",
