@@ -97,3 +97,15 @@ async def test_names_of_unfinished_uploads_cannot_be_blocked(sandbox: Bench, tra
     await shell(sandbox, block, trajectory)
     report = await shell(sandbox, "cat in; ls -A | wc -l", trajectory, files={"in": b"uploaded\n"})
     assert report.stdout.data.split() == [b"uploaded", b"4"], report
+
+
+async def test_files_that_fill_the_memory_can_be_deleted(sandbox: Bench) -> None:
+    full = an_environment(memory_mib=64, disk_mib=256)
+    for name in ("one", "two", "three"):
+        report = await sandbox.run(a_command("dd", "if=/dev/zero", f"of={name}", "bs=4k", environment=full))
+        assert (report.outcome, report.environment_lost) == ("limit_exceeded", False), report
+    report = await sandbox.run(a_command("rm", "one", environment=full))
+    assert report.outcome == "ok", report
+    report = await sandbox.run(a_program("import os; os.unlink('two'); print(os.listdir('.'))", environment=full))
+    assert report.outcome == "ok", report
+    await sandbox.destroy(full.id)

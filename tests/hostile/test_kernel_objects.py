@@ -17,7 +17,7 @@ opened = 0
 for _ in range(3000):
     try:
         file = os.open("/proc/pressure/cpu", os.O_RDWR | os.O_NONBLOCK)
-        os.write(file, b"some 150000 1000000")
+        os.write(file, b"some 150000 2000000\\0")
         opened += 1
     except OSError:
         pass

@@ -203,13 +203,20 @@ class TestTemplateFiles:
 
 @pytest.mark.usefixtures("plain")
 class TestSource:
-    async def test_source_in_an_image_without_python_is_refused_with_reason(self, sandbox: Bench) -> None:
+    async def test_source_in_an_image_without_python_is_not_the_fault_of_the_program(self, sandbox: Bench) -> None:
         report = await sandbox.run(
             a_program("print(1)", environment=an_environment(scope="ephemeral", template="plain"))
         )
-        assert report.outcome == "user_error"
+        assert (report.outcome, report.reason) == ("infra_error", "setup_failed")
         assert report.message is not None
         assert "no python3 in its PATH" in report.message
+
+    async def test_program_cannot_hide_python_to_escape_its_outcome(self, sandbox: Bench) -> None:
+        environment = an_environment(template="plain")
+        await sandbox.run(a_command("true", environment=environment))
+        report = await sandbox.run(a_program("print(1)", environment=environment))
+        assert report.outcome == "user_error"
+        await sandbox.destroy(environment.id)
 
     @pytest.mark.skipif(not PYTHON.exists(), reason="this machine has no /usr/bin/python3 to make an image of")
     async def test_source_runs_with_the_python_of_the_image(self, sandbox: Bench, tmp_path: Path) -> None:

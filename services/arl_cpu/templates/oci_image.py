@@ -22,6 +22,10 @@ __all__ = [
 
 ARCHITECTURES: Mapping[str, str] = {"x86_64": "amd64", "aarch64": "arm64"}
 """Architecture names of images by the kernel's names."""
+MAX_VARIABLE_BYTES = 128 << 10
+"""Maximum bytes of a variable with its name and its end (execve(2))."""
+MAX_VARIABLES_BYTES = 512 << 10
+"""Maximum bytes of all variables of an image; the rest of what Linux accepts is for the action's."""
 MAX_LAYERS = 200
 _REF_NAME_ANNOTATION = "org.opencontainers.image.ref.name"
 _DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
@@ -108,7 +112,23 @@ def blob_path(digest: str) -> str:
 def _build_image(layers: Sequence[ImageLayer], config: Mapping[str, Any]) -> OciImage:
     wanted = _dict(config, "config")
     variables = [each for each in wanted.get("Env") or () if isinstance(each, str) and _VARIABLE.fullmatch(each)]
+    _check_sizes(variables)
     return OciImage(tuple(layers), dict(each.split("=", 1) for each in variables), _workdir(wanted.get("WorkingDir")))
+
+
+def _check_sizes(variables: Sequence[str]) -> None:
+    """Raise `TemplateError` for variables with which Linux starts no program."""
+    sizes = {each.split("=", 1)[0]: len(each.encode(errors="surrogateescape")) + 1 for each in variables}
+    for name, size in sizes.items():
+        if size > MAX_VARIABLE_BYTES:
+            raise TemplateError(
+                f"the variable {name!r} of the image has {size} bytes, but Linux starts no program with one above"
+                f" {MAX_VARIABLE_BYTES}: shorten it in the image"
+            )
+    if (total := sum(sizes.values())) > MAX_VARIABLES_BYTES:
+        raise TemplateError(
+            f"the variables of the image have {total} bytes; at most {MAX_VARIABLES_BYTES} are allowed: remove some"
+        )
 
 
 def _workdir(value: object) -> str | None:

@@ -191,10 +191,54 @@ class TestTerminal:
         assert report.outcome == "ok", report
         assert await shell.says("test -t 0 && echo terminal") == "terminal\n"
 
-    @pytest.mark.parametrize("given", [b"one\ntwo\n", b"one\ntwo", b"line\n" * 20_000])
-    async def test_given_stdin_ends_with_end_of_file(self, shell: Shell, given: bytes) -> None:
-        report = await shell.run("cat", stdin=given, timeout_s=5)
-        assert (report.outcome, report.stdout.data) == ("ok", given)
+    @pytest.mark.parametrize(
+        "given",
+        [
+            b"one\ntwo\n",
+            b"one\ntwo",
+            b"line\n" * 20_000,
+            b"k" * 10_000 + b"\n",
+            b"k" * 100_000,
+            bytes(range(256)) * 40,
+            b"\x04\x03\x1a\r\n\x7f\x15\x11\x13\x00\xff",
+            b"a\x04",
+        ],
+        ids=["lines", "no_end", "many_lines", "long_line", "long_no_end", "all_bytes", "control_characters", "ctrl_d"],
+    )
+    async def test_given_stdin_arrives_whole_and_ends_with_end_of_file(self, shell: Shell, given: bytes) -> None:
+        report = await shell.run("cat > got; wc -c < got", stdin=given, fetch=("got",), timeout_s=20)
+        assert (report.outcome, report.stdout.data) == ("ok", b"%d\n" % len(given))
+        assert report.files == {"got": given}
+
+    async def test_second_reader_of_given_stdin_sees_its_end(self, shell: Shell) -> None:
+        report = await shell.run("head -c 3; cat; cat; read x || echo end", stdin=b"one" + b"x" * 5000, timeout_s=10)
+        assert (report.outcome, report.stdout.data[-4:]) == ("ok", b"end\n")
+
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "read -n 1 x",
+            "read -p 'sure? ' x",
+            "python3 -q",
+            "bash --norc -i",
+            "stty sane; cat",
+            "python3 -c 'import os, tty; tty.setraw(0); [os.read(0, 1) for _ in range(9)]'",
+            "trap '' HUP INT; stty raw min 1; cat",
+        ],
+    )
+    async def test_interactive_program_without_stdin_ends_and_the_session_survives(
+        self, shell: Shell, command: str
+    ) -> None:
+        await shell.run("kept=1")
+        report = await shell.run(command, timeout_s=20)
+        assert report.outcome in ("ok", "user_error"), report
+        assert await shell.says("echo $kept; stty size") == "1\n50 200\n"
+
+    async def test_pagers_and_editors_do_not_wait(self, shell: Shell) -> None:
+        expected = "cat cat true true noninteractive\n"
+        shown = "echo $PAGER $GIT_PAGER $EDITOR $GIT_EDITOR $DEBIAN_FRONTEND"
+        assert await shell.says(shown) == expected
+        assert await shell.says("export PAGER=less; echo $PAGER") == "less\n"
 
     async def test_nonblocking_terminal_is_reset_for_the_next_command(self, shell: Shell) -> None:
         await shell.run("python3 -c 'import os; os.set_blocking(0, False)'")
@@ -221,9 +265,7 @@ class TestTerminal:
 
 
 class TestStopping:
-    @pytest.mark.parametrize(
-        "command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done", "read -n 1 x"]
-    )
+    @pytest.mark.parametrize("command", ["sleep 60", "while :; do sleep 60; done", "while :; do :; done"])
     async def test_command_past_its_timeout_is_interrupted_and_the_session_survives(
         self, shell: Shell, command: str
     ) -> None:

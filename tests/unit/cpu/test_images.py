@@ -59,6 +59,15 @@ class TestParseImage:
         assert [(layer.diff_id, layer.digest) for layer in image.layers] == [(ONE, TWO), (TWO, ONE)]
         assert (image.env, image.workdir) == ({"A": "1", "B": "x=y"}, "/app")
 
+    @pytest.mark.parametrize(
+        ("variables", "said"),
+        [([f"PATH={'/a:' * 70_000}"], "'PATH'"), ([f"V{n}={'x' * 100_000}" for n in range(6)], "total")],
+    )
+    def test_variables_with_which_no_program_starts_are_refused(self, variables: list[str], said: str) -> None:
+        with pytest.raises(TemplateError, match="bytes") as refused:
+            parse_docker_image(["l"], a_config(ONE, config={"Env": variables}), HERE)
+        assert said in str(refused.value) or "the variables of the image" in str(refused.value)
+
     @pytest.mark.parametrize("workdir", ["", "/", "//", "relative", "/a\0b", None, 7])
     def test_invalid_working_directory_is_ignored(self, workdir: object) -> None:
         assert parse_docker_image(["l"], a_config(ONE, config={"WorkingDir": workdir}), HERE).workdir is None

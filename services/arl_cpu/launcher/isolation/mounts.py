@@ -73,6 +73,8 @@ _MAX_TERMINALS = 32
 """Pseudo-terminals of an environment. All environments share `kernel.pty.max`, 4096 by default."""
 _MIN_INODES, _INODES_PER_DISK_MIB, _INODES_PER_MEMORY_MIB = 4096, 256, 128
 """A page of 4 KiB is the smallest file with content. Only a cgroup counts the memory of inodes, 1 KiB each."""
+_PROCESS_MIB = 16
+"""Memory that files cannot use."""
 _MAX_INODES = 300_000
 """The kernel removes 500,000 in a second. An environment that ends with its action holds its cores until then."""
 
@@ -149,10 +151,12 @@ def mount_write_area(setup: AgentSetup) -> None:
 
 def write_area_options(setup: AgentSetup) -> str:
     """Return the mount options of the tmpfs that contains everything writable."""
+    # The files are in memory. If they could fill it, no program could start to delete them.
+    size_mib = min(setup.disk_mib, max(setup.memory_mib - _PROCESS_MIB, setup.memory_mib // 2))
     inodes = min(max(_MIN_INODES, setup.disk_mib * _INODES_PER_DISK_MIB), _MAX_INODES)
     if not setup.has_cgroup:
         inodes = min(inodes, max(_MIN_INODES, setup.memory_mib * _INODES_PER_MEMORY_MIB))
-    return f"size={setup.disk_mib}m,nr_inodes={inodes},mode=0755"
+    return f"size={size_mib}m,nr_inodes={inodes},mode=0755"
 
 
 def _open_source(sources: RootSources, path: str) -> None:

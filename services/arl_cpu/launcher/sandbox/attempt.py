@@ -13,6 +13,7 @@ from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
 from arl_cpu.launcher.linux.packet_channel import create_sealed_file
 from arl_cpu.launcher.sandbox.output_followers import OutputFollowers
 from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
+from arl_cpu.launcher.sandbox.terminal_input import CompleteTerminalInput
 
 __all__ = ["AttemptEnd", "OutputCapture", "SandboxAttempt", "StopCause", "outcome_of"]
 
@@ -245,6 +246,6 @@ class SandboxAttempt:
 def _stdin_feed_of(spec: ExecSpec) -> StdinFeed | None:
     """Return the feed for input during the run: all input of a terminal, otherwise only input that may continue."""
     is_typed = spec.session is not None
-    if not spec.stdin_open and not (is_typed and spec.stdin):
-        return None
-    return StdinFeed(spec.stdin, is_terminal=is_typed, is_complete=not spec.stdin_open)
+    if spec.stdin_open:
+        return StdinFeed(spec.stdin, is_terminal=is_typed)
+    return CompleteTerminalInput(spec.stdin) if is_typed and spec.stdin else None

@@ -58,6 +58,8 @@ class SandboxEnvironment:
         """Variables of every action in the environment."""
         self._leftover_outputs = LeftoverOutputs(host.loop, self._leftover_output_read)
         self._has_leftovers = False
+        self._has_run = False
+        """True once a program has run here, which may have changed the template's files."""
         self._shell_manager = ShellManager(
             host.loop, self._send_order, lambda: self._send({"op": "finish"}), self._append_terminal_output
         )
@@ -306,14 +308,24 @@ class SandboxEnvironment:
     def _exited(self, attempt: SandboxAttempt, message: dict[str, Any]) -> None:
         if self._shell_manager.handle_exit(message):
             return
-        if message.pop("no_interpreter", False):
-            message["refused"] = MISSING_PYTHON
+        missing = MISSING_PYTHON if message.pop("no_interpreter", False) else message.pop("missing", None)
+        if missing is not None:
+            self._attribute_missing(attempt, missing, message)
         attempt.exit_message = message
         attempt.cancel_timer()
         if self.spec.scope == "ephemeral":
             self.end()
         else:
             self._settle_once_frozen(attempt, time.monotonic() + _FREEZE_LIMIT_S)
+
+    def _attribute_missing(self, attempt: SandboxAttempt, text: str, message: dict[str, Any]) -> None:
+        """A template without the interpreter is not the program's fault. A program that removed it must not gain."""
+        if self._has_run or "PATH" in attempt.spec.env or "PATH" in self._variables:
+            message["refused"] = text
+            return
+        attempt.cause = attempt.cause or "setup"
+        message["message"] = text
+        message.pop("status", None)
 
     def _settle_once_frozen(self, attempt: SandboxAttempt, deadline: float) -> None:
         """Settle once all is frozen. A process freezes when it next runs, so the event loop continues meanwhile."""
@@ -330,6 +342,7 @@ class SandboxEnvironment:
     def _settle(self, attempt: SandboxAttempt, *, lost: bool) -> None:
         """Report the attempt. All its processes are dead or frozen."""
         self.attempt = None
+        self._has_run |= attempt.spec.runs_program
         attempt.cancel_timer()
         attempt.finish()
         usage, peak_kib = attempt.usage_before, 0

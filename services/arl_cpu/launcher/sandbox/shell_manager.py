@@ -18,6 +18,7 @@ from arl_cpu.launcher.sandbox.shell_session import (
     NO_SHELL_MESSAGE,
     SHELL_ARGV,
     SHELL_VARIABLES,
+    UNATTENDED_VARIABLES,
     ShellSession,
     TerminalUnavailable,
 )
@@ -69,7 +70,7 @@ class ShellManager:
             self._begin_watch()
             return
         self._stage = "opening"
-        variables = {**self._request.env, **SHELL_VARIABLES}
+        variables = {**UNATTENDED_VARIABLES, **self._request.env, **SHELL_VARIABLES}
         self._send(
             replace(self._request, mode="session", argv=SHELL_ARGV, env=variables, fetch=(), files={}),
             session.shell_files,
@@ -163,7 +164,7 @@ class ShellManager:
         if message.get("status") == 0:
             message["status"] = KILLED_STATUS
         elif "status" in message:
-            message["refused"] = NO_SHELL_MESSAGE
+            message["missing"] = NO_SHELL_MESSAGE
 
     def _abandon(self, attempt: SandboxAttempt) -> None:
         session = self._sessions.get(self._name)

@@ -12,8 +12,22 @@ from typing import Any
 
 from arl_cpu.launcher.linux.event_loop import EventLoop, LoopTimer
 from arl_cpu.launcher.sandbox.stdin_feed import StdinFeed
+from arl_cpu.launcher.sandbox.terminal_input import (
+    CompleteTerminalInput,
+    ReaderWatch,
+    modes_with_complete_input,
+    modes_without_input,
+)
 
-__all__ = ["KILLED_STATUS", "NO_SHELL_MESSAGE", "SHELL_ARGV", "SHELL_VARIABLES", "ShellSession", "TerminalUnavailable"]
+__all__ = [
+    "KILLED_STATUS",
+    "NO_SHELL_MESSAGE",
+    "SHELL_ARGV",
+    "SHELL_VARIABLES",
+    "UNATTENDED_VARIABLES",
+    "ShellSession",
+    "TerminalUnavailable",
+]
 
 # The shell is interactive, so an interrupt ends the command and not the shell. The shell then runs PROMPT_COMMAND
 # before it would prompt. There it reads commands from file 3 as `NUMBER TEXT`. It writes `r:NUMBER` to file 4 when it
@@ -31,6 +45,16 @@ while { TMOUT= IFS= \builtin read -r -d '' -u 3 __tangram && __tangram_now="${__
 done; \builtin exit"""
 SHELL_ARGV = ("bash", "--noprofile", "--norc", "--noediting", "-i")
 SHELL_VARIABLES = {"PROMPT_COMMAND": _READ_COMMANDS, "TERM": "dumb"}
+UNATTENDED_VARIABLES = {
+    **dict.fromkeys(("PAGER", "GIT_PAGER", "MANPAGER", "SYSTEMD_PAGER", "AWS_PAGER", "BAT_PAGER", "GH_PAGER"), "cat"),
+    **dict.fromkeys(("EDITOR", "VISUAL", "GIT_EDITOR", "GIT_SEQUENCE_EDITOR"), "true"),
+    "DEBIAN_FRONTEND": "noninteractive",
+    "GIT_TERMINAL_PROMPT": "0",
+    "SSH_ASKPASS_REQUIRE": "never",
+    "PIP_NO_INPUT": "1",
+    "NPM_CONFIG_YES": "true",
+}
+"""Variables with which programs ask nobody. The template, the environment and the action may change them."""
 NO_SHELL_MESSAGE = (
     "a session needs bash, which is not in the PATH of this environment; use argv or source, or another template"
 )
@@ -78,6 +102,7 @@ class ShellSession:
         self._on_ended: Callable[[int], None] | None = None
         self._on_output: Callable[[bytes], None] = _discard_output
         self._stdin_feed: StdinFeed | None = None
+        self._reader_watch: ReaderWatch | None = None
         self._drain_marker = b""
         self._unwritten_marker = b""
         self._tail = b""
@@ -135,7 +160,7 @@ class ShellSession:
         self._on_output, self._on_ended, self._stdin_feed = on_output, on_ended, stdin_feed
         self._status, self.not_run_reason, self.can_retry = None, _NOT_READ_REASON, False
         try:
-            self._prepare_terminal(has_input=stdin_feed is not None)
+            self._prepare_terminal(stdin_feed)
         except (OSError, termios.error) as failure:
             self.not_run_reason, self.can_retry = f"the terminal of the session is no longer usable: {failure}", True
             self.abandon()
@@ -144,16 +169,24 @@ class ShellSession:
         self._loop.watch(self._statuses, self._on_status_readable)
         self._timer = self._loop.call_later(_LEADER_CHECK_S, self._check_leader)
         if stdin_feed is not None:
-            stdin_feed.attach_terminal(self._terminal, self._loop)
+            stdin_feed.attach_terminal(self._terminal, self._loop, self._peer)
+        else:
+            self._reader_watch = ReaderWatch(self._terminal, self._peer, self._loop)
         text = f"{self._number} {command}".encode(errors="surrogatepass")
         self._commands.append(text + b"\0", offset=None, end=False)
 
-    def _prepare_terminal(self, *, has_input: bool) -> None:
+    def _prepare_terminal(self, stdin_feed: StdinFeed | None) -> None:
         """Restore the terminal's initial state. Raises termios.error if programs have made that impossible."""
         os.set_blocking(self._shell_end, True)
         termios.tcflow(self._peer, termios.TCOON)
         termios.tcflush(self._peer, termios.TCIFLUSH)
-        termios.tcsetattr(self._peer, termios.TCSANOW, self._modes if has_input else _modes_without_input(self._modes))
+        if stdin_feed is None:
+            modes = modes_without_input(self._modes)
+        elif isinstance(stdin_feed, CompleteTerminalInput):
+            modes = modes_with_complete_input(self._modes)
+        else:
+            modes = self._modes
+        termios.tcsetattr(self._peer, termios.TCSANOW, modes)
 
     def has_died(self) -> bool:
         """Return True if the shell died between two commands."""
@@ -294,6 +327,9 @@ class ShellSession:
     def _stop_watching(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        if self._reader_watch is not None:
+            self._reader_watch.close()
+            self._reader_watch = None
         if self._stdin_feed is not None and self.can_retry:
             self._stdin_feed.detach_terminal()
         elif self._stdin_feed is not None:
@@ -320,11 +356,3 @@ def _set_terminal_modes(terminal: int) -> list[Any]:
     modes[3] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, modes)
     return modes
-
-
-def _modes_without_input(modes: list[Any]) -> list[Any]:
-    """Return modes in which every read returns end of file at once. It remains a terminal."""
-    iflag, oflag, cflag, lflag, ispeed, ospeed, characters = modes
-    characters = [*characters]
-    characters[termios.VMIN] = characters[termios.VTIME] = 0
-    return [iflag, oflag, cflag, lflag & ~termios.ICANON, ispeed, ospeed, characters]

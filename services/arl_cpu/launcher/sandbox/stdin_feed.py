@@ -15,7 +15,7 @@ _END_OF_FILE = b"\x04"
 class StdinFeed:
     """A bounded buffer of input that never waits for its reader. It writes to a pipe or a terminal."""
 
-    def __init__(self, initial: bytes = b"", *, is_terminal: bool = False, is_complete: bool = False) -> None:
+    def __init__(self, initial: bytes = b"", *, is_terminal: bool = False) -> None:
         self._pending = bytearray(initial)
         self._last = initial[-1:]
         self._accepted_bytes = 0
@@ -23,8 +23,6 @@ class StdinFeed:
         """Bytes written to the terminal before their reader has started."""
         self._is_terminal, self._is_ended, self._is_closed = is_terminal, False, False
         self._write_end, self._loop, self._has_reader = -1, None, True  # type: tuple[int, EventLoop | None, bool]
-        if is_complete:
-            self._finish()
 
     def open_pipe(self, loop: EventLoop, owner_uid: int | None) -> int:
         """Create a pipe and return its read end, which the caller closes. The owner may open it by name."""
@@ -38,11 +36,12 @@ class StdinFeed:
         self._continue_writing()
         return read_end
 
-    def attach_terminal(self, terminal: int, loop: EventLoop) -> None:
-        """Write to a terminal that another object owns and watches.
+    def attach_terminal(self, terminal: int, loop: EventLoop, peer: int) -> None:
+        """Write to a terminal that another object owns and watches. `peer` is the end that programs read.
 
         Close or detach it before the terminal is closed.
         """
+        del peer
         self._write_end, self._loop, self._has_reader = terminal, loop, False
         self._continue_writing()
 
