@@ -15,7 +15,7 @@ from arl_kit.metrics import Metrics
 from arl_kit.service_client import ServiceClient
 from arl_kit.service_tokens import TokenIssuer, pairwise_key
 from arl_kit.settings import ServiceSettings
-from arl_wire.errors import Conflict, Unavailable
+from arl_wire.errors import Conflict, TangramError, Unavailable
 
 TOKEN = "a" * 32
 
@@ -128,3 +128,29 @@ async def test_unauthenticated_internal_call_is_unavailable_for_the_client() -> 
     finally:
         await peers.stop()
         await runner.cleanup()
+
+
+async def test_redirect_to_another_service_is_not_followed() -> None:
+    """A node that is taken over could otherwise send the gateway to addresses that only the gateway reaches."""
+    asked: list[str] = []
+
+    async def redirect(request: web.BaseRequest) -> web.Response:
+        asked.append(request.path)
+        return web.Response(status=307, headers={"location": "/internal/elsewhere"})
+
+    runner = web.ServerRunner(web.Server(redirect))
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    host, port = runner.addresses[0][:2]
+    peers = ServiceClient(TokenIssuer("gateway", TOKEN))
+    await peers.start()
+    try:
+        with pytest.raises(TangramError, match="status 307"):
+            await peers.call(f"http://{host}:{port}/internal/here", Asked(number=1), audience="node/n")
+        with pytest.raises(TangramError, match="status 307"):
+            async with peers.stream(f"http://{host}:{port}/internal/stream", {}, audience="node/n"):
+                pass
+    finally:
+        await peers.stop()
+        await runner.cleanup()
+    assert asked == ["/internal/here", "/internal/stream"]
